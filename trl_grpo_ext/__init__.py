@@ -1,0 +1,48 @@
+"""Plugins for TRL's `GRPOTrainer`: rewards, token-level advantage hooks and loss aggregations.
+
+The public names below are loaded on first use, so that importing the package, or listing plugins, costs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import GRPOExtConfig as GRPOExtConfig
+    from .plugins import available as available
+    from .plugins import load_advantage_hooks as load_advantage_hooks
+    from .plugins import load_loss_aggregation as load_loss_aggregation
+    from .plugins import load_rewards as load_rewards
+    from .trainer import GRPOExtMixin as GRPOExtMixin
+    from .trainer import GRPOExtTrainer as GRPOExtTrainer
+    from .types import Forward as Forward
+    from .types import Rollout as Rollout
+    from .types import Totals as Totals
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "GRPOExtConfig": "config",
+    "GRPOExtMixin": "trainer",
+    "GRPOExtTrainer": "trainer",
+    "Forward": "types",
+    "Rollout": "types",
+    "Totals": "types",
+    "available": "plugins",
+    "load_advantage_hooks": "plugins",
+    "load_loss_aggregation": "plugins",
+    "load_rewards": "plugins",
+}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,59 @@
+"""One exception tree.
+
+Every error of this package is a `TRLGRPOExtError` and also the standard exception that fits (`ValueError`, `TypeError`,
+`LookupError`, ...), so callers may catch either. A message says what was wrong, shows the value, and says what to do.
+"""
+
+from __future__ import annotations
+
+
+class TRLGRPOExtError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+
+class ConfigurationError(TRLGRPOExtError, ValueError):
+    """A setting, or a combination of settings, that cannot work."""
+
+
+class PluginError(TRLGRPOExtError):
+    """Root of what can go wrong between a plugin's name and a usable object."""
+
+
+class UnknownPluginError(PluginError, LookupError):
+    """No installed distribution offers a plugin of that kind and name."""
+
+
+class AmbiguousPluginError(PluginError, LookupError):
+    """Two distributions offer the same name; the message names both and how to choose."""
+
+
+class BrokenPluginError(PluginError, ImportError):
+    """The plugin was asked for, and importing it or reading its attribute failed. The cause is chained."""
+
+
+class PluginTypeError(PluginError, TypeError):
+    """The plugin loaded, but it is not an object of the kind it was declared as."""
+
+
+class PluginParameterError(PluginError, TypeError):
+    """The plugin does not take the parameters it was given, or refused their values. The cause is chained."""
+
+
+class PluginBlockedError(PluginError, PermissionError):
+    """`TRL_GRPO_EXT_PLUGINS` does not allow this distribution to load."""
+
+
+class RewardError(TRLGRPOExtError, ValueError):
+    """A reward cannot be computed for a reason that is not the completion's fault (a missing column, say)."""
+
+
+class PluginOutputError(TRLGRPOExtError, ValueError):
+    """A plugin ran and returned something that breaks its contract: wrong shape, not finite, off the mask."""
+
+
+class UpstreamError(TRLGRPOExtError, RuntimeError):
+    """The installed TRL is not one that this package can stand on."""
+
+
+class SelfCheckError(UpstreamError):
+    """The pieces recovered from TRL's loss do not add up to TRL's loss; training must not go on."""
