@@ -1,0 +1,3 @@
+import sys
+
+sys.exit("tge-exits has had enough")

@@ -1,0 +1,1 @@
+"""One plugin of each kind, as an author would write them."""

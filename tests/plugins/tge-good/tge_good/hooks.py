@@ -1,0 +1,13 @@
+"""A hook."""
+
+from typing import Any
+
+
+class Scale:
+    """Multiply every advantage."""
+
+    def __init__(self, factor: float = 0.5) -> None:
+        self.factor = factor
+
+    def on_rollout(self, advantages_B_T: Any, rollout: Any) -> Any:
+        return advantages_B_T * self.factor

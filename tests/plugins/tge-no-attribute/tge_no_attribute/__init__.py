@@ -1,0 +1,2 @@
+def length(completions, **columns):
+    return [float(len(text)) for text in completions]

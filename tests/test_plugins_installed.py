@@ -1,0 +1,442 @@
+"""Discovery and loading against distributions that pip really installed, each probe in its own interpreter."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.plugins_env import (
+    BROKEN,
+    Environment,
+    good_copy,
+    make_environment,
+    plugin_environment,
+    plugin_wheels,
+)
+
+__all__ = ["good_copy", "plugin_environment", "plugin_wheels"]  # fixtures
+
+GOOD = {
+    ("reward", "target_length"),
+    ("reward", "has_digit"),
+    ("reward", "count_word"),
+    ("advantage_hook", "scale"),
+    ("loss_aggregation", "first_token"),
+}
+
+
+def test_listing_shows_all_kinds_with_provenance_and_imports_nothing(plugin_environment: Environment) -> None:
+    answer = plugin_environment.probe(
+        """
+import time
+start = time.perf_counter()
+infos = plugins.available()
+seconds = time.perf_counter() - start
+answer = {"infos": [vars(info) for info in infos], "imported": imported(), "seconds": seconds}
+"""
+    )
+    infos = answer["infos"]
+    assert {(i["kind"], i["name"]) for i in infos if i["distribution"] == "tge-good"} == GOOD
+    assert {"tge-slow", "tge-twin-a", "tge-twin-b", "trl-grpo-ext", *BROKEN} <= {i["distribution"] for i in infos}
+    assert {i["distribution"] for i in infos if i["builtin"]} == {"trl-grpo-ext"}
+    scale = next(i for i in infos if i["name"] == "scale")
+    assert scale == {
+        "kind": "advantage_hook",
+        "name": "scale",
+        "distribution": "tge-good",
+        "version": "0.1.0",
+        "target": "tge_good.hooks:Scale",
+        "builtin": False,
+        "dotted": False,
+    }
+    assert answer["imported"] == []
+    assert answer["seconds"] < 2, "tge-slow sleeps for 3 s when it is imported"
+
+
+def test_finding_imports_nothing_either(plugin_environment: Environment) -> None:
+    answer = plugin_environment.probe(
+        """
+names = ["slow", "raises", "exits", "tge-good:has_digit", "tge_good.rewards:has_digit", "tge_slow:reward"]
+answer = {"found": [plugins.find("reward", name).source for name in names], "imported": imported()}
+"""
+    )
+    assert answer["found"] == [
+        "tge-slow 0.1.0",
+        "tge-raises 0.1.0",
+        "tge-exits 0.1.0",
+        "tge-good 0.1.0",
+        "tge-good 0.1.0",
+        "tge-slow 0.1.0",
+    ]
+    assert answer["imported"] == []
+
+
+def test_the_good_one_loads_beside_the_broken_ones(plugin_environment: Environment) -> None:
+    answer = plugin_environment.probe(
+        """
+import pickle
+rewards = plugins.load_rewards(
+    ["has_digit", {"name": "target_length", "target": 3, "weight": 0.5}, "{name: tge-good:count_word, word: a}"]
+)
+rewards = pickle.loads(pickle.dumps(rewards))
+[hook] = plugins.load_advantage_hooks({"name": "scale", "factor": 3.0})
+answer = {
+    "rewards": [reward(prompts=["", ""], completions=["a 1", "abcde"], completion_ids=[[], []]) for reward in rewards],
+    "weights": rewards.weights,
+    "names": rewards.names,
+    "hook": hook.on_rollout(2.0, None),
+    "aggregation": type(plugins.load_loss_aggregation("first_token")).__name__,
+    "imported": imported(),
+}
+"""
+    )
+    assert answer.pop("imported") == ["tge_good", "tge_good.aggregations", "tge_good.hooks", "tge_good.rewards"]
+    assert answer == {
+        "rewards": [[1.0, 0.0], [0.0, -2.0], [1.0, 0.0]],
+        "weights": [1.0, 0.5, 1.0],
+        "names": ["has_digit", "target_length", "count_word"],
+        "hook": 6.0,
+        "aggregation": "FirstToken",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "error", "cause", "says"),
+    [
+        (
+            "reward",
+            "raises",
+            "BrokenPluginError",
+            ("RuntimeError", "boom at import"),
+            ["tge-raises 0.1.0", "'tge_raises.boom:reward'", "trl_grpo_ext.rewards", "RuntimeError: boom at import"],
+        ),
+        (
+            "reward",
+            "needs_missing",
+            "BrokenPluginError",
+            ("ModuleNotFoundError", "No module named 'tge_no_such_dependency'"),
+            ["tge-raises 0.1.0", "imports 'tge_no_such_dependency', which is not installed"],
+        ),
+        (
+            "reward",
+            "exits",
+            "BrokenPluginError",
+            ("SystemExit", "tge-exits has had enough"),
+            ["tge-exits 0.1.0", "SystemExit: tge-exits has had enough", "must export a function"],
+        ),
+        (
+            "reward",
+            "no_attribute",
+            "BrokenPluginError",
+            ("AttributeError", "module 'tge_no_attribute' has no attribute 'lenght'"),
+            ["tge-no-attribute 0.1.0", "has no attribute 'lenght'. Did you mean 'length'?"],
+        ),
+        (
+            "reward",
+            "a_number",
+            "PluginTypeError",
+            None,
+            ["'a_number' from tge-wrong-kind 0.1.0 is an object of type int, not a reward", "Required: a function"],
+        ),
+        (
+            "advantage_hook",
+            "a_function",
+            "PluginTypeError",
+            None,
+            ["tge-wrong-kind 0.1.0", "the function a_function", "a class whose instances have on_rollout"],
+        ),
+        (
+            "loss_aggregation",
+            "a_hook",
+            "PluginTypeError",
+            None,
+            ["tge-wrong-kind 0.1.0", "looks like an advantage hook: offer it in trl_grpo_ext.advantage_hooks"],
+        ),
+        (
+            "loss_aggregation",
+            "both",
+            "PluginTypeError",
+            None,
+            ["it has both weights and reduce", "exactly one of"],
+        ),
+    ],
+)
+def test_whoever_asks_for_a_broken_one_is_told_all(
+    plugin_environment: Environment,
+    kind: str,
+    name: str,
+    error: str,
+    cause: tuple[str, str] | None,
+    says: list[str],
+) -> None:
+    answer = plugin_environment.probe(f"answer = attempt(plugins.resolve, {kind!r}, {name!r})")
+    assert answer["type"] == error
+    assert (answer["cause"], answer["cause_message"]) == (cause or (None, "None"))
+    for text in says:
+        assert text in answer["message"]
+
+
+def test_parameters_of_an_installed_plugin(plugin_environment: Environment) -> None:
+    unknown, refused, column = plugin_environment.probe(
+        """
+answer = [
+    attempt(plugins.resolve, "reward", {"name": "target_length", "tagret": 3}),
+    attempt(plugins.resolve, "reward", {"name": "target_length", "target": -3}),
+    attempt(plugins.resolve, "reward", {"name": "count_word", "wrod": "a"}),
+]
+"""
+    )
+    assert unknown["type"] == refused["type"] == column["type"] == "PluginParameterError"
+    assert (
+        "tge-good 0.1.0 has no parameter 'tagret'. Did you mean 'target'? It takes: target: int = 20"
+        in (unknown["message"])
+    )
+    assert "(target=-3) with ValueError: target is -3; it must not be negative" in refused["message"]
+    assert refused["cause"] == "ValueError"
+    assert "Did you mean 'word'?" in column["message"]
+
+
+def test_two_distributions_with_one_name(plugin_environment: Environment) -> None:
+    answer = plugin_environment.probe(
+        """
+answer = {
+    "bare": attempt(plugins.resolve, "reward", "twin"),
+    "a": plugins.load_rewards("tge-twin-a:twin")[0](completions=[""]),
+    "b": plugins.load_rewards("TGE_Twin.B:twin")[0](completions=[""]),
+    "other": plugins.load_rewards("has_digit").names,
+}
+"""
+    )
+    assert answer["bare"]["type"] == "AmbiguousPluginError"
+    for text in ("tge-twin-a 1.0", "tge-twin-b 2.5", "tge-twin-a:twin or tge-twin-b:twin"):
+        assert text in answer["bare"]["message"]
+    assert (answer["a"], answer["b"], answer["other"]) == ([1.0], [2.0], ["has_digit"])
+
+
+def test_variable_none_leaves_only_the_built_ins(plugin_environment: Environment) -> None:
+    answer = plugin_environment.probe(
+        """
+answer = {
+    "name": attempt(plugins.resolve, "reward", "has_digit"),
+    "qualified": attempt(plugins.resolve, "reward", "tge-good:has_digit"),
+    "dotted": attempt(plugins.resolve, "reward", "tge_good.rewards:has_digit"),
+    "builtin": plugins.find("reward", "think_format").builtin,
+    "listed": len(plugins.available("advantage_hook")),
+    "allowed": sorted({info.distribution for info in plugins.available() if plugins.is_allowed(info)}),
+    "imported": imported(),
+}
+""",
+        TRL_GRPO_EXT_PLUGINS="none",
+    )
+    for way in ("name", "qualified", "dotted"):
+        assert answer[way]["type"] == "PluginBlockedError"
+        assert "TRL_GRPO_EXT_PLUGINS='none'" in answer[way]["message"]
+        assert "tge-good" in answer[way]["message"]
+    assert answer["builtin"]
+    assert answer["listed"] >= 3
+    assert answer["allowed"] == ["trl-grpo-ext"]
+    assert answer["imported"] == []
+
+
+def test_variable_lists_distributions_however_they_are_spelt(plugin_environment: Environment) -> None:
+    answer = plugin_environment.probe(
+        """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    answer = {
+        "good": plugins.load_rewards(["has_digit", "tge_good.rewards:count_word"]).names,
+        "twin": plugins.load_rewards("twin")[0](completions=[""]),
+        "slow": attempt(plugins.resolve, "reward", "slow"),
+        "own": plugins.load_rewards("my_own:length")[0](completions=["abc"]),
+    }
+answer |= {"warnings": [str(item.message) for item in caught], "imported": imported()}
+""",
+        path=(_own_module(plugin_environment),),
+        TRL_GRPO_EXT_PLUGINS="Tge_Good, tge.twin.a,tge-absent",
+    )
+    assert answer["good"] == ["has_digit", "count_word"]
+    assert answer["twin"] == [1.0], "a blocked twin does not make the name ambiguous"
+    assert answer["slow"]["type"] == "PluginBlockedError"
+    assert answer["own"] == [3.0], "a file of the user's own belongs to no distribution"
+    assert answer["warnings"] == ["TRL_GRPO_EXT_PLUGINS lists 'tge-absent', which is not installed."]
+    assert answer["imported"] == ["tge_good", "tge_good.rewards", "tge_twin_a"]
+
+
+def test_own_file_that_shadows_a_blocked_distribution_is_not_that_distribution(
+    plugin_environment: Environment, tmp_path: Path
+) -> None:
+    (tmp_path / "tge_slow.py").write_text("def reward(completions, **columns):\n    return [7.0]\n")
+    answer = plugin_environment.probe(
+        'answer = plugins.load_rewards("tge_slow:reward")[0](completions=[""])',
+        path=(tmp_path,),
+        TRL_GRPO_EXT_PLUGINS="none",
+    )
+    assert answer == [7.0]
+
+
+def _own_module(environment: Environment) -> Path:
+    place = environment.directory.parent / "own"
+    place.mkdir(exist_ok=True)
+    (place / "my_own.py").write_text("def length(completions, **columns):\n    return [float(len(completions[0]))]\n")
+    return place
+
+
+def test_installing_and_uninstalling_again(tmp_path: Path, plugin_wheels: dict[str, Path]) -> None:
+    environment = make_environment(tmp_path / "venv")
+    ask = """
+answer = {"has": any(info.distribution == "tge-good" for info in plugins.available()),
+          "load": attempt(lambda: plugins.load_rewards("has_digit").names)}
+"""
+    before = environment.probe(ask)
+    environment.pip("install", "-q", "--no-deps", "--no-index", plugin_wheels["tge-good"])
+    during = environment.probe(ask)
+    environment.pip("uninstall", "-q", "-y", "tge-good")
+    after = environment.probe(ask)
+    assert not before["has"]
+    assert before["load"]["type"] == "UnknownPluginError"
+    assert during == {"has": True, "load": {"value": "['has_digit']"}}
+    assert after == before
+
+
+def test_same_distribution_twice_on_the_path_is_one(plugin_environment: Environment, good_copy: Path) -> None:
+    """An older copy in front, with fewer entry points: it is what Python imports, so it is what counts."""
+    info = good_copy / "tge_good-0.1.0.dist-info"
+    metadata = (info / "METADATA").read_text().replace("Version: 0.1.0", "Version: 0.0.9")
+    (info / "METADATA").write_text(metadata.replace("Name: tge-good", "Name: TGE.Good"))
+    (info / "entry_points.txt").write_text("[trl_grpo_ext.rewards]\nhas_digit = tge_good.rewards:count_word\n")
+    answer = plugin_environment.probe(
+        """
+import tge_good
+answer = {"listed": [i.source for i in plugins.available() if plugins.is_allowed(i) and "good" in i.target],
+          "loaded": plugins.load_rewards("has_digit").names,
+          "qualified": plugins.load_rewards("tge-good:has_digit").names,
+          "from": tge_good.__file__}
+""",
+        path=(good_copy,),
+        TRL_GRPO_EXT_PLUGINS="tge-good",
+    )
+    assert answer["listed"] == ["TGE.Good 0.0.9"]
+    assert answer["loaded"] == answer["qualified"] == ["count_word"]
+    assert answer["from"].startswith(str(good_copy))
+
+
+def test_metadata_without_its_package(good_copy: Path, plugin_environment: Environment, tmp_path: Path) -> None:
+    shutil.rmtree(good_copy / "tge_good")
+    bare = make_environment(tmp_path / "venv")
+    answer = bare.probe(
+        """
+answer = {"listed": len([i for i in plugins.available() if i.distribution == "tge-good"]),
+          "load": attempt(plugins.resolve, "reward", "has_digit"),
+          "others": attempt(plugins.find, "reward", "think_format")}
+""",
+        path=(good_copy,),
+    )
+    assert answer["listed"] == len(GOOD)
+    assert answer["load"]["type"] == "BrokenPluginError"
+    assert answer["load"]["cause"] == "ModuleNotFoundError"
+    for text in (
+        "tge-good 0.1.0",
+        "there is no module 'tge_good'",
+        "pip install --force-reinstall tge-good",
+        str(good_copy / "tge_good-0.1.0.dist-info"),
+    ):
+        assert text in answer["load"]["message"]
+    assert "value" in answer["others"]
+
+
+def test_damaged_metadata_never_stops_the_listing(good_copy: Path, tmp_path: Path) -> None:
+    bare = make_environment(tmp_path / "venv")
+    info = good_copy / "tge_good-0.1.0.dist-info"
+    ask = """
+answer = {"listed": [i.source for i in plugins.available() if i.distribution == "tge-good"],
+          "builtin": attempt(lambda: plugins.find("reward", "think_format").source),
+          "load": attempt(lambda: plugins.load_rewards("has_digit").names)}
+"""
+
+    (info / "METADATA").unlink()
+    answer = bare.probe(ask, path=(good_copy,))
+    assert answer["listed"] == ["tge-good 0.1.0"] * len(GOOD), "name and version are in the directory's name too"
+    assert answer["load"] == {"value": "['has_digit']"}
+
+    (info / "METADATA").write_bytes(b"\xff\xfe nonsense")
+    (info / "entry_points.txt").write_text("[trl_grpo_ext.rewards]\nhas_digit\n")
+    answer = bare.probe(ask, path=(good_copy,))
+    assert answer["builtin"]["value"].startswith("'trl-grpo-ext ")
+    assert answer["load"]["type"] == "UnknownPluginError"
+
+    for target in ("", ":", "tge_good.rewards", "tge_good.rewards:", "not a module:x", "..:x"):
+        (info / "entry_points.txt").write_text(f"[trl_grpo_ext.rewards]\nhas_digit = {target}\n")
+        answer = bare.probe(ask, path=(good_copy,))
+        assert answer["builtin"]["value"].startswith("'trl-grpo-ext "), target
+        assert answer["load"]["type"] == "BrokenPluginError", target
+
+    (info / "entry_points.txt").unlink()
+    (info / "METADATA").unlink()
+    answer = bare.probe(ask, path=(good_copy,))
+    assert answer["listed"] == []
+
+
+def test_leftover_of_a_failed_uninstall_is_not_a_distribution(good_copy: Path, tmp_path: Path) -> None:
+    (good_copy / "tge_good-0.1.0.dist-info").rename(good_copy / "~ge_good-0.1.0.dist-info")
+    answer = make_environment(tmp_path / "venv").probe(
+        'answer = [info.source for info in plugins.available() if "good" in info.distribution]', path=(good_copy,)
+    )
+    assert answer == []
+
+
+def test_one_distribution_that_declares_a_name_twice(good_copy: Path, tmp_path: Path) -> None:
+    (good_copy / "tge_good-0.1.0.dist-info" / "entry_points.txt").write_text(
+        "[trl_grpo_ext.rewards]\ntwice = tge_good.rewards:has_digit\ntwice = tge_good.rewards:count_word\n"
+        "same = tge_good.rewards:has_digit\nsame = tge_good.rewards:has_digit\n"
+    )
+    answer = make_environment(tmp_path / "venv").probe(
+        """
+answer = {"twice": attempt(plugins.resolve, "reward", "twice"),
+          "qualified": attempt(plugins.resolve, "reward", "tge-good:twice"),
+          "same": plugins.load_rewards("same").names}
+""",
+        path=(good_copy,),
+    )
+    for way in ("twice", "qualified"):
+        assert answer[way]["type"] == "BrokenPluginError"
+        assert "tge-good 0.1.0 declares the reward 'twice' twice" in answer[way]["message"]
+        assert "'tge_good.rewards:count_word' and 'tge_good.rewards:has_digit'" in answer[way]["message"]
+    assert answer["same"] == ["has_digit"]
+
+
+def test_both_readings_of_a_colon_are_explained(plugin_environment: Environment) -> None:
+    offered, kind, dotted, missing = plugin_environment.probe(
+        """
+answer = [attempt(plugins.resolve, "reward", text) for text in
+          ("tge-good:has_digits", "tge-good:scale", "tge_good.rewards:has_digits", "tge_good.nothing:x")]
+"""
+    )
+    for answer in (offered, kind, dotted, missing):
+        assert answer["type"] == "UnknownPluginError"
+        assert "Read as distribution and name:" in answer["message"]
+        assert "Read as module and attribute:" in answer["message"]
+    assert "Did you mean 'has_digit'?" in offered["message"]
+    assert "offers 'scale' as an advantage hook, not as a reward" in kind["message"]
+    assert "has no attribute 'has_digits'. Did you mean 'has_digit'?" in dotted["message"]
+    assert "there is no module 'tge_good.nothing'" in missing["message"]
+
+
+def test_editable_install_owns_its_modules(tmp_path: Path, plugin_wheels: dict[str, Path], good_copy: Path) -> None:
+    """What an editable install leaves: metadata in one place, the code in another, and no file list of the code."""
+    code = tmp_path / "checkout"
+    code.mkdir()
+    (good_copy / "tge_good").rename(code / "tge_good")
+    info = good_copy / "tge_good-0.1.0.dist-info"
+    (info / "RECORD").write_text("_editable_impl_tge_good.pth,,\n")
+    (info / "direct_url.json").write_text(f'{{"dir_info": {{"editable": true}}, "url": "{code.as_uri()}"}}')
+    answer = make_environment(tmp_path / "venv").probe(
+        """
+answer = {"entry point": attempt(plugins.resolve, "reward", "has_digit"),
+          "dotted": attempt(plugins.resolve, "reward", "tge_good.rewards:has_digit")}
+""",
+        path=(good_copy, code),
+        TRL_GRPO_EXT_PLUGINS="none",
+    )
+    assert answer["entry point"]["type"] == answer["dotted"]["type"] == "PluginBlockedError"

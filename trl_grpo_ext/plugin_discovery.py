@@ -1,0 +1,384 @@
+"""What is installed, and which of it a selection means: metadata only, no plugin is ever imported here.
+
+`TRL_GRPO_EXT_PLUGINS` (comma-separated distributions, or `none`) restricts which third-party distributions may load.
+It is a guard against surprises on a shared machine, not a sandbox: a plugin that may load can import what it likes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any
+
+from .errors import (
+    AmbiguousPluginError,
+    BrokenPluginError,
+    ConfigurationError,
+    PluginBlockedError,
+    UnknownPluginError,
+)
+from .plugin_selection import KINDS, LABELS, Kind, Selection, parse_selection, with_article
+
+ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
+GROUPS: dict[Kind, str] = {
+    "reward": "trl_grpo_ext.rewards",
+    "advantage_hook": "trl_grpo_ext.advantage_hooks",
+    "loss_aggregation": "trl_grpo_ext.loss_aggregations",
+}
+
+_OURS = "trl-grpo-ext"
+_KIND_OF_GROUP = {group: kind for kind, group in GROUPS.items()}
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """Where a plugin comes from.
+
+    Attributes:
+        kind: "reward", "advantage_hook" or "loss_aggregation".
+        name: The entry point's name; for a dotted path its attribute.
+        distribution: The distribution that declares it; None for a module that belongs to none.
+        version: That distribution's version; None where its metadata does not say.
+        target: What is imported, `module:attribute`.
+        builtin: Whether it comes with this package.
+        dotted: Whether it was reached by a dotted path and not by an entry point.
+    """
+
+    kind: Kind
+    name: str
+    distribution: str | None
+    version: str | None
+    target: str
+    builtin: bool = False
+    dotted: bool = False
+
+    @property
+    def source(self) -> str:
+        """Distribution and version in words; for a module that belongs to none, the module."""
+        if self.distribution is None:
+            return f"your own module {self.target.partition(':')[0]}"
+        return f"{self.distribution} {self.version or '(version unknown)'}"
+
+
+def available(kind: Kind | None = None) -> list[PluginInfo]:
+    """List the installed plugins of one kind, or of all, by kind and name. Imports none of them.
+
+    A distribution that `TRL_GRPO_EXT_PLUGINS` keeps from loading is listed too; see `is_allowed`.
+
+    Raises:
+        ConfigurationError: There is no such kind.
+    """
+    if kind is not None and kind not in KINDS:
+        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
+    return [info for info in _scan().plugins if kind in (None, info.kind)]
+
+
+def is_allowed(info: PluginInfo) -> bool:
+    """Whether `TRL_GRPO_EXT_PLUGINS` lets this plugin load. Built-ins and modules of no distribution always may."""
+    permitted = _permitted()
+    return permitted is None or info.builtin or info.distribution is None or _normal(info.distribution) in permitted
+
+
+def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginInfo:
+    """Find the plugin that a selection means, from metadata alone, so that a configuration can be checked early.
+
+    Raises:
+        ConfigurationError: The selection cannot be read.
+        UnknownPluginError: Nothing installed offers it; the message has near names.
+        AmbiguousPluginError: Two distributions offer it.
+        BrokenPluginError: Its distribution declares it twice, differently.
+        PluginBlockedError: `TRL_GRPO_EXT_PLUGINS` keeps its distribution from loading.
+    """
+    return find_and_explain(kind, parse_selection(kind, selection))[0]
+
+
+@dataclass(frozen=True)
+class _Installed:
+    plugins: list[PluginInfo]
+    distributions: dict[str, Distribution]
+    unreadable: list[str]
+
+
+def _normal(name: str) -> str:
+    """Normalise a distribution's name as PEP 503 does."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _directory(distribution: Distribution) -> str:
+    """Path of the `.dist-info` or `.egg-info`; empty for a distribution that is not kept as files."""
+    return str(getattr(distribution, "_path", ""))
+
+
+def _stem(distribution: Distribution) -> list[str]:
+    """Name and version as the directory's name has them: there even when METADATA is gone, and cheap to read."""
+    directory = Path(_directory(distribution))
+    return directory.stem.split("-")[:2] if directory.suffix in (".dist-info", ".egg-info") else []
+
+
+def _field(distribution: Distribution, name: str) -> str | None:
+    try:
+        metadata = distribution.metadata
+        return metadata[name] or None if name in metadata else None
+    except Exception:  # without METADATA this may raise, and what it raises depends on Python's version
+        return None
+
+
+def _text(distribution: Distribution, file: str) -> str:
+    try:
+        return distribution.read_text(file) or ""
+    except Exception:  # not UTF-8, say
+        return ""
+
+
+def _distributions() -> Iterator[tuple[str, Distribution]]:
+    """Each installed distribution once, by normalised name: the first on the path is the one that Python imports."""
+    seen = set()
+    for distribution in distributions():
+        name = next(iter(_stem(distribution)), None) or _field(distribution, "Name") or ""
+        if not name or name.startswith("~"):  # pip renames to ~name what it failed to remove
+            continue
+        has_metadata = any(_text(distribution, file) for file in ("entry_points.txt", "METADATA", "PKG-INFO"))
+        if has_metadata and (key := _normal(name)) not in seen:
+            seen.add(key)
+            yield key, distribution
+
+
+def metadata_directory(name: str) -> str:
+    """Path of an installed distribution's `.dist-info`; empty where there is none."""
+    distribution = dict(_distributions()).get(_normal(name))
+    return "" if distribution is None else _directory(distribution)
+
+
+def _scan() -> _Installed:
+    """Read the entry points of all that is installed. One distribution's broken metadata must not hurt the others."""
+    found, by_name, unreadable = set(), {}, []
+    for key, distribution in _distributions():
+        by_name[key] = distribution
+        try:
+            entry_points = [entry for entry in distribution.entry_points if entry.group in _KIND_OF_GROUP]
+        except Exception as error:
+            unreadable.append(f"{key} (entry_points.txt in {_directory(distribution)}: {error})")
+            continue
+        if entry_points:
+            name, version = _provenance(key, distribution)
+        for entry in entry_points:
+            kind = _KIND_OF_GROUP[entry.group]
+            found.add(PluginInfo(kind, entry.name, name, version, entry.value, builtin=key == _OURS))
+    order = sorted(found, key=lambda info: (KINDS.index(info.kind), info.name, info.distribution or "", info.target))
+    return _Installed(order, by_name, unreadable)
+
+
+def _provenance(key: str, distribution: Distribution) -> tuple[str, str | None]:
+    """Name and version for people to read, also where the metadata lacks them."""
+    version = _field(distribution, "Version") or next(iter(_stem(distribution)[1:]), None)
+    return _field(distribution, "Name") or key, version
+
+
+def _permitted() -> frozenset[str] | None:
+    """The third-party distributions that may load, normalised; None where all may."""
+    value = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if not value.strip():
+        return None
+    names = frozenset(_normal(part.strip()) for part in value.split(",") if part.strip())
+    if not names or ("none" in names and len(names) > 1):
+        raise ConfigurationError(
+            f"{ENVIRONMENT_VARIABLE}={value!r}: give distributions separated by commas, or `none` alone, or unset it."
+        )
+    return frozenset() if names == {"none"} else names
+
+
+def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | None]:
+    """Find a plugin; for a dotted path also say why it was not read as `distribution:name`."""
+    installed = _scan()
+    for name in sorted((_permitted() or frozenset()) - installed.distributions.keys() - _warned):
+        _warned.add(name)
+        warnings.warn(f"{ENVIRONMENT_VARIABLE} lists {name!r}, which is not installed.", stacklevel=4)
+
+    matches = [info for info in installed.plugins if info.kind == kind and info.name == asked.name]
+    if asked.distribution is not None:
+        key = _normal(asked.distribution)
+        matches = [info for info in matches if _normal(info.distribution or "") == key]
+        if not matches:
+            return _find_dotted(kind, asked, installed)
+    if not matches:
+        raise UnknownPluginError(_unknown(kind, asked, installed))
+    allowed = [info for info in matches if is_allowed(info)]
+    if not allowed:
+        raise PluginBlockedError(_blocked(matches))
+    if len({info.distribution for info in allowed}) > 1:
+        choices = " or ".join(f"{info.distribution}:{info.name}" for info in allowed)
+        offers = " and ".join(f"{info.source} ({info.target})" for info in allowed)
+        raise AmbiguousPluginError(
+            f"The {LABELS[kind]} {asked.name!r} is offered by {offers}. Say which one you mean: {choices}."
+        )
+    if len(allowed) > 1:
+        targets = " and ".join(repr(info.target) for info in allowed)
+        raise BrokenPluginError(
+            f"{allowed[0].source} declares the {LABELS[kind]} {asked.name!r} twice, as {targets}, in the group "
+            f"{GROUPS[kind]} of its entry points. It must declare it once; until then, select one by its dotted path."
+        )
+    return allowed[0], None
+
+
+def _find_dotted(kind: Kind, asked: Selection, installed: _Installed) -> tuple[PluginInfo, str]:
+    """Read `x:y` as module and attribute, after it turned out to be no distribution and entry point."""
+    module = asked.distribution or ""
+    why_not = _why_no_entry_point(kind, asked, installed)
+    problem = _why_no_module(module)
+    if problem is None and not all(part.isidentifier() for part in asked.name.split(".")):
+        problem = f"{asked.name!r} is not an attribute's name"
+    if problem is not None:
+        raise UnknownPluginError(neither(kind, asked, why_not, problem))
+    info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
+    owner = _owner(module, installed)
+    if owner is not None:
+        name, version = _provenance(*owner)
+        info = replace(info, distribution=name, version=version, builtin=owner[0] == _OURS)
+    if not is_allowed(info):
+        raise PluginBlockedError(_blocked([info]))
+    return info, why_not
+
+
+def _why_no_entry_point(kind: Kind, asked: Selection, installed: _Installed) -> str:
+    name = asked.distribution or ""
+    if _normal(name) not in installed.distributions:
+        return f"no installed distribution is called {name!r}"
+    offered = [info for info in installed.plugins if _normal(info.distribution or "") == _normal(name)]
+    others = [info.kind for info in offered if info.name == asked.name]
+    if others:
+        is_a, is_not = with_article(others[0]), with_article(kind)
+        return f"the distribution {name!r} offers {asked.name!r} as {is_a}, not as {is_not}"
+    same_kind = [info.name for info in offered if info.kind == kind]
+    has = f"it offers {', '.join(same_kind)}" if same_kind else f"it offers no {LABELS[kind]}"
+    broken = [text for text in installed.unreadable if text.startswith(f"{_normal(name)} ")]
+    if broken:
+        has = f"its metadata cannot be read: {broken[0]}"
+    return f"the distribution {name!r} offers no {LABELS[kind]} {asked.name!r}; {has}.{near(asked.name, same_kind)}"
+
+
+def _why_no_module(module: str) -> str | None:
+    """Why there is no such module, as far as can be seen without importing: only its top package is looked for."""
+    if not all(part.isidentifier() for part in module.split(".")):
+        return f"{module!r} is not a module's name, which has dots and neither slashes nor `.py`"
+    top = module.partition(".")[0]
+    try:
+        if top in sys.modules or importlib.util.find_spec(top) is not None:
+            return None
+    except (ImportError, ValueError):
+        pass
+    here = Path(f"{top}.py").exists() or Path(top).is_dir()
+    hint = " (it is in the current directory, which is not on the path: set PYTHONPATH=.)" if here else ""
+    return f"there is no module {top!r} on sys.path{hint}"
+
+
+def _owner(module: str, installed: _Installed) -> tuple[str, Distribution] | None:
+    """The distribution that a module belongs to; none for a file of the user's own.
+
+    Not `importlib.metadata.packages_distributions`: that knows no editable installs and fails on broken metadata. Here
+    a module belongs to the distribution whose file list has it, or that is installed editable and has an entry point
+    into it. The deepest match wins, since distributions may share a namespace package.
+    """
+    parts = module.split(".")
+    roots = _roots(parts[0])
+    best: tuple[int, str, Distribution] | None = None
+    for key, distribution in installed.distributions.items():
+        depth = 0
+        if Path(str(distribution.locate_file(""))).resolve() in roots:
+            record = _text(distribution, "RECORD")
+            for length in range(len(parts), 0, -1):
+                if re.search(rf"^{'/'.join(parts[:length])}[./]", record, re.MULTILINE):
+                    depth = length
+                    break
+            if not record and parts[0] in _text(distribution, "top_level.txt").split():
+                depth = 1
+        elif _is_editable(distribution) and parts[0] in _entry_point_packages(distribution):
+            depth = 1
+        if depth > (best[0] if best else 0):
+            best = (depth, key, distribution)
+    return None if best is None else best[1:]
+
+
+def _roots(top: str) -> set[Path]:
+    """The directories on the path that a top-level module is, or would be, imported from."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # ValueError: `__main__`
+        spec = None
+    if spec is None:
+        return set()
+    places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+    return {Path(place).resolve().parent for place in places}
+
+
+def _is_editable(distribution: Distribution) -> bool:
+    try:
+        return bool(json.loads(_text(distribution, "direct_url.json"))["dir_info"]["editable"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _entry_point_packages(distribution: Distribution) -> set[str]:
+    try:
+        return {re.split(r"[.:\s\[]", entry.value, maxsplit=1)[0] for entry in distribution.entry_points}
+    except Exception:  # unreadable metadata, as in `_scan`
+        return set()
+
+
+def called(info: PluginInfo) -> str:
+    """A plugin at the beginning of a sentence."""
+    return f"The {LABELS[info.kind]} {info.name!r}"
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """Word a hint at near names, with its leading space; empty when there is none."""
+    by_folded = {other.casefold().replace("-", "_"): other for other in names}
+    matches = difflib.get_close_matches(name.casefold().replace("-", "_"), by_folded, n=3)
+    return f" Did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?" if matches else ""
+
+
+def _unknown(kind: Kind, asked: Selection, installed: _Installed) -> str:
+    names = [info.name for info in installed.plugins if info.kind == kind]
+    text = f"No installed distribution offers the {LABELS[kind]} {asked.name!r}."
+    elsewhere = [info for info in installed.plugins if info.name == asked.name]
+    if elsewhere:
+        text += f" {asked.name!r} is {with_article(elsewhere[0].kind)}, not {with_article(kind)}."
+    else:
+        text += near(asked.name, names)
+    module, dot, attribute = asked.name.rpartition(".")
+    if dot and all(part.isidentifier() for part in asked.name.split(".")):
+        text += f" A dotted path has a colon before the attribute: '{module}:{attribute}'."
+    text += f" Installed: {', '.join(sorted(set(names))) or 'none'}."
+    if installed.unreadable:
+        text += f" Distributions whose metadata cannot be read: {'; '.join(installed.unreadable)}."
+    return text
+
+
+def neither(kind: Kind, asked: Selection, why_no_entry_point: str, why_no_path: str) -> str:
+    """Say why `x:y` is neither an entry point nor a dotted path."""
+    return (
+        f"{str(asked)!r} is no {LABELS[kind]}. Read as distribution and name: {_ended(why_no_entry_point)} "
+        f"Read as module and attribute: {_ended(why_no_path)}"
+    )
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith(("?", ".")) else f"{text}."
+
+
+def _blocked(matches: Sequence[PluginInfo]) -> str:
+    sources = " and ".join(sorted({info.source for info in matches}))
+    return (
+        f"{called(matches[0])} comes from {sources}, which {ENVIRONMENT_VARIABLE}="
+        f"{os.environ.get(ENVIRONMENT_VARIABLE)!r} keeps from loading. To allow it, add {matches[0].distribution} to "
+        f"that variable, which lists distributions separated by commas, or unset it."
+    )
