@@ -1,0 +1,29 @@
+"""Shared fixtures: a tiny real model on disk, and no network."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import save_tiny_model
+
+torch.set_num_threads(1)  # the models are so small that a second thread only costs
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Llama with a character tokenizer, saved where `from_pretrained` finds it."""
+    return save_tiny_model(tmp_path_factory.mktemp("tiny_model"))
+
+
+@pytest.fixture(autouse=True)
+def _no_plugin_restriction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRL_GRPO_EXT_PLUGINS", raising=False)

@@ -1,0 +1,176 @@
+"""What the trainer tests share: a tiny model, scripted rollouts, and a run that records its gradients.
+
+The rollouts go through TRL's public `rollout_func`, so two trainers, or two cuts of a batch, see the same completions.
+"""
+
+from __future__ import annotations
+
+import string
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+
+CHARACTERS = string.ascii_lowercase + string.digits + " .#"
+
+
+def save_tiny_model(folder: Path, seed: int = 0) -> Path:
+    """Save a Llama of about 30,000 parameters with wide initial weights, so that its distributions are not flat."""
+    special = ["<pad>", "<eos>", "<unk>"]
+    vocabulary = {token: number for number, token in enumerate([*special, *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=1,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+def prompts(count: int = 4) -> Dataset:
+    return Dataset.from_dict({"prompt": [f"{'abcdefgh'[i % 8]}{i} " for i in range(count)], "answer": list(range(count))})
+
+
+def scripted_completion(prompt: str, member: int, longest: int) -> list[int]:
+    """Tokens that depend on prompt and member alone; lengths from 1 to `longest`, some without an end."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{prompt}/{member}".encode()))
+    length = int(torch.randint(1, longest + 1, (), generator=generator))
+    ids = torch.randint(3, 3 + len(CHARACTERS), (length,), generator=generator).tolist()
+    if length < longest:
+        ids[-1] = 1
+    return [int(i) for i in ids]
+
+
+def scripted_rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+    """A `rollout_func`: the members of a prompt's group are numbered in the order in which they come."""
+    seen: dict[str, int] = {}
+    first = trainer.accelerator.process_index * len(prompts_)
+    completion_ids = []
+    for row, prompt in enumerate(prompts_):
+        seen[prompt] = seen.get(prompt, -1) + 1
+        member = (first + row) % trainer.num_generations
+        completion_ids.append(scripted_completion(prompt, member, trainer.max_completion_length))
+    prompt_ids = [trainer.processing_class(p)["input_ids"] for p in prompts_]
+    logprobs = [[-1.0] * len(ids) for ids in completion_ids]
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
+
+
+def length_reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    """Different for nearly every completion, so that no group is without signal."""
+    return [(sum(ids) % 7) / 3.0 - len(ids) / 10.0 for ids in completion_ids]
+
+
+class Recorder(TrainerCallback):
+    """Keeps the gradient before every optimizer step, and every log line."""
+
+    def __init__(self) -> None:
+        self.gradients: list[dict[str, torch.Tensor]] = []
+        self.logs: list[dict[str, float]] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        named = model.named_parameters()
+        self.gradients.append({n: p.grad.detach().clone() for n, p in named if p.grad is not None})
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        timings = ("_time", "_runtime", "_per_second", "train_runtime", "train_tokens_per_second")
+        self.logs.append({k: v for k, v in logs.items() if not k.endswith(timings)})
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    trainer: Any
+    gradients: list[dict[str, torch.Tensor]]
+    logs: list[dict[str, float]]
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def losses(self) -> list[float]:
+        return [log["loss"] for log in self.logs if "loss" in log]
+
+
+def arguments(output_dir: Path, config_class: type = GRPOExtConfig, **overrides: Any) -> Any:
+    settings: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 10,
+        "max_steps": 2,
+        "learning_rate": 0.05,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "beta": 0.0,
+        "shuffle_dataset": False,
+    }
+    return config_class(**{**settings, **overrides})
+
+
+def train(
+    model: Path,
+    output_dir: Path,
+    trainer_class: type = GRPOExtTrainer,
+    *,
+    scripted: bool = True,
+    reward_funcs: Callable[..., Any] | list[Any] | None = length_reward,
+    dtype: str = "float32",
+    prompt_count: int = 4,
+    trainer_arguments: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Run:
+    """Train for a few steps and keep gradients, logs and final weights."""
+    config_class = GRPOConfig if trainer_class is GRPOTrainer else GRPOExtConfig
+    recorder = Recorder()
+    args = arguments(output_dir, config_class, model_init_kwargs={"dtype": getattr(torch, dtype)}, **overrides)
+    trainer = trainer_class(
+        str(model),
+        reward_funcs,
+        args,
+        train_dataset=prompts(prompt_count),
+        callbacks=[recorder],
+        rollout_func=scripted_rollout if scripted else None,
+        **(trainer_arguments or {}),
+    )
+    trainer.train()
+    weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    return Run(trainer, recorder.gradients, recorder.logs, weights)
+
+
+def relative_gap(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """‖ours - theirs‖ / ‖theirs‖ over all parameters together."""
+    assert ours.keys() == theirs.keys()
+    difference = sum(float((ours[n].double() - theirs[n].double()).pow(2).sum()) for n in ours) ** 0.5
+    size = sum(float(theirs[n].double().pow(2).sum()) for n in theirs) ** 0.5
+    return difference / size

@@ -1,0 +1,143 @@
+"""Hooks inside the real trainer: what they see, what is trained on, what is logged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from tests.support import Run, length_reward, relative_gap, train
+from trl_grpo_ext import Forward, Rollout
+
+LOSS_TYPES = ["bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo"]
+
+
+class Scale:
+    """Multiplies the advantages at one of the stages."""
+
+    def __init__(self, factor: float, stage: str = "on_rollout") -> None:
+        setattr(self, stage, lambda advantages_B_T, context: advantages_B_T * factor)
+
+
+class Watch:
+    """Changes nothing and keeps what it sees."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[Rollout] = []
+        self.forwards: list[tuple[torch.Tensor, Forward]] = []
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        self.rollouts.append(rollout)
+        return advantages_B_T
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        self.forwards.append((advantages_B_T, forward))
+        return advantages_B_T
+
+
+def with_hooks(model: Path, folder: Path, *hooks: Any, **settings: Any) -> Run:
+    return train(model, folder, trainer_arguments={"advantage_hooks": list(hooks)}, **settings)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_token_advantages_that_are_constant_train_like_trls(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
+    settings: dict[str, Any] = {"loss_type": loss_type, "num_iterations": 2, "beta": 0.04}
+    theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, **settings)
+    ours = with_hooks(tiny_model, tmp_path / "ext", Watch(), **settings)
+    for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
+        assert relative_gap(our_step, their_step) < 2e-6
+
+
+@pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean", "token_mean_local"])
+@pytest.mark.parametrize("stage", ["on_rollout", "on_forward"])
+def test_a_hook_that_doubles_doubles_the_gradient(
+    tiny_model: Path, tmp_path: Path, stage: str, aggregation: str | None
+) -> None:
+    settings: dict[str, Any] = {"max_steps": 1, "loss_aggregation": aggregation}
+    plain = with_hooks(tiny_model, tmp_path / "plain", **settings)
+    doubled = with_hooks(tiny_model, tmp_path / "doubled", Scale(2.0, stage), **settings)
+    for name, gradient in plain.gradients[0].items():
+        assert torch.equal(doubled.gradients[0][name], 2 * gradient)
+
+
+def test_what_a_rollout_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
+    def sometimes(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+        return [None if len(ids) % 2 else float(len(ids)) for ids in completion_ids]
+
+    watch = Watch()
+    run = with_hooks(
+        tiny_model,
+        tmp_path,
+        watch,
+        reward_funcs=[length_reward, sometimes],
+        reward_weights=[2.0, 0.5],
+        max_steps=2,
+        gradient_accumulation_steps=2,
+        prompt_count=8,
+        beta=0.04,
+        num_iterations=2,
+    )
+    assert [rollout.step for rollout in watch.rollouts] == [0]
+    (rollout,) = watch.rollouts
+    lengths = [len(ids) for ids in _ids(rollout)]
+    assert rollout.lengths_B.tolist() == lengths
+    assert rollout.totals.tokens == sum(lengths)
+    assert (rollout.totals.sequences, rollout.totals.prompts, rollout.totals.micro_batches) == (16, 4, 2)
+    assert rollout.totals.max_completion_length == 10
+    assert rollout.reward_names == ("length_reward", "sometimes")
+    assert rollout.columns["answer"] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert rollout.group_ids_B.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    first, second = length_reward(_ids(rollout)), sometimes(_ids(rollout))
+    for row in range(16):
+        other = second[row]
+        assert rollout.rewards_B_K[row, 0].item() == pytest.approx(first[row])
+        assert bool(torch.isnan(rollout.rewards_B_K[row, 1])) == (other is None)
+        expected = 2 * first[row] + 0.5 * (other or 0.0)
+        assert rollout.rewards_B[row].item() == pytest.approx(expected, abs=1e-6)
+    assert rollout.ref_logps_B_T is not None
+    assert rollout.ref_logps_B_T.shape == rollout.mask_B_T.shape
+    assert rollout.old_logps_B_T is not None
+    assert rollout.sampling_logps_B_T is not None
+    assert rollout.training
+    assert run.trainer.state.global_step == 2
+
+
+def test_what_a_forward_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    with_hooks(tiny_model, tmp_path, watch, max_steps=2, num_iterations=2)
+    assert len(watch.forwards) == 2
+    (first_advantages, first), (_, second) = watch.forwards
+    assert first.logps_B_T.shape == first.entropies_B_T.shape == first.mask_B_T.shape == first_advantages.shape
+    assert not first.logps_B_T.requires_grad
+    live = first.mask_B_T > 0
+    torch.testing.assert_close(first.logps_B_T[live], first.old_logps_B_T[live])  # before any update
+    assert (second.logps_B_T - second.old_logps_B_T)[second.mask_B_T > 0].abs().max() > 1e-3  # after one
+    assert (first.step, second.step) == (0, 1)
+
+
+def test_the_forward_stage_acts_after_the_rollout_stage(tiny_model: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    with_hooks(tiny_model, tmp_path, watch, Scale(3.0, "on_rollout"), max_steps=1)
+    plain = Watch()
+    with_hooks(tiny_model, tmp_path / "plain", plain, max_steps=1)
+    torch.testing.assert_close(watch.forwards[0][0], 3 * plain.forwards[0][0])
+
+
+def test_trls_table_shows_the_advantages_that_were_trained_on(tiny_model: Path, tmp_path: Path) -> None:
+    run = with_hooks(tiny_model, tmp_path, "leave_one_out", max_steps=2, reward_funcs=length_reward)
+    logged = list(run.trainer._logs["advantages"])
+    rewards = run.trainer._logs["rewards"]["length_reward"]
+    for group in range(0, 8, 4):
+        values = list(rewards)[group : group + 4]
+        for i, value in enumerate(values):
+            assert logged[group + i] == pytest.approx(value - (sum(values) - value) / 3, abs=1e-5)
+
+
+def _ids(rollout: Rollout) -> list[list[int]]:
+    return [
+        [int(i) for i, live in zip(ids, mask, strict=True) if live]
+        for ids, mask in zip(rollout.completion_ids_B_T, rollout.mask_B_T, strict=True)
+    ]

@@ -1,0 +1,167 @@
+"""What cannot be exact stops with a sentence; a selected plugin is never silently left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from tests.support import arguments, length_reward, prompts, train
+from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, GRPOExtTrainer
+from trl_grpo_ext.errors import (
+    ConfigurationError,
+    PluginOutputError,
+    PluginTypeError,
+    SelfCheckError,
+    UnknownPluginError,
+    UpstreamError,
+)
+
+AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
+
+
+def test_a_compute_loss_that_bypasses_trls_loss(tiny_model: Path, tmp_path: Path) -> None:
+    class OwnLoss(GRPOTrainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+            return model(input_ids=ids).logits.float().logsumexp(-1).mean()
+
+    class Mine(GRPOExtMixin, OwnLoss):
+        pass
+
+    assert train(tiny_model, tmp_path / "without", Mine, max_steps=1).gradients
+    with pytest.raises(UpstreamError, match="does not go through TRL's _compute_loss"):
+        train(tiny_model, tmp_path / "with", Mine, **AGGREGATION)
+
+
+def test_a_term_of_a_users_own_in_the_loss(tiny_model: Path, tmp_path: Path) -> None:
+    class WithRegulariser(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, inputs) + 0.5
+
+    class Mine(GRPOExtMixin, WithRegulariser):
+        pass
+
+    with pytest.raises(SelfCheckError, match="its loss is .* the pieces' is"):
+        train(tiny_model, tmp_path, Mine, **AGGREGATION)
+
+
+def test_a_reduction_that_is_not_trls(tiny_model: Path, tmp_path: Path) -> None:
+    class Doubled(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, inputs) * 2
+
+    class Mine(GRPOExtMixin, Doubled):
+        pass
+
+    with pytest.raises(SelfCheckError, match="weight of a token"):
+        train(tiny_model, tmp_path, Mine, **AGGREGATION)
+
+
+def test_a_loss_that_is_not_homogeneous_in_the_advantages(tiny_model: Path, tmp_path: Path) -> None:
+    class Squared(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            loss = super()._compute_loss(model, inputs)
+            # The slope at advantage 1 stays TRL's, so that only the second comparison can find it.
+            advantages = inputs["advantages"]
+            return loss + (0.01 * (advantages - 1) ** 2 * inputs["completion_mask"]).sum()
+
+    class Mine(GRPOExtMixin, Squared):
+        pass
+
+    with pytest.raises(SelfCheckError, match="loss"):
+        train(tiny_model, tmp_path, Mine, **AGGREGATION)
+
+
+def test_another_kl_than_trls(tiny_model: Path, tmp_path: Path) -> None:
+    class OtherKL(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            keep = inputs["ref_per_token_logps"]
+            inputs["ref_per_token_logps"] = keep - 0.5
+            loss = super()._compute_loss(model, inputs)
+            inputs["ref_per_token_logps"] = keep
+            return loss
+
+    class Mine(GRPOExtMixin, OtherKL):
+        pass
+
+    with pytest.raises(SelfCheckError, match="gradient"):
+        train(tiny_model, tmp_path, Mine, beta=0.04, **AGGREGATION)
+
+
+def test_the_self_check_leaves_no_trace_in_the_metrics(tiny_model: Path, tmp_path: Path) -> None:
+    theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, max_steps=1, use_adaptive_entropy=True)
+    ours = train(tiny_model, tmp_path / "ext", use_adaptive_entropy=True, **AGGREGATION)
+    assert ours.logs[0] == pytest.approx(theirs.logs[0], rel=1e-5, abs=1e-6)
+    assert ours.trainer.entropy_coef == theirs.trainer.entropy_coef
+
+
+def test_rewards_that_are_never_computed_here(tiny_model: Path, tmp_path: Path) -> None:
+    class Bypass(GRPOTrainer):
+        def _calculate_rewards(self, *arguments: Any) -> Any:
+            raise AssertionError("not reached")
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            ids = torch.ones(len(inputs), 2, dtype=torch.long)
+            return {
+                "prompt_ids": ids,
+                "prompt_mask": ids,
+                "completion_ids": ids,
+                "completion_mask": ids,
+                "advantages": torch.ones(len(inputs)),
+                "num_items_in_batch": ids.sum(),
+            }
+
+    class Mine(GRPOExtMixin, Bypass):
+        pass
+
+    with pytest.raises(UpstreamError, match="rewards of this generation batch were never seen"):
+        train(tiny_model, tmp_path, Mine, **AGGREGATION)
+
+
+def test_bad_weights_stop_the_run_by_name(tiny_model: Path, tmp_path: Path) -> None:
+    class Negative:
+        def weights(self, rollout: Any) -> torch.Tensor:
+            return -rollout.mask_B_T
+
+    with pytest.raises(PluginOutputError, match="loss aggregation 'Negative': weights must not be negative; got -1.0"):
+        train(tiny_model, tmp_path, trainer_arguments={"loss_aggregation": Negative()}, max_steps=1)
+
+
+def test_given_in_python_and_in_the_config(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="loss_aggregation is given twice: 'token_mean' to the trainer"):
+        train(tiny_model, tmp_path, trainer_arguments={"loss_aggregation": "token_mean"}, loss_aggregation="token_mean")
+
+
+def test_reward_weights_given_twice(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="Reward weights are given twice"):
+        arguments(tmp_path, rewards=[{"name": "think_format", "weight": 0.5}], reward_weights=[1.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rewards": ["gsm8k_acuracy"]}, "gsm8k_accuracy"),
+        ({"advantage_hooks": ["entropy_shapping"]}, "entropy_shaping"),
+        ({"loss_aggregation": "tokenmean"}, "token_mean"),
+        ({"loss_aggregation": "leave_one_out"}, "advantage hook"),
+    ],
+)
+def test_an_unknown_name_is_found_when_the_config_is_made(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnknownPluginError, match=message):
+        arguments(tmp_path, **settings)
+
+
+def test_a_plugin_of_the_wrong_kind_in_python(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(PluginTypeError):
+        GRPOExtTrainer(
+            str(tiny_model), length_reward, arguments(tmp_path), train_dataset=prompts(), loss_aggregation=object()
+        )
+
+
+def test_a_config_that_is_no_list(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="rewards must be a list of selections, got 3"):
+        GRPOExtConfig(output_dir=str(tmp_path), rewards=3)  # type: ignore[arg-type]

@@ -1,0 +1,76 @@
+"""`GRPOExtConfig`: TRL's `GRPOConfig` with three more fields, checked before anything heavy is loaded."""
+
+# No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from .errors import ConfigurationError
+from .plugins import Kind, find, parse_selection
+
+_HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
+
+
+@dataclass
+class GRPOExtConfig(GRPOConfig):
+    """TRL's `GRPOConfig` plus the selection of plugins.
+
+    A selection is a name, `distribution:name`, a dotted path `pkg.module:attribute`, or a mapping of `name` and
+    parameters. On the command line a mapping is written as YAML: `--rewards gsm8k_accuracy '{name: think_format,
+    weight: 0.2}'`. Names are looked up here, in the installed distributions' metadata; nothing is imported before the
+    trainer is constructed.
+
+    Args:
+        rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
+        advantage_hooks: Advantage hooks, in the order in which they act.
+        loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place.
+
+    Raises:
+        ConfigurationError: A selection is malformed, or weights are given twice.
+        UnknownPluginError: No installed distribution offers that name.
+        AmbiguousPluginError: Two distributions do.
+    """
+
+    rewards: list[str] | None = field(
+        default=None, metadata={"help": f"Reward plugins. {_HOW} A reward's mapping may also hold `weight`."}
+    )
+    advantage_hooks: list[str] | None = field(
+        default=None, metadata={"help": f"Advantage hooks, in the order in which they act. {_HOW}"}
+    )
+    loss_aggregation: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": f"One loss aggregation in place of TRL's own reduction. {_HOW}"}
+    )
+
+    def __post_init__(self) -> None:
+        """Check the selections against the installed plugins' metadata, after TRL's own checks."""
+        self.rewards = _selected("rewards", "reward", self.rewards)
+        self.advantage_hooks = _selected("advantage_hooks", "advantage_hook", self.advantage_hooks)
+        if isinstance(self.loss_aggregation, str) and self.loss_aggregation.lower() in ("none", "null", ""):
+            self.loss_aggregation = None  # how TRL's command line spells "not set"
+        if self.loss_aggregation is not None:
+            self.loss_aggregation = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])[0]
+        super().__post_init__()
+        weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
+        if weighted and self.reward_weights is not None:
+            raise ConfigurationError(
+                f"Reward weights are given twice: reward_weights={self.reward_weights} and {weighted[0]!r} in rewards. "
+                "Keep one of them."
+            )
+
+
+def _selected(field_name: str, kind: Kind, values: Any) -> Any:
+    """Return selections as plain strings and mappings (they are saved with the arguments), each looked up once."""
+    if values is None:
+        return None
+    if isinstance(values, (str, dict)):
+        values = [values]
+    if not isinstance(values, (list, tuple)):
+        raise ConfigurationError(f"{field_name} must be a list of selections, got {values!r}. {_HOW}")
+    plain = []
+    for value in values:
+        selection = parse_selection(kind, value)
+        find(kind, selection)
+        plain.append(selection.plain())
+    return plain

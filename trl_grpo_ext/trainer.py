@@ -1,0 +1,363 @@
+"""The only adapter to TRL's trainer. It wraps five of its methods and copies none.
+
+| TRL calls | we add |
+| --- | --- |
+| `_calculate_rewards` | keep what was scored, for the context of the hooks |
+| `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; aggregation: weights `(B, T)` |
+| `_get_per_token_logps_and_entropies` | forward hooks; keep the log-probabilities for the KL term |
+| `_compute_loss` | the same loss with the selected aggregation |
+| `compute_loss` | stop if the above was bypassed |
+
+With no plugin selected every method returns what `super()` returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from trl import GRPOTrainer
+
+from . import pipeline, self_check, upstream
+from .errors import ConfigurationError, UpstreamError
+from .plugins import load_advantage_hooks, load_loss_aggregation, load_rewards
+from .types import Forward, Rollout, Totals, implements
+
+
+@dataclass
+class _Scored:
+    """What one generation batch was scored on, as `_calculate_rewards` saw it; rewards are those of all ranks."""
+
+    rows: Sequence[dict[str, Any]]
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    rewards_N_K: torch.Tensor
+
+
+@dataclass
+class _LossForward:
+    """One `_compute_loss` in flight: its inputs, and what the policy's forward pass inside it gave."""
+
+    inputs: dict[str, Any]
+    mask_B_T: torch.Tensor
+    keep_graph: bool
+    made_up_output: tuple[torch.Tensor, ...] | None = None
+    logps_B_T: torch.Tensor | None = None
+
+
+class GRPOExtMixin:
+    """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
+
+    Takes `GRPOTrainer`'s arguments and two more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`, then plugins
+    can only be given here).
+
+    Args:
+        model: As in TRL.
+        reward_funcs: As in TRL. Rewards selected by `args.rewards` are added behind them.
+        args: As in TRL.
+        *arguments: As in TRL.
+        advantage_hooks: Selections or hook objects, in the order in which they act.
+        loss_aggregation: A selection or an aggregation object.
+        **keywords: As in TRL.
+
+    Raises:
+        UpstreamError: The installed TRL is not one that we can stand on.
+        ConfigurationError: A plugin is given twice, or cannot be exact with these settings.
+        PluginError: A selected plugin does not load.
+    """
+
+    _metrics: Any
+    _logs: Any
+    args: Any
+    accelerator: Any
+    model: Any
+    state: Any
+    _scored: _Scored | None = None
+    _loss_forward: _LossForward | None = None
+    _self_checked = False
+    _loss_path_ran = False
+    _loss_weights_key: ClassVar[str] = "trl_grpo_ext_weights"
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        *arguments: Any,
+        advantage_hooks: Any = None,
+        loss_aggregation: Any = None,
+        **keywords: Any,
+    ) -> None:
+        upstream.check_version()
+        upstream.check_class(GRPOTrainer)
+        self.advantage_hooks: list[Any] = load_advantage_hooks(
+            _given_once("advantage_hooks", advantage_hooks, getattr(args, "advantage_hooks", None)) or []
+        )
+        aggregation = _given_once("loss_aggregation", loss_aggregation, getattr(args, "loss_aggregation", None))
+        self.loss_aggregation: Any = None if aggregation is None else load_loss_aggregation(aggregation)
+
+        selected = load_rewards(getattr(args, "rewards", None) or [])
+        if selected:
+            given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+            reward_funcs = [*given, *selected]
+            processing = keywords.get("reward_processing_classes")
+            if processing is not None:
+                processing = processing if isinstance(processing, list) else [processing]
+                keywords["reward_processing_classes"] = [*processing, *([None] * len(selected))]
+        super().__init__(model, reward_funcs, args, *arguments, **keywords)  # type: ignore[call-arg]
+        upstream.check_instance(self)
+        if selected and self.args.reward_weights is None:
+            first = len(reward_funcs) - len(selected)
+            self.reward_weights: torch.Tensor
+            self.reward_weights[first : len(reward_funcs)] = torch.tensor(selected.weights)
+        if self.loss_aggregation is not None and self._trl.loss_type not in upstream.LOSS_TYPES:
+            raise ConfigurationError(
+                f"loss_type {self._trl.loss_type!r} cannot take a loss aggregation; trl-grpo-ext knows "
+                f"{', '.join(sorted(upstream.LOSS_TYPES))}."
+            )
+
+    @property
+    def _trl(self) -> Any:
+        """This object as TRL's trainer, whose attributes the type checker cannot see from a mixin."""
+        return self
+
+    @property
+    def _needs_rollout(self) -> bool:
+        return self.loss_aggregation is not None or any(implements(hook, "on_rollout") for hook in self.advantage_hooks)
+
+    @property
+    def _needs_forward(self) -> bool:
+        return self.loss_aggregation is not None or any(implements(hook, "on_forward") for hook in self.advantage_hooks)
+
+    # ------------------------------------------------------------------ once per generation batch
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
+        if self._needs_rollout:
+            self._scored = _Scored(inputs, prompts, completions, rewards_N_K)
+        return rewards_N_K
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        if not self._needs_rollout:
+            return batch
+        upstream.check_batch(batch)
+        rollout = self._rollout(batch)
+        self._scored = None
+        if any(implements(hook, "on_rollout") for hook in self.advantage_hooks):
+            batch["advantages"] = pipeline.apply_rollout_hooks(batch["advantages"], self.advantage_hooks, rollout)
+            self._log_trained_advantages(batch["advantages"], rollout)
+        if implements(self.loss_aggregation, "weights"):
+            batch[self._loss_weights_key] = pipeline.token_weights(self.loss_aggregation, rollout)
+        self._totals = rollout.totals
+        return batch
+
+    def _rollout(self, batch: dict[str, Any]) -> Rollout:
+        scored, trl = self._scored, self._trl
+        if scored is None:
+            raise UpstreamError(
+                "The rewards of this generation batch were never seen: a base class of "
+                f"{type(self).__qualname__} overrides _generate_and_score_completions without calling "
+                "_calculate_rewards. Advantage hooks and loss aggregations need it."
+            )
+        rows, training = len(scored.prompts), bool(self.model.training)
+        first = self.accelerator.process_index * rows
+        local = slice(first, first + rows)
+        num_generations = trl.num_generations if training else trl.num_generations_eval
+        sequences = scored.rewards_N_K.size(0)
+        rewards_B_K = scored.rewards_N_K[local]
+        weights_K = trl.reward_weights.to(rewards_B_K.device)
+        rewards_B = (rewards_B_K * weights_K).nansum(dim=1)
+        rewards_B[torch.isnan(rewards_B_K).all(dim=1)] = torch.nan
+        columns = {key: [row[key] for row in scored.rows] for key in scored.rows[0] if key != "prompt"}
+        return Rollout(
+            prompts=scored.prompts,
+            completions=scored.completions,
+            columns=columns,
+            completion_ids_B_T=batch["completion_ids"],
+            mask_B_T=self._loss_mask(batch),
+            rewards_B_K=rewards_B_K,
+            reward_names=tuple(trl.reward_func_names),
+            reward_weights_K=weights_K,
+            rewards_B=rewards_B,
+            group_ids_B=torch.arange(first, first + rows, device=rewards_B.device) // num_generations,
+            num_generations=num_generations,
+            totals=Totals(
+                tokens=int(batch["num_items_in_batch"]),
+                sequences=sequences,
+                prompts=sequences // num_generations,
+                max_completion_length=trl.max_completion_length,
+                processes=self.accelerator.num_processes,
+                micro_batches=self.args.steps_per_generation if training else 1,
+            ),
+            old_logps_B_T=batch.get("old_per_token_logps"),
+            ref_logps_B_T=batch.get("ref_per_token_logps"),
+            sampling_logps_B_T=batch.get("sampling_per_token_logps"),
+            step=self.state.global_step,
+            training=training,
+            tokenizer=trl._tokenizer,
+            gather=self.accelerator.gather,
+            local_rows=local,
+        )
+
+    def _log_trained_advantages(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> None:
+        """Let TRL's table of completions show what is trained on: the mean over each completion's tokens."""
+        means_B = (advantages_B_T * rollout.mask_B_T).sum(1) / rollout.lengths_B.clamp(min=1.0)
+        logged, means = self._logs["advantages"], rollout.gather(means_B).tolist()
+        for place, mean in enumerate(means[-len(logged) :], start=max(len(logged) - len(means), 0)):
+            logged[place] = mean
+
+    # ------------------------------------------------------------------ at every loss forward
+
+    def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compute TRL's loss and stop if the selected plugins had no part in it."""
+        self._loss_path_ran = False
+        loss = super().compute_loss(*arguments, **keywords)  # type: ignore[misc]
+        if self._needs_forward and not self._loss_path_ran:
+            raise UpstreamError(
+                f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) does not go "
+                "through TRL's _compute_loss, so the selected loss aggregation and forward hooks would be ignored. "
+                "Remove that override, or the plugins."
+            )
+        return loss
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        if not self._needs_forward:
+            return super()._compute_loss(model, inputs)  # type: ignore[misc]
+        if self.loss_aggregation is None:
+            return self._trl_loss(model, _LossForward(dict(inputs), self._loss_mask(inputs), torch.is_grad_enabled()))
+        if self.model.training and not self._self_checked:
+            self_check.check_loss(self, inputs)
+            self._self_checked = True
+        forward = _LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=torch.is_grad_enabled())
+        with torch.enable_grad():  # in evaluation too: the split needs the graph from the advantages to the loss
+            loss = self._trl_loss(model, forward)
+            loss = self._reaggregated(loss, forward)
+        return loss if forward.keep_graph else loss.detach()
+
+    def _trl_loss(self, model: Any, forward: _LossForward) -> torch.Tensor:
+        """TRL's loss on `forward.inputs`; the policy's forward pass inside it fills in the rest of `forward`."""
+        self._loss_forward = forward
+        try:
+            loss: torch.Tensor = super()._compute_loss(model, forward.inputs)  # type: ignore[misc]
+        finally:
+            self._loss_forward = None
+        return loss
+
+    def _loss_on_made_up(self, inputs: dict[str, Any], logps_B_T: torch.Tensor) -> tuple[torch.Tensor, _LossForward]:
+        """TRL's loss where the policy's forward pass is replaced by given log-probabilities, for the self-check."""
+        entropies_B_T, auxiliary_loss = torch.ones_like(logps_B_T), logps_B_T.new_zeros(())
+        output = (logps_B_T, entropies_B_T, auxiliary_loss)
+        forward = _LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=True, made_up_output=output)
+        return self._trl_loss(self.model, forward), forward
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        forward = self._loss_forward
+        if forward is None:  # the old policy's or the reference's pass, at generation
+            return super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)  # type: ignore[misc]
+        inputs = forward.inputs
+        # TRL reads the advantages after this call, from the same dict: here is where they can still change.
+        if forward.made_up_output is not None:
+            result: Any = forward.made_up_output
+        else:
+            with torch.set_grad_enabled(forward.keep_graph):
+                result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)  # type: ignore[misc]
+            inputs["advantages"] = pipeline.apply_forward_hooks(
+                inputs["advantages"], self.advantage_hooks, self._forward_context(forward, result[0], result[1])
+            )
+            self._loss_path_ran = True
+        forward.logps_B_T = result[0]
+        if self.loss_aggregation is not None:
+            inputs["advantages"] = inputs["advantages"].detach().requires_grad_()
+        return result
+
+    def _forward_context(self, forward: _LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor) -> Forward:
+        return Forward(
+            logps_B_T=logps_B_T.detach(),
+            entropies_B_T=entropies_B_T.detach(),
+            old_logps_B_T=forward.inputs.get("old_per_token_logps", logps_B_T.detach()),
+            mask_B_T=forward.mask_B_T,
+            ref_logps_B_T=forward.inputs.get("ref_per_token_logps"),
+            step=self.state.global_step,
+            training=bool(self.model.training),
+        )
+
+    def _reaggregated(self, loss: torch.Tensor, forward: _LossForward) -> torch.Tensor:
+        """The same per-token losses under the selected aggregation."""
+        loss_B_T, others = self._pieces(loss, forward)
+        if implements(self.loss_aggregation, "weights"):
+            # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
+            # step takes `accumulation` of the batch's `steps_per_generation` micro-batches.
+            scale = self.accelerator.num_processes * self._steps_per_generation / self._accumulation
+            return (forward.inputs[self._loss_weights_key] * loss_B_T).sum() * scale + others
+        reduced = pipeline.reduced_loss(self.loss_aggregation, loss_B_T, forward.mask_B_T, self._totals)
+        return reduced / self._accumulation + others
+
+    def _pieces(self, loss: torch.Tensor, forward: _LossForward) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take TRL's scalar apart: per-token loss with its KL penalty `(B, T)`, and what no aggregation touches."""
+        inputs, mask_B_T = forward.inputs, forward.mask_B_T
+        terms_B_T = pipeline.split_loss(loss, inputs["advantages"])
+        trl_weights_B_T = self._trl_weights(inputs, mask_B_T)
+        loss_B_T = terms_B_T / torch.where(mask_B_T > 0, trl_weights_B_T, 1.0)
+        kl_B_T = self._kl_penalty(forward)
+        if kl_B_T is not None:  # does not depend on the advantages, but follows the same weights
+            kl_B_T = torch.where(mask_B_T > 0, kl_B_T, 0.0)
+            terms_B_T = terms_B_T + trl_weights_B_T * kl_B_T
+            loss_B_T = loss_B_T + kl_B_T
+        if self._trl._entropy_bonus_enabled or self._trl.aux_loss_enabled:
+            return loss_B_T, loss - terms_B_T.sum()
+        return loss_B_T, loss.new_zeros(())
+
+    def _kl_penalty(self, forward: _LossForward) -> torch.Tensor | None:
+        """β times the per-token KL estimate, as TRL's loss has it; None without a penalty."""
+        trl, inputs, logps_B_T = self._trl, forward.inputs, forward.logps_B_T
+        if trl.beta == 0.0 or logps_B_T is None:
+            return None
+        ratio = None
+        if self.args.use_bias_correction_kl:
+            old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
+            ratio = pipeline.importance_ratio(
+                logps_B_T, old_logps_B_T, forward.mask_B_T, trl.importance_sampling_level
+            )
+        return trl.beta * pipeline.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio)  # type: ignore[no-any-return]
+
+    def _trl_weights(self, inputs: dict[str, Any], mask_B_T: torch.Tensor) -> torch.Tensor:
+        return upstream.reduction_weights(
+            self._trl.loss_type,
+            mask_B_T,
+            num_items_in_batch=inputs["num_items_in_batch"],
+            max_completion_length=self._trl.max_completion_length,
+            accumulation=self._accumulation,
+            steps_per_generation=self._steps_per_generation,
+            processes=self.accelerator.num_processes,
+        )
+
+    def _loss_mask(self, batch: dict[str, Any]) -> torch.Tensor:
+        """1.0 where a token counts, in the precision of the loss, which is float32 unless the policy has more."""
+        mask_B_T: torch.Tensor = batch["completion_mask"]
+        if "tool_mask" in batch:
+            mask_B_T = mask_B_T * batch["tool_mask"]
+        return mask_B_T.to(torch.promote_types(torch.float32, self.model.dtype))
+
+    @property
+    def _accumulation(self) -> int:
+        """Micro-batches in the optimizer step at hand; evaluation does not accumulate."""
+        return int(self._trl.current_gradient_accumulation_steps) if self.model.training else 1
+
+    @property
+    def _steps_per_generation(self) -> int:
+        return int(self.args.steps_per_generation) if self.model.training else 1
+
+
+class GRPOExtTrainer(GRPOExtMixin, GRPOTrainer):
+    """TRL's `GRPOTrainer` with plugins: `from trl_grpo_ext import GRPOExtTrainer as GRPOTrainer`. See `GRPOExtMixin`."""
+
+
+def _given_once(name: str, in_python: Any, in_config: Any) -> Any:
+    if in_python is not None and in_config is not None:
+        raise ConfigurationError(
+            f"{name} is given twice: {in_python!r} to the trainer and {in_config!r} in its config. Keep one of them."
+        )
+    return in_config if in_python is None else in_python
