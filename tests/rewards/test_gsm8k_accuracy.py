@@ -1,0 +1,194 @@
+"""The verdicts of `gsm8k_accuracy`: right, wrong, nothing to compare with, and a wrong call."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.rewards.test_final_answer import HOSTILE
+from trl_grpo_ext.errors import RewardError
+from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
+from trl_grpo_ext.rewards.text import completion_text
+
+SOLUTION = "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2=18>>18.\n#### 18"
+
+
+def score(completion: Any, answer: Any = SOLUTION) -> float | None:
+    [value] = gsm8k_accuracy(prompts=["How much?"], completions=[completion], completion_ids=[[1]], answer=[answer])
+    return value
+
+
+RIGHT = [
+    ("#### 18", SOLUTION),
+    ("#### 18.00", "18"),
+    ("The answer is $18.", "$18"),
+    ("18%", 18),
+    ("36/2", 18.0),
+    ("The answer is 1,234 eggs", "#### 1234"),
+    ("The answer is 1234 eggs", "#### 1,234"),
+    ("one half is 0.5", "1/2"),
+    (r"\boxed{\frac{1}{2}}", 0.5),
+    ("The answer is 17.999999999999996", 18),
+    ("#### 0.30000000000000004", 0.3),
+    ("The answer is 33.33", "33.33"),
+    ("The club has $60 million.", "#### 60"),
+    ("The club has $60 million.", "#### 60,000,000"),
+    ("The answer is -5", "#### -5"),
+    ("0 are left", 0),
+    ("The answer is 17. No: the answer is 18.", 18),
+]
+WRONG = [
+    ("#### 17", SOLUTION),
+    ("The answer is 7.41", "7"),
+    ("The answer is 7", "7.41"),
+    ("The answer is 33.333", "33.33"),
+    ("The answer is 17.99", 18),
+    ("The answer is -18", 18),
+    ("The answer is 181", 18),
+    ("The answer is 18. No: the answer is 17.", 18),
+    ("The answer is 1,800", 18),
+    ("The answer is 18.5", 18),
+    ("The answer is 12:30", 12),
+    ("The answer is 1e-30", 0),
+    ("9" * 200_000, 18),
+    ("I don't know.", SOLUTION),
+    ("", SOLUTION),
+    ("", 0),
+    ("\x00\ud800", SOLUTION),
+]
+
+
+@pytest.mark.parametrize(("completion", "answer"), RIGHT)
+def test_the_same_number_scores_one(completion: str, answer: object) -> None:
+    assert score(completion, answer) == 1.0
+
+
+@pytest.mark.parametrize(("completion", "answer"), WRONG)
+def test_another_number_or_none_scores_zero(completion: str, answer: object) -> None:
+    assert score(completion, answer) == 0.0
+
+
+@pytest.mark.parametrize("answer", ["", "#### none", "blue", "9 eggs for 18 dollars", None, float("nan"), True, [18]])
+def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> None:
+    with pytest.warns(UserWarning, match=r"no number in the reference .*\(1 of 2 in this batch\)"):
+        scores = gsm8k_accuracy(completions=["#### 18", "#### 18"], answer=[answer, "#### 18"])
+    assert scores == [None, 1.0]
+
+
+def test_good_references_do_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gsm8k_accuracy(completions=["18", "17"], answer=["18", SOLUTION]) == [1.0, 0.0]
+
+
+def test_a_missing_column_is_an_error_that_names_the_columns_present() -> None:
+    with pytest.raises(RewardError, match=r"needs the dataset column 'answer'.*\['question', 'solution'\]"):
+        gsm8k_accuracy(
+            prompts=["?"],
+            completions=["18"],
+            completion_ids=[[1]],
+            question=["?"],
+            solution=["18"],
+            trainer_state=None,
+        )
+
+
+@pytest.mark.parametrize("answer", [[], ["18"], ["18"] * 3])
+def test_a_column_of_another_length_is_an_error(answer: list[str]) -> None:
+    with pytest.raises(RewardError, match=f"2 completions but {len(answer)} entries"):
+        gsm8k_accuracy(completions=["18", "18"], answer=answer)
+
+
+def test_it_takes_what_trl_passes_and_pickles() -> None:
+    reward = pickle.loads(pickle.dumps(gsm8k_accuracy))
+    extras = {"trainer_state": object(), "log_extra": print, "log_metric": print, "environments": [None]}
+    scores = reward(prompts=["?"], completions=["18"], completion_ids=[[1]], answer=["18"], question=["?"], **extras)
+    assert scores == [1.0]
+    assert gsm8k_accuracy(completions=[], answer=[]) == []
+    assert gsm8k_accuracy.__name__ == "gsm8k_accuracy"
+
+
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calculator"}}]}
+MESSAGES = [
+    ("18", "18"),
+    ([{"role": "assistant", "content": "18"}], "18"),
+    ([{"content": "18"}], "18"),
+    ({"role": "assistant", "content": "18"}, "18"),
+    ([{"role": "assistant", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "8"}]}], "18"),
+    ([{"role": "assistant", "content": [{"type": "image", "url": "5"}, {"type": "text", "text": "18"}, "."]}], "18."),
+    ([CALL, {"role": "tool", "content": "5"}, {"role": "assistant", "content": "18"}], "18"),
+    ([{"role": "assistant", "content": "18"}, CALL, {"role": "tool", "content": "5"}], "18"),
+    ([{"role": "assistant", "content": "17"}, {"role": "assistant", "content": "18"}], "18"),
+    ([{"role": "assistant", "content": "18"}, {"role": "assistant", "content": " \n"}], "18"),
+    ([CALL], ""),
+    ([{"role": "tool", "content": "18"}], ""),
+    ([{"role": "user", "content": "18"}], ""),
+    ([{"role": "assistant"}], ""),
+    ([], ""),
+    (None, ""),
+    (18, ""),
+    ([18, "18"], ""),
+]
+
+
+@pytest.mark.parametrize(("completion", "text"), MESSAGES)
+def test_the_text_of_a_completion_is_what_the_assistant_wrote_last(completion: object, text: str) -> None:
+    assert completion_text(completion) == text
+    assert score(completion) == float("18" in text)
+
+
+ANYTHING = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)
+CONTENT = ANYTHING | st.lists(st.fixed_dictionaries({"type": st.sampled_from(["text", "image"]), "text": ANYTHING}))
+MESSAGE = st.fixed_dictionaries({}, optional={"role": st.sampled_from(["assistant", "tool", None]), "content": CONTENT})
+
+
+@given(st.lists(ANYTHING | st.lists(MESSAGE | ANYTHING), max_size=4))
+def test_no_completion_raises(completions: list[Any]) -> None:
+    scores = gsm8k_accuracy(completions=completions, answer=[18] * len(completions))
+    assert all(value in (0.0, 1.0) for value in scores)
+    assert len(scores) == len(completions)
+
+
+def test_hostile_completions_neither_stall_nor_touch_their_neighbours() -> None:
+    hostile = [*HOSTILE.values(), *HOSTILE.values()][:64]
+    completions = [text for pair in zip(hostile, ["#### 18", "#### 17"] * 32, strict=True) for text in pair]
+    started = time.perf_counter()
+    scores = gsm8k_accuracy(completions=completions, answer=["#### 18"] * 128)
+    assert time.perf_counter() - started < 5.0
+    assert scores[1::2] == [1.0, 0.0] * 32
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_whole_of_gsm8k_scores_itself_right_and_its_neighbours_wrong(split: str) -> None:
+    folder = os.environ.get("TRL_GRPO_EXT_GSM8K")
+    if not folder:
+        pytest.skip("TRL_GRPO_EXT_GSM8K names no directory with GSM8K's train.jsonl and test.jsonl")
+    lines = (Path(folder) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = [json.loads(line)["answer"] for line in lines]
+    assert len(answers) == {"train": 7473, "test": 1319}[split]
+    references = [int(answer.rpartition("####")[2].replace(",", "")) for answer in answers]
+    solutions = [answer.rpartition("####")[0] for answer in answers]
+    renderings = {
+        "{solution}#### {answer}": 0,
+        "{solution}A: {answer:,}": 0,
+        "{solution}\nThe answer is ${answer:,}.00.": 0,
+        "<think>{solution}</think>\n\\boxed{{{answer}}}": 0,
+        "{solution}#### {answer}\n\nQuestion: How many?\nAnswer: {solution}#### 1234567": 0,
+        "{solution}#### {answer} ": 1,
+        "{solution}The answer is {answer} eggs, from 2 ducks.": -1,
+        "{solution}**Answer:** {answer:.1f}": 10,
+    }
+    for rendering, offset in renderings.items():
+        pairs = zip(solutions, references, strict=True)
+        completions = [rendering.format(solution=text, answer=number + offset) for text, number in pairs]
+        scores = gsm8k_accuracy(completions=completions, answer=answers)
+        assert set(scores) == {0.0 if offset else 1.0}, rendering

@@ -1,0 +1,315 @@
+r"""The final number of a completion, however models write it.
+
+Where it stands, in order of precedence:
+
+1. **Only the answer part counts.** Text up to the last `</think>` (`</thinking>`, `</reasoning>`) is dropped if a
+   number follows it. So is what runs on after the answer: a new `Question:` (`Q:`, `Problem:`, `Human:`, ...) line
+   after an explicit answer, and everything behind an end-of-turn token.
+2. **The last explicit answer wins.** Explicit are `\boxed{...}`, `#### ...`, `<answer>...</answer>`, "the answer is
+   ...", "Answer: ..." and `A: ...` at the start of a line. All kinds rank alike; an empty one is passed over.
+3. **Otherwise the last number of the text**, or, where its line sets a number in bold after the last `=`, that one.
+
+Within an explicit answer:
+
+- A number right behind the marker is the answer (currency, markup, `x =` and "approximately" may stand between),
+  whatever follows it: "The answer is 18 because 3 * 6 = 18 and 2 were left" is 18.
+- If it opens an equation, the result behind its last `=` is: 18 in "The answer is 3 * 6 = 18" and in "18 = 3 * 6".
+- A chain of equations over the lines of a box or of the paragraph behind "Answer:" comes to its last number.
+- Prose behind "Answer:", and prose inside `\boxed{}` or `<answer>`, means its last number. Prose behind "the answer
+  is" or `####` ("the answer is found by ...", a markdown heading) is not taken for an answer.
+- English number words count where no digits stand in their place.
+
+Dates, times such as 12:30, ordinals and labels of list items or steps are read only where there is nothing else.
+A range means its end ("5-7" is 7). Every function here is linear in the text and raises on no text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from fractions import Fraction
+from typing import Any
+
+from .numerals import Number, fold, number_at, numbers_from_end, words_at
+
+_ATTEMPTS = 64  # markers tried from the end; more than that without an answer is noise
+_WINDOW = 2000  # characters of one sentence, line or box that are looked at
+
+_BRACE = re.compile(r"[{}]")
+_DIGIT = re.compile(r"[0-9]")
+_THOUGHT_ENDS = ("</think>", "</thinking>", "</reasoning>")
+_TURN_END = re.compile(
+    r"<\|(?:im_end|im_start|eot_id|eom_id|end|end_of_text|endoftext|end_of_turn|user|start_header_id)\|>|</s>|<eos>"
+    r"|<end_of_turn>|\[INST\]"
+)
+_NEXT_TASK = re.compile(
+    r"^[ \t>*_#]{0,8}(?:(?:Next|New|Follow-up)\s)?(?:Question|Q|Problem|Exercise|Instruction|Human|User)"
+    r"[ \t]?[0-9]{0,4}[*_]{0,3}[ \t]?:",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+# Literals only, so that the scan runs at the speed of a character-set search; what they are is decided afterwards.
+_MARKER = re.compile(r"\\boxed|\\fbox|#####*|<answer>|<Answer>|<ANSWER>|answer|Answer|ANSWER|A:|A :|A\*\*:|Ans:|答案")
+_ANSWER_LINK = re.compile(
+    r"""[*_`"'})\]]{0,6}
+    (?:\s{0,3}\([^()\n]{0,60}\))?
+    (?:\s{0,3},?\s{0,3}(?:to|for|in|of|here|then|therefore|thus|hence|we|you)\b[^\n.:=?!<>0-9]{0,80}?)?
+    \s{0,3}[,]?\s{0,3}
+    (?:(?P<colon>[:=→]|⇒) | 是 | 为
+      | (?:is|are|was|equals|comes\sout\sto|becomes|(?:would|will|should|must|could|can)\s{1,3}be)\b
+      | (?:'s|’s)\b )""",
+    re.VERBOSE,
+)
+_HEADING_TAIL = re.compile(r"[*_:} \t]{0,8}(?:\n|$)")
+_HEADING_START = re.compile(
+    r"(?:\n|^)[ \t>*_#\-]*(?:\\text(?:bf)?\{)?(?:(?:[Tt]he|[Mm]y)\s)?(?:(?:[Ff]inal|FINAL)\s)?$"
+)
+_FINAL = re.compile(r"final\s$", re.IGNORECASE)
+# Answers that the story is about: "each correct answer is 5 points", "the answer to the second question is 7".
+_SEVERAL = r"\b(?:each|every|per|an?|any|one|no|wrong|incorrect|first|second|third|fourth|fifth)\s"
+_STORY_BEFORE = re.compile(rf"{_SEVERAL}(?:(?!the\s)\w{{1,20}}\s)?$", re.IGNORECASE)
+_STORY_AFTER = re.compile(rf"\b(?:to|for|of|in)\s(?:the\s|his\s|her\s|their\s)?{_SEVERAL}", re.IGNORECASE)
+_LINE_START = re.compile(r"(?:\n|^)[ \t>*_#]*$")
+_OTHER_CHOICE = re.compile(r"^[ \t>*_]{0,8}B[*_]{0,2}\s?:", re.MULTILINE)
+
+_ORNAMENTS = re.compile(
+    r"""(?:
+      \n[ \t]*+[-•–]\s | [\s*_`$£€¥₹¢"'“”‘’(\[{<:=~≈≃→⇒|>•,] | \.{2,} | …
+    | \\[()\[\]$,;:!>{ ]
+    | \\(?:text|textbf|textit|mathbf|mathrm|mathit|bf|boldsymbol|bm|displaystyle|left|right|underline|large|Large|quad
+        |approx|boxed|fbox|therefore|color\{\w{1,20}\})(?![A-Za-z])
+    | (?:(?:that|it|is|be|equal|to|equals|about|approximately|approx\.|around|roughly|nearly|almost|exactly|indeed
+        |simply|just|only|still|also|now|then|thus|therefore|given\ by|a\ total\ of|the\ number|at\ least|at\ most)
+        (?=[\s,:*$]))
+    | [A-Za-z][A-Za-z_]{0,19}\s?=(?!=)
+    )*+""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_UNIT = (
+    r"\s{0,2}(?:\\(?:text|mathrm)\s?\{[^{}\n]{0,40}\}|\\?[%$°)\]}]|\*\*"
+    r"|(?!(?:[xX]|of|because|since|as|so|and|or|if|which|but|where|with)\b)[A-Za-z²³]{1,20})"
+)
+_EQUALS = re.compile(r"=>|=|≈|≃|⇒|→|\\approx(?![a-z])|\\implies(?![a-z])")
+_OPERATOR = re.compile(
+    rf"(?:[A-Za-z](?=\s?=))?(?:{_UNIT}){{0,4}}+\s{{0,3}}"
+    r"(?:=>?|[≈≃⇒→+*/×÷·–-]|\\(?:times|cdot|div|approx)|[xX](?=\s?[$0-9])|of(?=\s[$0-9][^=\n]{0,40}=))"
+    r"[\s($£€¥{*<]{0,8}(?:\\\$|\\d?frac|[-–]?[$£€]?\.?[0-9])"
+)
+_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n|$")
+_BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*|\\(?:text|math)bf\{([^{}\n]{1,80})\}")
+
+
+def extract_final_answer(text: str) -> Fraction | None:
+    """Return the final number of `text`, exactly, or None where there is none that can be read (see the module)."""
+    number = final_number(text)
+    return None if number is None else number.value
+
+
+def final_number(text: str) -> Number | None:
+    """Like `extract_final_answer`, with where the number stands (offsets of the folded answer part) and its face."""
+    text = _answer_part(fold(text))
+    last = _last_number(text, 0, len(text))
+    return _explicit(text, last) or last
+
+
+def parse_reference(reference: Any) -> Fraction | None:
+    """Return the value of a reference answer, or None where it has none.
+
+    A string is either GSM8K's solution, whose answer stands behind the last `####`, or a plain number, with a currency
+    or a unit if need be ("$18", "1,000", "1/2", "18 dollars"). Prose that holds several numbers is not a reference.
+    Of other types, finite real numbers are (a float means what it prints: 0.1 is 1/10); True and False are not.
+    """
+    if isinstance(reference, bool):
+        return None
+    if not isinstance(reference, str):
+        try:
+            return Fraction(str(reference.item() if hasattr(reference, "item") else reference))
+        except (ValueError, ZeroDivisionError, TypeError):
+            return None
+    text = fold(reference).rpartition("####")[2].strip()
+    number = _direct(text, 0)
+    if number is None or next(numbers_from_end(text, number.end, len(text)), None):
+        return None
+    return number.value
+
+
+def _answer_part(text: str) -> str:
+    start = max(text.rfind(tag) + len(tag) if tag in text else 0 for tag in _THOUGHT_ENDS)
+    if start and _last_number(text, start, len(text)):
+        text = text[start:]
+    digit = _DIGIT.search(text)
+    turn_end = _TURN_END.search(text, digit.end()) if digit else None
+    if turn_end:
+        text = text[: turn_end.start()]
+    for tried, task in enumerate(_NEXT_TASK.finditer(text)):
+        before = text[: task.start()]
+        if tried == 8:
+            break
+        if _explicit(before, _last_number(before, 0, len(before))):
+            return before
+    return text
+
+
+def _explicit(text: str, last: Number | None) -> Number | None:
+    """Return the number of the last explicit answer. `last` is the last number of `text`."""
+    for marker in reversed(deque(_MARKER.finditer(text), maxlen=_ATTEMPTS)):
+        literal = marker[0].lower()
+        if literal[0] == "\\":
+            found = _block(text, marker.end(), _closing_brace(text, marker.end()))
+        elif literal[0] == "#":
+            found = _direct(text, marker.end())
+        elif literal[0] == "<":
+            close = text.find("</", marker.end())
+            found = _block(text, marker.end(), close if close >= 0 else len(text))
+        elif literal[0] == "a" and not literal.startswith("answer"):
+            found = _after_letter(text, marker, last)
+        else:
+            found = _after_word(text, marker, last)
+        if found:
+            return found
+    return None
+
+
+def _block(text: str, start: int, end: int) -> Number | None:
+    found = _direct(text, start, end)
+    if found is None:
+        return _last_number(text, max(start, end - _WINDOW), end)
+    return _continued(text, start, found, end) or found
+
+
+def _closing_brace(text: str, start: int) -> int:
+    """Return where the group that opens at `start` closes; the end of the line where it never does."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start, start + _WINDOW):
+        depth += 1 if brace[0] == "{" else -1
+        if depth <= 0:
+            return brace.start()
+    line_end = text.find("\n", start, start + _WINDOW)
+    return line_end if line_end >= 0 else min(len(text), start + _WINDOW)
+
+
+def _after_letter(text: str, marker: re.Match[str], last: Number | None) -> Number | None:
+    """`A: 18` at the start of a line, unless a `B:` makes it one of several choices."""
+    start = marker.start()
+    if not _LINE_START.search(text, max(0, start - 20), start) or _OTHER_CHOICE.search(
+        text, marker.end(), marker.end() + _WINDOW
+    ):
+        return None
+    return _header(text, marker.end(), last)
+
+
+def _after_word(text: str, marker: re.Match[str], last: Number | None) -> Number | None:
+    """`answer` as a heading ("**Answer:** 18", or alone on its line) or in a sentence ("the answer is 18")."""
+    start, end = marker.span()
+    before = text[max(0, start - 40) : start]
+    if before[-1:].isalpha() or before.endswith("</"):
+        return None
+    link = _ANSWER_LINK.match(text, end)
+    if link is None:
+        if _FINAL.search(before) and number_at(text, end + 1):
+            return _direct(text, end)
+        is_heading = _HEADING_START.search(before) and (tail := _HEADING_TAIL.match(text, end))
+        return _header(text, tail.end(), last) if is_heading and tail else None
+    colon = link["colon"] or text[link.end() : link.end() + 4].lstrip(" *_").startswith(":")
+    if colon:
+        return _header(text, link.end(), last)
+    if _STORY_BEFORE.search(before) or _STORY_AFTER.search(link[0]):
+        return None
+    return _direct(text, link.end())
+
+
+def _header(text: str, start: int, last: Number | None) -> Number | None:
+    found = _direct(text, start)
+    if found is None:
+        return last if last and last.start >= start else None
+    paragraph_end = text.find("\n\n", found.end, found.end + _WINDOW)
+    return _continued(text, start, found, paragraph_end if paragraph_end >= 0 else len(text)) or found
+
+
+def _continued(text: str, start: int, found: Number, end: int) -> Number | None:
+    """Where the answer is a chain of equations over several lines, return the number it ends in."""
+    end = min(end, found.end + _WINDOW)
+    chain = "=" in text[start : found.start][-_WINDOW:] and "=" in text[found.end : end]
+    return _last_number(text, found.end, end) if chain else None
+
+
+def _direct(text: str, start: int, end: int | None = None) -> Number | None:
+    """Read the number, the equation or the number word that follows `start` with nothing but ornaments between."""
+    end = len(text) if end is None else end
+    ornaments = _ORNAMENTS.match(text, start, end)
+    position = ornaments.end() if ornaments else start
+    number = number_at(text, position)
+    if number is None:
+        words = words_at(text, position)
+        if words is None:
+            return None
+        stop = _sentence_end(text, words.end, end)
+        vague = text.startswith(" of", words.end) or next(numbers_from_end(text, words.end, stop), None)
+        return None if vague else words
+    if number.start >= end or (number.aside and number.value is not None and _is_label(text, number)):
+        return None
+    if not _OPERATOR.match(text, number.end, min(end, number.end + 200)):
+        return number
+    return _result(text, number, end)
+
+
+def _is_label(text: str, number: Number) -> bool:
+    return text[number.end : number.end + 1] in (".", ")")
+
+
+def _result(text: str, left: Number, end: int) -> Number | None:
+    """Return what the equation that opens with `left` comes to; None where it says not."""
+    stop = _sentence_end(text, left.end, end)
+    equals = list(_EQUALS.finditer(text, left.end, stop))
+    for sign in reversed(equals):
+        ornaments = _ORNAMENTS.match(text, sign.end(), stop)
+        right = number_at(text, ornaments.end() if ornaments else sign.end())
+        if right and right.start < stop and not _OPERATOR.match(text, right.end, min(stop, right.end + 200)):
+            return right
+    alone = equals and not _OPERATOR.match(text, left.end, equals[0].start() + 1)
+    return left if alone else None
+
+
+def _sentence_end(text: str, start: int, end: int) -> int:
+    stop = min(end, start + _WINDOW)
+    match = _SENTENCE_END.search(text, start, stop)
+    return match.start() if match else stop
+
+
+def _last_number(text: str, start: int, end: int) -> Number | None:
+    """Return the last number of `text[start:end]` that is a result (see `Number.aside`), else the last of any kind."""
+    aside = None
+    for _ in range(8):
+        digit = max(text.rfind(char, start, end) for char in "0123456789½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞")
+        if digit < 0:
+            break
+        window = _number_start(text, start, max(start, digit - _WINDOW))
+        for number in numbers_from_end(text, window, min(end, digit + 60)):
+            if not number.aside:
+                return _bold_on_line_of(text, number, start, end) or number
+            aside = aside or number
+        end = window
+    return aside
+
+
+def _number_start(text: str, start: int, position: int) -> int:
+    """Step back to the start of the number that `position` is inside of, however long: its rest would be another."""
+    whole = text[start:position].rstrip("0123456789")
+    if len(whole) < position - start and whole.endswith((".", ",")):
+        whole = whole[:-1].rstrip("0123456789")
+    return start + len(whole)
+
+
+def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number | None:
+    line_start = text.rfind("\n", max(start, number.start - _WINDOW), number.start) + 1 or max(
+        start, number.start - _WINDOW
+    )
+    line_end = text.find("\n", number.end, min(end, number.end + _WINDOW))
+    equals = text.rfind("=", line_start, number.start)
+    bold = None
+    for match in _BOLD.finditer(text, line_start, line_end if line_end >= 0 else min(end, number.end + _WINDOW)):
+        inside = 1 if match[1] is not None else 2
+        found = _direct(text, match.start(inside), match.end(inside))
+        if found and not found.aside and found.end > equals:
+            bold = found
+    return bold

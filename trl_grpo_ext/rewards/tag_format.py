@@ -1,0 +1,50 @@
+"""How much of `<think>...</think><answer>...</answer>` is there, in steps of 0.1?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .final_answer import extract_final_answer
+from .text import completion_text
+
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def tag_format(completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    """Score 0.1 for each of `<think>`, `</think>`, `<answer>`, `</answer>` in order, 0.1 for a number in the answer.
+
+    A dense companion of `think_format` for models that don't know the format yet. The tags are taken in the order
+    above. A tag earns its 0.1 if it occurs exactly once in the completion and stands after every tag that has earned
+    before it. So:
+
+    - a missing tag costs its own 0.1 only: `<answer>18</answer>` alone scores 0.3;
+    - a tag out of order earns nothing: `</think><think>` scores 0.1 (for `<think>`), and
+      `<answer>18</answer><think></think>` scores 0.2 (for the thoughts);
+    - a tag that occurs twice earns nothing, so repeating tags never pays.
+
+    The last 0.1 is for a number (as `gsm8k_accuracy` reads it; "eighteen" is one) between `<answer>` and `</answer>`,
+    where both have earned. The most is 0.5. Text before, between and after the tags is free.
+
+    Args:
+        completions: `B` completions, strings or lists of messages.
+        **kwargs: The other columns; not used.
+
+    Returns:
+        `B` scores from 0.0 to 0.5. No completion raises, and the time is linear in its length.
+    """
+    return [_tenths(completion_text(completion)) / 10 for completion in completions]
+
+
+def _tenths(text: str) -> int:
+    earned = {}
+    position = 0
+    for tag in _TAGS:
+        found = text.find(tag, position)
+        if found >= 0 and text.count(tag) == 1:
+            position = earned[tag] = found + len(tag)
+    tenths = len(earned)
+    if "<answer>" in earned and "</answer>" in earned:
+        inside = text[earned["<answer>"] : earned["</answer>"] - len("</answer>")]
+        tenths += extract_final_answer(inside) is not None or extract_final_answer(f"<answer>{inside}") is not None
+    return tenths

@@ -1,0 +1,41 @@
+"""The text of a completion, in either of the two forms in which TRL hands it over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def completion_text(completion: Any) -> str:
+    """Return what the model wrote to the user.
+
+    A string is returned as it is. Of a list of messages it is the last assistant message that has any text: messages
+    of tools and users are not the model's, and an assistant message that only calls a tool has no text (its content is
+    None or blank). A message without a role counts as the assistant's. Content in blocks is the concatenation of its
+    text blocks. Whatever else arrives is the empty string: a completion never raises.
+    """
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, Mapping):
+        completion = [completion]
+    if not isinstance(completion, (list, tuple)):
+        return ""
+    for message in reversed(completion):
+        if isinstance(message, Mapping) and message.get("role", "assistant") == "assistant":
+            text = _content_text(message.get("content"))
+            if text and not text.isspace():
+                return text
+    return ""
+
+
+def _content_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        return ""
+    parts = []
+    for block in content:
+        text = block.get("text") if isinstance(block, Mapping) and block.get("type", "text") == "text" else block
+        if isinstance(text, str):
+            parts.append(text)
+    return "".join(parts)
