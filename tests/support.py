@@ -52,7 +52,9 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
 
 
 def prompts(count: int = 4) -> Dataset:
-    return Dataset.from_dict({"prompt": [f"{'abcdefgh'[i % 8]}{i} " for i in range(count)], "answer": list(range(count))})
+    return Dataset.from_dict(
+        {"prompt": [f"{'abcdefgh'[i % 8]}{i} " for i in range(count)], "answer": list(range(count))}
+    )
 
 
 def scripted_completion(prompt: str, member: int, longest: int) -> list[int]:

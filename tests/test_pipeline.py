@@ -149,10 +149,10 @@ class TestReducedLoss:
     @pytest.mark.parametrize(
         ("reduce", "message"),
         [
-            (lambda l, m, t: l.sum(1), "must return a scalar tensor, got shape (2,)"),
-            (lambda l, m, t: 1.0, "must return a scalar tensor, got float"),
-            (lambda l, m, t: l.detach().sum(), "without a gradient"),
-            (lambda l, m, t: l.sum() / (m * 0).sum(), "from finite losses"),
+            (lambda loss, mask, totals: loss.sum(1), "must return a scalar tensor, got shape (2,)"),
+            (lambda loss, mask, totals: 1.0, "must return a scalar tensor, got float"),
+            (lambda loss, mask, totals: loss.detach().sum(), "without a gradient"),
+            (lambda loss, mask, totals: loss.sum() / (mask * 0).sum(), "from finite losses"),
         ],
     )
     def test_what_a_reduction_may_not_return(self, reduce: Any, message: str) -> None:

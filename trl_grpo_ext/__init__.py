@@ -35,7 +35,7 @@ _HOME_OF = {
     "load_rewards": "plugins",
 }
 
-__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:

@@ -80,10 +80,9 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
         PluginOutputError: The weights are misshapen, not finite, negative, or not zero off the mask.
     """
     with torch.no_grad():
-        weights_B_T = aggregation.weights(rollout)
+        result = aggregation.weights(rollout)
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    _check_shape(weights_B_T, rollout.mask_B_T, f"{label}: weights")
-    weights_B_T = weights_B_T.detach()
+    weights_B_T = _tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
     _refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite")
     _refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative")
     _refuse(
@@ -94,19 +93,18 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
     return weights_B_T
 
 
-def reduced_loss(
-    aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals
-) -> torch.Tensor:
+def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
     """Ask a `reduce` aggregation for its scalar and hold it to the contract.
 
     Raises:
         PluginOutputError: The result is not a scalar tensor, or lost the graph of `loss_B_T`.
     """
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    loss = aggregation.reduce(loss_B_T, mask_B_T, totals)
-    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-        got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    result = aggregation.reduce(loss_B_T, mask_B_T, totals)
+    if not isinstance(result, torch.Tensor) or result.dim() != 0:
+        got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
         raise PluginOutputError(f"{label}: reduce must return a scalar tensor, got {got}.")
+    loss: torch.Tensor = result
     if not torch.isfinite(loss) and bool(torch.isfinite(loss_B_T).all()):
         raise PluginOutputError(
             f"{label}: reduce returned {loss.item()} from finite losses. Guard the division where a micro-batch has "
@@ -162,7 +160,7 @@ def kl_k3(
 def importance_ratio(
     logps_B_T: torch.Tensor, old_logps_B_T: torch.Tensor, mask_B_T: torch.Tensor, level: str
 ) -> torch.Tensor:
-    """π/π_old per token `(B, T)`, or at `level="sequence"` its geometric mean per sequence `(B, 1)` (GSPO, 2507.18071)."""
+    """π/π_old per token `(B, T)`; at level "sequence" its geometric mean per sequence `(B, 1)` (GSPO, 2507.18071)."""
     log_ratio_B_T = logps_B_T - old_logps_B_T
     if level == "sequence":
         lengths_B = mask_B_T.sum(-1).clamp(min=1.0)
@@ -172,21 +170,23 @@ def importance_ratio(
 
 def _checked_advantages(result: Any, mask_B_T: torch.Tensor, hook: object, method: str) -> torch.Tensor:
     label = f"advantage hook {plugin_label(hook)!r}: {method}"
-    _check_shape(result, mask_B_T, label)
-    result = expand_advantages(result.detach(), mask_B_T)
-    _refuse(~torch.isfinite(result), result, f"{label} must return finite advantages")
-    return result
+    advantages_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
+    _refuse(~torch.isfinite(advantages_B_T), advantages_B_T, f"{label} must return finite advantages")
+    return advantages_B_T
 
 
-def _check_shape(result: Any, mask_B_T: torch.Tensor, label: str) -> None:
+def _tensor_like(mask_B_T: torch.Tensor, result: Any, label: str) -> torch.Tensor:
     if not isinstance(result, torch.Tensor):
-        raise PluginOutputError(f"{label}: expected a tensor of shape {tuple(mask_B_T.shape)}, got {type(result).__name__}.")
+        raise PluginOutputError(
+            f"{label}: expected a tensor of shape {tuple(mask_B_T.shape)}, got {type(result).__name__}."
+        )
     if result.shape != mask_B_T.shape:
         raise PluginOutputError(
             f"{label}: expected shape {tuple(mask_B_T.shape)} (completions, tokens), got {tuple(result.shape)}."
         )
     if not result.is_floating_point():
         raise PluginOutputError(f"{label}: expected a floating point tensor, got {result.dtype}.")
+    return result
 
 
 def _refuse(bad: torch.Tensor, values: torch.Tensor, rule: str) -> None:

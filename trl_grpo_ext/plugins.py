@@ -239,9 +239,7 @@ def _build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
     except (TypeError, ValueError) as error:
         strings = [f"{name}={value!r}" for name, value in parameters.items() if looks_like_a_number(value)]
         hint = (
-            f" YAML 1.1 reads {', '.join(strings)} as a string: write it with a point, as in 1.0e-3."
-            if strings
-            else ""
+            f" YAML 1.1 reads {', '.join(strings)} as a string: write it with a point, as in 1.0e-3." if strings else ""
         )
         raise PluginParameterError(
             f"{called(info)} from {info.source} refused its parameters ({_shown(parameters) or 'none'}) "

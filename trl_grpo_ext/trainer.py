@@ -98,6 +98,7 @@ class GRPOExtMixin:
         aggregation = _given_once("loss_aggregation", loss_aggregation, getattr(args, "loss_aggregation", None))
         self.loss_aggregation: Any = None if aggregation is None else load_loss_aggregation(aggregation)
 
+        self._totals: dict[bool, Totals] = {}  # by whether training
         selected = load_rewards(getattr(args, "rewards", None) or [])
         if selected:
             given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
@@ -151,7 +152,7 @@ class GRPOExtMixin:
             self._log_trained_advantages(batch["advantages"], rollout)
         if implements(self.loss_aggregation, "weights"):
             batch[self._loss_weights_key] = pipeline.token_weights(self.loss_aggregation, rollout)
-        self._totals = rollout.totals
+        self._totals[rollout.training] = rollout.totals
         return batch
 
     def _rollout(self, batch: dict[str, Any]) -> Rollout:
@@ -290,9 +291,11 @@ class GRPOExtMixin:
         if implements(self.loss_aggregation, "weights"):
             # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
             # step takes `accumulation` of the batch's `steps_per_generation` micro-batches.
-            scale = self.accelerator.num_processes * self._steps_per_generation / self._accumulation
-            return (forward.inputs[self._loss_weights_key] * loss_B_T).sum() * scale + others
-        reduced = pipeline.reduced_loss(self.loss_aggregation, loss_B_T, forward.mask_B_T, self._totals)
+            scale: float = self.accelerator.num_processes * self._steps_per_generation / self._accumulation
+            weights_B_T: torch.Tensor = forward.inputs[self._loss_weights_key]
+            return (weights_B_T * loss_B_T).sum() * scale + others
+        totals = self._totals[bool(self.model.training)]  # evaluation may come between two micro-batches
+        reduced = pipeline.reduced_loss(self.loss_aggregation, loss_B_T, forward.mask_B_T, totals)
         return reduced / self._accumulation + others
 
     def _pieces(self, loss: torch.Tensor, forward: _LossForward) -> tuple[torch.Tensor, torch.Tensor]:
@@ -318,9 +321,7 @@ class GRPOExtMixin:
         ratio = None
         if self.args.use_bias_correction_kl:
             old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
-            ratio = pipeline.importance_ratio(
-                logps_B_T, old_logps_B_T, forward.mask_B_T, trl.importance_sampling_level
-            )
+            ratio = pipeline.importance_ratio(logps_B_T, old_logps_B_T, forward.mask_B_T, trl.importance_sampling_level)
         return trl.beta * pipeline.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio)  # type: ignore[no-any-return]
 
     def _trl_weights(self, inputs: dict[str, Any], mask_B_T: torch.Tensor) -> torch.Tensor:
@@ -352,7 +353,7 @@ class GRPOExtMixin:
 
 
 class GRPOExtTrainer(GRPOExtMixin, GRPOTrainer):
-    """TRL's `GRPOTrainer` with plugins: `from trl_grpo_ext import GRPOExtTrainer as GRPOTrainer`. See `GRPOExtMixin`."""
+    """TRL's `GRPOTrainer` with plugins; a drop-in: `from trl_grpo_ext import GRPOExtTrainer as GRPOTrainer`."""
 
 
 def _given_once(name: str, in_python: Any, in_config: Any) -> Any:

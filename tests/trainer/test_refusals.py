@@ -25,7 +25,9 @@ AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
 
 def test_a_compute_loss_that_bypasses_trls_loss(tiny_model: Path, tmp_path: Path) -> None:
     class OwnLoss(GRPOTrainer):
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
             ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
             return model(input_ids=ids).logits.float().logsumexp(-1).mean()
 
@@ -45,7 +47,7 @@ def test_a_term_of_a_users_own_in_the_loss(tiny_model: Path, tmp_path: Path) -> 
     class Mine(GRPOExtMixin, WithRegulariser):
         pass
 
-    with pytest.raises(SelfCheckError, match="its loss is .* the pieces' is"):
+    with pytest.raises(SelfCheckError, match=r"its loss is .* the pieces' is"):
         train(tiny_model, tmp_path, Mine, **AGGREGATION)
 
 
@@ -127,7 +129,9 @@ def test_bad_weights_stop_the_run_by_name(tiny_model: Path, tmp_path: Path) -> N
         def weights(self, rollout: Any) -> torch.Tensor:
             return -rollout.mask_B_T
 
-    with pytest.raises(PluginOutputError, match="loss aggregation 'Negative': weights must not be negative; got -1.0"):
+    with pytest.raises(
+        PluginOutputError, match=r"loss aggregation 'Negative': weights must not be negative; got -1\.0"
+    ):
         train(tiny_model, tmp_path, trainer_arguments={"loss_aggregation": Negative()}, max_steps=1)
 
 
@@ -150,7 +154,9 @@ def test_reward_weights_given_twice(tmp_path: Path) -> None:
         ({"loss_aggregation": "leave_one_out"}, "advantage hook"),
     ],
 )
-def test_an_unknown_name_is_found_when_the_config_is_made(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_an_unknown_name_is_found_when_the_config_is_made(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UnknownPluginError, match=message):
         arguments(tmp_path, **settings)
 

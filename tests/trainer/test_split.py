@@ -1,7 +1,7 @@
 """The same rollouts cut into micro-batches in different ways give the same gradient, for every aggregation by weights.
 
-float64 weights (TRL's log-probabilities stay float32), plain SGD, one optimizer step. TRL shuffles the generation batch before it cuts it, so different cuts also meet
-different rows. Ranks are in `test_two_processes`.
+float64 weights (TRL's log-probabilities stay float32), plain SGD, one optimizer step. TRL shuffles the generation
+batch before it cuts it, so different cuts also meet different rows. Ranks are in `test_two_processes`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ CUTS = [(16, 1), (8, 2), (4, 4), (2, 8)]
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize(
-    "aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant_length"]
-)
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant_length"])
 def test_gradient_does_not_depend_on_the_cut(tiny_model: Path, tmp_path: Path, aggregation: str, beta: float) -> None:
     runs = [
         train(
