@@ -1,0 +1,138 @@
+"""No built-in without a test, an entry in the docs whose example loads, and the manners that its kind asks for."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pickle
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.contexts import make_forward, make_rollout
+from trl_grpo_ext import available, load_advantage_hooks, load_loss_aggregation, load_rewards, pipeline
+from trl_grpo_ext.plugins import Kind, PluginInfo
+from trl_grpo_ext.types import implements
+
+ROOT = Path(__file__).parent.parent
+FOLDERS: dict[Kind, str] = {"reward": "rewards", "advantage_hook": "advantages", "loss_aggregation": "aggregation"}
+BUILT_IN = [info for info in available() if info.builtin]
+
+
+def of_kind(kind: Kind) -> Any:
+    infos = [info for info in BUILT_IN if info.kind == kind]
+    return pytest.mark.parametrize("info", infos, ids=lambda info: info.name)
+
+
+def documented_example(info: PluginInfo) -> Any:
+    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    section = re.search(rf"^### `{info.name}`\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/plugins.md has no entry '### `{info.name}`'"
+    block = re.search(r"```yaml\n(.*?)```", section.group(1), re.DOTALL)
+    assert block, f"the entry of {info.name} has no yaml example"
+    (selection,) = yaml.safe_load(block.group(1)).values()
+    return selection
+
+
+def documented_plugin(info: PluginInfo) -> Any:
+    selection = documented_example(info)
+    if info.kind == "loss_aggregation":
+        return load_loss_aggregation(selection)
+    (plugin,) = load_rewards(selection) if info.kind == "reward" else load_advantage_hooks(selection)
+    return plugin
+
+
+def test_there_are_built_ins_of_every_kind() -> None:
+    assert {info.kind for info in BUILT_IN} == set(FOLDERS)
+
+
+@pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
+class TestEvery:
+    def test_has_a_file_of_its_own_and_a_test(self, info: PluginInfo) -> None:
+        module = info.target.split(":")[0]
+        assert module == f"trl_grpo_ext.{FOLDERS[info.kind]}.{info.name}"
+        tests = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests" / FOLDERS[info.kind]).glob("test_*.py"))
+        assert re.search(rf"\b{info.name}\b", tests), f"no test in tests/{FOLDERS[info.kind]} names {info.name}"
+
+    def test_the_documented_example_loads_and_pickles(self, info: PluginInfo) -> None:
+        plugin = documented_plugin(info)
+        assert plugin.__name__ == info.name  # the name of its metrics
+        assert type(pickle.loads(pickle.dumps(plugin))) is type(plugin)
+
+    def test_the_docstring_says_what_and_whence(self, info: PluginInfo) -> None:
+        module, attribute = info.target.split(":")
+        doc = inspect.getdoc(getattr(import_module(module), attribute)) or ""
+        assert len(doc.splitlines()) > 3
+        if info.kind != "reward":
+            assert "Source:" in doc
+            assert "Departures:" in doc
+
+
+@of_kind("reward")
+def test_a_reward_gives_one_number_per_completion_whatever_the_completion(info: PluginInfo) -> None:
+    reward = documented_plugin(info)
+    texts = ["", "18", "<think>a</think><answer>18</answer>", "\x00\ud800 ١٨ \u202e", "#### " + "9" * 5000]
+    for completions in (texts, [[{"role": "assistant", "content": text}] for text in texts]):
+        columns: dict[str, Any] = {"prompts": ["p"] * len(texts), "answer": ["#### 18"] * len(texts)}
+        scores = reward(completions=completions, completion_ids=[[1] * len(t) for t in texts], **columns)
+        assert len(scores) == len(texts)
+        assert all(isinstance(score, float) and math.isfinite(score) for score in scores)
+
+
+@of_kind("reward")
+def test_a_reward_does_not_depend_on_the_neighbours(info: PluginInfo) -> None:
+    reward = documented_plugin(info)
+    texts = ["The answer is 18.", "nothing", "<think>x</think><answer>3</answer>"]
+
+    def scored(batch: list[str]) -> list[float | None]:
+        ids = [[1] * (len(text) * 25) for text in batch]
+        return list(reward(prompts=batch, completions=batch, completion_ids=ids, answer=["18"] * len(batch)))
+
+    together = scored(texts)
+    assert scored(texts[::-1]) == together[::-1]
+    assert [scored([text])[0] for text in texts] == together
+
+
+@of_kind("advantage_hook")
+def test_a_hook_keeps_shape_mask_rows_and_padding_apart(info: PluginInfo) -> None:
+    hook = documented_plugin(info)
+    lengths, rewards = [3, 1, 0, 2], [1.0, 0.0, 0.5, 2.0]
+    order = [2, 0, 3, 1]
+
+    def result(order: list[int], padding: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        entropies = torch.rand(4, 6, dtype=torch.float64)[order, : 3 + padding]
+        rollout = make_rollout([lengths[i] for i in order], [rewards[i] for i in order], width=3 + padding)
+        advantages = torch.tensor([0.5, -0.5, 0.0, 1.0], dtype=torch.float64)[order]
+        if implements(hook, "on_rollout"):
+            advantages = pipeline.apply_rollout_hooks(advantages, [hook], rollout)
+        if implements(hook, "on_forward"):
+            forward = make_forward(-entropies, entropies, rollout.mask_B_T)
+            advantages = pipeline.apply_forward_hooks(advantages, [hook], forward)
+        assert advantages.shape == rollout.mask_B_T.shape
+        assert not advantages[rollout.mask_B_T == 0].any()
+        return advantages
+
+    plain = result([0, 1, 2, 3], 0)
+    assert plain.any()
+    torch.testing.assert_close(result(order, 0), plain[order], rtol=0, atol=1e-12)
+    torch.testing.assert_close(result([0, 1, 2, 3], 3)[:, :3], plain, rtol=0, atol=0)
+
+
+@of_kind("loss_aggregation")
+def test_an_aggregation_gives_masked_tokens_no_gradient(info: PluginInfo) -> None:
+    aggregation = documented_plugin(info)
+    rollout = make_rollout([3, 0, 1], width=4)
+    loss_B_T = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    if implements(aggregation, "weights"):
+        loss = (pipeline.token_weights(aggregation, rollout) * loss_B_T).sum()
+    else:
+        loss = pipeline.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, rollout.totals)
+    (gradient,) = torch.autograd.grad(loss, loss_B_T)
+    assert bool((gradient[rollout.mask_B_T == 0] == 0).all())
+    assert bool((gradient[rollout.mask_B_T > 0] > 0).all())
