@@ -45,9 +45,7 @@ def make_rollout(
         "rewards_B": rewards_B,
         "group_ids_B": torch.tensor(groups),
         "num_generations": rows // len(set(groups)),
-        "totals": Totals(
-            tokens=sum(lengths), sequences=rows, prompts=len(set(groups)), max_completion_length=limit
-        ),
+        "totals": Totals(tokens=sum(lengths), sequences=rows, prompts=len(set(groups)), max_completion_length=limit),
     }
     return Rollout(**{**settings, **overrides})
 

@@ -41,7 +41,9 @@ def test_the_papers_values_are_the_defaults() -> None:
     st.floats(1.01, 10),
 )
 @settings(max_examples=80, deadline=None)
-def test_signs_stay_and_the_bonus_is_bounded(advantage: float, entropies: list[float], alpha: float, kappa: float) -> None:
+def test_signs_stay_and_the_bonus_is_bounded(
+    advantage: float, entropies: list[float], alpha: float, kappa: float
+) -> None:
     for value, entropy in zip(shaped(advantage, entropies, alpha=alpha, kappa=kappa), entropies, strict=True):
         assert value * advantage >= 0
         assert -1e-12 <= value - advantage <= min(alpha * entropy, abs(advantage) / kappa) + 1e-9

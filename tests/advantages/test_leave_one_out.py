@@ -22,7 +22,12 @@ def advantages_of(rollout: Rollout) -> torch.Tensor:
 
 def test_by_hand() -> None:
     result = advantages_of(make_rollout([1, 2, 2, 1], rewards=[1, 0, 0, 3]))
-    expected = [[0, 0], [-4 / 3, -4 / 3], [-4 / 3, -4 / 3], [8 / 3, 0]]  # the same on every token, nothing off the mask
+    expected = [
+        [0, 0],
+        [-4 / 3, -4 / 3],
+        [-4 / 3, -4 / 3],
+        [8 / 3, 0],
+    ]  # the same on every token, nothing off the mask
     torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64))
 
 

@@ -92,9 +92,7 @@ def test_token_mean_local_depends_on_the_cut_and_token_mean_does_not() -> None:
     # The reason to prefer the global mean: cut as {1, 2} and {3}, the local one is the mean of 12/6 and 6.
     local = load_loss_aggregation("token_mean_local")
     totals = make_rollout([2, 4, 1]).totals
-    halves = [
-        local.reduce(padded(rows), mask_of([len(r) for r in rows]), totals) for rows in (LOSSES[:2], LOSSES[2:])
-    ]
+    halves = [local.reduce(padded(rows), mask_of([len(r) for r in rows]), totals) for rows in (LOSSES[:2], LOSSES[2:])]
     assert float(sum(halves)) / 2 == pytest.approx((12 / 6 + 6) / 2)
     weights = pipeline.token_weights(load_loss_aggregation("token_mean"), make_rollout([2, 4, 1]))
     terms = (weights * padded(LOSSES)).sum(1)

@@ -1,0 +1,107 @@
+"""What the pages say works: the example distribution is built from its page, installed by pip, found, trained with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contexts import make_rollout
+from tests.plugins_env import Environment, make_environment
+from trl_grpo_ext import pipeline
+from trl_grpo_ext.aggregation.seq_mean_token_sum import SeqMeanTokenSum
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "writing_plugins.md").read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def example(class_name: str) -> Any:
+    (code,) = [block for block in blocks(PAGE, "python") if f"class {class_name}" in block]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names[class_name]
+
+
+def test_the_example_hook() -> None:
+    rollout = make_rollout([4, 2])
+    advantages = pipeline.apply_rollout_hooks(torch.tensor([1.0, -1.0]), [example("FirstTokens")(n=2)], rollout)
+    assert advantages.tolist() == [[1, 1, 0, 0], [-1, -1, 0, 0]]
+
+
+def test_the_example_aggregation() -> None:
+    # Per-token losses [1, 3], [2, 2, 0, 4], [6]: the mean over sequences of sums / √L is 4.27614.
+    rollout = make_rollout([2, 4, 1])
+    sums = torch.tensor([4.0, 8.0, 6.0], dtype=torch.float64)
+    weights = pipeline.token_weights(example("SquareRootLength")(), rollout)
+    plain = pipeline.token_weights(SeqMeanTokenSum(), rollout)
+    per_row = weights.max(1).values / plain.max(1).values
+    assert (per_row * sums).mean().item() == pytest.approx(4.27614, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """A new author's environment: the page's two files, `pip install .`."""
+    folder = tmp_path_factory.mktemp("politeness")
+    module = next(block for block in blocks(PAGE, "python") if "class Polite" in block)
+    project = next(block for block in blocks(PAGE, "toml") if 'name = "politeness"' in block)
+    (folder / "politeness").mkdir()
+    (folder / "politeness" / "__init__.py").touch()
+    (folder / "politeness" / "rewards.py").write_text(module)
+    backend = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+    (folder / "pyproject.toml").write_text(backend + project)
+    environment = make_environment(tmp_path_factory.mktemp("author") / "venv")
+    environment.pip("install", "-q", "--no-deps", "--no-build-isolation", folder)
+    return environment
+
+
+def test_the_example_reward_is_there_after_pip_install(author: Environment) -> None:
+    answer = author.probe(
+        """
+(info,) = [i for i in plugins.available() if not i.builtin and i.name == "polite"]
+rewards = plugins.load_rewards({"name": "polite", "word": "thanks", "weight": 0.5})
+scores = rewards[0](completions=["Thanks!", [{"role": "assistant", "content": "Please."}]])
+answer = [info.distribution, info.version, rewards[0].__name__, rewards.weights, scores]
+"""
+    )
+    assert answer == ["politeness", "0.1", "polite", [0.5], [1.0, 0.0]]
+
+
+@pytest.mark.slow
+def test_the_recipe_trains_with_the_installed_plugin(author: Environment, tmp_path: Path) -> None:
+    settings = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --train_problems 16 --eval_problems 8"
+    polite = ["--rewards", "gsm8k_accuracy", "{name: polite, word: apples, weight: 0.5}"]
+    script = [author.python, "-m", "accelerate.commands.launch", ROOT / "recipes" / "gsm8k_grpo.py"]
+    arguments = [*settings.split(), "--per_device_eval_batch_size", "8", "--embedded", *polite]
+    done = subprocess.run(
+        [*map(str, script), *arguments, "--output_dir", str(tmp_path)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (log, *_) = [log for log in json.loads((tmp_path / "metrics.json").read_text())["history"] if "reward" in log]
+    accuracy, manners = log["rewards/gsm8k_accuracy/mean"], log["rewards/polite/mean"]
+    assert log["reward"] == pytest.approx(accuracy + 0.5 * manners, abs=1e-6)
+    assert "polite" in done.stdout  # in the table
+
+
+@pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda p: p.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:trl_grpo_ext|recipes|tests|docs)/[\w./-]+)`", text)
+    linked = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    missing = [name for name in named if not (ROOT / name).exists()]
+    missing += [name for name in linked if not (page.parent / name).exists()]
+    assert not missing
