@@ -47,10 +47,9 @@ class GRPOExtConfig(GRPOConfig):
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
         self.rewards = _selected("rewards", "reward", self.rewards)
         self.advantage_hooks = _selected("advantage_hooks", "advantage_hook", self.advantage_hooks)
-        if isinstance(self.loss_aggregation, str) and self.loss_aggregation.lower() in ("none", "null", ""):
-            self.loss_aggregation = None  # how TRL's command line spells "not set"
         if self.loss_aggregation is not None:
-            self.loss_aggregation = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])[0]
+            selected = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])
+            self.loss_aggregation = None if selected is None else selected[0]
         super().__post_init__()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
         if weighted and self.reward_weights is not None:
@@ -62,10 +61,13 @@ class GRPOExtConfig(GRPOConfig):
 
 def _selected(field_name: str, kind: Kind, values: Any) -> Any:
     """Return selections as plain strings and mappings (they are saved with the arguments), each looked up once."""
-    if values is None:
-        return None
     if isinstance(values, (str, dict)):
         values = [values]
+    # How TRL's command line spells "not set", to switch off what a YAML file selects.
+    if values is None or (
+        isinstance(values, list) and [str(value).lower() for value in values] in (["none"], ["null"])
+    ):
+        return None
     if not isinstance(values, (list, tuple)):
         raise ConfigurationError(f"{field_name} must be a list of selections, got {values!r}. {_HOW}")
     plain = []

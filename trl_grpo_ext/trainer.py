@@ -22,7 +22,7 @@ from trl import GRPOTrainer
 
 from . import pipeline, self_check, upstream
 from .errors import ConfigurationError, UpstreamError
-from .plugins import load_advantage_hooks, load_loss_aggregation, load_rewards
+from .plugins import RewardList, load_advantage_hooks, load_loss_aggregation, load_rewards
 from .types import Forward, Rollout, Totals, implements
 
 
@@ -55,8 +55,13 @@ class GRPOExtMixin:
 
     Args:
         model: As in TRL.
-        reward_funcs: As in TRL. Rewards selected by `args.rewards` are added behind them.
+        reward_funcs: As in TRL. What `load_rewards` returns brings its weights along, unless `args.reward_weights` are
+            set. Rewards selected by `args.rewards` are added behind.
         args: As in TRL.
+        train_dataset: As in TRL.
+        eval_dataset: As in TRL.
+        processing_class: As in TRL.
+        reward_processing_classes: As in TRL, for the `reward_funcs` given here.
         *arguments: As in TRL.
         advantage_hooks: Selections or hook objects, in the order in which they act.
         loss_aggregation: A selection or an aggregation object.
@@ -68,7 +73,6 @@ class GRPOExtMixin:
         PluginError: A selected plugin does not load.
     """
 
-    _metrics: Any
     _logs: Any
     args: Any
     accelerator: Any
@@ -85,6 +89,10 @@ class GRPOExtMixin:
         model: Any,
         reward_funcs: Any = None,
         args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
         *arguments: Any,
         advantage_hooks: Any = None,
         loss_aggregation: Any = None,
@@ -99,20 +107,28 @@ class GRPOExtMixin:
         self.loss_aggregation: Any = None if aggregation is None else load_loss_aggregation(aggregation)
 
         self._totals: dict[bool, Totals] = {}  # by whether training
+        given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         selected = load_rewards(getattr(args, "rewards", None) or [])
-        if selected:
-            given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-            reward_funcs = [*given, *selected]
-            processing = keywords.get("reward_processing_classes")
-            if processing is not None:
-                processing = processing if isinstance(processing, list) else [processing]
-                keywords["reward_processing_classes"] = [*processing, *([None] * len(selected))]
-        super().__init__(model, reward_funcs, args, *arguments, **keywords)  # type: ignore[call-arg]
+        weights = [*(given.weights if isinstance(given, RewardList) else [1.0] * len(given)), *selected.weights]
+        if selected and reward_processing_classes is not None:
+            classes = reward_processing_classes
+            classes = classes if isinstance(classes, list) else [classes]
+            reward_processing_classes = [*classes, *([None] * len(selected))]
+        super().__init__(  # type: ignore[call-arg]
+            model,
+            [*given, *selected] if selected else reward_funcs,
+            args,
+            train_dataset,
+            eval_dataset,
+            processing_class,
+            reward_processing_classes,
+            *arguments,
+            **keywords,
+        )
         upstream.check_instance(self)
-        if selected and self.args.reward_weights is None:
-            first = len(reward_funcs) - len(selected)
+        if self.args.reward_weights is None:
             self.reward_weights: torch.Tensor
-            self.reward_weights[first : len(reward_funcs)] = torch.tensor(selected.weights)
+            self.reward_weights[: len(weights)] = torch.tensor(weights)
         if self.loss_aggregation is not None and self._trl.loss_type not in upstream.LOSS_TYPES:
             raise ConfigurationError(
                 f"loss_type {self._trl.loss_type!r} cannot take a loss aggregation; trl-grpo-ext knows "

@@ -46,7 +46,6 @@ ATTRIBUTES: tuple[str, ...] = (
     "num_generations",
     "num_generations_eval",
     "reward_func_names",
-    "reward_funcs",
     "reward_weights",
 )
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside and restore in the self-check)."""
@@ -59,11 +58,9 @@ BATCH_KEYS: tuple[str, ...] = (
     "completion_ids",
     "completion_mask",
     "num_items_in_batch",
-    "prompt_ids",
-    "prompt_mask",
 )
-"""What `_generate_and_score_completions` always returns. Where they apply also `tool_mask`, `old_per_token_logps`,
-`ref_per_token_logps`, `sampling_per_token_logps` and `importance_sampling_ratio`."""
+"""What `_generate_and_score_completions` always returns and we read. Where they apply also `tool_mask`,
+`old_per_token_logps`, `ref_per_token_logps`, `sampling_per_token_logps` and `importance_sampling_ratio`."""
 
 MEAN_OF_SEQUENCE_MEANS = frozenset({"grpo", "sapo"})
 MEAN_OF_SEQUENCE_SUMS = frozenset({"luspo"})

@@ -1,0 +1,345 @@
+"""Plugins are selected the same way in Python, in YAML and on the command line, and end up where they belong."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from trl import GRPOConfig, TrlParser
+
+from tests.support import arguments, length_reward, prompts, scripted_rollout, train
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
+from trl_grpo_ext.advantages.entropy_shaping import EntropyShaping
+from trl_grpo_ext.advantages.leave_one_out import LeaveOneOut
+from trl_grpo_ext.aggregation.constant_length import ConstantLength
+from trl_grpo_ext.aggregation.token_mean import TokenMean
+from trl_grpo_ext.errors import PluginParameterError, UnknownPluginError
+
+Selected = tuple[Any, Any, Any]
+"""Rewards, advantage hooks, loss aggregation."""
+
+
+def selected(args: GRPOExtConfig) -> Selected:
+    return args.rewards, args.advantage_hooks, args.loss_aggregation
+
+
+def parsed(folder: Path, *words: str, yaml: str | None = None) -> GRPOExtConfig:
+    """What a script that uses TRL's parser gets from its command line."""
+    line = ["--output_dir", str(folder / "out"), "--use_cpu", "True", "--bf16", "False", *words]
+    if yaml is not None:
+        (folder / "run.yaml").write_text(yaml)
+        line += ["--config", str(folder / "run.yaml")]
+    (args,) = TrlParser([GRPOExtConfig]).parse_args_and_config(line)
+    return args  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------- three ways in
+
+EVERYTHING: Selected = (
+    ["gsm8k_accuracy", {"name": "think_format", "weight": 0.2}, "trl-grpo-ext:tag_format"],
+    ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.1, "kappa": 3.0}],
+    {"name": "constant_length", "length": 8},
+)
+
+YAML = """
+rewards:
+  - gsm8k_accuracy
+  - {name: think_format, weight: 0.2}
+  - trl-grpo-ext:tag_format
+advantage_hooks:
+  - leave_one_out
+  - name: entropy_shaping
+    alpha: 0.1
+    kappa: 3.0
+loss_aggregation: {name: constant_length, length: 8}
+"""
+
+COMMAND_LINE = [
+    *["--rewards", "gsm8k_accuracy", "{name: think_format, weight: 0.2}", "trl-grpo-ext:tag_format"],
+    *["--advantage_hooks", "leave_one_out", "{name: entropy_shaping, alpha: 1e-1, kappa: 3.0}"],
+    *["--loss_aggregation", "{name: constant_length, length: 8}"],
+]
+
+
+def test_the_same_selection_in_python_yaml_and_on_the_command_line(tmp_path: Path) -> None:
+    rewards, hooks, aggregation = EVERYTHING
+    in_python = arguments(tmp_path, rewards=rewards, advantage_hooks=hooks, loss_aggregation=aggregation)
+    assert selected(in_python) == EVERYTHING
+    assert selected(parsed(tmp_path, yaml=YAML)) == EVERYTHING
+    assert selected(parsed(tmp_path, *COMMAND_LINE)) == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("token_mean", "token_mean"),
+        ("trl-grpo-ext:token_mean", "trl-grpo-ext:token_mean"),
+        ("trl_grpo_ext:token_mean", "trl_grpo_ext:token_mean"),
+        ("trl_grpo_ext.aggregation.token_mean:TokenMean", "trl_grpo_ext.aggregation.token_mean:TokenMean"),
+        ("{name: constant_length, length: 8}", {"name": "constant_length", "length": 8}),
+        ('{"name": "constant_length", "length": 8}', {"name": "constant_length", "length": 8}),
+        ("{name: token_mean}", "token_mean"),
+    ],
+)
+def test_every_spelling_of_an_aggregation(tiny_model: Path, tmp_path: Path, text: str, expected: Any) -> None:
+    args = parsed(tmp_path, "--loss_aggregation", text)
+    assert args.loss_aggregation == expected
+    assert parsed(tmp_path, yaml=json.dumps({"loss_aggregation": text})).loss_aggregation == expected
+    assert arguments(tmp_path, loss_aggregation=text).loss_aggregation == expected
+    trainer = GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts())
+    if isinstance(expected, dict):
+        assert isinstance(trainer.loss_aggregation, ConstantLength)
+        assert trainer.loss_aggregation.length == 8
+    else:
+        assert isinstance(trainer.loss_aggregation, TokenMean)
+
+
+def test_command_line_beats_yaml_beats_default(tmp_path: Path) -> None:
+    assert selected(parsed(tmp_path)) == (None, None, None)
+    args = parsed(tmp_path, "--rewards", "tag_format", "--loss_aggregation", "token_mean", yaml=YAML)
+    assert selected(args) == (["tag_format"], EVERYTHING[1], "token_mean")
+
+
+@pytest.mark.parametrize("word", ["none", "None", "null"])
+def test_none_switches_the_aggregation_of_a_yaml_off(tmp_path: Path, word: str) -> None:
+    assert selected(parsed(tmp_path, "--loss_aggregation", word, yaml=YAML)) == (*EVERYTHING[:2], None)
+
+
+def test_one_selection_need_not_be_a_list(tmp_path: Path) -> None:
+    yaml = "rewards: tag_format\nadvantage_hooks: {name: entropy_shaping, alpha: 0.3}\n"
+    expected = (["tag_format"], [{"name": "entropy_shaping", "alpha": 0.3}], None)
+    assert selected(parsed(tmp_path, yaml=yaml)) == expected
+
+
+def test_a_misspelt_field_in_the_yaml(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--advantage_hook'"):
+        parsed(tmp_path, yaml="advantage_hook: [leave_one_out]\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "suggestion"),
+    [
+        (["--rewards", "gsm8k_acuracy"], "gsm8k_accuracy"),
+        (["--rewards", "tag_format", "{name: think_fromat, weight: 0.2}"], "think_format"),
+        (["--advantage_hooks", "leave-one-out"], "leave_one_out"),
+        (["--loss_aggregation", "trl-grpo-ext:token_men"], "token_mean"),
+    ],
+)
+def test_an_unknown_name_stops_the_parser_with_a_near_one(tmp_path: Path, words: list[str], suggestion: str) -> None:
+    with pytest.raises(UnknownPluginError, match=f"Did you mean '?{suggestion}"):
+        parsed(tmp_path, *words)
+    name, value = words[0].removeprefix("--"), words[1:]
+    with pytest.raises(UnknownPluginError, match=suggestion):
+        parsed(tmp_path, yaml=json.dumps({name: value if name != "loss_aggregation" else value[0]}))
+
+
+def test_parameters_reach_the_plugins_and_typos_in_them_stop(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = GRPOExtTrainer(
+        str(tiny_model), None, parsed(tmp_path, *COMMAND_LINE, yaml="beta: 0.0"), train_dataset=prompts()
+    )
+    first, second = trainer.advantage_hooks
+    assert isinstance(first, LeaveOneOut)
+    assert isinstance(second, EntropyShaping)
+    assert (second.alpha, second.kappa) == (0.1, 3.0)
+
+    args = parsed(tmp_path, "--advantage_hooks", "{name: entropy_shaping, alfa: 0.1}")
+    with pytest.raises(PluginParameterError, match="alpha"):
+        GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts())
+
+
+# ---------------------------------------------------------------------------------------------- the arguments last
+
+
+def test_arguments_can_be_saved_and_copied(tmp_path: Path) -> None:
+    args = parsed(tmp_path, *COMMAND_LINE)
+    as_json = json.loads(args.to_json_string())
+    assert tuple(as_json[name] for name in ("rewards", "advantage_hooks", "loss_aggregation")) == EVERYTHING
+
+    torch.save(args, tmp_path / "training_args.bin")
+    assert selected(torch.load(tmp_path / "training_args.bin", weights_only=False)) == EVERYTHING
+    assert selected(pickle.loads(pickle.dumps(args))) == EVERYTHING
+    assert selected(copy.deepcopy(args)) == EVERYTHING
+
+    # TRL takes only one of generation_batch_size and steps_per_generation, so one has to go from a copy of all fields.
+    skipped = "generation_batch_size"
+    fields = {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init and f.name != skipped}
+    assert selected(GRPOExtConfig(**fields)) == EVERYTHING
+    assert selected(GRPOExtConfig(**{k: v for k, v in args.to_dict().items() if k != skipped})) == EVERYTHING
+    changes: Any = {skipped: None, "learning_rate": 1e-4}
+    assert selected(dataclasses.replace(args, **changes)) == EVERYTHING
+
+
+def test_what_a_checkpoint_keeps(tiny_model: Path, tmp_path: Path) -> None:
+    train(
+        tiny_model,
+        tmp_path,
+        rewards=["think_format"],
+        loss_aggregation="{name: constant_length, length: 8}",
+        max_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    kept = torch.load(tmp_path / "checkpoint-1" / "training_args.bin", weights_only=False)
+    assert selected(kept) == (["think_format"], None, {"name": "constant_length", "length": 8})
+
+
+def test_the_same_arguments_for_two_trainers(tiny_model: Path, tmp_path: Path) -> None:
+    rewards, hooks, aggregation = EVERYTHING
+    args = arguments(tmp_path, rewards=rewards, advantage_hooks=hooks, loss_aggregation=aggregation, max_steps=1)
+    before = selected(copy.deepcopy(args))
+    reward_funcs = [length_reward]
+    trainers = [
+        GRPOExtTrainer(str(tiny_model), reward_funcs, args, train_dataset=prompts(), rollout_func=scripted_rollout)
+        for _ in range(2)
+    ]
+    for trainer in trainers:
+        assert trainer.reward_func_names == ["length_reward", "gsm8k_accuracy", "think_format", "tag_format"]
+        assert trainer.reward_weights.tolist() == pytest.approx([1.0, 1.0, 0.2, 1.0])
+        trainer.train()
+    assert trainers[0].advantage_hooks[0] is not trainers[1].advantage_hooks[0]
+    assert selected(args) == before
+    assert reward_funcs == [length_reward]  # TRL's users keep their list, so it must not grow
+
+
+# ---------------------------------------------------------------------------------------------- rewards in the trainer
+
+
+def test_weights_stand_beside_the_rewards_that_they_belong_to(tiny_model: Path, tmp_path: Path) -> None:
+    def constant(completions: list[str], **columns: Any) -> list[float]:
+        return [3.0] * len(completions)
+
+    run = train(
+        tiny_model,
+        tmp_path,
+        reward_funcs=[length_reward, constant],
+        rewards=[{"name": "think_format", "weight": 0.25}, "gsm8k_accuracy", {"name": "tag_format", "weight": 0.5}],
+        max_steps=1,
+    )
+    names = ["length_reward", "constant", "think_format", "gsm8k_accuracy", "tag_format"]
+    assert run.trainer.reward_func_names == names
+    assert run.trainer.reward_weights.tolist() == [1.0, 1.0, 0.25, 1.0, 0.5]
+    log = run.logs[0]
+    means = [log[f"rewards/{name}/mean"] for name in names]
+    assert means[1] == 3.0
+    weighted = sum(weight * mean for weight, mean in zip([1.0, 1.0, 0.25, 1.0, 0.5], means, strict=True))
+    assert log["reward"] == pytest.approx(weighted, rel=1e-5)
+
+
+def test_weights_act_on_the_advantages(tiny_model: Path, tmp_path: Path) -> None:
+    def even(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [float(len(ids) % 2) for ids in completion_ids]
+
+    in_python = train(
+        tiny_model, tmp_path / "a", reward_funcs=[length_reward, even], reward_weights=[1.0, 0.3], max_steps=1
+    )
+    dotted = f"{__name__}:even_lengths"
+    in_config = train(tiny_model, tmp_path / "b", rewards=[{"name": dotted, "weight": 0.3}], max_steps=1)
+    assert in_config.trainer.reward_func_names == ["length_reward", "even_lengths"]
+    for name, gradient in in_python.gradients[0].items():
+        assert torch.equal(in_config.gradients[0][name], gradient)
+
+
+def even_lengths(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    return [float(len(ids) % 2) for ids in completion_ids]
+
+
+@pytest.mark.parametrize("reward_funcs", [None, length_reward, [length_reward]])
+def test_rewards_of_the_config_come_behind_those_of_python(tiny_model: Path, tmp_path: Path, reward_funcs: Any) -> None:
+    args = arguments(tmp_path, rewards=["think_format"])
+    trainer = GRPOExtTrainer(str(tiny_model), reward_funcs, args, train_dataset=prompts())
+    assert trainer.reward_func_names == [*(["length_reward"] if reward_funcs else []), "think_format"]
+
+
+def test_reward_weights_of_trl_count_all_rewards(tiny_model: Path, tmp_path: Path) -> None:
+    args = arguments(tmp_path, rewards=["think_format"], reward_weights=[0.5, 2.0])
+    trainer = GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts())
+    assert trainer.reward_weights.tolist() == [0.5, 2.0]
+
+
+def test_reward_processing_classes_belong_to_the_rewards_of_python(tiny_model: Path, tmp_path: Path) -> None:
+    # A reward model is what processing classes are for: two of the three functions have none.
+    reward_model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    own = AutoTokenizer.from_pretrained(tiny_model)
+    for given in ([None, own], [None, None]):
+        run = train(
+            tiny_model,
+            tmp_path,
+            reward_funcs=[length_reward, reward_model],
+            rewards=[{"name": "think_format", "weight": 0.5}],
+            trainer_arguments={"reward_processing_classes": given},
+            max_steps=1,
+        )
+        classes = run.trainer.reward_processing_classes
+        assert classes[0] is classes[2] is None
+        assert classes[1] is own or given[1] is None
+        assert classes[1] is not None
+        assert run.trainer.reward_weights.tolist() == [1.0, 1.0, 0.5]
+
+
+def test_one_reward_processing_class_that_is_no_list(tiny_model: Path, tmp_path: Path) -> None:
+    reward_model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    own = AutoTokenizer.from_pretrained(tiny_model)
+    trainer = GRPOExtTrainer(
+        str(tiny_model),
+        reward_model,
+        arguments(tmp_path, rewards=["think_format"]),
+        train_dataset=prompts(),
+        reward_processing_classes=own,
+    )
+    assert trainer.reward_processing_classes == [own, None]
+
+
+# ---------------------------------------------------------------------------------------------- a plain GRPOConfig
+
+
+def test_a_plain_config_with_plugins_given_in_python(tiny_model: Path, tmp_path: Path) -> None:
+    args = arguments(tmp_path, GRPOConfig, max_steps=1)
+    trainer = GRPOExtTrainer(
+        str(tiny_model),
+        [length_reward, *load_rewards(["think_format", "gsm8k_accuracy"])],
+        args,
+        train_dataset=prompts(),
+        rollout_func=scripted_rollout,
+        advantage_hooks=["leave_one_out", EntropyShaping(alpha=0.2)],
+        loss_aggregation={"name": "constant_length", "length": 8},
+    )
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert {"rewards/length_reward/mean", "rewards/think_format/mean", "rewards/gsm8k_accuracy/mean"} <= log.keys()
+    assert isinstance(trainer.loss_aggregation, ConstantLength)
+    assert [type(hook) for hook in trainer.advantage_hooks] == [LeaveOneOut, EntropyShaping]
+
+
+def test_given_in_python_trains_like_given_in_the_config(tiny_model: Path, tmp_path: Path) -> None:
+    plugins: dict[str, Any] = {"advantage_hooks": ["leave_one_out"], "loss_aggregation": "seq_mean_token_sum"}
+    in_config = train(tiny_model, tmp_path / "config", max_steps=1, **plugins)
+    in_python = train(tiny_model, tmp_path / "python", max_steps=1, trainer_arguments=plugins)
+    for name, gradient in in_config.gradients[0].items():
+        assert torch.equal(in_python.gradients[0][name], gradient)
+
+
+def test_the_weights_of_load_rewards_come_along(tiny_model: Path, tmp_path: Path) -> None:
+    rewards = load_rewards(["gsm8k_accuracy", {"name": "think_format", "weight": 0.25}])
+    trainer = GRPOExtTrainer(str(tiny_model), rewards, arguments(tmp_path), train_dataset=prompts())
+    assert trainer.reward_weights.tolist() == [1.0, 0.25]
+    stated = arguments(tmp_path, reward_weights=[2.0, 3.0])
+    assert GRPOExtTrainer(str(tiny_model), rewards, stated, train_dataset=prompts()).reward_weights.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("word", ["none", "null", "None"])
+def test_none_on_the_command_line_switches_off_what_yaml_selects(tmp_path: Path, word: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("rewards: [think_format]\nadvantage_hooks: [leave_one_out]\nloss_aggregation: token_mean\n")
+    off = ["--rewards", word, "--advantage_hooks", word, "--loss_aggregation", word]
+    parser = TrlParser([GRPOExtConfig])
+    (args,) = parser.parse_args_and_config(
+        ["--config", str(file), "--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false", *off]
+    )
+    assert (args.rewards, args.advantage_hooks, args.loss_aggregation) == (None, None, None)

@@ -1,0 +1,390 @@
+"""The contract with the TRL that is installed: what `upstream` lists is there, is complete, and behaves as we assume.
+
+Nothing here uses our trainer where TRL's own can be asked. `test_other_trl` runs this file under other releases.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import types
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from packaging.version import Version
+from trl import GRPOTrainer
+
+import trl_grpo_ext
+from tests.support import arguments, length_reward, prompts, scripted_rollout
+from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, upstream
+from trl_grpo_ext.errors import ConfigurationError, UpstreamError
+
+PACKAGE = Path(trl_grpo_ext.__file__).parent
+ADAPTER = ("trainer.py", "self_check.py")
+"""The files that touch TRL's trainer."""
+
+MAPPED_BY_TRANSFORMERS = {"accelerator", "args", "current_gradient_accumulation_steps", "model", "state"}
+"""Public attributes of transformers' `Trainer` that the adapter reads; TRL itself cannot do without them."""
+
+
+def made(tiny_model: Path, folder: Path, trainer_class: type = GRPOTrainer, **settings: Any) -> Any:
+    rows = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    return trainer_class(
+        str(tiny_model),
+        length_reward,
+        arguments(folder, **{"max_steps": 1, **rows, **evaluation, **settings}),
+        train_dataset=prompts(8),
+        eval_dataset=prompts(2),
+        rollout_func=scripted_rollout,
+    )
+
+
+class Batches(GRPOTrainer):
+    """TRL's trainer; keeps its generation batches."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self.kept_batches = [*getattr(self, "kept_batches", []), batch]
+        return batch
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A trainer after one step and one evaluation."""
+    trainer = made(tiny_model, tmp_path_factory.mktemp("trained"), Batches)
+    trainer.train()
+    return trainer
+
+
+# ---------------------------------------------------------------------------------------------- all of it is there
+
+
+def test_installed_trl_is_accepted() -> None:
+    with warnings.catch_warnings():
+        if Version(version("trl")).release[:2] <= Version(upstream.NEWEST_TESTED).release[:2]:
+            warnings.simplefilter("error")
+        upstream.check_version()
+
+
+def test_everything_listed_is_there(trained: Any) -> None:
+    upstream.check_class(GRPOTrainer)
+    upstream.check_instance(trained)
+    assert len(trained.kept_batches) == 2  # in training and in evaluation
+    for batch in trained.kept_batches:
+        upstream.check_batch(batch)
+
+
+# ---------------------------------------------------------------------------------------------- what is gone is named
+
+
+@pytest.mark.parametrize("gone", upstream.METHODS)
+def test_a_method_that_is_gone_or_changed_is_named(gone: str) -> None:
+    methods = {name: getattr(GRPOTrainer, name) for name in upstream.METHODS}
+    upstream.check_class(type("Same", (), methods))
+    with pytest.raises(UpstreamError, match=rf"\bmethod {gone} is gone") as raised:
+        upstream.check_class(type("Without", (), {name: m for name, m in methods.items() if name != gone}))
+    assert version("trl") in str(raised.value)
+    assert "Without" in str(raised.value)
+
+    def other(self: Any, something_else: Any) -> None: ...
+
+    with pytest.raises(UpstreamError, match=rf"\bmethod {gone} takes .*something_else.*expected"):
+        upstream.check_class(type("Changed", (), {**methods, gone: other}))
+
+
+@pytest.mark.parametrize("gone", upstream.ATTRIBUTES)
+def test_an_attribute_that_is_gone_is_named(trained: Any, gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(trained, gone)
+    with pytest.raises(UpstreamError, match=rf"\battribute {gone} is gone"):
+        upstream.check_instance(trained)
+
+
+@pytest.mark.parametrize("gone", upstream.ARGUMENTS)
+def test_an_argument_that_is_gone_is_named(trained: Any, gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments_left = {name: value for name, value in vars(trained.args).items() if name != gone}
+    monkeypatch.setattr(trained, "args", types.SimpleNamespace(**arguments_left))
+    with pytest.raises(UpstreamError, match=rf"\bargument {gone} is gone"):
+        upstream.check_instance(trained)
+
+
+@pytest.mark.parametrize("gone", upstream.BATCH_KEYS)
+def test_a_batch_entry_that_is_gone_is_named(trained: Any, gone: str) -> None:
+    batch = {key: value for key, value in trained.kept_batches[0].items() if key != gone}
+    with pytest.raises(UpstreamError, match=f"batch entry '{gone}' is gone"):
+        upstream.check_batch(batch)
+
+
+def test_all_that_is_gone_is_named_at_once() -> None:
+    with pytest.raises(UpstreamError) as raised:
+        upstream.check_class(object)
+    assert all(name in str(raised.value) for name in upstream.METHODS)
+
+
+def test_the_trainer_asks_before_it_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
+    with pytest.raises(UpstreamError, match="_calculate_rewards"):
+        GRPOExtTrainer(str(tmp_path / "no model"), length_reward, arguments(tmp_path), train_dataset=prompts())
+
+
+# ---------------------------------------------------------------------------------------------- versions
+
+
+@pytest.mark.parametrize("installed", ["0.29.1", "1.13.9", "1.14.0rc1", "2.0.0", "2.1", "2.0.0.dev0", "3.0"])
+def test_versions_that_are_refused(installed: str) -> None:
+    with pytest.raises(UpstreamError, match=rf"trl {installed} is installed.*pip install 'trl>=1.14,<2'"):
+        upstream.check_version(installed)
+
+
+@pytest.mark.parametrize("installed", ["1.17.0", "1.17.0.dev0", "1.99.3"])
+def test_versions_that_are_warned_of(installed: str) -> None:
+    with pytest.warns(upstream.UpstreamWarning, match=f"trl {installed} is newer"):
+        upstream.check_version(installed)
+
+
+@pytest.mark.parametrize("installed", ["1.14", "1.14.0", "1.15.2", "1.16.0", "1.16.9", "1.16.1.dev0"])
+def test_versions_that_are_silent(installed: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        upstream.check_version(installed)
+
+
+# ---------------------------------------------------------------------------------------------- how TRL behaves
+
+
+class LateAdvantages(GRPOTrainer):
+    """Changes the advantages during the policy's forward pass, which is when our hooks do it."""
+
+    factor = 1.0
+    losses: list[float]
+    inputs_at_hand: Any = None
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        self.inputs_at_hand, self.forwards = inputs, 0
+        loss = super()._compute_loss(model, inputs)
+        self.inputs_at_hand = None
+        assert self.forwards == 1
+        self.losses = [*getattr(self, "losses", []), loss.item()]
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
+        if self.inputs_at_hand is not None:
+            self.forwards += 1
+            shape = self.inputs_at_hand["completion_mask"].shape
+            logps_B_T, entropies_B_T, auxiliary_loss = result
+            assert logps_B_T.shape == entropies_B_T.shape == shape
+            assert auxiliary_loss is None or auxiliary_loss.dim() == 0
+            advantages_B = self.inputs_at_hand["advantages"]
+            assert advantages_B.shape == shape[:1]
+            self.inputs_at_hand["advantages"] = (self.factor * advantages_B).unsqueeze(1).expand(shape)
+        return result
+
+
+def test_advantages_are_read_after_the_policys_forward_pass(tiny_model: Path, tmp_path: Path) -> None:
+    losses = {}
+    for factor in (0.0, 1.0, -2.0):
+        trainer = made(tiny_model, tmp_path, LateAdvantages, learning_rate=0.0)
+        trainer.factor = factor
+        trainer.train()
+        losses[factor] = torch.tensor(trainer.losses)
+    assert len(losses[1.0]) == 3  # two micro-batches and one evaluation
+    assert losses[1.0].abs().min() > 1e-4
+    assert not losses[0.0].any()
+    torch.testing.assert_close(losses[-2.0], -2 * losses[1.0])
+
+
+class Travelling(GRPOTrainer):
+    """Sends one more entry `(B, T)` along with the batch, as we do with the weights."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        batch["luggage"] = batch["completion_ids"] * 0.5
+        self.generated = batch["completion_ids"].clone()
+        return batch
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        assert torch.equal(inputs["luggage"], inputs["completion_ids"] * 0.5)
+        self.met = [*getattr(self, "met", []), inputs["completion_ids"]]
+        self.shuffled = not torch.equal(self.generated[: len(inputs["luggage"])], inputs["completion_ids"])
+        return super()._compute_loss(model, inputs)
+
+
+def test_a_further_batch_entry_stays_with_its_rows(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = made(tiny_model, tmp_path, Travelling, eval_strategy="no", max_steps=2)
+    trainer.train()
+    assert len(trainer.met) == 4
+    assert trainer.shuffled
+    assert sorted(torch.cat(trainer.met).tolist()) == sorted(trainer.generated.tolist())
+
+
+class Slopes(GRPOTrainer):
+    """Before each loss, reads off the weight that TRL's reduction gives each token, at made-up log-probabilities."""
+
+    made_up: Any = None
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        ones_B_T = torch.ones(inputs["completion_mask"].shape)
+        self.made_up = (-ones_B_T, ones_B_T, torch.zeros(()))
+        advantages_B_T = ones_B_T.clone().requires_grad_()
+        at_ratio_one = {**inputs, "advantages": advantages_B_T, "old_per_token_logps": -ones_B_T}
+        with torch.enable_grad():
+            loss = super()._compute_loss(model, at_ratio_one)
+            (slope_B_T,) = torch.autograd.grad(loss, advantages_B_T)
+        self.made_up = None
+        training = self.model.training
+        expected_B_T = upstream.reduction_weights(
+            self.loss_type,
+            inputs["completion_mask"].float(),
+            num_items_in_batch=inputs["num_items_in_batch"],
+            max_completion_length=self.max_completion_length,
+            accumulation=self.current_gradient_accumulation_steps if training else 1,
+            steps_per_generation=self.args.steps_per_generation if training else 1,
+            processes=1,
+        )
+        self.seen = [*getattr(self, "seen", []), (slope_B_T.abs(), expected_B_T)]
+        return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        if self.made_up is not None:
+            return self.made_up
+        return super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
+
+
+@pytest.mark.parametrize("truncated", [False, True], ids=["", "rows without a live token"])
+@pytest.mark.parametrize("loss_type", sorted(upstream.LOSS_TYPES))
+def test_reduction_weights_are_trls(tiny_model: Path, tmp_path: Path, loss_type: str, truncated: bool) -> None:
+    trainer = made(tiny_model, tmp_path, Slopes, loss_type=loss_type, mask_truncated_completions=truncated)
+    trainer.train()
+    # |dl/dA| of one token at ratio 1, advantage 1 and log-probability -1: the clipped losses and VESPO have 1, CISPO
+    # cuts the ratio at epsilon_high, SAPO has sigmoid(0) * 4 / temperature.
+    slope = {"cispo": min(1.0, trainer.epsilon_high), "sapo": 2.0 / trainer.args.sapo_temperature_pos}
+    assert len(trainer.seen) == 3  # two micro-batches and one evaluation
+    for slope_B_T, expected_B_T in trainer.seen:
+        torch.testing.assert_close(slope_B_T / slope.get(loss_type, 1.0), expected_B_T, rtol=1e-5, atol=0.0)
+        assert slope_B_T.max() > 0
+    empty_rows = [bool((expected_B_T.sum(1) == 0).any()) for _, expected_B_T in trainer.seen]
+    assert any(empty_rows) == truncated
+
+
+def test_a_loss_type_that_we_do_not_know() -> None:
+    counts: dict[str, Any] = {"max_completion_length": 4, "accumulation": 1, "steps_per_generation": 1, "processes": 1}
+    with pytest.raises(ConfigurationError, match=r"loss_type 'new_one' .* knows .*dapo"):
+        upstream.reduction_weights("new_one", torch.ones(2, 3), num_items_in_batch=torch.tensor(6), **counts)
+
+
+def test_every_loss_type_of_the_installed_trl_is_known() -> None:
+    # TRL's own list is the chain of comparisons in its loss; a type of which only we know would be as wrong.
+    tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss)))
+    known_to_trl: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.loss_type":
+            known_to_trl |= {str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)}
+    assert known_to_trl == upstream.LOSS_TYPES
+
+
+# ---------------------------------------------------------------------------------------------- the list is complete
+
+
+def trees(names: tuple[str, ...] | None = None) -> Iterator[tuple[str, ast.Module]]:
+    for file in sorted(PACKAGE.rglob("*.py")):
+        name = file.relative_to(PACKAGE).as_posix()
+        if names is None or name in names:
+            yield name, ast.parse(file.read_text())
+
+
+def mentioned(tree: ast.Module) -> set[str]:
+    """Every attribute that is read or set, every method that is defined, every string (`getattr(x, "name")`)."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+def of_trl(trained: Any) -> set[str]:
+    """All names on TRL's trainer, whether of the class or set while it lives."""
+    ours = {"kept_batches"}
+    return {*dir(GRPOTrainer), *vars(trained)} - ours
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
+    private = {name for name in of_trl(trained) if is_private(name)}
+    assert len(private) > 50
+    listed = {*upstream.METHODS, *upstream.ATTRIBUTES}
+    used = {(file, name) for file, tree in trees() for name in mentioned(tree) & private}
+    assert {
+        ("trainer.py", "_compute_loss"),
+        ("trainer.py", "_logs"),
+        ("self_check.py", "_entropy_window_stats"),
+    } <= used
+    unlisted = {(file, name) for file, name in used if name not in listed}
+    assert not unlisted, f"private names of TRL that upstream.METHODS and upstream.ATTRIBUTES don't list: {unlisted}"
+    elsewhere = {(file, name) for file, name in used if file not in (*ADAPTER, "upstream.py")}
+    assert not elsewhere, f"private names of TRL outside the adapter: {elsewhere}"
+
+
+def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> None:
+    on_the_trainer = {
+        node.attr
+        for _, tree in trees(ADAPTER)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and (
+            (isinstance(node.value, ast.Name) and node.value.id in ("self", "trl", "trainer"))
+            or (isinstance(node.value, ast.Attribute) and node.value.attr == "_trl")
+        )
+    }
+    used = {name for name in on_the_trainer & of_trl(trained) if not is_private(name)}
+    unlisted = used - {*upstream.METHODS, *upstream.ATTRIBUTES} - MAPPED_BY_TRANSFORMERS
+    assert not unlisted, f"attributes of TRL's trainer that upstream.ATTRIBUTES does not list: {unlisted}"
+
+
+def test_nothing_is_listed_that_is_not_used() -> None:
+    used = set().union(*(mentioned(tree) for _, tree in trees(ADAPTER)))
+    unused = {*upstream.METHODS, *upstream.ATTRIBUTES, *upstream.ARGUMENTS, *upstream.BATCH_KEYS} - used
+    assert not unused, f"listed in upstream and used nowhere: {unused}"
+
+
+def test_no_name_of_ours_hides_one_of_trls(trained: Any) -> None:
+    ours = {name for name in vars(GRPOExtMixin) if not name.startswith("__")} - upstream.METHODS.keys()
+    assigned = set()
+    for _, tree in trees(("trainer.py",)):
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == "self"
+            ):
+                assigned.add(node.attr)
+    assert "_totals" in assigned
+    hidden = (ours | assigned.difference(upstream.ATTRIBUTES)) & of_trl(trained)
+    assert not hidden, f"names of ours that TRL's trainer has, too: {hidden}"
+
+
+def test_only_the_public_face_of_trl_is_imported() -> None:
+    imported: set[tuple[str | None, str]] = set()
+    for _, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported |= {(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "trl"}
+            elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "trl":
+                imported |= {(node.module, alias.name) for alias in node.names}
+    assert imported
+    assert {module for module, _ in imported} == {"trl"}
+    assert all(hasattr(trl, name) and not is_private(name) for _, name in imported)

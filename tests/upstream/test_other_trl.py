@@ -1,0 +1,64 @@
+"""The oldest TRL that we support, installed for this test alone: the contract and the parity with its loss hold there.
+
+A directory with that release stands first on PYTHONPATH; everything else is the environment of this test run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trl_grpo_ext import upstream
+
+ROOT = Path(__file__).parents[2]
+
+SUITES = [
+    "tests/upstream/test_contract.py",
+    "tests/trainer/test_parity.py",
+    "tests/trainer/test_nothing_selected.py",
+    "tests/trainer/test_hooks.py",
+]
+
+# TRL 1.14 imports requests without asking for it: when it was new, datasets brought it in.
+UNDECLARED = {"1.14": ["requests"]}
+
+
+def run(*words: str | Path, pythonpath: Path | None = None) -> subprocess.CompletedProcess[str]:
+    before = os.environ.get("PYTHONPATH")
+    paths = [str(pythonpath), *([before] if before else [])] if pythonpath else [before or ""]
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the oldest supported TRL in it."""
+    folder = tmp_path_factory.mktemp("oldest") / "site"
+    release = upstream.OLDEST_TESTED
+    pip: list[str | Path] = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder]
+    for words in (["--no-deps", f"trl=={release}.0"], UNDECLARED.get(release, [])):
+        done = run(*pip, *words) if words else None
+        if done is not None and done.returncode != 0:
+            pytest.skip(f"pip cannot install {words[-1]}: {done.stderr.strip().splitlines()[-1:]}")
+    return folder
+
+
+@pytest.mark.slow
+def test_contract_and_parity_hold_with_the_oldest_trl(oldest: Path) -> None:
+    where = run("-c", "import trl; print(trl.__version__, trl.__file__)", pythonpath=oldest)
+    assert where.stdout.split() == [f"{upstream.OLDEST_TESTED}.0", str(oldest / "trl" / "__init__.py")], where.stderr
+
+    done = run("-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *SUITES, pythonpath=oldest)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout
