@@ -1,0 +1,225 @@
+"""The embedded default of the GSM8K recipe: its problems, its tiny model, and the script that made the model."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+EMBEDDED = RECIPES / "embedded"
+MODEL = EMBEDDED / "model"
+sys.path.insert(0, str(RECIPES))
+
+from embedded import make_model, other_formats, word_problems  # noqa: E402
+from embedded.word_problems import make_problems  # noqa: E402
+
+
+def key_of(question: str) -> tuple[str, tuple[int, ...]]:
+    """A question without names and objects: what makes it the problem that it is. Read from the text alone."""
+    words = [*word_problems.NAMES, *word_problems.FRIENDS, *word_problems.OBJECTS]
+    story = re.sub("|".join(words), "_", question)
+    numbers = [int(n) for n in re.findall(r"\d+", story)]
+    story = re.sub(r"\d+", "#", story)
+    return story, tuple(
+        numbers if {"lost", "gives", "took", "fewer"} & set(re.findall(r"\w+", story)) else sorted(numbers)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- problems
+
+
+def test_rows_are_gsm8k_rows_with_right_annotations() -> None:
+    for split in ("train", "heldout"):
+        rows = make_problems(split, 2000, 0)
+        assert len(rows) == 2000
+        for row in rows:
+            assert row.keys() == {"question", "answer"}
+            reasoning, _, final = row["answer"].partition("\n#### ")
+            match = re.search(r"<<(\d+)([+-])(\d+)=(\d+)>>(\d+) ", reasoning)
+            assert match is not None
+            a, operation, b, result, shown = match.groups()
+            right = int(a) + int(b) if operation == "+" else int(a) - int(b)
+            assert right == int(result) == int(shown) == int(final) > 0
+            assert sorted(re.findall(r"\d+", row["question"])) == sorted([a, b])
+
+
+def test_both_operations_and_all_templates_occur_in_both_splits() -> None:
+    for split in ("train", "heldout"):
+        problems = word_problems.draw_problems(split, 1000, 3)
+        assert {problem.template for problem in problems} == set(word_problems.TEMPLATES)
+        additions = sum(problem.template.operation == "+" for problem in problems)
+        assert 350 < additions < 650
+
+
+def test_train_and_heldout_share_no_problem_whatever_sizes_and_seeds() -> None:
+    train: set[tuple[str, tuple[int, ...]]] = set()
+    heldout: set[tuple[str, tuple[int, ...]]] = set()
+    for size, seed in product((1, 10, 500, 3000), range(12)):
+        train |= {key_of(row["question"]) for row in make_problems("train", size, seed)}
+        heldout |= {key_of(row["question"]) for row in make_problems("heldout", size, seed)}
+    assert len(train) > 500
+    assert len(heldout) > 100
+    assert not train & heldout
+
+
+def test_the_two_whole_splits_are_disjoint_and_have_no_duplicates() -> None:
+    whole = {split: make_problems(split, word_problems.problem_count(split), 0) for split in ("train", "heldout")}
+    questions = {split: {row["question"] for row in rows} for split, rows in whole.items()}
+    assert all(len(questions[split]) == len(whole[split]) for split in whole)
+    assert not questions["train"] & questions["heldout"]
+    share = len(whole["heldout"]) / sum(map(len, whole.values()))
+    assert share == pytest.approx(word_problems.HELDOUT_SHARE, abs=0.04)
+
+
+def test_the_split_of_an_addition_does_not_depend_on_the_order_of_its_numbers() -> None:
+    additions = [template for template in word_problems.TEMPLATES if template.operation == "+"]
+    for template, a, b in product(additions, range(2, 13), range(2, 13)):
+        assert word_problems.split_of(template, a, b) == word_problems.split_of(template, b, a)
+
+
+def test_a_seed_gives_the_same_rows_in_every_process() -> None:
+    code = "from embedded.word_problems import make_problems; print(make_problems('heldout', 5, 7))"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=RECIPES,
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(RECIPES)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1")
+    }
+    assert outputs == {f"{make_problems('heldout', 5, 7)}\n"}
+    assert make_problems("heldout", 5, 7) != make_problems("heldout", 5, 8)
+
+
+def test_problems_need_no_torch() -> None:
+    code = "import sys; from embedded.word_problems import make_problems; make_problems('train', 3, 0)"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], cwd=RECIPES, check=True)
+
+
+def test_asking_for_what_does_not_exist_is_a_clear_error() -> None:
+    count = word_problems.problem_count("heldout")
+    with pytest.raises(ValueError, match=rf"heldout split has {count} distinct problems; {count + 1} were asked for"):
+        make_problems("heldout", count + 1, 0)
+    with pytest.raises(ValueError, match="-1 were asked for"):
+        make_problems("train", -1, 0)
+    with pytest.raises(ValueError, match="train, heldout, not 'test'"):
+        make_problems("test", 1, 0)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------- pre-training texts
+
+
+def test_only_the_right_way_of_answering_is_right() -> None:
+    rng = random.Random(0)
+    problems = word_problems.draw_problems("train", 1500, 0)
+    for writer in other_formats.SHARES:
+        rewards = make_model.rewards([writer(problem, rng) for problem in problems], problems)
+        assert set(rewards) == {1.0 if writer is other_formats.right else 0.0}, writer.__name__
+    assert sum(other_formats.SHARES.values()) == pytest.approx(1.0)
+
+
+# -------------------------------------------------------------------------------------------------------------- model
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
+
+
+def test_the_model_is_small(model: Any) -> None:
+    assert sum(file.stat().st_size for file in MODEL.rglob("*") if file.is_file()) <= 4 * 1024**2
+    assert 500_000 < model.num_parameters() <= 1_200_000
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert (MODEL / "model.safetensors").exists()
+    assert not list(MODEL.glob("*.bin"))
+
+
+def test_the_tokenizer_round_trips_all_generated_text(tokenizer: Any) -> None:
+    rng = random.Random(1)
+    problems = [p for split in ("train", "heldout") for p in word_problems.draw_problems(split, 3000, 5)]
+    prompts = [make_model.PROMPT.format(question=p.question) for p in problems]
+    texts = [f"{prompt} {other_formats.write_solution(p, rng)}" for prompt, p in zip(prompts, problems, strict=True)]
+    encoded = tokenizer(texts)["input_ids"]
+    assert [tokenizer.decode(ids) for ids in encoded] == texts
+    assert all(tokenizer.unk_token_id not in ids for ids in encoded)
+    assert all(len(ids) == len(text) for ids, text in islice(zip(encoded, texts, strict=True), 50))
+
+
+def test_the_tokenizer_knows_printable_ascii_and_survives_the_rest(tokenizer: Any) -> None:
+    ascii_text = "\n" + "".join(map(chr, range(32, 127)))
+    assert tokenizer.decode(tokenizer(ascii_text)["input_ids"]) == ascii_text
+    ids = tokenizer("3 × 4\t= 12 🍎")["input_ids"]
+    assert ids.count(tokenizer.unk_token_id) == 3
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "3  4= 12 "
+    assert tokenizer.padding_side == "left"
+    special = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
+    assert None not in special
+    assert len(set(special)) == 4
+
+
+def test_model_and_tokenizer_agree(model: Any, tokenizer: Any) -> None:
+    assert model.config.vocab_size == len(tokenizer)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        assert getattr(model.config, name) == getattr(model.generation_config, name) == getattr(tokenizer, name)
+
+
+def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows(model: Any, tokenizer: Any) -> None:
+    problems = word_problems.draw_problems("heldout", 400, 1)
+    torch.manual_seed(0)
+    completions = make_model.answer(model, tokenizer, problems, sample=True)
+    accuracy = sum(make_model.rewards(completions, problems)) / len(problems)
+    assert 0.15 < accuracy <= 0.40
+    # It ends its answers itself: what was cut off at the limit would have the limit's length.
+    assert sum(len(completion) < 56 for completion in completions) > 390
+
+
+def test_defaults_are_divisible_for_one_and_two_processes() -> None:
+    defaults = yaml.safe_load((EMBEDDED / "defaults.yaml").read_text())
+    for processes in (1, 2):
+        batch = defaults["per_device_train_batch_size"] * defaults["gradient_accumulation_steps"] * processes
+        assert batch % defaults["num_generations"] == 0
+    assert defaults["temperature"] == 1.0
+    assert "use_cpu" not in defaults
+
+
+# ------------------------------------------------------------------------------------------------------- make_model.py
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="make_model.py trains with Muon, which torch has from 2.9")
+def test_make_model_runs_end_to_end_and_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    threads = torch.get_num_threads()
+    try:
+        for name in ("first", "second"):
+            options = ["--steps", "2", "--batch_size", "4", "--eval_size", "4", "--seed", "3"]
+            make_model.main(["--output_dir", str(tmp_path / name), *options])
+    finally:
+        torch.set_num_threads(threads)
+    assert "parameters" in capsys.readouterr().out
+    first, second = (tmp_path / name for name in ("first", "second"))
+    assert {file.name for file in first.iterdir()} == {file.name for file in MODEL.iterdir()}
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+    assert AutoModelForCausalLM.from_pretrained(first).num_parameters() > 500_000
