@@ -33,6 +33,8 @@ RELATIVE_TOLERANCE = 1e-3
 def check_loss(trainer: GRPOExtMixin, inputs: dict[str, Any]) -> None:
     """Compare TRL's loss with its pieces on the first training batch.
 
+    With forward hooks and no aggregation only the first of them matters: that the advantages handed over are used.
+
     Raises:
         SelfCheckError: Names what is off, with both values.
     """
@@ -45,6 +47,8 @@ def check_loss(trainer: GRPOExtMixin, inputs: dict[str, Any]) -> None:
         made_up = _made_up_inputs(inputs, advantages=ones_B_T, old_logps=-ones_B_T, ref_logps=-ones_B_T)
         loss, forward = trainer._loss_on_made_up(made_up, -ones_B_T)
         slope_B_T = _slope(trainer, loss, forward.inputs["advantages"])
+        if trainer.loss_aggregation is None:
+            return
         weights_B_T = trainer._trl_weights(made_up, forward.mask_B_T)
         _compare(trainer, "weight of a token", slope_B_T.abs() / _slope_at_ratio_one(trl), weights_B_T)
 
@@ -88,8 +92,8 @@ def _slope(trainer: GRPOExtMixin, loss: torch.Tensor, advantages_B_T: torch.Tens
     except RuntimeError as error:
         raise SelfCheckError(
             f"The loss of {type(trainer).__qualname__} does not depend on the advantages that trl-grpo-ext hands to "
-            "it, so no aggregation can act on it: they are read before the policy's forward pass, or replaced. "
-            "Remove loss_aggregation, or the override of _compute_loss."
+            "it, so neither a forward hook nor an aggregation can act on it: they are read before the policy's forward "
+            "pass, or from a copy. Remove these plugins, or the override of _compute_loss."
         ) from error
 
 

@@ -243,12 +243,12 @@ class GRPOExtMixin:
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         if not self._needs_forward:
             return super()._compute_loss(model, inputs)  # type: ignore[misc]
-        if self.loss_aggregation is None:
-            return self._trl_loss(model, _LossForward(dict(inputs), self._loss_mask(inputs), torch.is_grad_enabled()))
         if self.model.training and not self._self_checked:
             self_check.check_loss(self, inputs)
             self._self_checked = True
         forward = _LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=torch.is_grad_enabled())
+        if self.loss_aggregation is None:
+            return self._trl_loss(model, forward)
         with torch.enable_grad():  # in evaluation too: the split needs the graph from the advantages to the loss
             loss = self._trl_loss(model, forward)
             loss = self._reaggregated(loss, forward)
@@ -286,7 +286,7 @@ class GRPOExtMixin:
             )
             self._loss_path_ran = True
         forward.logps_B_T = result[0]
-        if self.loss_aggregation is not None:
+        if self.loss_aggregation is not None or forward.made_up_output is not None:
             inputs["advantages"] = inputs["advantages"].detach().requires_grad_()
         return result
 

@@ -78,6 +78,19 @@ def test_a_loss_that_is_not_homogeneous_in_the_advantages(tiny_model: Path, tmp_
         train(tiny_model, tmp_path, Mine, **AGGREGATION)
 
 
+@pytest.mark.parametrize("plugins", [{"loss_aggregation": "token_mean"}, {"advantage_hooks": ["entropy_shaping"]}])
+def test_a_loss_that_reads_a_copy_of_the_advantages(tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]) -> None:
+    class Copies(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
+
+    class Mine(GRPOExtMixin, Copies):
+        pass
+
+    with pytest.raises(SelfCheckError, match="does not depend on the advantages"):
+        train(tiny_model, tmp_path, Mine, max_steps=1, **plugins)
+
+
 def test_another_kl_than_trls(tiny_model: Path, tmp_path: Path) -> None:
     class OtherKL(GRPOTrainer):
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
