@@ -1,0 +1,69 @@
+"""Mistakes that a person can mend are told in a sentence, not in a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trl_grpo_ext.errors import ConfigurationError, TRLGRPOExtError
+
+PATIENCE = 10.0
+"""Seconds that the other processes of a run leave to the first one to tell what they all stumbled over."""
+
+
+class RecipeError(TRLGRPOExtError):
+    """Something about the files, the hub or the settings that the person who started the recipe can change."""
+
+
+@contextmanager
+def told_in_a_sentence() -> Iterator[None]:
+    """End the program with status 2 and one line on stderr for mistakes that a person can mend.
+
+    A wrong setting stops all processes alike. The first one tells it, and its end makes the launcher end the others
+    while they wait here. What only one process met (a plugin that failed on its rows, say) it tells itself.
+    """
+    try:
+        yield
+    except TRLGRPOExtError as error:
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if rank:
+            time.sleep(PATIENCE)
+        which = f" (process {rank})" if rank else ""
+        print(f"error{which}: {one_line(error)}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from error
+
+
+@contextmanager
+def settings_errors() -> Iterator[None]:
+    """Turn what the argument parsers of TRL and transformers raise for a wrong setting into a `ConfigurationError`."""
+    try:
+        yield
+    except TRLGRPOExtError:
+        raise
+    except ValueError as error:
+        message = one_line(error)
+        if "divisible by num_generations" in message:
+            message += (
+                " It is per_device_train_batch_size times processes times gradient_accumulation_steps: change one of "
+                "them, or --num_generations."
+            )
+        raise ConfigurationError(message) from error
+
+
+@contextmanager
+def loading_errors(model: str) -> Iterator[None]:
+    """Turn what transformers and PEFT raise for a model that they cannot load or adapt into a `RecipeError`."""
+    try:
+        yield
+    except TRLGRPOExtError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"The model {model!r} cannot be used with these settings: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """The message on one line; the type where there is none."""
+    return " ".join(str(error).split()) or type(error).__name__

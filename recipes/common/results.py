@@ -1,0 +1,92 @@
+"""What a run leaves behind: a table on the screen, `metrics.json`, and `reward_curve.png`."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+try:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+    from rich.console import Console
+    from rich.table import Table
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: the recipes need {error.name}: pip install 'trl-grpo-ext[recipes]'") from error
+
+Metrics = Mapping[str, Any]
+PACKAGES = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "peft")
+
+
+def held_out(metrics: Metrics) -> dict[str, float]:
+    """The rewards and lengths of one evaluation, by the names that the table shows."""
+    shown = {
+        key.removeprefix("eval_rewards/").removesuffix("/mean"): value
+        for key, value in metrics.items()
+        if key.startswith("eval_rewards/") and key.endswith("/mean")
+    }
+    lengths = {
+        "completion length (tokens)": "eval_completions/mean_length",
+        "cut off": "eval_completions/clipped_ratio",
+    }
+    shown.update({label: metrics[key] for label, key in lengths.items() if key in metrics})
+    return {name: float(value) for name, value in shown.items() if value is not None}
+
+
+def print_table(before: Mapping[str, float], after: Mapping[str, float], title: str) -> None:
+    """Show both evaluations side by side."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("held-out")
+    for column in ("before", "after", "change"):
+        table.add_column(column, justify="right")
+    for name, value in after.items():
+        change = value - before.get(name, float("nan"))
+        table.add_row(name, f"{before.get(name, float('nan')):.3f}", f"{value:.3f}", f"{change:+.3f}")
+    Console().print(table)
+
+
+def save_metrics(folder: Path, results: Metrics, history: Sequence[Metrics]) -> Path:
+    """Write `metrics.json`: the two evaluations, the versions, and every log line of the training."""
+    facts = {
+        "versions": {package: version(package) for package in PACKAGES},
+        "machine": {"processor": platform.machine(), "system": platform.system(), "python": platform.python_version()},
+        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    path = folder / "metrics.json"
+    content = _without_nan({**results, **facts, "history": list(history)})
+    path.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
+    return path
+
+
+def save_curve(folder: Path, history: Sequence[Metrics], before: float, after: float, reward: str) -> Path:
+    """Plot one reward over the training steps, with the held-out values at both ends, as `reward_curve.png`."""
+    key = f"rewards/{reward}/mean"
+    points = [(log["step"], log[key]) for log in history if log.get(key) is not None]
+    last = max((log["step"] for log in history if "step" in log), default=0)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([step for step, _ in points], [value for _, value in points], ".-", label="training batch")
+    axes.plot([0, last], [before, after], "o", color="black", label="held-out problems")
+    for step, value, side in ((0, before, "left"), (last, after, "right")):
+        axes.annotate(f"{value:.2f}", (step, value), xytext=(0, 8), textcoords="offset points", ha=side)
+    axes.set(xlabel="optimizer step", ylabel=reward, ylim=(0, 1.1), title=f"{reward} under GRPO")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    path = folder / "reward_curve.png"
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN: a mean over nothing (a reward that scored no completion) is null."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

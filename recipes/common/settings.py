@@ -1,0 +1,191 @@
+"""Reading settings (command line over `--config` over defaults), and checks before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from accelerate import PartialState
+from transformers.trainer_utils import get_last_checkpoint
+from trl import GRPOConfig, ModelConfig, TrlParser
+
+from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext.errors import ConfigurationError
+
+from .errors import RecipeError, one_line, settings_errors
+
+
+class RecipeParser(TrlParser):
+    """TRL's parser, for `--config=FILE` too and without abbreviations. It says what is wrong in a sentence."""
+
+    def __init__(self, dataclasses: Sequence[type]) -> None:
+        super().__init__(dataclasses, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """In place of argparse's page of usage."""
+        raise ConfigurationError(f"{message[:1].upper()}{message[1:]}.")
+
+    def parse(self, command_line: Sequence[str], defaults: Mapping[str, Any]) -> Any:
+        """Return one instance of each dataclass.
+
+        Raises:
+            ConfigurationError: A setting is unknown, or has a value that cannot work.
+        """
+        words = split_config(command_line)
+        known = {action.dest for action in self._actions}
+        self.set_defaults_with_config(**defaults)
+        for name in config_of(words):
+            if name not in known and name != "env":
+                raise ConfigurationError(f"There is no setting {name!r} (in the file of --config).{_near(name, known)}")
+        place = words.index("--config") if "--config" in words else len(words)
+        for word in self.parse_known_args(words[:place] + words[place + 2 :])[1]:
+            name = word.lstrip("-").split("=")[0].replace("-", "_")
+            raise ConfigurationError(f"There is no setting {word!r} (command line).{_near(name, known)}")
+        with settings_errors():
+            return self.parse_args_and_config(words)
+
+
+def split_config(command_line: Sequence[str]) -> list[str]:
+    """Write `--config=FILE` as two words, the only form that TRL's parser sees.
+
+    Raises:
+        ConfigurationError: No file is named behind `--config`.
+    """
+    words = [part for word in command_line for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    if "--config" in words[-1:]:
+        raise ConfigurationError("No file is named behind --config.")
+    return words
+
+
+def config_of(command_line: Sequence[str]) -> dict[str, Any]:
+    """Return the settings in the file of `--config`; none where there is none."""
+    words = split_config(command_line)
+    return read_yaml(words[words.index("--config") + 1]) if "--config" in words else {}
+
+
+def value_of(name: str, command_line: Sequence[str], config: Mapping[str, Any]) -> Any:
+    """Return one setting before the rest is parsed: from the command line, or else from `config`, or else None."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true", dest="value")
+    value = parser.parse_known_args(list(command_line))[0].value
+    return config.get(name) if value is None else value
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the settings of a YAML file.
+
+    Raises:
+        ConfigurationError: The file is missing, is not YAML, or holds something else than settings.
+    """
+    if not Path(path).is_file():
+        raise ConfigurationError(f"There is no file {str(path)!r} (--config).")
+    try:
+        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{str(path)!r} (--config) is not YAML: {one_line(error)}") from error
+    if not isinstance(settings, dict):
+        raise ConfigurationError(f"{str(path)!r} (--config) holds {settings!r:.60}, not settings (`name: value`).")
+    return settings
+
+
+def check_setup(args: GRPOConfig, model_args: ModelConfig, state: PartialState) -> None:
+    """Stop where the run could not be what was asked for, and finish the settings that TRL's parser leaves undone.
+
+    Raises:
+        RecipeError: Says what was asked for and what to change.
+    """
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched != state.num_processes:
+        raise RecipeError(
+            f"The launcher started {launched} processes, but each would run alone, as {state.num_processes}. To run on "
+            "the CPU, give --use_cpu to this script; use_cpu in the launcher's file is not enough."
+        )
+    if Path(args.output_dir).exists() and not Path(args.output_dir).is_dir():
+        raise RecipeError(f"{args.output_dir!r} (--output_dir) is a file, not a folder.")
+    if Path(args.output_dir).resolve() == Path(str(model_args.model_name_or_path)).resolve():
+        raise RecipeError(
+            f"{args.output_dir!r} is both --output_dir and the model to start from: choose another folder."
+        )
+    _check_quantisation(model_args)
+    target = model_args.lora_target_modules
+    if isinstance(target, str) and target.isidentifier():  # TRL unwraps a list of one, PEFT then reads it as a regex
+        model_args.lora_target_modules = [target]
+    eval_batch, samples = args.per_device_eval_batch_size * state.num_processes, samples_per_problem(args)
+    if eval_batch % samples:
+        raise RecipeError(
+            f"The evaluation batch of {eval_batch} completions (per_device_eval_batch_size times processes) cannot be "
+            f"divided into groups of {samples} (num_generations_eval, or else num_generations): change one of them."
+        )
+    args.resume_from_checkpoint = _checkpoint(args, model_args.use_peft)
+    # Given to the model class by TRL's own scripts too; the trainer does not read ModelConfig.
+    args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(args.model_init_kwargs or {}),
+    }
+
+
+def _check_quantisation(model_args: ModelConfig) -> None:
+    if not (model_args.load_in_4bit or model_args.load_in_8bit):
+        return
+    what = "--load_in_4bit" if model_args.load_in_4bit else "--load_in_8bit"
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise RecipeError(f"{what} needs bitsandbytes, which is not installed: pip install bitsandbytes")
+    if not model_args.use_peft:
+        raise RecipeError(f"{what}: quantised weights cannot be trained themselves, add --use_peft.")
+    if model_args.dtype == "auto":
+        raise RecipeError(f"{what} needs a compute type, and --dtype auto names none: choose bfloat16 or float32.")
+
+
+def _checkpoint(args: GRPOConfig, use_peft: bool) -> str | None:
+    asked = args.resume_from_checkpoint
+    if asked is None or str(asked).lower() == "false":
+        return None
+    found = asked
+    if str(asked).lower() == "true":
+        found = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        if found is None:
+            raise RecipeError(
+                f"There is no checkpoint in {args.output_dir!r} (--output_dir) to resume from: leave "
+                "--resume_from_checkpoint away, or name a checkpoint's folder."
+            )
+    if not (Path(found) / "trainer_state.json").is_file():
+        raise RecipeError(
+            f"{found!r} (--resume_from_checkpoint) is not a checkpoint: a folder checkpoint-N of an earlier run is."
+        )
+    has_adapter = (Path(found) / "adapter_config.json").is_file()
+    if has_adapter != use_peft:
+        was = "an adapter" if has_adapter else "all weights"
+        raise RecipeError(f"The checkpoint {found!r} holds {was}: {'add' if has_adapter else 'remove'} --use_peft.")
+    return str(found)
+
+
+def samples_per_problem(args: GRPOConfig) -> int:
+    """Completions that the evaluation samples for one problem."""
+    return int(args.num_generations_eval or args.num_generations)
+
+
+def measure(args: GRPOExtConfig, reward: str) -> None:
+    """Add a reward to the selected ones, with weight 0: it is measured, not trained on. Alone it counts."""
+    rewards: list[Any] = args.rewards or []
+    names = [selected["name"] if isinstance(selected, dict) else selected for selected in rewards]
+    if reward in [name.rpartition(":")[2] for name in names]:
+        return
+    if not rewards:
+        args.rewards = [reward]
+    elif args.reward_weights is not None:
+        args.rewards, args.reward_weights = [*rewards, reward], [*args.reward_weights, 0.0]
+    else:
+        args.rewards = [*rewards, {"name": reward, "weight": 0.0}]  # type: ignore[list-item]
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, list(names), n=2)
+    return f" Did you mean {' or '.join(map(repr, matches))}?" if matches else ""

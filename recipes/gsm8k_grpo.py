@@ -1,0 +1,159 @@
+"""GRPO on grade-school maths, with reward, advantage and loss plugins.
+
+    accelerate launch recipes/gsm8k_grpo.py                                   # the default of this machine
+    accelerate launch recipes/gsm8k_grpo.py --config recipes/configs/qwen2.5_0.5b.yaml --learning_rate 2e-6
+    accelerate launch recipes/gsm8k_grpo.py --dataset_path train.jsonl --use_peft --load_in_4bit
+    accelerate launch recipes/gsm8k_grpo.py --loss_aggregation seq_mean_token_mean \\
+        --rewards gsm8k_accuracy '{name: think_format, weight: 0.2}' --advantage_hooks leave_one_out
+
+Without a model and a data set: on a CUDA machine Qwen2.5-0.5B-Instruct on openai/gsm8k, anywhere else a tiny model and
+generated word problems that are part of this repository. Held-out problems are scored before and after.
+"""
+
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from common.errors import loading_errors, told_in_a_sentence
+from common.problems import (
+    as_dataset,
+    embedded_problems,
+    has_chat_template,
+    problems_from_file,
+    problems_from_hub,
+    whole_batches,
+)
+from common.progress import quiet_libraries, use_reward_progress
+from common.quantised import keep_4_bit_trainable
+from common.results import held_out, print_table, save_curve, save_metrics
+from common.settings import RecipeParser, check_setup, config_of, measure, read_yaml, samples_per_problem, value_of
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+
+HERE = Path(__file__).resolve().parent
+EMBEDDED_MODEL = HERE / "embedded" / "model"
+EMBEDDED_DEFAULTS = HERE / "embedded" / "defaults.yaml"
+GPU_DEFAULTS = HERE / "configs" / "qwen2.5_0.5b.yaml"
+ACCURACY = "gsm8k_accuracy"
+SYSTEM_PROMPT = (
+    "Solve the problem. Reason inside <think> </think>, then give the final number alone inside <answer> </answer>."
+)
+
+
+@dataclass
+class RecipeArguments:
+    """What to train on; everything else is TRL's."""
+
+    embedded: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Use this repository's settings, model and problems. Default: without CUDA and a model.",
+            "nargs": "?",
+            "const": True,
+        },
+    )
+    dataset_path: str | None = field(default=None, metadata={"help": "JSON Lines file with GSM8K's columns."})
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Data set on the hub. Default: openai/gsm8k, where nothing else is given."}
+    )
+    dataset_config: str | None = field(default="main", metadata={"help": "Its configuration."})
+    train_problems: int = field(default=4096, metadata={"help": "Generated training problems (embedded only)."})
+    eval_problems: int = field(default=512, metadata={"help": "Held-out problems, at most."})
+    system_prompt: str = field(default=SYSTEM_PROMPT, metadata={"help": "For models with a chat template."})
+
+
+def main() -> None:
+    """Choose, load, evaluate, train, evaluate, save."""
+    quiet_libraries()
+    recipe, args, model_args = parse()
+    state = PartialState()
+    check_setup(args, model_args, state)
+    measure(args, ACCURACY)  # whatever is trained on
+    model = str(model_args.model_name_or_path)
+
+    conversational = has_chat_template(model, model_args.model_revision, args.trust_remote_code)
+    if recipe.dataset_path is not None:
+        train_rows, eval_rows = problems_from_file(recipe.dataset_path, recipe.eval_problems)
+    elif recipe.dataset_name is not None:
+        train_rows, eval_rows = problems_from_hub(recipe.dataset_name, recipe.dataset_config, recipe.eval_problems)
+    else:
+        train_rows, eval_rows = embedded_problems(recipe.train_problems, recipe.eval_problems, args.seed)
+    samples = samples_per_problem(args)
+    eval_rows = whole_batches(
+        train_rows,
+        eval_rows,
+        train_batch=args.generation_batch_size // args.num_generations,
+        eval_batch=args.per_device_eval_batch_size * state.num_processes // samples,
+    )
+    system_prompt = recipe.system_prompt if conversational else None
+
+    with loading_errors(model):
+        trainer = GRPOExtTrainer(
+            model=model,
+            args=args,
+            train_dataset=as_dataset(train_rows, system_prompt),
+            eval_dataset=as_dataset(eval_rows, system_prompt),
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+        )
+    keep_4_bit_trainable(trainer.model)
+    use_reward_progress(trainer)
+    counts = f"{len(train_rows)} training problems, {len(eval_rows)} held out; {state.num_processes} process(es)"
+    trainer.accelerator.print(counts, flush=True)
+
+    before = held_out(trainer.evaluate())
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    seconds = time.perf_counter() - started
+    after = held_out(trainer.evaluate())
+
+    trainer.save_model()
+    trainer.save_state()
+    if trainer.is_world_process_zero():
+        folder, history = Path(args.output_dir), trainer.state.log_history
+        run = {"model": model, "processes": state.num_processes, "backend": state.backend, "training_seconds": seconds}
+        print_table(before, after, f"{len(eval_rows)} held-out problems, {samples} sample(s) each")
+        print(f"step {trainer.state.global_step} reached in {seconds:.0f} s of training")
+        print(f"model   {folder}")
+        print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
+        print(f"curve   {save_curve(folder, history, before[ACCURACY], after[ACCURACY], ACCURACY)}")
+    trainer.accelerator.end_training()
+
+
+def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
+    """Command line over `--config` over the defaults of this machine."""
+    words, config = sys.argv[1:], config_of(sys.argv[1:])
+    named = value_of("model_name_or_path", words, config)
+    wanted = value_of("embedded", words, config)
+    cuda = torch.cuda.is_available()
+    if wanted is not None:
+        embedded, why = str(wanted).lower() in ("true", "1", "yes"), "asked for"
+    else:
+        embedded, why = named is None and not cuda, "a CUDA device is here" if cuda else "no CUDA device is here"
+    why = why if named is None else "the model is named"
+    defaults: dict[str, object] = {"output_dir": "outputs/gsm8k_grpo", "report_to": "none"}
+    defaults |= read_yaml(EMBEDDED_DEFAULTS if embedded else GPU_DEFAULTS)
+    if embedded:
+        defaults["model_name_or_path"] = str(EMBEDDED_MODEL)
+    if not torch.accelerator.is_available():
+        defaults |= {"use_cpu": True, "bf16": False}
+    recipe, args, model_args = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig]).parse(words, defaults)
+
+    if not embedded and recipe.dataset_path is None and recipe.dataset_name is None:
+        recipe.dataset_name = "openai/gsm8k"
+    model = model_args.model_name_or_path
+    model = "The embedded tiny model" if model == str(EMBEDDED_MODEL) else model
+    problems = recipe.dataset_path or recipe.dataset_name or "generated word problems"
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{model} on {problems} ({why})", flush=True)
+    return recipe, args, model_args
+
+
+if __name__ == "__main__":
+    with told_in_a_sentence():
+        main()

@@ -1,0 +1,729 @@
+"""`recipes/gsm8k_grpo.py` as a person starts it: real processes, real files, and what they print and leave behind.
+
+Every launch of this module is listed in `LAUNCHES` and `FAILURES`. Those that the selected tests need are started at
+the first use, two at a time; a test names its launch by parametrising the fixture `run`. A launch that fails early
+would spend its time importing PyTorch: those are forked off one process that has done the imports of the script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+SCRIPT = RECIPES / "gsm8k_grpo.py"
+MODEL = RECIPES / "embedded" / "model"
+GSM8K = os.environ.get("TRL_GRPO_EXT_GSM8K")
+HAS_GSM8K = GSM8K is not None and Path(GSM8K, "train.jsonl").is_file()
+SMALL = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 16,
+    "num_generations": 4,
+    "num_generations_eval": 4,
+    "per_device_eval_batch_size": 16,
+    "train_problems": 64,
+    "eval_problems": 16,
+    "logging_steps": 1,
+    "save_total_limit": 2,
+    "lr_scheduler_type": "constant",
+}
+WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+
+
+@dataclass
+class Launch:
+    """One start of the script. `{folder}` in an argument stands for the folder of this launch."""
+
+    arguments: list[str] = field(default_factory=list)
+    launcher: str | None = "one_process.yaml"
+    """The file for `accelerate launch`; None: `python gsm8k_grpo.py`."""
+    forked: bool = False
+    sizes: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    prepare: Callable[[Path, Callable[[str], Finished]], None] = lambda folder, finished: None
+    says: tuple[str, ...] = ()
+
+
+@dataclass
+class Finished:
+    status: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        return dict(json.loads((self.output / "metrics.json").read_text()))
+
+    @property
+    def training(self) -> list[dict[str, Any]]:
+        """The log lines of the training steps."""
+        return [line for line in self.metrics["history"] if "reward" in line]
+
+    @property
+    def args(self) -> Any:
+        return torch.load(self.output / "training_args.bin", weights_only=False)
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("error")]
+
+    def completions(self) -> list[dict[str, Any]]:
+        """What `--log_completions` wrote: one row for each completion."""
+        parquet = pytest.importorskip("pyarrow.parquet")
+        files = sorted((self.output / "completions").glob("*.parquet"))
+        return [row for file in files for row in parquet.read_table(file).to_pylist()]
+
+
+# ------------------------------------------------------------------------------------------------------- the launches
+
+
+def take_checkpoint(folder: Path, finished: Callable[[str], Finished]) -> None:
+    """Put the checkpoint in the middle of the run `default` where a run that was interrupted would have left it."""
+    shutil.copytree(finished("default").output / "checkpoint-2", folder / "output" / "checkpoint-2")
+
+
+def add_chat_template(folder: Path, finished: Callable[[str], Finished]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    shutil.copytree(MODEL, folder / "chat")
+    tokenizer.save_pretrained(folder / "chat")
+
+
+SPY = """
+import json, os, pathlib
+import torch
+import torch.distributed as dist
+
+def spy(prompts, completions, **columns):
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    seen = {"world": dist.get_world_size(), "sum": total.item(), "prompts": prompts}
+    with (pathlib.Path(os.environ["SPY"]) / f"rank{dist.get_rank()}.jsonl").open("a") as file:
+        print(json.dumps(seen), file=file)
+    return [0.0] * len(prompts)
+"""
+
+PLUGINS_YAML = """
+learning_rate: 0.0003
+max_steps: 1
+rewards:
+  - gsm8k_accuracy
+  - {name: tag_format, weight: 0.5}
+  - {name: soft_overlong, max_completion_length: 40, cache: 20, weight: 0.25}
+advantage_hooks:
+  - leave_one_out
+  - {name: entropy_shaping, alpha: 0.2}
+loss_aggregation: {name: constant_length, length: 50}
+"""
+
+LAUNCHES = {
+    "default": Launch(sizes={"max_steps": 4, "save_steps": 2}),
+    "two": Launch(
+        ["--rewards", "gsm8k_accuracy", "{name: 'spy_on_ranks:spy', weight: 0}", "--log_completions"],
+        launcher="cpu_2_processes.yaml",
+        files={"spy_on_ranks.py": SPY},
+        environment={"SPY": "{folder}"},
+    ),
+    "yaml": Launch(["--config", "{folder}/plugins.yaml"], files={"plugins.yaml": PLUGINS_YAML}),
+    "overridden": Launch(
+        [
+            *("--config={folder}/plugins.yaml", "--rewards", "gsm8k_accuracy", "{name: think_format, weight: 0.2}"),
+            *("--advantage_hooks", "{name: entropy_shaping, alpha: 0.3, kappa: 3}"),
+            *("--loss_aggregation", "seq_mean_token_mean"),
+        ],
+        files={"plugins.yaml": PLUGINS_YAML},
+    ),
+    "lora": Launch(
+        ["--use_peft", "--lora_target_modules", "all-linear", "--learning_rate", "0.01"], sizes={"max_steps": 1}
+    ),
+    "qlora": Launch(
+        [
+            "--use_peft",
+            "--load_in_4bit",
+            "--lora_target_modules",
+            "q_proj",
+            "--dtype",
+            "bfloat16",
+            "--learning_rate",
+            "0.01",
+        ],
+        sizes={"max_steps": 1},
+    ),
+    "chat": Launch(
+        [
+            *["--model_name_or_path", "{folder}/chat", "--embedded", "--log_completions"],
+            *["--rewards", "tag_format", "--reward_weights", "2.0", "--system_prompt"],
+            "Do sums.",
+        ],
+        sizes={"max_steps": 1},
+        prepare=add_chat_template,
+    ),
+    "resumed": Launch(
+        ["--resume_from_checkpoint", "true"], sizes={"max_steps": 4, "save_steps": 2}, prepare=take_checkpoint
+    ),
+    "resumed_path": Launch(
+        ["--resume_from_checkpoint", "{folder}/output/checkpoint-2"],
+        sizes={"max_steps": 4, "save_steps": 2},
+        prepare=take_checkpoint,
+    ),
+    "gsm8k": Launch(["--dataset_path", f"{GSM8K}/train.jsonl", "--log_completions"], sizes={"num_generations_eval": 1}),
+}
+
+GOOD = '{"question": "Ana has 2 pens and buys 3. How many?", "answer": "2+3 = 5\\n#### 5"}\n'
+HIDE_BITSANDBYTES = """
+from importlib.machinery import PathFinder
+found = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(
+    lambda name, *rest: None if name.split(".")[0] == "bitsandbytes" else found(name, *rest)
+)
+"""
+
+
+def failing(*arguments: str, says: tuple[str, ...], **keywords: Any) -> Launch:
+    alone = not keywords.keys() & {"launcher", "forked"}
+    return Launch(list(arguments), **{"launcher": None, "forked": alone, "says": says, **keywords})
+
+
+FAILURES = {
+    "no data file": failing("--dataset_path", "nope.jsonl", says=("no file 'nope.jsonl'", "--dataset_path")),
+    "no config file": failing("--config", "nope.yaml", says=("no file 'nope.yaml'", "--config")),
+    "config is no mapping": failing(
+        "--config", "{folder}/a.yaml", files={"a.yaml": "just text"}, says=("a.yaml", "'just text'", "`name: value`")
+    ),
+    "config is no YAML": failing("--config", "{folder}/a.yaml", files={"a.yaml": "a: ["}, says=("a.yaml", "not YAML")),
+    "unknown key": failing(
+        "--config",
+        "{folder}/a.yaml",
+        files={"a.yaml": "lerning_rate: 1"},
+        says=("'lerning_rate'", "Did you mean 'learning_rate'"),
+    ),
+    "unknown option": failing("--lerning_rate", "1", says=("'--lerning_rate'", "Did you mean 'learning_rate'")),
+    "abbreviated option": failing("--model_name", "x", says=("'--model_name'", "Did you mean 'model_name_or_path'")),
+    "not a number": failing("--learning_rate", "abc", says=("--learning_rate", "'abc'")),
+    "row without columns": failing(
+        "--dataset_path",
+        "{folder}/rows.jsonl",
+        files={"rows.jsonl": GOOD + '{"question": "?", "solution": "#### 5"}\n'},
+        says=("rows.jsonl, line 2", "no 'answer'", "expected the columns 'question' and 'answer'", "'solution'"),
+    ),
+    "answer without reference": failing(
+        "--dataset_path",
+        "{folder}/rows.jsonl",
+        files={"rows.jsonl": GOOD + "\n" + '{"question": "?", "answer": "no idea"}\n'},
+        says=("rows.jsonl, line 3", "no number", "'no idea'", "#### 18"),
+    ),
+    "not JSON": failing(
+        "--dataset_path",
+        "{folder}/rows.jsonl",
+        files={"rows.jsonl": GOOD + "question,answer\n"},
+        says=("rows.jsonl, line 2", "not JSON", "'question,answer'"),
+    ),
+    "empty file": failing(
+        "--dataset_path", "{folder}/rows.jsonl", files={"rows.jsonl": ""}, says=("0 problem(s)", "at least 2")
+    ),
+    "unknown reward": failing("--rewards", "gsm8k_acuracy", says=("'gsm8k_acuracy'", "Did you mean 'gsm8k_accuracy'")),
+    "unknown reward in YAML": failing(
+        "--config",
+        "{folder}/a.yaml",
+        files={"a.yaml": "rewards: [think_formt]"},
+        says=("'think_formt'", "Did you mean 'think_format'"),
+    ),
+    "unknown hook": failing("--advantage_hooks", "leave_one", says=("'leave_one'", "Did you mean 'leave_one_out'")),
+    "unknown aggregation": failing("--loss_aggregation", "tokenmean", says=("'tokenmean'", "'token_mean'")),
+    "unknown parameter": failing(
+        "--rewards", "{name: soft_overlong, longest: 3}", says=("no parameter 'longest'", "max_completion_length")
+    ),
+    "batch not divisible": failing(
+        "--per_device_train_batch_size", "10", says=("(10)", "num_generations (4)", "per_device_train_batch_size times")
+    ),
+    "evaluation batch not divisible": failing(
+        "--per_device_eval_batch_size", "10", says=("batch of 10", "groups of 4", "per_device_eval_batch_size")
+    ),
+    "too few problems": failing("--train_problems", "3", says=("3 training problem(s)", "takes 4", "batch_size")),
+    "too many problems": failing("--train_problems", "99999999", says=("99999999", "--train_problems")),
+    "nothing held out": failing("--eval_problems", "0", says=("--eval_problems must be at least 1",)),
+    "4-bit without bitsandbytes": failing(
+        "--load_in_4bit",
+        "--use_peft",
+        files={"sitecustomize.py": HIDE_BITSANDBYTES},
+        forked=False,
+        says=("--load_in_4bit needs bitsandbytes", "pip install bitsandbytes"),
+    ),
+    "4-bit without LoRA": failing("--load_in_4bit", says=("--load_in_4bit", "--use_peft")),
+    "4-bit of no type": failing("--load_in_4bit", "--use_peft", "--dtype", "auto", says=("--dtype auto", "bfloat16")),
+    "LoRA of no module": failing("--use_peft", "--lora_target_modules", "nope", says=("nope", "not found")),
+    "model neither here nor cached": failing(
+        "--model_name_or_path",
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        says=("'Qwen/Qwen2.5-0.5B-Instruct'", "cannot be downloaded", "--embedded"),
+    ),
+    "default of a GPU, neither here nor cached": failing(
+        "--embedded", "false", says=("'Qwen/Qwen2.5-0.5B-Instruct'", "cannot be downloaded")
+    ),
+    "data set neither here nor cached": failing(
+        "--dataset_name",
+        "openai/gsm8k",
+        says=("'openai/gsm8k'", "cannot be downloaded", "--dataset_path FILE.jsonl"),
+    ),
+    "model without weights": failing(
+        "--model_name_or_path",
+        "{folder}/half",
+        "--embedded",
+        prepare=lambda folder, _: shutil.copytree(MODEL, folder / "half", ignore=lambda *_: ["model.safetensors"]),
+        says=("half'", "model.safetensors"),
+    ),
+    "model is the output": failing(
+        "--model_name_or_path", "{folder}/output", "--embedded", says=("output'", "choose another folder")
+    ),
+    "nothing to resume": failing("--resume_from_checkpoint", "true", says=("no checkpoint", "output'", "leave")),
+    "not a checkpoint": failing("--resume_from_checkpoint", "nope", says=("'nope'", "not a checkpoint")),
+    "checkpoint of the other kind": failing(
+        "--resume_from_checkpoint",
+        "{folder}/checkpoint-1",
+        "--use_peft",
+        files={"checkpoint-1/trainer_state.json": "{}"},
+        says=("checkpoint-1'", "all weights", "remove --use_peft"),
+    ),
+    "through the launcher": failing("--dataset_path", "nope.jsonl", launcher="one_process.yaml", says=("nope.jsonl",)),
+    "two processes": failing(
+        "--rewards", "gsm8k_acuracy", launcher="cpu_2_processes.yaml", says=("Did you mean 'gsm8k_accuracy'",)
+    ),
+    "two that never meet": failing(
+        "--use_cpu", "false", launcher="{folder}/a.yaml", says=("started 2 processes", "run alone", "--use_cpu")
+    ),
+}
+FAILURES["two that never meet"].files["a.yaml"] = (
+    (RECIPES / "accelerate" / "cpu_2_processes.yaml").read_text().replace("use_cpu: false", "use_cpu: true")
+)
+
+
+FORKING = """
+import json, os, runpy, sys
+script = sys.argv[1]
+sys.path[0] = os.path.dirname(script)
+runpy.run_path(script)  # its imports; `main` is not called
+for line in sys.stdin:
+    words, folder = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), stream)
+        sys.argv = words
+        runpy.run_path(script, run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def prepared(launch: Launch, folder: Path, finished: Callable[[str], Finished]) -> list[str]:
+    """Write the files of a launch and return the words of its command line, from the script on."""
+    for name, text in launch.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    launch.prepare(folder, finished)
+    in_config = "".join(text for name, text in launch.files.items() if name.endswith(".yaml"))
+    words = [str(SCRIPT), "--output_dir", "{folder}/output"]
+    for name, value in {**SMALL, **launch.sizes}.items():
+        if f"--{name}" not in launch.arguments and f"{name}:" not in in_config:
+            words += [f"--{name}", str(value)]
+    return [word.replace("{folder}", str(folder)) for word in [*words, *launch.arguments]]
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "TRL_GRPO_EXT_", "FORCE_"))}
+    return {
+        **clean,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "empty"),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "80",
+        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        **{name: value.replace("{folder}", str(folder)) for name, value in more.items()},
+    }
+
+
+def start(launch: Launch, folder: Path, finished: Callable[[str], Finished]) -> Finished:
+    command = [sys.executable]
+    if launch.launcher is not None:
+        config = RECIPES / "accelerate" / launch.launcher.replace("{folder}", str(folder))
+        command += ["-m", "accelerate.commands.launch", "--config_file", str(config)]
+    done = subprocess.run(
+        [*command, *prepared(launch, folder, finished)],
+        cwd=folder,
+        env=environment(folder, **launch.environment),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr, folder)
+
+
+def start_forked(
+    launches: dict[str, Launch], folders: dict[str, Path], finished: Callable[[str], Finished]
+) -> dict[str, Finished]:
+    lines = [
+        json.dumps([prepared(launch, folders[name], finished), str(folders[name])]) for name, launch in launches.items()
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(SCRIPT)],
+        env=environment(next(iter(folders.values()))),
+        input="".join(f"{line}\n" for line in lines),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    return {
+        name: Finished(
+            int(status), (folders[name] / "out").read_text(), (folders[name] / "err").read_text(), folders[name]
+        )
+        for name, status in zip(launches, done.stdout.split(), strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def launches(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Finished]]:
+    items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
+    asked = {item.callspec.params.get("run") for item in items if hasattr(item, "callspec")}
+    asked |= {"default"} if any(str(name).startswith("resumed") for name in asked) else set()
+    asked -= set() if HAS_GSM8K else {"gsm8k"}
+    selected = {name: launch for name, launch in {**LAUNCHES, **FAILURES}.items() if name in asked}
+    folders = {name: tmp_path_factory.mktemp(re.sub(r"\W+", "_", name)) for name in selected}
+    futures: dict[str, Future[Finished]] = {}
+    together: list[Future[dict[str, Finished]]] = []
+
+    def finished(name: str) -> Finished:
+        return together[0].result()[name] if selected[name].forked else futures[name].result()
+
+    with ThreadPoolExecutor(2) as pool:
+        forked = {name: launch for name, launch in selected.items() if launch.forked}
+        for name, launch in selected.items():  # "default" is first: others wait for it
+            if not launch.forked:
+                futures[name] = pool.submit(start, launch, folders[name], finished)
+            if forked and not together:
+                together.append(pool.submit(start_forked, forked, {name: folders[name] for name in forked}, finished))
+        yield finished
+        for future in futures.values():
+            future.cancel()
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, launches: Callable[[str], Finished]) -> Finished:
+    finished = launches(request.param)
+    if request.param in LAUNCHES:
+        assert finished.status == 0, finished.err[-3000:]
+    return finished
+
+
+def of(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("run", names, indirect=True)
+
+
+# ------------------------------------------------------------------------------------------------------- what succeeds
+
+
+@of("default")
+def test_without_arguments_one_line_says_which_default_and_why(run: Finished) -> None:
+    first = run.out.splitlines()[0]
+    assert first == "The embedded tiny model on generated word problems (no CUDA device is here)"
+    assert len(first) <= 80
+
+
+@of("default")
+def test_before_and_after_are_printed_as_a_table(run: Finished) -> None:
+    assert "16 held-out problems, 4 sample(s) each" in run.out
+    metrics = run.metrics
+    row = next(line for line in run.out.splitlines() if "gsm8k_accuracy" in line and "│" in line)
+    shown = [float(cell) for cell in row.split("│")[2:5]]
+    before, after = (metrics[when]["gsm8k_accuracy"] for when in ("before", "after"))
+    assert shown == pytest.approx([before, after, after - before], abs=6e-4)
+    assert 0.0 < before < 1.0
+
+
+@of("default")
+def test_a_log_file_gets_readable_lines_and_no_noise(run: Finished) -> None:
+    lines = [line.split() for line in run.out.splitlines()]
+    header = lines.index(["step", "reward", "length", "no", "signal"])
+    for (step, reward, length, no_signal), log in zip(lines[header + 1 : header + 5], run.training, strict=True):
+        assert step == f"{log['step']}/4"
+        assert float(reward) == pytest.approx(log["reward"], abs=6e-4)
+        assert float(length) == pytest.approx(log["completions/mean_length"], abs=0.06)
+        assert no_signal == f"{log['frac_reward_zero_std']:.0%}"
+    assert max(map(len, run.out.replace(str(run.folder), "").splitlines())) <= 80
+    noise = [line for line in run.err.splitlines() if "mtime may not be reliable" not in line]  # checkpoints in a hurry
+    assert noise == []
+    assert "\r" not in run.out
+
+
+@of("default")
+def test_the_model_that_is_saved_loads_again_and_was_trained(run: Finished) -> None:
+    saved = AutoModelForCausalLM.from_pretrained(run.output, local_files_only=True).state_dict()
+    base = AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True).state_dict()
+    assert saved.keys() == base.keys()
+    assert any(not torch.equal(saved[name], base[name]) for name in base)
+    assert (
+        AutoTokenizer.from_pretrained(run.output)("1+1")["input_ids"]
+        == AutoTokenizer.from_pretrained(MODEL)("1+1")["input_ids"]
+    )
+
+
+@of("default")
+def test_metrics_hold_both_evaluations_the_run_and_the_history(run: Finished) -> None:
+    metrics = run.metrics
+    assert metrics.keys() >= {"before", "after", "run", "versions", "machine", "history"}
+    assert metrics["run"]["processes"] == 1
+    assert metrics["run"]["backend"] is None
+    assert metrics["versions"]["trl"]
+    assert [line["step"] for line in run.training] == [1, 2, 3, 4]
+    for line in run.training:
+        assert 0.0 <= line["rewards/gsm8k_accuracy/mean"] <= 1.0
+        assert line["reward"] == pytest.approx(line["rewards/gsm8k_accuracy/mean"])
+    state = json.loads((run.output / "trainer_state.json").read_text())
+    assert state["global_step"] == 4
+
+
+@of("default")
+def test_the_reward_curve_is_a_picture(run: Finished) -> None:
+    data = (run.output / "reward_curve.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    assert (width, height) == (1050, 600)
+    assert data.rstrip().endswith(b"IEND\xaeB`\x82")
+
+
+@of("two")
+@pytest.mark.slow
+def test_two_processes_are_one_run(run: Finished) -> None:
+    assert (run.metrics["run"]["processes"], run.metrics["run"]["backend"]) == (2, "gloo")
+    assert run.out.count("The embedded tiny model on") == 1
+    assert run.out.count("2 process(es)") == 1
+    assert run.out.count("16 held-out problems") == 1
+    seen = [
+        [json.loads(line) for line in (run.folder / f"rank{rank}.jsonl").read_text().splitlines()] for rank in (0, 1)
+    ]
+    assert sorted(file.name for file in run.folder.glob("rank*")) == ["rank0.jsonl", "rank1.jsonl"]
+    assert len(seen[0]) == len(seen[1]) > 2
+    assert {(call["world"], call["sum"]) for calls in seen for call in calls} == {(2, 3.0)}
+    trained = [[call for call in calls if len(call["prompts"]) == 16] for calls in seen]
+    for first, second in zip(*trained, strict=True):  # each rank has its own half of every batch
+        assert not set(first["prompts"]) & set(second["prompts"])
+    logged = run.completions()
+    for step in (0, 1):
+        prompts = [row["prompt"] for row in logged if row["step"] == step]
+        assert len(set(prompts)) * 4 == len(prompts)
+    everything = {prompt for calls in seen for call in calls for prompt in call["prompts"]}
+    assert {row["prompt"] for row in logged} <= everything
+
+
+@of("yaml")
+def test_yaml_beats_the_default(run: Finished) -> None:
+    args = run.args
+    assert args.rewards == [
+        "gsm8k_accuracy",
+        {"name": "tag_format", "weight": 0.5},
+        {"name": "soft_overlong", "max_completion_length": 40, "cache": 20, "weight": 0.25},
+    ]
+    assert args.advantage_hooks == ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.2}]
+    assert args.loss_aggregation == {"name": "constant_length", "length": 50}
+    assert (args.learning_rate, args.max_steps) == (3e-4, 1)
+    (line,) = run.training
+    means = {name: line[f"rewards/{name}/mean"] for name in ("gsm8k_accuracy", "tag_format", "soft_overlong")}
+    total = means["gsm8k_accuracy"] + 0.5 * means["tag_format"] + 0.25 * means["soft_overlong"]
+    assert line["reward"] == pytest.approx(total, abs=1e-6)
+    assert means["soft_overlong"] < 0.0
+
+
+@of("overridden")
+def test_the_command_line_beats_yaml(run: Finished) -> None:
+    args = run.args
+    assert args.rewards == ["gsm8k_accuracy", {"name": "think_format", "weight": 0.2}]
+    assert args.advantage_hooks == [{"name": "entropy_shaping", "alpha": 0.3, "kappa": 3}]
+    assert args.loss_aggregation == "seq_mean_token_mean"
+    assert (args.learning_rate, args.max_steps) == (3e-4, 1)  # what the command line leaves alone is the YAML's
+    (line,) = run.training
+    assert {key for key in line if key.startswith("rewards/") and key.endswith("/mean")} == {
+        "rewards/gsm8k_accuracy/mean",
+        "rewards/think_format/mean",
+    }
+    total = line["rewards/gsm8k_accuracy/mean"] + 0.2 * line["rewards/think_format/mean"]
+    assert line["reward"] == pytest.approx(total, abs=1e-6)
+
+
+UNTIMED = ("reward", "reward_std", "loss", "grad_norm", "entropy", "completions/mean_length", "num_tokens")
+
+
+@of("resumed", "resumed_path")
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(run: Finished, launches: Callable[[str], Finished]) -> None:
+    whole = launches("default")
+    state = json.loads((run.output / "trainer_state.json").read_text())
+    assert state["global_step"] == 4
+    assert [line["step"] for line in run.training] == [1, 2, 3, 4]
+    for line, other in zip(run.training, whole.training, strict=True):
+        for key in UNTIMED:
+            assert line[key] == other[key], (line["step"], key)
+    ours, theirs = (load_file(finished.output / "model.safetensors") for finished in (run, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert " 3/4 " in run.out
+    assert " 2/4 " not in run.out
+
+
+def check_adapter(run: Finished, modules: set[str]) -> None:
+    assert not (run.output / "model.safetensors").exists()
+    adapter = load_file(run.output / "adapter_model.safetensors")
+    assert {name.split(".")[-3] for name in adapter} == modules
+    assert all("lora_A" in name or "lora_B" in name for name in adapter)
+    b = {name: tensor for name, tensor in adapter.items() if "lora_B" in name}
+    assert all(tensor.abs().max() > 0 for tensor in b.values()), "lora_B starts at zero"
+    # The base is frozen: what the optimizer knew are the adapter's tensors, no other.
+    optimizer = torch.load(run.output / "checkpoint-1" / "optimizer.pt", weights_only=True)
+    assert len(optimizer["state"]) == len(adapter)
+    model = AutoModelForCausalLM.from_pretrained(run.output, local_files_only=True)  # the base with the adapter
+    base = AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True)
+    ids = torch.arange(10, 20)[None]
+    with torch.no_grad():
+        assert not torch.equal(model(ids).logits, base(ids).logits)
+        model.disable_adapters()
+        torch.testing.assert_close(model(ids).logits, base(ids).logits)
+
+
+@of("lora")
+def test_lora_trains_and_saves_an_adapter(run: Finished) -> None:
+    check_adapter(run, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+
+
+@of("chat")
+def test_accuracy_is_measured_where_it_is_not_trained_on(run: Finished) -> None:
+    assert run.args.rewards == ["tag_format", "gsm8k_accuracy"]
+    assert run.args.reward_weights == [2.0, 0.0]
+    (line,) = run.training
+    assert line["reward"] == pytest.approx(2.0 * line["rewards/tag_format/mean"])
+    assert "gsm8k_accuracy" in run.metrics["before"]
+
+
+@of("qlora")
+def test_4_bit_trains_and_saves_an_adapter(run: Finished) -> None:
+    check_adapter(run, {"q_proj"})
+    assert run.err == ""  # PyTorch warns where the gradient stops at an operator without a backward pass
+    assert run.args.model_init_kwargs["dtype"] == "bfloat16"
+
+
+@of("chat")
+def test_a_chat_model_gets_conversations_with_the_system_prompt(run: Finished) -> None:
+    assert f"{run.folder}/chat on generated word problems (the model is named)" in run.out
+    rows = run.completions()
+    assert rows
+    for row in rows:
+        system, user = row["prompt"]
+        assert system == {"role": "system", "content": "Do sums."}
+        assert user["role"] == "user"
+        assert user["content"].endswith(("?", "left?"))
+        assert "Question:" not in user["content"]
+
+
+@pytest.mark.skipif(
+    not HAS_GSM8K,
+    reason="TRL_GRPO_EXT_GSM8K does not name a folder with GSM8K's train.jsonl",
+)
+@of("gsm8k")
+@pytest.mark.slow
+def test_on_the_real_gsm8k_prompts_references_and_rewards_are_the_real_ones(run: Finished) -> None:
+    rows = [json.loads(line) for line in Path(str(GSM8K), "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    answers = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in rows}
+    assert "7457 training problems, 16 held out; 1 process(es)" in run.out
+    logged = run.completions()
+    assert {row["step"] for row in logged} >= {0, 1}
+    assert len({row["prompt"] for row in logged}) >= 8
+    recomputed = gsm8k_accuracy(
+        prompts=[row["prompt"] for row in logged],
+        completions=[row["completion"] for row in logged],
+        answer=[answers[row["prompt"]] for row in logged],
+    )
+    assert [row["gsm8k_accuracy"] for row in logged] == recomputed
+
+
+# --------------------------------------------------------------------------------------------------------- what fails
+
+
+@pytest.mark.parametrize("run", list(FAILURES), indirect=True)
+def test_a_mistake_is_told_in_one_sentence(run: Finished, request: pytest.FixtureRequest) -> None:
+    launch = FAILURES[request.node.callspec.params["run"]]
+    assert len(run.errors) == 1, run.err
+    for words in launch.says:
+        assert words in run.errors[0]
+    if launch.launcher is None:
+        assert run.status == 2
+        assert run.err.splitlines() == run.errors
+    else:  # the launcher has its own say, after ours
+        assert run.status == 1
+        assert "Traceback" not in run.err[: run.err.index(run.errors[0])]
+    assert len(run.out.splitlines()) <= 1
+    assert " on " in (run.out or " on ")
+    assert not any(file.name in WEIGHTS for file in run.output.rglob("*"))
+
+
+def test_what_one_process_alone_met_it_tells_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from common import errors
+
+    monkeypatch.setattr(errors, "PATIENCE", 0.0)
+    for rank, expected in (("0", "error: two lines\n"), ("1", "error (process 1): two lines\n")):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit) as stopped, errors.told_in_a_sentence():
+            raise errors.RecipeError("two\n  lines")
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err == expected
+
+
+def test_an_evaluation_has_whole_batches_so_that_every_problem_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from common.problems import whole_batches
+
+    rows = [{"question": str(number), "answer": "1"} for number in range(10)]
+    assert whole_batches(rows, rows, train_batch=10, eval_batch=4) == rows[:8]
+    assert whole_batches(rows, rows, train_batch=1, eval_batch=5) == rows
+    assert whole_batches(rows, rows[:3], train_batch=1, eval_batch=4) == rows[:3]
+
+
+def test_the_launch_files_name_everything_that_accelerate_wants() -> None:
+    files = sorted((RECIPES / "accelerate").glob("*.yaml"))
+    assert {"one_process.yaml", "cpu_2_processes.yaml"} <= {file.name for file in files}
+    for file in files:
+        text = file.read_text()
+        assert text.startswith("# "), f"{file.name} does not say what it is for"
+        needed = {"num_machines", "num_processes", "machine_rank", "main_training_function", "mixed_precision"}
+        assert needed <= yaml.safe_load(text).keys(), file.name
