@@ -16,6 +16,7 @@ import argparse
 import random
 import string
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -223,9 +224,15 @@ def main(arguments: list[str] | None = None) -> None:
         "greedy": accuracy(answer(model, tokenizer, problems, sample=False), problems),
         "samples": args.eval_size,
     }
-    model.save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
-    (args.output_dir / "README.md").write_text(README.format(**training, **numbers))
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    # Running processes have the old weights mapped into memory: put new files in their place, never write into them.
+    with tempfile.TemporaryDirectory(dir=args.output_dir) as name:
+        fresh = Path(name)
+        model.save_pretrained(fresh)
+        tokenizer.save_pretrained(fresh)
+        (fresh / "README.md").write_text(README.format(**training, **numbers))
+        for file in fresh.iterdir():
+            file.replace(args.output_dir / file.name)
     for completion in sampled[:10]:
         print(repr(completion))
     print("  ".join(f"{name} {value:.4g}" for name, value in numbers.items()))
