@@ -20,6 +20,18 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 
+OWN_AGGREGATION = {
+    "bnpo": "token_mean_local",
+    "cispo": "token_mean",
+    "dapo": "token_mean",
+    "dr_grpo": "constant_length",
+    "grpo": "seq_mean_token_mean",
+    "luspo": "seq_mean_token_sum",
+    "sapo": "seq_mean_token_mean",
+    "vespo": "token_mean",
+}
+"""For each loss type of TRL, the aggregation that equals its reduction."""
+
 CHARACTERS = string.ascii_lowercase + string.digits + " .#"
 
 

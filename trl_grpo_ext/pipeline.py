@@ -50,24 +50,12 @@ def apply_rollout_hooks(advantages: torch.Tensor, hooks: Sequence[Any], rollout:
     Raises:
         PluginOutputError: A hook returned something else than finite advantages `(B, T)`.
     """
-    advantages_B_T = expand_advantages(advantages, rollout.mask_B_T)
-    for hook in hooks:
-        if implements(hook, "on_rollout"):
-            with torch.no_grad():
-                result = hook.on_rollout(advantages_B_T, rollout)
-            advantages_B_T = _checked_advantages(result, rollout.mask_B_T, hook, "on_rollout")
-    return advantages_B_T
+    return _apply(hooks, "on_rollout", advantages, rollout)
 
 
 def apply_forward_hooks(advantages: torch.Tensor, hooks: Sequence[Any], forward: Forward) -> torch.Tensor:
     """Run every hook's `on_forward` in order; the same contract as `apply_rollout_hooks`, at one loss forward."""
-    advantages_B_T = expand_advantages(advantages, forward.mask_B_T)
-    for hook in hooks:
-        if implements(hook, "on_forward"):
-            with torch.no_grad():
-                result = hook.on_forward(advantages_B_T, forward)
-            advantages_B_T = _checked_advantages(result, forward.mask_B_T, hook, "on_forward")
-    return advantages_B_T
+    return _apply(hooks, "on_forward", advantages, forward)
 
 
 def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
@@ -168,10 +156,17 @@ def importance_ratio(
     return torch.exp(log_ratio_B_T)
 
 
-def _checked_advantages(result: Any, mask_B_T: torch.Tensor, hook: object, method: str) -> torch.Tensor:
-    label = f"advantage hook {plugin_label(hook)!r}: {method}"
-    advantages_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
-    _refuse(~torch.isfinite(advantages_B_T), advantages_B_T, f"{label} must return finite advantages")
+def _apply(hooks: Sequence[Any], method: str, advantages: torch.Tensor, context: Rollout | Forward) -> torch.Tensor:
+    mask_B_T = context.mask_B_T
+    advantages_B_T = expand_advantages(advantages, mask_B_T)
+    for hook in hooks:
+        if not implements(hook, method):
+            continue
+        with torch.no_grad():
+            result = getattr(hook, method)(advantages_B_T, context)
+        label = f"advantage hook {plugin_label(hook)!r}: {method}"
+        advantages_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
+        _refuse(~torch.isfinite(advantages_B_T), advantages_B_T, f"{label} must return finite advantages")
     return advantages_B_T
 
 

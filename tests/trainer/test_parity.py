@@ -12,19 +12,8 @@ from typing import Any
 import pytest
 from trl import GRPOTrainer
 
-from tests.support import Run, relative_gap, train
+from tests.support import OWN_AGGREGATION, Run, relative_gap, train
 from trl_grpo_ext import upstream
-
-OWN_AGGREGATION = {
-    "bnpo": "token_mean_local",
-    "cispo": "token_mean",
-    "dapo": "token_mean",
-    "dr_grpo": "constant_length",
-    "grpo": "seq_mean_token_mean",
-    "luspo": "seq_mean_token_sum",
-    "sapo": "seq_mean_token_mean",
-    "vespo": "token_mean",
-}
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import relative_gap
+from tests.support import OWN_AGGREGATION, relative_gap
 from tests.trainer.two_process_worker import Job, run_job
 from trl_grpo_ext import Totals
 
@@ -29,16 +29,6 @@ HOOKS = ["leave_one_out", "entropy_shaping"]
 CUTS = [(8, 1), (4, 2), (2, 4)]
 """Rows per micro-batch of each of the two processes, accumulation."""
 ONE_PROCESS_CUTS = [(16, 1), (4, 4)]
-OWN_AGGREGATION = {
-    "bnpo": "token_mean_local",
-    "cispo": "token_mean",
-    "dapo": "token_mean",
-    "dr_grpo": "constant_length",
-    "grpo": "seq_mean_token_mean",
-    "luspo": "seq_mean_token_sum",
-    "sapo": "seq_mean_token_mean",
-    "vespo": "token_mean",
-}
 TOLERANCE = 1e-5
 
 

@@ -1,0 +1,235 @@
+"""Every start of the recipe that the tests look at, by name: `LAUNCHES` succeed, `FAILURES` end in one sentence."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from tests.recipes.launching import GSM8K, MODEL, RECIPES, Finished, Launch
+
+
+def take_checkpoint(folder: Path, finished: Callable[[str], Finished]) -> None:
+    """Put the checkpoint in the middle of the run `default` where a run that was interrupted would have left it."""
+    shutil.copytree(finished("default").output / "checkpoint-2", folder / "output" / "checkpoint-2")
+
+
+def add_chat_template(folder: Path, finished: Callable[[str], Finished]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    shutil.copytree(MODEL, folder / "chat")
+    tokenizer.save_pretrained(folder / "chat")
+
+
+SPY = """
+import json, os, pathlib
+import torch
+import torch.distributed as dist
+
+def spy(prompts, completions, **columns):
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    seen = {"world": dist.get_world_size(), "sum": total.item(), "prompts": prompts}
+    with (pathlib.Path(os.environ["SPY"]) / f"rank{dist.get_rank()}.jsonl").open("a") as file:
+        print(json.dumps(seen), file=file)
+    return [0.0] * len(prompts)
+"""
+
+PLUGINS_YAML = """
+learning_rate: 0.0003
+max_steps: 1
+rewards:
+  - gsm8k_accuracy
+  - {name: tag_format, weight: 0.5}
+  - {name: soft_overlong, max_completion_length: 40, cache: 20, weight: 0.25}
+advantage_hooks:
+  - leave_one_out
+  - {name: entropy_shaping, alpha: 0.2}
+loss_aggregation: {name: constant_length, length: 50}
+"""
+
+LAUNCHES = {
+    "default": Launch(sizes={"max_steps": 4, "save_steps": 2}),
+    "two": Launch(
+        ["--rewards", "gsm8k_accuracy", "{name: 'spy_on_ranks:spy', weight: 0}", "--log_completions"],
+        launcher="cpu_2_processes.yaml",
+        files={"spy_on_ranks.py": SPY},
+        environment={"SPY": "{folder}"},
+    ),
+    "yaml": Launch(["--config", "{folder}/plugins.yaml"], files={"plugins.yaml": PLUGINS_YAML}),
+    "overridden": Launch(
+        [
+            *("--config={folder}/plugins.yaml", "--rewards", "gsm8k_accuracy", "{name: think_format, weight: 0.2}"),
+            *("--advantage_hooks", "{name: entropy_shaping, alpha: 0.3, kappa: 3}"),
+            *("--loss_aggregation", "seq_mean_token_mean"),
+        ],
+        files={"plugins.yaml": PLUGINS_YAML},
+    ),
+    "lora": Launch(
+        ["--use_peft", "--lora_target_modules", "all-linear", "--learning_rate", "0.01"], sizes={"max_steps": 1}
+    ),
+    "qlora": Launch(
+        [
+            "--use_peft",
+            "--load_in_4bit",
+            "--lora_target_modules",
+            "q_proj",
+            "--dtype",
+            "bfloat16",
+            "--learning_rate",
+            "0.01",
+        ],
+        sizes={"max_steps": 1},
+    ),
+    "chat": Launch(
+        [
+            *["--model_name_or_path", "{folder}/chat", "--embedded", "--log_completions"],
+            *["--rewards", "tag_format", "--reward_weights", "2.0", "--system_prompt"],
+            "Do sums.",
+        ],
+        sizes={"max_steps": 1},
+        prepare=add_chat_template,
+    ),
+    "resumed": Launch(
+        ["--resume_from_checkpoint", "true"], sizes={"max_steps": 4, "save_steps": 2}, prepare=take_checkpoint
+    ),
+    "resumed_path": Launch(
+        ["--resume_from_checkpoint", "{folder}/output/checkpoint-2"],
+        sizes={"max_steps": 4, "save_steps": 2},
+        prepare=take_checkpoint,
+    ),
+    "gsm8k": Launch(["--dataset_path", f"{GSM8K}/train.jsonl", "--log_completions"], sizes={"num_generations_eval": 1}),
+}
+
+GOOD = '{"question": "Ana has 2 pens and buys 3. How many?", "answer": "2+3 = 5\\n#### 5"}\n'
+HIDE_BITSANDBYTES = """
+from importlib.machinery import PathFinder
+found = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(
+    lambda name, *rest: None if name.split(".")[0] == "bitsandbytes" else found(name, *rest)
+)
+"""
+
+
+def failing(*arguments: str, says: tuple[str, ...], **keywords: Any) -> Launch:
+    alone = not keywords.keys() & {"launcher", "forked"}
+    return Launch(list(arguments), **{"launcher": None, "forked": alone, "says": says, **keywords})
+
+
+FAILURES = {
+    "no data file": failing("--dataset_path", "nope.jsonl", says=("no file 'nope.jsonl'", "--dataset_path")),
+    "no config file": failing("--config", "nope.yaml", says=("no file 'nope.yaml'", "--config")),
+    "config is no mapping": failing(
+        "--config", "{folder}/a.yaml", files={"a.yaml": "just text"}, says=("a.yaml", "'just text'", "`name: value`")
+    ),
+    "config is no YAML": failing("--config", "{folder}/a.yaml", files={"a.yaml": "a: ["}, says=("a.yaml", "not YAML")),
+    "unknown key": failing(
+        "--config",
+        "{folder}/a.yaml",
+        files={"a.yaml": "lerning_rate: 1"},
+        says=("'lerning_rate'", "Did you mean 'learning_rate'"),
+    ),
+    "unknown option": failing("--lerning_rate", "1", says=("'--lerning_rate'", "Did you mean 'learning_rate'")),
+    "abbreviated option": failing("--model_name", "x", says=("'--model_name'", "Did you mean 'model_name_or_path'")),
+    "not a number": failing("--learning_rate", "abc", says=("--learning_rate", "'abc'")),
+    "row without columns": failing(
+        "--dataset_path",
+        "{folder}/rows.jsonl",
+        files={"rows.jsonl": GOOD + '{"question": "?", "solution": "#### 5"}\n'},
+        says=("rows.jsonl, line 2", "no 'answer'", "expected the columns 'question' and 'answer'", "'solution'"),
+    ),
+    "answer without reference": failing(
+        "--dataset_path",
+        "{folder}/rows.jsonl",
+        files={"rows.jsonl": GOOD + "\n" + '{"question": "?", "answer": "no idea"}\n'},
+        says=("rows.jsonl, line 3", "no number", "'no idea'", "#### 18"),
+    ),
+    "not JSON": failing(
+        "--dataset_path",
+        "{folder}/rows.jsonl",
+        files={"rows.jsonl": GOOD + "question,answer\n"},
+        says=("rows.jsonl, line 2", "not JSON", "'question,answer'"),
+    ),
+    "empty file": failing(
+        "--dataset_path", "{folder}/rows.jsonl", files={"rows.jsonl": ""}, says=("0 problem(s)", "at least 2")
+    ),
+    "unknown reward": failing("--rewards", "gsm8k_acuracy", says=("'gsm8k_acuracy'", "Did you mean 'gsm8k_accuracy'")),
+    "unknown reward in YAML": failing(
+        "--config",
+        "{folder}/a.yaml",
+        files={"a.yaml": "rewards: [think_formt]"},
+        says=("'think_formt'", "Did you mean 'think_format'"),
+    ),
+    "unknown hook": failing("--advantage_hooks", "leave_one", says=("'leave_one'", "Did you mean 'leave_one_out'")),
+    "unknown aggregation": failing("--loss_aggregation", "tokenmean", says=("'tokenmean'", "'token_mean'")),
+    "unknown parameter": failing(
+        "--rewards", "{name: soft_overlong, longest: 3}", says=("no parameter 'longest'", "max_completion_length")
+    ),
+    "batch not divisible": failing(
+        "--per_device_train_batch_size", "10", says=("(10)", "num_generations (4)", "per_device_train_batch_size times")
+    ),
+    "evaluation batch not divisible": failing(
+        "--per_device_eval_batch_size", "10", says=("batch of 10", "groups of 4", "per_device_eval_batch_size")
+    ),
+    "too few problems": failing("--train_problems", "3", says=("3 training problem(s)", "takes 4", "batch_size")),
+    "too many problems": failing("--train_problems", "99999999", says=("99999999", "--train_problems")),
+    "nothing held out": failing("--eval_problems", "0", says=("--eval_problems must be at least 1",)),
+    "4-bit without bitsandbytes": failing(
+        "--load_in_4bit",
+        "--use_peft",
+        files={"sitecustomize.py": HIDE_BITSANDBYTES},
+        forked=False,
+        says=("--load_in_4bit needs bitsandbytes", "pip install bitsandbytes"),
+    ),
+    "4-bit without LoRA": failing("--load_in_4bit", says=("--load_in_4bit", "--use_peft")),
+    "4-bit of no type": failing("--load_in_4bit", "--use_peft", "--dtype", "auto", says=("--dtype auto", "bfloat16")),
+    "LoRA of no module": failing("--use_peft", "--lora_target_modules", "nope", says=("nope", "not found")),
+    "model neither here nor cached": failing(
+        "--model_name_or_path",
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        says=("'Qwen/Qwen2.5-0.5B-Instruct'", "cannot be downloaded", "--embedded"),
+    ),
+    "default of a GPU, neither here nor cached": failing(
+        "--embedded", "false", says=("'Qwen/Qwen2.5-0.5B-Instruct'", "cannot be downloaded")
+    ),
+    "data set neither here nor cached": failing(
+        "--dataset_name",
+        "openai/gsm8k",
+        says=("'openai/gsm8k'", "cannot be downloaded", "--dataset_path FILE.jsonl"),
+    ),
+    "model without weights": failing(
+        "--model_name_or_path",
+        "{folder}/half",
+        "--embedded",
+        prepare=lambda folder, _: shutil.copytree(MODEL, folder / "half", ignore=lambda *_: ["model.safetensors"]),
+        says=("half'", "model.safetensors"),
+    ),
+    "model is the output": failing(
+        "--model_name_or_path", "{folder}/output", "--embedded", says=("output'", "choose another folder")
+    ),
+    "nothing to resume": failing("--resume_from_checkpoint", "true", says=("no checkpoint", "output'", "leave")),
+    "not a checkpoint": failing("--resume_from_checkpoint", "nope", says=("'nope'", "not a checkpoint")),
+    "checkpoint of the other kind": failing(
+        "--resume_from_checkpoint",
+        "{folder}/checkpoint-1",
+        "--use_peft",
+        files={"checkpoint-1/trainer_state.json": "{}"},
+        says=("checkpoint-1'", "all weights", "remove --use_peft"),
+    ),
+    "through the launcher": failing("--dataset_path", "nope.jsonl", launcher="one_process.yaml", says=("nope.jsonl",)),
+    "two processes": failing(
+        "--rewards", "gsm8k_acuracy", launcher="cpu_2_processes.yaml", says=("Did you mean 'gsm8k_accuracy'",)
+    ),
+    "two that never meet": failing(
+        "--use_cpu", "false", launcher="{folder}/a.yaml", says=("started 2 processes", "run alone", "--use_cpu")
+    ),
+}
+FAILURES["two that never meet"].files["a.yaml"] = (
+    (RECIPES / "accelerate" / "cpu_2_processes.yaml").read_text().replace("use_cpu: false", "use_cpu: true")
+)
