@@ -8,13 +8,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+THREADS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 
 .PHONY: demo test lint format setup clean
 
+# Left to itself the launcher gives a process one thread.
 demo: $(READY)
-	$(BIN)/accelerate launch --config_file recipes/accelerate/one_process.yaml recipes/gsm8k_grpo.py --embedded $(TRAIN_ARGS)
+	$(BIN)/accelerate launch --config_file recipes/accelerate/one_process.yaml --num_cpu_threads_per_process $(THREADS) \
+		recipes/gsm8k_grpo.py --embedded $(TRAIN_ARGS)
 
 test: lint
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
