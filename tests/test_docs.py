@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def test_the_example_aggregation() -> None:
     plain = pipeline.token_weights(SeqMeanTokenSum(), rollout)
     per_row = weights.max(1).values / plain.max(1).values
     assert (per_row * sums).mean().item() == pytest.approx(4.27614, abs=1e-5)
+
+
+def test_the_readmes_plugin_is_what_its_entry_point_names() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (project,) = blocks(page, "toml")
+    entry_points = tomllib.loads(project)["project"]["entry-points"]["trl_grpo_ext.rewards"]
+    assert entry_points == {"no_shouting": "shouting:no_shouting"}
+    (code,) = [block for block in blocks(page, "python") if block.startswith("# shouting.py")]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    messages = [[{"role": "assistant", "content": text}] for text in ("STOP", "Go on")]
+    assert names["no_shouting"](prompts=["p"] * 2, completions=["STOP", "Go on"], completion_ids=[[1], [2]]) == [
+        0.0,
+        1.0,
+    ]
+    assert names["no_shouting"](completions=messages) == [0.0, 1.0]
 
 
 @pytest.fixture(scope="module")
