@@ -50,9 +50,29 @@ answer = {"infos": [vars(info) for info in infos], "imported": imported(), "seco
         "target": "tge_good.hooks:Scale",
         "builtin": False,
         "dotted": False,
+        "aliases": [],
     }
+    first_token = next(i for i in infos if i["name"] == "first_token")
+    assert first_token["aliases"] == ["first"]
     assert answer["imported"] == []
     assert answer["seconds"] < 2, "tge-slow sleeps for 3 s when it is imported"
+
+
+def test_an_alias_of_an_installed_plugin(plugin_environment: Environment) -> None:
+    answer = plugin_environment.probe(
+        """
+answer = {"found": plugins.find("loss_aggregation", "first").name, "imported": imported()}
+answer["loaded"] = type(plugins.load_loss_aggregation("tge-good:first")).__name__
+try:
+    plugins.find("loss_aggregation", "of_nothing")
+except plugins.UnknownPluginError as error:
+    answer["error"] = str(error)
+"""
+    )
+    assert answer["found"] == "first_token"
+    assert answer["imported"] == []
+    assert answer["loaded"] == "FirstToken"
+    assert "No installed distribution offers the loss aggregation 'of_nothing'" in answer["error"]
 
 
 def test_finding_imports_nothing_either(plugin_environment: Environment) -> None:

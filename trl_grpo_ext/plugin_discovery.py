@@ -2,20 +2,21 @@
 
 `TRL_GRPO_EXT_PLUGINS` (comma-separated distributions, or `none`) restricts which third-party distributions may load.
 It is a guard against surprises on a shared machine, not a sandbox: a plugin that may load can import what it likes.
+
+A plugin may have aliases, such as the name of its paper. They stand in a group of their own, `<group>.aliases`, as
+`alias = "name"`, beside the plugin in the same distribution.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
-import json
 import os
-import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from .errors import (
     PluginBlockedError,
     UnknownPluginError,
 )
+from .plugin_metadata import directory, installed_distributions, normal, owner_of, provenance
 from .plugin_selection import KINDS, LABELS, Kind, Selection, parse_selection, with_article
 
 ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
@@ -37,6 +39,7 @@ GROUPS: dict[Kind, str] = {
 
 _OURS = "trl-grpo-ext"
 _KIND_OF_GROUP = {group: kind for kind, group in GROUPS.items()}
+_KIND_OF_ALIASES = {f"{group}.aliases": kind for kind, group in GROUPS.items()}
 _warned: set[str] = set()
 
 
@@ -52,6 +55,7 @@ class PluginInfo:
         target: What is imported, `module:attribute`.
         builtin: Whether it comes with this package.
         dotted: Whether it was reached by a dotted path and not by an entry point.
+        aliases: Other names that select it, in alphabetical order.
     """
 
     kind: Kind
@@ -61,6 +65,11 @@ class PluginInfo:
     target: str
     builtin: bool = False
     dotted: bool = False
+    aliases: tuple[str, ...] = ()
+
+    def answers_to(self, name: str) -> bool:
+        """Whether this is its name or one of its aliases."""
+        return name == self.name or name in self.aliases
 
     @property
     def source(self) -> str:
@@ -86,7 +95,7 @@ def available(kind: Kind | None = None) -> list[PluginInfo]:
 def is_allowed(info: PluginInfo) -> bool:
     """Whether `TRL_GRPO_EXT_PLUGINS` lets this plugin load. Built-ins and modules of no distribution always may."""
     permitted = _permitted()
-    return permitted is None or info.builtin or info.distribution is None or _normal(info.distribution) in permitted
+    return permitted is None or info.builtin or info.distribution is None or normal(info.distribution) in permitted
 
 
 def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginInfo:
@@ -109,79 +118,31 @@ class _Installed:
     unreadable: list[str]
 
 
-def _normal(name: str) -> str:
-    """Normalise a distribution's name as PEP 503 does."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _directory(distribution: Distribution) -> str:
-    """Path of the `.dist-info` or `.egg-info`; empty for a distribution that is not kept as files."""
-    return str(getattr(distribution, "_path", ""))
-
-
-def _stem(distribution: Distribution) -> list[str]:
-    """Name and version as the directory's name has them: there even when METADATA is gone, and cheap to read."""
-    directory = Path(_directory(distribution))
-    return directory.stem.split("-")[:2] if directory.suffix in (".dist-info", ".egg-info") else []
-
-
-def _field(distribution: Distribution, name: str) -> str | None:
-    try:
-        metadata = distribution.metadata
-        return metadata[name] or None if name in metadata else None
-    except Exception:  # without METADATA this may raise, and what it raises depends on Python's version
-        return None
-
-
-def _text(distribution: Distribution, file: str) -> str:
-    try:
-        return distribution.read_text(file) or ""
-    except Exception:  # not UTF-8, say
-        return ""
-
-
-def _distributions() -> Iterator[tuple[str, Distribution]]:
-    """Each installed distribution once, by normalised name: the first on the path is the one that Python imports."""
-    seen = set()
-    for distribution in distributions():
-        name = next(iter(_stem(distribution)), None) or _field(distribution, "Name") or ""
-        if not name or name.startswith("~"):  # pip renames to ~name what it failed to remove
-            continue
-        has_metadata = any(_text(distribution, file) for file in ("entry_points.txt", "METADATA", "PKG-INFO"))
-        if has_metadata and (key := _normal(name)) not in seen:
-            seen.add(key)
-            yield key, distribution
-
-
-def metadata_directory(name: str) -> str:
-    """Path of an installed distribution's `.dist-info`; empty where there is none."""
-    distribution = dict(_distributions()).get(_normal(name))
-    return "" if distribution is None else _directory(distribution)
-
-
 def _scan() -> _Installed:
     """Read the entry points of all that is installed. One distribution's broken metadata must not hurt the others."""
     found, by_name, unreadable = set(), {}, []
-    for key, distribution in _distributions():
+    for key, distribution in installed_distributions():
         by_name[key] = distribution
         try:
-            entry_points = [entry for entry in distribution.entry_points if entry.group in _KIND_OF_GROUP]
+            declared = list(distribution.entry_points)
         except Exception as error:
-            unreadable.append(f"{key} (entry_points.txt in {_directory(distribution)}: {error})")
+            unreadable.append(f"{key} (entry_points.txt in {directory(distribution)}: {error})")
             continue
+        entry_points = [entry for entry in declared if entry.group in _KIND_OF_GROUP]
+        aliases = sorted(
+            (_KIND_OF_ALIASES[entry.group], entry.value, entry.name)
+            for entry in declared
+            if entry.group in _KIND_OF_ALIASES
+        )
         if entry_points:
-            name, version = _provenance(key, distribution)
+            name, version = provenance(key, distribution)
         for entry in entry_points:
             kind = _KIND_OF_GROUP[entry.group]
-            found.add(PluginInfo(kind, entry.name, name, version, entry.value, builtin=key == _OURS))
+            called_too = tuple(alias for of, value, alias in aliases if (of, value) == (kind, entry.name))
+            mine = PluginInfo(kind, entry.name, name, version, entry.value, key == _OURS, aliases=called_too)
+            found.add(mine)
     order = sorted(found, key=lambda info: (KINDS.index(info.kind), info.name, info.distribution or "", info.target))
     return _Installed(order, by_name, unreadable)
-
-
-def _provenance(key: str, distribution: Distribution) -> tuple[str, str | None]:
-    """Name and version for people to read, also where the metadata lacks them."""
-    version = _field(distribution, "Version") or next(iter(_stem(distribution)[1:]), None)
-    return _field(distribution, "Name") or key, version
 
 
 def _permitted() -> frozenset[str] | None:
@@ -189,7 +150,7 @@ def _permitted() -> frozenset[str] | None:
     value = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if not value.strip():
         return None
-    names = frozenset(_normal(part.strip()) for part in value.split(",") if part.strip())
+    names = frozenset(normal(part.strip()) for part in value.split(",") if part.strip())
     if not names or ("none" in names and len(names) > 1):
         raise ConfigurationError(
             f"{ENVIRONMENT_VARIABLE}={value!r}: give distributions separated by commas, or `none` alone, or unset it."
@@ -204,10 +165,10 @@ def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | No
         _warned.add(name)
         warnings.warn(f"{ENVIRONMENT_VARIABLE} lists {name!r}, which is not installed.", stacklevel=4)
 
-    matches = [info for info in installed.plugins if info.kind == kind and info.name == asked.name]
+    matches = [info for info in installed.plugins if info.kind == kind and info.answers_to(asked.name)]
     if asked.distribution is not None:
-        key = _normal(asked.distribution)
-        matches = [info for info in matches if _normal(info.distribution or "") == key]
+        key = normal(asked.distribution)
+        matches = [info for info in matches if normal(info.distribution or "") == key]
         if not matches:
             return _find_dotted(kind, asked, installed)
     if not matches:
@@ -216,7 +177,7 @@ def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | No
     if not allowed:
         raise PluginBlockedError(_blocked(matches))
     if len({info.distribution for info in allowed}) > 1:
-        choices = " or ".join(f"{info.distribution}:{info.name}" for info in allowed)
+        choices = " or ".join(f"{info.distribution}:{asked.name}" for info in allowed)
         offers = " and ".join(f"{info.source} ({info.target})" for info in allowed)
         raise AmbiguousPluginError(
             f"The {LABELS[kind]} {asked.name!r} is offered by {offers}. Say which one you mean: {choices}."
@@ -240,9 +201,9 @@ def _find_dotted(kind: Kind, asked: Selection, installed: _Installed) -> tuple[P
     if problem is not None:
         raise UnknownPluginError(neither(kind, asked, why_not, problem))
     info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
-    owner = _owner(module, installed)
+    owner = owner_of(module, installed.distributions)
     if owner is not None:
-        name, version = _provenance(*owner)
+        name, version = provenance(*owner)
         info = replace(info, distribution=name, version=version, builtin=owner[0] == _OURS)
     if not is_allowed(info):
         raise PluginBlockedError(_blocked([info]))
@@ -251,16 +212,16 @@ def _find_dotted(kind: Kind, asked: Selection, installed: _Installed) -> tuple[P
 
 def _why_no_entry_point(kind: Kind, asked: Selection, installed: _Installed) -> str:
     name = asked.distribution or ""
-    if _normal(name) not in installed.distributions:
+    if normal(name) not in installed.distributions:
         return f"no installed distribution is called {name!r}"
-    offered = [info for info in installed.plugins if _normal(info.distribution or "") == _normal(name)]
-    others = [info.kind for info in offered if info.name == asked.name]
+    offered = [info for info in installed.plugins if normal(info.distribution or "") == normal(name)]
+    others = [info.kind for info in offered if info.answers_to(asked.name)]
     if others:
         is_a, is_not = with_article(others[0]), with_article(kind)
         return f"the distribution {name!r} offers {asked.name!r} as {is_a}, not as {is_not}"
     same_kind = [info.name for info in offered if info.kind == kind]
     has = f"it offers {', '.join(same_kind)}" if same_kind else f"it offers no {LABELS[kind]}"
-    broken = [text for text in installed.unreadable if text.startswith(f"{_normal(name)} ")]
+    broken = [text for text in installed.unreadable if text.startswith(f"{normal(name)} ")]
     if broken:
         has = f"its metadata cannot be read: {broken[0]}"
     return f"the distribution {name!r} offers no {LABELS[kind]} {asked.name!r}; {has}.{near(asked.name, same_kind)}"
@@ -281,79 +242,29 @@ def _why_no_module(module: str) -> str | None:
     return f"there is no module {top!r} on sys.path{hint}"
 
 
-def _owner(module: str, installed: _Installed) -> tuple[str, Distribution] | None:
-    """The distribution that a module belongs to; none for a file of the user's own.
-
-    Not `importlib.metadata.packages_distributions`: that knows no editable installs and fails on broken metadata. Here
-    a module belongs to the distribution whose file list has it, or that is installed editable and has an entry point
-    into it. The deepest match wins, since distributions may share a namespace package.
-    """
-    parts = module.split(".")
-    roots = _roots(parts[0])
-    best: tuple[int, str, Distribution] | None = None
-    for key, distribution in installed.distributions.items():
-        depth = 0
-        if Path(str(distribution.locate_file(""))).resolve() in roots:
-            record = _text(distribution, "RECORD")
-            for length in range(len(parts), 0, -1):
-                if re.search(rf"^{'/'.join(parts[:length])}[./]", record, re.MULTILINE):
-                    depth = length
-                    break
-            if not record and parts[0] in _text(distribution, "top_level.txt").split():
-                depth = 1
-        elif _is_editable(distribution) and parts[0] in _entry_point_packages(distribution):
-            depth = 1
-        if depth > (best[0] if best else 0):
-            best = (depth, key, distribution)
-    return None if best is None else best[1:]
-
-
-def _roots(top: str) -> set[Path]:
-    """The directories on the path that a top-level module is, or would be, imported from."""
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # ValueError: `__main__`
-        spec = None
-    if spec is None:
-        return set()
-    places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
-    return {Path(place).resolve().parent for place in places}
-
-
-def _is_editable(distribution: Distribution) -> bool:
-    try:
-        return bool(json.loads(_text(distribution, "direct_url.json"))["dir_info"]["editable"])
-    except (ValueError, KeyError, TypeError):
-        return False
-
-
-def _entry_point_packages(distribution: Distribution) -> set[str]:
-    try:
-        return {re.split(r"[.:\s\[]", entry.value, maxsplit=1)[0] for entry in distribution.entry_points}
-    except Exception:  # unreadable metadata, as in `_scan`
-        return set()
-
-
 def called(info: PluginInfo) -> str:
     """A plugin at the beginning of a sentence."""
     return f"The {LABELS[info.kind]} {info.name!r}"
 
 
-def near(name: str, names: Iterable[str]) -> str:
-    """Word a hint at near names, with its leading space; empty when there is none."""
-    by_folded = {other.casefold().replace("-", "_"): other for other in names}
+def near(name: str, names: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+    """Word a hint at near names, with its leading space; empty when there is none. `shown` words some differently."""
+    shown = shown or {}
+    by_folded = {other.casefold().replace("-", "_"): shown.get(other, repr(other)) for other in names}
     matches = difflib.get_close_matches(name.casefold().replace("-", "_"), by_folded, n=3)
-    return f" Did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?" if matches else ""
+    return f" Did you mean {' or '.join(by_folded[match] for match in matches)}?" if matches else ""
 
 
 def _unknown(kind: Kind, asked: Selection, installed: _Installed) -> str:
-    names = [info.name for info in installed.plugins if info.kind == kind]
+    of_kind = [info for info in installed.plugins if info.kind == kind]
+    names = [info.name for info in of_kind]
+    meant = {alias: f"{alias} (which is {info.name})" for info in of_kind for alias in info.aliases}
     text = f"No installed distribution offers the {LABELS[kind]} {asked.name!r}."
-    elsewhere = [info for info in installed.plugins if info.name == asked.name]
+    elsewhere = [info for info in installed.plugins if info.answers_to(asked.name)]
     if elsewhere:
         text += f" {asked.name!r} is {with_article(elsewhere[0].kind)}, not {with_article(kind)}."
     else:
-        text += near(asked.name, names)
+        text += near(asked.name, [*meant, *names], shown=meant)
     module, dot, attribute = asked.name.rpartition(".")
     if dot and all(part.isidentifier() for part in asked.name.split(".")):
         text += f" A dotted path has a colon before the attribute: '{module}:{attribute}'."

@@ -1,0 +1,122 @@
+"""The metadata of installed distributions, read so that one broken installation hurts none of the others.
+
+Names are compared as PEP 503 does. Nothing is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+
+def normal(name: str) -> str:
+    """Normalise a distribution's name as PEP 503 does."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def directory(distribution: Distribution) -> str:
+    """Path of the `.dist-info` or `.egg-info`; empty for a distribution that is not kept as files."""
+    return str(getattr(distribution, "_path", ""))
+
+
+def _stem(distribution: Distribution) -> list[str]:
+    """Name and version as the directory's name has them: there even when METADATA is gone, and cheap to read."""
+    path = Path(directory(distribution))
+    return path.stem.split("-")[:2] if path.suffix in (".dist-info", ".egg-info") else []
+
+
+def _field(distribution: Distribution, name: str) -> str | None:
+    try:
+        metadata = distribution.metadata
+        return metadata[name] or None if name in metadata else None
+    except Exception:  # without METADATA this may raise, and what it raises depends on Python's version
+        return None
+
+
+def _text(distribution: Distribution, file: str) -> str:
+    try:
+        return distribution.read_text(file) or ""
+    except Exception:  # not UTF-8, say
+        return ""
+
+
+def installed_distributions() -> Iterator[tuple[str, Distribution]]:
+    """Each installed distribution once, by normalised name: the first on the path is the one that Python imports."""
+    seen = set()
+    for distribution in distributions():
+        name = next(iter(_stem(distribution)), None) or _field(distribution, "Name") or ""
+        if not name or name.startswith("~"):  # pip renames to ~name what it failed to remove
+            continue
+        has_metadata = any(_text(distribution, file) for file in ("entry_points.txt", "METADATA", "PKG-INFO"))
+        if has_metadata and (key := normal(name)) not in seen:
+            seen.add(key)
+            yield key, distribution
+
+
+def metadata_directory(name: str) -> str:
+    """Path of an installed distribution's `.dist-info`; empty where there is none."""
+    distribution = dict(installed_distributions()).get(normal(name))
+    return "" if distribution is None else directory(distribution)
+
+
+def provenance(key: str, distribution: Distribution) -> tuple[str, str | None]:
+    """Name and version for people to read, also where the metadata lacks them."""
+    version = _field(distribution, "Version") or next(iter(_stem(distribution)[1:]), None)
+    return _field(distribution, "Name") or key, version
+
+
+def owner_of(module: str, installed: Mapping[str, Distribution]) -> tuple[str, Distribution] | None:
+    """The distribution that a module belongs to; none for a file of the user's own.
+
+    Not `importlib.metadata.packages_distributions`: that knows no editable installs and fails on broken metadata. Here
+    a module belongs to the distribution whose file list has it, or that is installed editable and has an entry point
+    into it. The deepest match wins, since distributions may share a namespace package.
+    """
+    parts = module.split(".")
+    roots = _roots(parts[0])
+    best: tuple[int, str, Distribution] | None = None
+    for key, distribution in installed.items():
+        depth = 0
+        if Path(str(distribution.locate_file(""))).resolve() in roots:
+            record = _text(distribution, "RECORD")
+            for length in range(len(parts), 0, -1):
+                if re.search(rf"^{'/'.join(parts[:length])}[./]", record, re.MULTILINE):
+                    depth = length
+                    break
+            if not record and parts[0] in _text(distribution, "top_level.txt").split():
+                depth = 1
+        elif _is_editable(distribution) and parts[0] in _entry_point_packages(distribution):
+            depth = 1
+        if depth > (best[0] if best else 0):
+            best = (depth, key, distribution)
+    return None if best is None else best[1:]
+
+
+def _roots(top: str) -> set[Path]:
+    """The directories on the path that a top-level module is, or would be, imported from."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # ValueError: `__main__`
+        spec = None
+    if spec is None:
+        return set()
+    places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+    return {Path(place).resolve().parent for place in places}
+
+
+def _is_editable(distribution: Distribution) -> bool:
+    try:
+        return bool(json.loads(_text(distribution, "direct_url.json"))["dir_info"]["editable"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _entry_point_packages(distribution: Distribution) -> set[str]:
+    try:
+        return {re.split(r"[.:\s\[]", entry.value, maxsplit=1)[0] for entry in distribution.entry_points}
+    except Exception:  # unreadable metadata, as in `_scan`
+        return set()
