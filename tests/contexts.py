@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from trl_grpo_ext.types import Forward, Rollout, Totals
 
@@ -53,3 +58,48 @@ def make_rollout(
 def make_forward(logps: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor | None = None) -> Forward:
     mask = torch.ones_like(logps) if mask is None else mask
     return Forward(logps_B_T=logps, entropies_B_T=entropies, old_logps_B_T=logps, mask_B_T=mask)
+
+
+class Ranks:
+    """Several ranks in this process, each with its part of a generation batch: their `gather` really meets.
+
+    Args:
+        parts: Each rank's rollout, with the totals of all.
+    """
+
+    def __init__(self, parts: Sequence[Rollout]) -> None:
+        self._sent: list[torch.Tensor | None] = [None] * len(parts)
+        self._barrier = threading.Barrier(len(parts), timeout=20)
+        self.gathers = [0] * len(parts)
+        self.rollouts: list[Rollout] = []
+        first = 0
+        for rank, part in enumerate(parts):
+            rows = slice(first, first + len(part.mask_B_T))
+            self.rollouts.append(replace(part, gather=partial(self._gather, rank), local_rows=rows))
+            first = rows.stop
+
+    def run(self, call: Callable[[Rollout], Any]) -> list[Any]:
+        """What `call` gives on each rank. Fails where the ranks don't gather equally often."""
+
+        def on(rollout: Rollout) -> Any:
+            try:
+                return call(rollout)
+            except BaseException:
+                self._barrier.abort()  # nobody waits for this rank
+                raise
+
+        with ThreadPoolExecutor(len(self.rollouts)) as pool:
+            results = [future.result() for future in [pool.submit(on, rollout) for rollout in self.rollouts]]
+        assert len(set(self.gathers)) == 1, f"the ranks gathered {self.gathers} times"
+        return results
+
+    def _gather(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
+        self._sent[rank] = tensor
+        self.gathers[rank] += 1
+        self._barrier.wait()
+        sent = [part for part in self._sent if part is not None]
+        width = max(part.size(-1) for part in sent)
+        wide = [pad(part, (0, width - part.size(1))) if part.dim() == 2 else part for part in sent]
+        result = torch.cat(wide)
+        self._barrier.wait()  # before anyone sends again
+        return result

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .trainer import GRPOExtTrainer as GRPOExtTrainer
     from .types import Forward as Forward
     from .types import Rollout as Rollout
+    from .types import StepTotals as StepTotals
     from .types import Totals as Totals
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ _HOME_OF = {
     "GRPOExtTrainer": "trainer",
     "Forward": "types",
     "Rollout": "types",
+    "StepTotals": "types",
     "Totals": "types",
     "available": "plugins",
     "load_advantage_hooks": "plugins",

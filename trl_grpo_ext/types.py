@@ -21,6 +21,21 @@ CONTRACT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepTotals:
+    """Counts over one optimizer step: its part of the generation batch, on all ranks and micro-batches.
+
+    Attributes:
+        tokens: Completion tokens that count in the loss.
+        sequences: Completions; those whose mask is empty count too.
+        micro_batches: Loss forwards of one rank in this step.
+    """
+
+    tokens: int
+    sequences: int
+    micro_batches: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Totals:
     """Counts over one generation batch on all ranks: what an aggregation may divide by, however the batch is cut.
 
@@ -31,6 +46,10 @@ class Totals:
         max_completion_length: The generation limit, in tokens.
         processes: Number of ranks.
         micro_batches: Loss forwards that one rank cuts this generation batch into.
+        optimizer_steps: Optimizer steps that one pass over this generation batch makes,
+            `steps_per_generation / gradient_accumulation_steps`. A half where a step takes two generation batches.
+        step: Counts of the optimizer step at hand, for `reduce`. None for `weights`, which runs before TRL shuffles the
+            batch and deals its rows to the steps.
     """
 
     tokens: int
@@ -39,6 +58,8 @@ class Totals:
     max_completion_length: int
     processes: int = 1
     micro_batches: int = 1
+    optimizer_steps: float = 1.0
+    step: StepTotals | None = None
 
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,11 +87,14 @@ class Rollout:
         old_logps_B_T: Log-probabilities under the policy that generated, where TRL has computed them.
         ref_logps_B_T: Log-probabilities under the reference policy, where there is one.
         sampling_logps_B_T: Log-probabilities that the sampler (vLLM, a rollout function) reported.
+        advantages_B_T: For an aggregation, the advantages after the rollout stage of the hooks, zero off the mask. None
+            for a hook, which is handed them as its argument.
         step: Optimizer steps done so far.
         training: False in evaluation.
         tokenizer: The tokenizer of the policy.
-        gather: Concatenates a per-row tensor `(B, ...)` over all ranks to `(N, ...)`, in rank order. Every rank must
-            call it alike. Padded lengths differ between ranks, so gather per-row values, not `(B, T)`.
+        gather: Concatenates a tensor `(B,)` or `(B, T)` over all ranks to `(N,)` or `(N, T')`, in rank order; `T'` is
+            the largest `T` of all ranks and what is added is zero. Every rank must call it equally often: the run
+            stops with an error, and does not hang, where they don't.
         local_rows: Where this rank's rows stand in a gathered tensor.
     """
 
@@ -89,6 +113,7 @@ class Rollout:
     old_logps_B_T: torch.Tensor | None = None
     ref_logps_B_T: torch.Tensor | None = None
     sampling_logps_B_T: torch.Tensor | None = None
+    advantages_B_T: torch.Tensor | None = None
     step: int = 0
     training: bool = True
     tokenizer: Any = None
@@ -162,7 +187,9 @@ class LossAggregation(Protocol):
     mask. The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut.
 
     `reduce` is for what needs the losses themselves. It runs at each loss forward on one micro-batch and returns a
-    scalar; the trainer takes the mean over micro-batches and ranks, so it may depend on how the batch is cut.
+    scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch is cut,
+    unless it divides by `totals.step`, as `token_mean_step` does. An object with `needs_step_totals = True` is refused
+    at construction in runs whose optimizer steps don't lie within one generation batch, where these don't exist.
     """
 
     def weights(self, rollout: Rollout) -> torch.Tensor:

@@ -38,4 +38,4 @@ class ConstantLength:
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`, `1 / (N L_max)` on the mask."""
         length = rollout.totals.max_completion_length if self.length is None else self.length
-        return rollout.mask_B_T / (rollout.totals.sequences * length)
+        return rollout.mask_B_T / (max(rollout.totals.sequences, 1) * length)

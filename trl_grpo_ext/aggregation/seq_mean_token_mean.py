@@ -25,4 +25,4 @@ class SeqMeanTokenMean:
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`; each completion's sum to `1/N`."""
-        return rollout.mask_B_T / rollout.lengths_B.clamp(min=1.0).unsqueeze(1) / rollout.totals.sequences
+        return rollout.mask_B_T / rollout.lengths_B.clamp(min=1.0).unsqueeze(1) / max(rollout.totals.sequences, 1)

@@ -26,4 +26,4 @@ class SeqMeanTokenSum:
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`, `1/N` on the mask."""
-        return rollout.mask_B_T / rollout.totals.sequences
+        return rollout.mask_B_T / max(rollout.totals.sequences, 1)

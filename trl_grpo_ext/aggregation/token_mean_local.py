@@ -1,12 +1,12 @@
-"""Token mean of each micro-batch (BNPO), the one aggregation here that depends on how a batch is cut."""
+"""Token mean of each micro-batch (BNPO), which depends on how a batch is cut."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
+if TYPE_CHECKING:
     from ..types import Totals
 
 
@@ -25,4 +25,4 @@ class TokenMeanLocal:
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
         """Return `Σ m·l / Σ m` of one micro-batch; 0 where it has no live token."""
-        return (loss_B_T * mask_B_T).sum() / mask_B_T.sum().clamp(min=1.0)
+        return (torch.where(mask_B_T > 0, loss_B_T, 0.0) * mask_B_T).sum() / mask_B_T.sum().clamp(min=1.0)

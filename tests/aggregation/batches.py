@@ -1,0 +1,175 @@
+"""Generation batches in plain Python, and the tensors made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from tests.contexts import make_rollout
+from trl_grpo_ext import load_loss_aggregation, pipeline
+from trl_grpo_ext.types import Rollout, StepTotals, Totals, implements
+
+LIMIT = 8
+OPTIMIZER_STEPS = 2.0
+REWARD_NAMES = ("solved", "style")
+PADDING_ID = 0
+"""Also a real token's id, so that only lengths can tell padding."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Lists of one number per token; `live` tells which of them count in the loss."""
+
+    losses: Sequence[float]
+    live: Sequence[bool]
+    ids: Sequence[int]
+    group: int
+    advantage: float = 0.0
+    rewards: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def size(self) -> int:
+        return sum(self.live)
+
+    @property
+    def reward(self) -> float:
+        scores = [reward for reward in self.rewards if not math.isnan(reward)]
+        return sum(scores) if scores else math.nan
+
+
+Batch = Sequence[Completion]
+
+
+def completion(losses: Sequence[float], ids: str = "", group: int = 0, **settings: Any) -> Completion:
+    """All tokens live; `ids` spells one letter per token."""
+    numbers = [ord(letter) for letter in ids] or [PADDING_ID] * len(losses)
+    return Completion(losses, [True] * len(losses), numbers, group, **settings)
+
+
+@st.composite
+def batches(draw: st.DrawFn, least: int = 1) -> Batch:
+    """Groups of equal size, their rows in any order, some empty or masked away, some tokens written by a tool."""
+    groups = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True))
+    size = draw(st.integers(-(-least // len(groups)), 4))
+    rows = [draw(completions(group)) for group in groups for _ in range(size)]
+    return draw(st.permutations(rows))
+
+
+_TOKENS = st.lists(
+    st.tuples(
+        st.sampled_from([-3.0, -1.25, 0.0, 0.5, 2.0]) | st.floats(-10, 10),
+        st.sampled_from([True, True, False]),
+        st.integers(0, 1),
+    ),
+    max_size=5,
+)
+_SCORES = st.tuples(
+    st.sampled_from([-1.5, -0.5, 0.0, 0.5, 2.0]),
+    st.sampled_from([0.0, 1.0, -0.5, math.nan]),
+    st.sampled_from([0.0, 1.0, -0.5, math.nan]),
+)
+
+
+@st.composite
+def completions(draw: st.DrawFn, group: int) -> Completion:
+    tokens, (advantage, *rewards) = draw(_TOKENS), draw(_SCORES)
+    losses, live, ids = zip(*tokens, strict=True) if tokens else ((), (), ())
+    return Completion(losses, live, ids, group, advantage, (rewards[0], rewards[1]))
+
+
+@st.composite
+def cuts(draw: st.DrawFn, batch: Batch) -> list[Batch]:
+    """The rows dealt to as many parts as there may be, each with at least one."""
+    places = draw(st.sets(st.integers(1, max(len(batch) - 1, 1)), max_size=3)) if len(batch) > 1 else set()
+    edges = [0, *sorted(places), len(batch)]
+    return [batch[start:end] for start, end in pairwise(edges)]
+
+
+def width_of(batch: Batch) -> int:
+    return max(1, *(len(row.ids) for row in batch), 1)
+
+
+def table(rows: Sequence[Sequence[Any]], width: int, padding: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([[*row, *([padding] * (width - len(row)))] for row in rows], dtype=dtype)
+
+
+def losses_of(batch: Batch, width: int | None = None, off_the_mask: float | None = None) -> torch.Tensor:
+    """A leaf; `off_the_mask` replaces what padding and masked tokens have."""
+    width = width_of(batch) if width is None else width
+    losses_B_T = table([row.losses for row in batch], width, 0.0, torch.float64)
+    if off_the_mask is not None:
+        losses_B_T = torch.where(mask_of_batch(batch, width) > 0, losses_B_T, off_the_mask)
+    return losses_B_T.requires_grad_()
+
+
+def mask_of_batch(batch: Batch, width: int | None = None) -> torch.Tensor:
+    return table([row.live for row in batch], width_of(batch) if width is None else width, False, torch.float64)
+
+
+def totals_of(batch: Batch, **overrides: Any) -> Totals:
+    settings = {
+        "tokens": sum(row.size for row in batch),
+        "sequences": len(batch),
+        "prompts": len({row.group for row in batch}),
+        "max_completion_length": LIMIT,
+        "optimizer_steps": OPTIMIZER_STEPS,
+    }
+    return Totals(**{**settings, **overrides})
+
+
+def step_totals(batch: Batch, micro_batches: int = 1, processes: int = 1) -> Totals:
+    """Where the whole batch is one optimizer step."""
+    step = StepTotals(tokens=sum(row.size for row in batch), sequences=len(batch), micro_batches=micro_batches)
+    return totals_of(batch, step=step, processes=processes, micro_batches=micro_batches, optimizer_steps=1.0)
+
+
+def rollout_of(rows: Batch, batch: Batch | None = None, width: int | None = None, **overrides: Any) -> Rollout:
+    """The rollout of a rank that holds `rows` of `batch` (by default all of it)."""
+    batch = rows if batch is None else batch
+    mask_B_T = mask_of_batch(rows, width)
+    width = mask_B_T.size(1)
+    rewards_B_K = torch.tensor([row.rewards for row in rows], dtype=torch.float64)
+    settings: dict[str, Any] = {
+        "mask_B_T": mask_B_T,
+        "completion_ids_B_T": table([row.ids for row in rows], width, PADDING_ID, torch.long),
+        "advantages_B_T": mask_B_T * torch.tensor([[row.advantage] for row in rows], dtype=torch.float64),
+        "rewards_B_K": rewards_B_K,
+        "rewards_B": torch.tensor([row.reward for row in rows], dtype=torch.float64),
+        "reward_names": REWARD_NAMES,
+        "reward_weights_K": torch.ones(2, dtype=torch.float64),
+        "num_generations": len(batch) // len({row.group for row in batch}),
+        "totals": totals_of(batch),
+    }
+    return make_rollout([row.size for row in rows], groups=[row.group for row in rows], **{**settings, **overrides})
+
+
+_LOADED: dict[str, Any] = {}
+
+
+def loaded(selection: Any) -> Any:
+    """The aggregation, loaded once: each time takes a look at every installed distribution."""
+    key = repr(selection)
+    if key not in _LOADED:
+        _LOADED[key] = load_loss_aggregation(selection)
+    return _LOADED[key]
+
+
+def loss_and_gradient(
+    selection: Any, batch: Batch, width: int | None = None, off_the_mask: float = 0.0
+) -> tuple[float, torch.Tensor]:
+    """The loss where the batch is one micro-batch of one rank, and its slope `(N, T)` in the token losses."""
+    aggregation, loss_B_T = loaded(selection), losses_of(batch, width, off_the_mask)
+    rollout = rollout_of(batch, width=width)
+    if implements(aggregation, "weights"):
+        weights_B_T = pipeline.token_weights(aggregation, rollout)
+        loss = (weights_B_T * torch.where(rollout.mask_B_T > 0, loss_B_T, 0.0)).sum()
+    else:
+        loss = pipeline.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, step_totals(batch))
+    (gradient_B_T,) = torch.autograd.grad(loss, loss_B_T)
+    return loss.item(), gradient_B_T

@@ -1,0 +1,209 @@
+"""Every built-in aggregation against values worked out by hand.
+
+The losses are mostly `[1, 3], [2, 2, 0, 4], [6]`: completions of 2, 4 and 1 tokens, together 7, with the token sums
+4, 8 and 6 and the token means 2, 2 and 6.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.aggregation.batches import Batch, completion, loss_and_gradient, rollout_of, step_totals
+from tests.contexts import make_rollout, mask_of, padded
+from trl_grpo_ext import load_loss_aggregation, pipeline
+from trl_grpo_ext.types import StepTotals, Totals
+
+LOSSES = [[1.0, 3.0], [2.0, 2.0, 0.0, 4.0], [6.0]]
+
+BATCH = [
+    completion([1, 3], ids="AB", advantage=1.0, rewards=(1.0, 0.0)),
+    completion([2, 2, 0, 4], ids="ACDE", advantage=-2.0, rewards=(0.0, 0.0)),
+    completion([6], ids="F", advantage=1.0, rewards=(1.0, 0.0)),
+]
+"""One group: right, wrong, right; the first two begin with the same token."""
+
+BY_HAND: dict[str, tuple[Any, float]] = {
+    "token_mean": ("token_mean", 18 / 7),
+    "token_mean_local": ("token_mean_local", 18 / 7),  # one micro-batch holds them all
+    "token_mean_step": ("token_mean_step", 18 / 7),  # and one step
+    "seq_mean_token_mean": ("seq_mean_token_mean", (2 + 2 + 6) / 3),
+    "seq_mean_token_sum": ("seq_mean_token_sum", (4 + 8 + 6) / 3),
+    "constant_length": ("constant_length", (4 + 8 + 6) / (3 * 8)),
+    "token_sum": ("token_sum", (4 + 8 + 6) / 2),  # two optimizer steps: each step's share is doubled again
+    "prompt_mean": ("prompt_mean", 18 / 7),  # one prompt
+    "length_power 0": ({"name": "length_power", "alpha": 0}, 6.0),
+    "length_power 1/2": ({"name": "length_power", "alpha": 0.5}, 5.81233),
+    "length_power 3/4": ({"name": "length_power", "alpha": 0.75}, 5.75254),
+    "length_power 1": ("length_power", (4 / 2 + 8 / 4 + 6) / (1 / 2 + 1 / 4 + 1)),  # 5.71429
+    "square-root rule": ({"name": "length_power", "alpha": 0.5, "normalize": False}, 4.27614),
+    # Of the right ones (4 + 6) / (2 + 1) with 2/3 of the weight, of the wrong one 8/4 with 1/3.
+    "sign_balanced": ("sign_balanced", 2 / 3 * 10 / 3 + 1 / 3 * 2),  # 2.88889
+    # The common first token counts 1/2 in each: (1/2 + 3) + (2/2 + 2 + 0 + 4) + 6 = 16.5.
+    "prefix_share": ("prefix_share", 16.5 / 7),
+    # Lengths 2, 4, 1: μ = 7/3, σ = √(14/9) = 1.247219; z = -0.267261, 1.336306, -1.069045;
+    # h = 1 + z/9 = 0.970304, 1.148478, 0.881217; e^h = 2.638748, 3.153391, 2.413835, together 8.205974;
+    # f = 3 e^h / 8.205974 = 0.964693, 1.152840, 0.882467; (4 f1 + 8 f2 + 6 f3) / 7.
+    "length_softmax": ("length_softmax", 2.625185),
+    # Two of three solved: v(2/3) = 0.4 + 1.1 / (1 + e^(-5/6)) = 1.166765 for the right ones, v(1/3) = 1.483206 for the
+    # wrong one: (1.166765 (4 + 6) + 1.483206 · 8) / 7.
+    "difficulty_weighted": ("difficulty_weighted", 3.361900),
+    # k = 1.5 of the means 2, 2, 6: all of the 6, and half a completion between the two that tie.
+    "tail_mean": ("tail_mean", (6 + 1 / 4 * 2 + 1 / 4 * 2) / 1.5),
+    "power_mean": ("power_mean", math.sqrt((4 + 4 + 36) / 3)),
+}
+
+
+@pytest.mark.parametrize(("selection", "expected"), BY_HAND.values(), ids=BY_HAND)
+def test_the_page_s_losses(selection: Any, expected: float) -> None:
+    assert loss_and_gradient(selection, BATCH)[0] == pytest.approx(expected, abs=5e-6)
+
+
+def weights_of(selection: Any, batch: Batch) -> list[list[float]]:
+    return pipeline.token_weights(load_loss_aggregation(selection), rollout_of(batch)).tolist()
+
+
+def in_groups(groups: list[int]) -> Batch:
+    return [replace(row, group=group) for row, group in zip(BATCH, groups, strict=True)]
+
+
+def test_prompt_mean_of_two_prompts() -> None:
+    # {1, 2} and {3}: (12/6 + 6/1) / 2.
+    assert loss_and_gradient("prompt_mean", in_groups([5, 5, 2]))[0] == pytest.approx(4.0)
+
+
+def test_sign_balanced_with_groups_and_without() -> None:
+    batch = in_groups([0, 0, 1])
+    # In the first group 1/2 (4/2) + 1/2 (8/4) = 2, in the second 6.
+    assert loss_and_gradient("sign_balanced", batch)[0] == pytest.approx((2 + 6) / 2)
+    assert loss_and_gradient({"name": "sign_balanced", "over": "batch"}, batch)[0] == pytest.approx(26 / 9)
+
+
+def test_sign_balanced_gives_advantages_of_zero_a_part_of_their_own() -> None:
+    batch = [
+        completion([0], advantage=1.0),
+        completion([0, 0], advantage=0.0),
+        completion([0, 0, 0], advantage=0.0),
+        completion([0], advantage=-1.0),
+    ]
+    quarter, half_of_five = [1 / 4, 0, 0], 2 / 4 / 5
+    expected = [quarter, [half_of_five, half_of_five, 0], [half_of_five] * 3, quarter]
+    assert weights_of("sign_balanced", batch) == [pytest.approx(row) for row in expected]
+
+
+def test_prefix_share_of_ABC_ABD_AEF() -> None:
+    batch = [completion([0, 0, 0], ids=ids) for ids in ("ABC", "ABD", "AEF")]
+    expected = [[1 / 3, 1 / 2, 1], [1 / 3, 1 / 2, 1], [1 / 3, 1, 1]]
+    assert weights_of("prefix_share", batch) == [pytest.approx([w / 9 for w in row]) for row in expected]
+
+
+def test_prefix_share_ends_where_a_completion_ends_and_does_not_cross_groups() -> None:
+    # The padding id is the letter that the longer ones go on with; the third is another prompt's.
+    batch = [completion([0, 0], ids="AB"), completion([0, 0, 0, 0], ids="AB\0\0"), completion([0, 0], "AB", group=1)]
+    expected = [[1 / 2, 1 / 2, 0, 0], [1 / 2, 1 / 2, 1, 1], [1, 1, 0, 0]]
+    assert weights_of("prefix_share", batch) == [pytest.approx([w / 8 for w in row]) for row in expected]
+
+
+def test_prefix_share_reads_what_a_tool_wrote_but_does_not_count_it() -> None:
+    # The tool's answer X or Y parts the first two at their second token; the third wrote X itself.
+    batch = [
+        completion([0, 0, 0], ids="AXB"),
+        completion([0, 0, 0], ids="AYB"),
+        completion([0, 0, 0], ids="AXB"),
+    ]
+    batch[0] = replace(batch[0], live=[True, False, True])
+    batch[1] = replace(batch[1], live=[True, False, True])
+    expected = [[1 / 3, 0, 1 / 2], [1 / 3, 0, 1], [1 / 3, 1, 1 / 2]]
+    assert weights_of("prefix_share", batch) == [pytest.approx([w / 7 for w in row]) for row in expected]
+
+
+def test_difficulty_weighted_takes_one_reward_by_name_and_leaves_out_what_is_not_scored() -> None:
+    scores = [(0.0, 3.0), (1.0, math.nan), (1.0, 0.5)]
+    batch = [replace(row, rewards=score) for row, score in zip(BATCH, scores, strict=True)]
+    selection = {"name": "difficulty_weighted", "reward": "style", "threshold": 1.0, "steepness": 1e9}
+    # ρ = 1/2, at a steepness where v is a step from 1.5 down to 0.4 at x0 = 3/4: all below.
+    assert weights_of(selection, batch)[2] == pytest.approx([1.5 / 7, 0, 0, 0])
+    assert weights_of({**selection, "midpoint": 0.25}, batch)[2] == pytest.approx([0.4 / 7, 0, 0, 0])
+    # By the total all three are solved: ρ = 1, so the right ones were to be expected and the wrong one was not.
+    step = {"name": "difficulty_weighted", "steepness": 1e9}
+    assert [row[0] for row in weights_of(step, batch)] == pytest.approx([0.4 / 7, 1.5 / 7, 0.4 / 7])
+
+
+def test_constant_length_takes_its_length_from_the_parameter_or_the_run() -> None:
+    rollout = make_rollout([2], limit=10)
+    assert load_loss_aggregation("constant_length").weights(rollout).tolist() == [[0.1, 0.1]]
+    four = load_loss_aggregation({"name": "constant_length", "length": 4})
+    assert four.weights(rollout).tolist() == [[0.25, 0.25]]
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(1.0, 10 / 3), (2 / 3, 4), (0.5, 14 / 3), (1 / 3, 6), (0.1, 6)])
+def test_tail_mean_from_all_to_the_worst(fraction: float, expected: float) -> None:
+    assert loss_and_gradient({"name": "tail_mean", "fraction": fraction}, BATCH)[0] == pytest.approx(expected)
+
+
+def test_power_mean_of_losses_and_gains() -> None:
+    # Sequence losses 3, -4, 0, 5: √((9 + 25)/4) - √(16/4); slopes s / (n M) = 3/(4·2.915) and 4/(4·2).
+    batch = [completion([3]), completion([-4]), completion([0]), completion([5])]
+    value, slopes = loss_and_gradient("power_mean", batch)
+    root = math.sqrt(34 / 4)
+    assert value == pytest.approx(root - 2)
+    assert slopes.squeeze(1).tolist() == pytest.approx([3 / 4 / root, 4 / 4 / 2, 0, 5 / 4 / root])
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_power_mean_neither_overflows_nor_vanishes(scale: float) -> None:
+    batch = [completion([3 * scale]), completion([-4 * scale])]
+    value, slopes = loss_and_gradient({"name": "power_mean", "p": 4}, batch)
+    assert value == pytest.approx(-scale / 2**0.25)
+    assert slopes.squeeze(1).tolist() == pytest.approx([2**-0.25, 2**-0.25])
+
+
+def test_token_mean_step_of_two_ranks_and_two_micro_batches() -> None:
+    # The mean over four forwards of Σ l / 7 · 2 · 2 is Σ l / 7 over all of them; an empty one adds nothing.
+    aggregation = load_loss_aggregation("token_mean_step")
+    totals = step_totals(BATCH, micro_batches=2, processes=2)
+    parts = [aggregation.reduce(padded([row], 4), mask_of([len(row)], 4), totals) for row in [*LOSSES, []]]
+    assert float(sum(parts)) / 4 == pytest.approx(18 / 7)
+
+
+def test_token_mean_step_and_token_mean_part_where_a_batch_feeds_several_steps() -> None:
+    # Steps {1, 2} and {3} are means of their own, 12/6 and 6/1; token_mean gives 2 · 12/7 and 2 · 6/7.
+    totals = Totals(tokens=7, sequences=3, prompts=1, max_completion_length=8, optimizer_steps=2.0)
+    aggregation = load_loss_aggregation("token_mean_step")
+    for rows, expected in ((LOSSES[:2], 12 / 6), (LOSSES[2:], 6.0)):
+        step = StepTotals(tokens=sum(map(len, rows)), sequences=len(rows))
+        loss = aggregation.reduce(padded(rows), mask_of([len(row) for row in rows]), replace(totals, step=step))
+        assert float(loss) == pytest.approx(expected)
+
+
+def test_token_mean_local_depends_on_the_cut_and_token_mean_does_not() -> None:
+    # The reason to prefer the global mean: cut as {1, 2} and {3}, the local one is the mean of 12/6 and 6.
+    local = load_loss_aggregation("token_mean_local")
+    totals = make_rollout([2, 4, 1]).totals
+    halves = [local.reduce(padded(rows), mask_of([len(r) for r in rows]), totals) for rows in (LOSSES[:2], LOSSES[2:])]
+    assert float(sum(halves)) / 2 == pytest.approx((12 / 6 + 6) / 2)
+    weights = pipeline.token_weights(load_loss_aggregation("token_mean"), make_rollout([2, 4, 1]))
+    terms = (weights * padded(LOSSES)).sum(1)
+    assert float(terms[:2].sum() + terms[2:].sum()) == pytest.approx(18 / 7)
+
+
+def test_lengths_of_any_size_stay_finite() -> None:
+    lengths = torch.tensor([1.0, 100_000.0])
+    mask = (torch.arange(100_000) < lengths.unsqueeze(1)).float()
+    rollout = replace(
+        make_rollout([1, 1], rewards=[1, 0]),
+        mask_B_T=mask,
+        completion_ids_B_T=mask.long(),
+        totals=Totals(tokens=100_001, sequences=2, prompts=1, max_completion_length=100_000),
+    )
+    for alpha in (1.0, 200.0):
+        weights = pipeline.token_weights(load_loss_aggregation({"name": "length_power", "alpha": alpha}), rollout)
+        assert weights.sum(1)[0] == pytest.approx(1 / (1 + 100_000**-alpha))
+    for lam, r in ((1e6, 0.9), (-1e6, 0.9)):
+        weights = pipeline.token_weights(load_loss_aggregation({"name": "length_softmax", "lam": lam, "r": r}), rollout)
+        favoured = 1 if lam > 0 else 0
+        assert weights[:, 0].tolist() == pytest.approx([0 if i != favoured else 2 / 100_001 for i in range(2)])
