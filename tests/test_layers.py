@@ -19,20 +19,28 @@ HELPERS = {"rewards": {"text", "numerals", "final_answer"}}
 """Modules of a plugin folder that are no plugin and may be imported by their siblings."""
 
 _DATA = {"types", "errors"}
-_PLUGINS = {"plugins", "plugin_discovery", "plugin_selection"}
+_PLUGINS = {"plugins", "plugin_discovery", "plugin_metadata", "plugin_selection"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),  # at run time; what it offers is loaded lazily
     "errors": set(),
     "types": {"errors"},
+    "agreement": {"errors"},
     "pipeline": _DATA,
+    "zero_variance": _DATA,
+    "weight_metrics": _DATA,
     "plugin_selection": _DATA,
-    "plugin_discovery": {"plugin_selection", *_DATA},
-    "plugins": {"plugin_discovery", "plugin_selection", *_DATA},
+    "plugin_metadata": set(),
+    "plugin_discovery": {"plugin_metadata", "plugin_selection", *_DATA},
+    "plugins": {"plugin_discovery", "plugin_metadata", "plugin_selection", "zero_variance", *_DATA},
     "config": {*_PLUGINS, *_DATA},
     "upstream": _DATA,
-    "self_check": {"upstream", "pipeline", *_DATA},
+    "reaggregation": {"upstream", "pipeline", *_DATA},
+    "self_check": {"reaggregation", "upstream", "pipeline", *_DATA},
     "compact": {"upstream", "pipeline", *_DATA},
-    "trainer": {"self_check", "compact", "upstream", "config", "pipeline", *_PLUGINS, *_DATA},
+    "trainer": {
+        *("agreement", "compact", "config", "pipeline", "reaggregation", "self_check", "upstream"),
+        *("weight_metrics", "zero_variance", *_PLUGINS, *_DATA),
+    },
     "testing": {"pipeline", *_PLUGINS, *_DATA},
     "report": {*_PLUGINS, *_DATA},
     "cli": {"trainer", "config", "upstream", "pipeline", "testing", "report", *_PLUGINS, *_DATA},
@@ -121,8 +129,8 @@ def entry_points() -> dict[str, dict[str, str]]:
     """By plugin folder: entry-point name and module, as the source tree declares them."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     declared: dict[str, dict[str, str]] = {folder: {} for folder in PLUGIN_FOLDERS}
-    for points in groups.values():
-        for name, target in points.items():
+    for group, points in groups.items():
+        for name, target in points.items() if not group.endswith(".aliases") else ():
             folder, module = target.partition(":")[0].split(".")[1:]
             declared[folder][name] = module
     return declared

@@ -107,7 +107,7 @@ def test_reading_a_mapping_leaves_it_as_it_was() -> None:
         ("{name: a, when: 2020-99-99}", "starts like a YAML mapping and is none: month must be in 1..12"),
         ("{name: !!python/object/apply:os.getcwd []}", "starts like a YAML mapping and is none"),
         ("{a, b}", "no `name`"),
-        (Selection("a", parameters={"name": "b"}), "fields of a Selection"),
+        (Selection("a", parameters={"name": "b"}), "`name` is a field of a Selection"),
     ],
 )
 def test_what_is_no_selection(value: Any, says: str) -> None:
@@ -628,3 +628,41 @@ def test_importing_and_listing_load_no_heavy_package(code: str) -> None:
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "trl_grpo_ext" in loaded
     assert not loaded & {"torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "yaml"}
+
+
+# ---------------------------------------------------------------------------------------------- aliases
+
+
+def test_every_alias_selects_its_plugin_and_is_listed() -> None:
+    listed = {info.name: info.aliases for info in available("loss_aggregation") if info.builtin}
+    aliases = [alias for names in listed.values() for alias in names]
+    assert len(set(aliases)) == len(aliases) >= 13
+    assert not set(aliases) & listed.keys()
+    for name, names in listed.items():
+        for alias in names:
+            assert find("loss_aggregation", alias).name == name
+            assert find("loss_aggregation", f"trl-grpo-ext:{alias}").name == name
+            assert load_loss_aggregation(alias).__name__ == name
+    assert listed["token_mean"] == ("dapo",)
+    assert listed["length_power"] == ("delta_l_norm", "vl_norm")
+
+
+def test_the_docs_list_every_alias() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text()
+    for info in available("loss_aggregation"):
+        if info.builtin and info.aliases:
+            assert f"| `{info.name}` | {', '.join(f'`{alias}`' for alias in info.aliases)} |" in text
+
+
+def test_two_papers_call_themselves_lambda_grpo_and_neither_is_ambiguous() -> None:
+    assert find("loss_aggregation", "lambda_grpo_2509_21154").name == "prefix_share"
+    assert find("loss_aggregation", "lambda_grpo_2510_06870").name == "length_softmax"
+    with pytest.raises(UnknownPluginError) as raised:
+        find("loss_aggregation", "lambda_grpo")
+    assert "lambda_grpo_2509_21154 (which is prefix_share)" in str(raised.value)
+    assert "lambda_grpo_2510_06870 (which is length_softmax)" in str(raised.value)
+
+
+def test_an_alias_is_of_one_kind() -> None:
+    with pytest.raises(UnknownPluginError, match="'dapo' is a loss aggregation, not an advantage hook"):
+        find("advantage_hook", "dapo")

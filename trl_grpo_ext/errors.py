@@ -51,6 +51,10 @@ class PluginOutputError(TRLGRPOExtError, ValueError):
     """A plugin ran and returned something that breaks its contract: wrong shape, not finite, off the mask."""
 
 
+class PluginRunError(TRLGRPOExtError, RuntimeError):
+    """A plugin raised while it ran. The cause is chained on the rank where it happened; all ranks raise this."""
+
+
 class UpstreamError(TRLGRPOExtError, RuntimeError):
     """The installed TRL is not one that this package can stand on."""
 

@@ -7,12 +7,13 @@ Dimensions are those of `types`: `B` completions on this rank, `T` completion to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from .errors import PluginOutputError
+from .errors import PluginOutputError, PluginRunError, TRLGRPOExtError
 from .types import Forward, Rollout, Totals, implements
 
 
@@ -49,6 +50,7 @@ def apply_rollout_hooks(advantages: torch.Tensor, hooks: Sequence[Any], rollout:
 
     Raises:
         PluginOutputError: A hook returned something else than finite advantages `(B, T)`.
+        PluginRunError: A hook raised.
     """
     return _apply(hooks, "on_rollout", advantages, rollout)
 
@@ -66,10 +68,11 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
 
     Raises:
         PluginOutputError: The weights are misshapen, not finite, negative, or not zero off the mask.
+        PluginRunError: The aggregation raised.
     """
-    with torch.no_grad():
-        result = aggregation.weights(rollout)
     label = f"loss aggregation {plugin_label(aggregation)!r}"
+    with torch.no_grad(), _named(f"{label}: weights"):
+        result = aggregation.weights(rollout)
     weights_B_T = _tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
     _refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite")
     _refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative")
@@ -85,10 +88,12 @@ def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tenso
     """Ask a `reduce` aggregation for its scalar and hold it to the contract.
 
     Raises:
-        PluginOutputError: The result is not a scalar tensor, or lost the graph of `loss_B_T`.
+        PluginOutputError: The result is not a scalar tensor, not finite, or lost the graph of `loss_B_T`.
+        PluginRunError: The aggregation raised.
     """
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    result = aggregation.reduce(loss_B_T, mask_B_T, totals)
+    with _named(f"{label}: reduce"):
+        result = aggregation.reduce(loss_B_T, mask_B_T, totals)
     if not isinstance(result, torch.Tensor) or result.dim() != 0:
         got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
         raise PluginOutputError(f"{label}: reduce must return a scalar tensor, got {got}.")
@@ -103,6 +108,27 @@ def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tenso
             f"{label}: reduce returned a tensor without a gradient. Compute it from loss_B_T and don't detach."
         )
     return loss
+
+
+def reduced_weights(
+    aggregation: Any, loss: torch.Tensor, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor
+) -> torch.Tensor:
+    """What a `reduce` aggregation made each token count: the slope of its scalar in the token's loss, `(B, T)`.
+
+    Raises:
+        PluginOutputError: The scalar does not come from `loss_B_T`, or its slope is not finite, or not zero off the
+            mask.
+    """
+    label = f"loss aggregation {plugin_label(aggregation)!r}"
+    (slope_B_T,) = torch.autograd.grad(loss, loss_B_T, retain_graph=True, allow_unused=True)
+    if slope_B_T is None:
+        raise PluginOutputError(f"{label}: what reduce returned was not computed from loss_B_T.")
+    _refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient of reduce must be finite")
+    off_the_mask = (mask_B_T == 0) & (slope_B_T != 0)
+    _refuse(
+        off_the_mask, slope_B_T, f"{label}: the gradient of reduce must be zero where mask_B_T is zero (multiply by it)"
+    )
+    return slope_B_T
 
 
 def split_loss(loss: torch.Tensor, advantages_B_T: torch.Tensor) -> torch.Tensor:
@@ -162,12 +188,23 @@ def _apply(hooks: Sequence[Any], method: str, advantages: torch.Tensor, context:
     for hook in hooks:
         if not implements(hook, method):
             continue
-        with torch.no_grad():
-            result = getattr(hook, method)(advantages_B_T, context)
         label = f"advantage hook {plugin_label(hook)!r}: {method}"
+        with torch.no_grad(), _named(label):
+            result = getattr(hook, method)(advantages_B_T, context)
         advantages_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
         _refuse(~torch.isfinite(advantages_B_T), advantages_B_T, f"{label} must return finite advantages")
     return advantages_B_T
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Say which plugin raised what; errors of this package name their plugin themselves."""
+    try:
+        yield
+    except (TRLGRPOExtError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit too
+        raise PluginRunError(f"{label} raised {type(error).__name__}: {error}") from error
 
 
 def _tensor_like(mask_B_T: torch.Tensor, result: Any, label: str) -> torch.Tensor:
@@ -187,4 +224,4 @@ def _tensor_like(mask_B_T: torch.Tensor, result: Any, label: str) -> torch.Tenso
 def _refuse(bad: torch.Tensor, values: torch.Tensor, rule: str) -> None:
     if bool(bad.any()):
         row, token = (int(i) for i in bad.nonzero()[0])
-        raise PluginOutputError(f"{rule}; got {values[row, token].item()} at row {row}, token {token} of this rank.")
+        raise PluginOutputError(f"{rule}; got {values[row, token].item()} at row {row}, token {token}.")

@@ -2,6 +2,8 @@
 
 `think_format`, `some-dist:think_format`, `pkg.mod:attr`, or a mapping `{name: ..., weight: 0.2, <parameter>: ...}`. A
 string that starts with `{` is such a mapping in YAML's flow style, which is how a command line gives parameters.
+
+Two keys are not the plugin's own parameters: a reward's `weight`, and a loss aggregation's `skip_zero_variance`.
 """
 
 from __future__ import annotations
@@ -36,20 +38,24 @@ class Selection:
         distribution: What stands before the colon: a distribution, or a dotted path's module. None for a bare name.
         parameters: Keyword parameters to build the plugin with.
         weight: A reward's weight; None where none was given.
+        skip_zero_variance: Whether a loss aggregation leaves out the groups without signal.
     """
 
     name: str
     distribution: str | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     weight: float | None = None
+    skip_zero_variance: bool = False
 
     def __str__(self) -> str:
         return self.name if self.distribution is None else f"{self.distribution}:{self.name}"
 
     def plain(self) -> str | dict[str, Any]:
         """The string or mapping that reads as this selection: what to save with a run's settings."""
-        weight = {} if self.weight is None else {"weight": self.weight}
-        return {"name": str(self), **weight, **self.parameters} if weight or self.parameters else str(self)
+        ours: dict[str, Any] = {} if self.weight is None else {"weight": self.weight}
+        if self.skip_zero_variance:
+            ours["skip_zero_variance"] = True
+        return {"name": str(self), **ours, **self.parameters} if ours or self.parameters else str(self)
 
 
 def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> Selection:
@@ -65,11 +71,14 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     if kind not in KINDS:
         raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
     if isinstance(value, Selection):
-        if {"name", "weight"} & value.parameters.keys():
-            raise ConfigurationError(f"`name` and `weight` are fields of a Selection, not parameters: {value!r}.")
+        fields = {"name", "weight", "skip_zero_variance"} & value.parameters.keys()
+        if fields:
+            raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
         mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value)}
         if value.weight is not None:
             mapping = {**mapping, "weight": value.weight}
+        if value.skip_zero_variance:
+            mapping = {**mapping, "skip_zero_variance": True}
     elif isinstance(value, str) and value.lstrip().startswith("{"):
         mapping = _read_flow_mapping(kind, value)
     elif isinstance(value, str):
@@ -96,7 +105,10 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
                 f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
             )
         weight = _weight(parameters.pop("weight"), name)
-    return Selection(name, distribution, parameters, weight)
+    skip = parameters.pop("skip_zero_variance", False) if kind == "loss_aggregation" else False
+    if not isinstance(skip, bool):
+        raise ConfigurationError(f"skip_zero_variance of {name!r} is {skip!r}; it must be true or false.")
+    return Selection(name, distribution, parameters, weight, skip)
 
 
 def looks_like_a_number(value: object) -> bool:

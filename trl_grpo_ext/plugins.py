@@ -33,10 +33,10 @@ from .plugin_discovery import (
     find,
     find_and_explain,
     is_allowed,
-    metadata_directory,
     near,
     neither,
 )
+from .plugin_metadata import metadata_directory
 from .plugin_selection import KINDS, Kind, Selection, looks_like_a_number, parse_selection, with_article
 from .types import implements
 
@@ -129,6 +129,8 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     if kind == "reward" and isinstance(exported, type) and getattr(built, "__name__", None) is None:
         with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
             built.__name__ = info.name.rpartition(".")[2]  # TRL names its metrics after this
+    if asked.skip_zero_variance:
+        built = _without_zero_variance(built, info)
     return Loaded(built, info, asked)
 
 
@@ -170,6 +172,17 @@ def load_loss_aggregation(selection: Any) -> Any:
     if isinstance(selection, list | tuple):
         raise ConfigurationError(f"There is one loss aggregation, not a list: select one of {selection!r}.")
     return resolve("loss_aggregation", selection).object
+
+
+def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
+    if not implements(aggregation, "weights"):
+        raise ConfigurationError(
+            f"{called(info)} from {info.source} has `reduce`, and skip_zero_variance works with `weights` alone. Take "
+            "skip_zero_variance out, or select another aggregation."
+        )
+    from .zero_variance import SkipZeroVariance  # here, because it imports torch
+
+    return SkipZeroVariance(aggregation)
 
 
 def _several(selections: Any) -> Sequence[Any]:

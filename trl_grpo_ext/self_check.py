@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import SelfCheckError
+from .reaggregation import pieces, trl_weights
 
 if TYPE_CHECKING:
     from .trainer import GRPOExtMixin
@@ -49,14 +50,14 @@ def check_loss(trainer: GRPOExtMixin, inputs: dict[str, Any]) -> None:
         slope_B_T = _slope(trainer, loss, forward.inputs["advantages"])
         if trainer.loss_aggregation is None:
             return
-        weights_B_T = trainer._trl_weights(made_up, forward.mask_B_T)
+        weights_B_T = trl_weights(trainer, made_up, forward.mask_B_T)
         _compare(trainer, "weight of a token", slope_B_T.abs() / _slope_at_ratio_one(trl), weights_B_T)
 
         old_B_T = -1.0 - wave_B_T.abs()
         logps_B_T = (old_B_T + 0.1 * wave_B_T).requires_grad_()
         made_up = _made_up_inputs(inputs, advantages=wave_B_T, old_logps=old_B_T, ref_logps=old_B_T - 0.3 * wave_B_T)
         loss, forward = trainer._loss_on_made_up(made_up, logps_B_T)
-        pieces_B_T, _ = trainer._pieces(loss, forward)
+        pieces_B_T, _ = pieces(trainer, loss, forward)
         sum_of_pieces = (weights_B_T * pieces_B_T).sum()
         (gradient_B_T,) = torch.autograd.grad(loss, logps_B_T, retain_graph=True)
         (gradient_of_pieces_B_T,) = torch.autograd.grad(sum_of_pieces, logps_B_T)

@@ -1,9 +1,10 @@
-"""The only adapter to TRL's trainer. It wraps five of its methods and copies none.
+"""The only adapter to TRL's trainer. It wraps six of its methods and copies none.
 
 | TRL calls | we add |
 | --- | --- |
 | `_calculate_rewards` | keep what was scored, for the context of the hooks |
-| `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; aggregation: weights `(B, T)` |
+| `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; aggregation: weights `(B, T)`; metrics |
+| `_prepare_inputs` | counts of every optimizer step, once its rows are dealt |
 | `_get_per_token_logps_and_entropies` | forward hooks; keep the log-probabilities for the KL term |
 | `_compute_loss` | the same loss with the selected aggregation |
 | `compute_loss` | stop if the above was bypassed |
@@ -14,16 +15,20 @@ With no plugin selected every method returns what `super()` returned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from trl import GRPOTrainer
 
 from . import pipeline, self_check, upstream
+from .agreement import Agreement
 from .errors import ConfigurationError, UpstreamError
 from .plugins import RewardList, load_advantage_hooks, load_loss_aggregation, load_rewards
-from .types import Forward, Rollout, Totals, implements
+from .reaggregation import LossForward, check_aggregation, pieces
+from .types import Forward, Rollout, StepTotals, Totals, implements
+from .weight_metrics import row_table, weight_metrics
+from .zero_variance import share_without_signal, signal_table
 
 
 @dataclass
@@ -34,17 +39,6 @@ class _Scored:
     prompts: Sequence[Any]
     completions: Sequence[Any]
     rewards_N_K: torch.Tensor
-
-
-@dataclass
-class _LossForward:
-    """One `_compute_loss` in flight: its inputs, and what the policy's forward pass inside it gave."""
-
-    inputs: dict[str, Any]
-    mask_B_T: torch.Tensor
-    keep_graph: bool
-    made_up_output: tuple[torch.Tensor, ...] | None = None
-    logps_B_T: torch.Tensor | None = None
 
 
 class GRPOExtMixin:
@@ -79,10 +73,12 @@ class GRPOExtMixin:
     model: Any
     state: Any
     _scored: _Scored | None = None
-    _loss_forward: _LossForward | None = None
+    _undealt_totals: Totals | None = None
+    _loss_forward: LossForward | None = None
     _self_checked = False
     _loss_path_ran = False
-    _loss_weights_key: ClassVar[str] = "trl_grpo_ext_weights"
+    _weights_key: ClassVar[str] = "trl_grpo_ext_weights"
+    _totals_key: ClassVar[str] = "trl_grpo_ext_totals"
 
     def __init__(
         self,
@@ -106,7 +102,7 @@ class GRPOExtMixin:
         aggregation = _given_once("loss_aggregation", loss_aggregation, getattr(args, "loss_aggregation", None))
         self.loss_aggregation: Any = None if aggregation is None else load_loss_aggregation(aggregation)
 
-        self._totals: dict[bool, Totals] = {}  # by whether training
+        upstream.check_loss_type(getattr(args, "loss_type", None) if self.loss_aggregation is not None else None)
         given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         selected = load_rewards(getattr(args, "rewards", None) or [])
         weights = [*(given.weights if isinstance(given, RewardList) else [1.0] * len(given)), *selected.weights]
@@ -129,11 +125,12 @@ class GRPOExtMixin:
         if self.args.reward_weights is None:
             self.reward_weights: torch.Tensor
             self.reward_weights[: len(weights)] = torch.tensor(weights)
-        if self.loss_aggregation is not None and self._trl.loss_type not in upstream.LOSS_TYPES:
-            raise ConfigurationError(
-                f"loss_type {self._trl.loss_type!r} cannot take a loss aggregation; trl-grpo-ext knows "
-                f"{', '.join(sorted(upstream.LOSS_TYPES))}."
-            )
+        if self.loss_aggregation is not None:
+            check_aggregation(self)
+        accelerator = self.accelerator
+        self._agreement = Agreement(
+            accelerator.process_index, accelerator.num_processes, accelerator.gather, accelerator.device
+        )
 
     @property
     def _trl(self) -> Any:
@@ -163,13 +160,44 @@ class GRPOExtMixin:
         upstream.check_batch(batch)
         rollout = self._rollout(batch)
         self._scored = None
-        if any(implements(hook, "on_rollout") for hook in self.advantage_hooks):
-            batch["advantages"] = pipeline.apply_rollout_hooks(batch["advantages"], self.advantage_hooks, rollout)
-            self._log_trained_advantages(batch["advantages"], rollout)
-        if implements(self.loss_aggregation, "weights"):
-            batch[self._loss_weights_key] = pipeline.token_weights(self.loss_aggregation, rollout)
-        self._totals[rollout.training] = rollout.totals
+        hooks = [hook for hook in self.advantage_hooks if implements(hook, "on_rollout")]
+        with self._agreement.section():
+            advantages_B_T = pipeline.apply_rollout_hooks(batch["advantages"], hooks, rollout)
+            rollout = replace(rollout, advantages_B_T=advantages_B_T)
+            if implements(self.loss_aggregation, "weights"):
+                batch[self._weights_key] = pipeline.token_weights(self.loss_aggregation, rollout)
+        if hooks:
+            batch["advantages"] = advantages_B_T
+            self._log_trained_advantages(advantages_B_T, rollout)
+        if self.loss_aggregation is not None:
+            self._undealt_totals = rollout.totals
+            self._log_weights(rollout, advantages_B_T, batch.get(self._weights_key))
         return batch
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
+        totals, self._undealt_totals = self._undealt_totals, None
+        if totals is None:
+            return inputs
+        micro_batches = self._trl._buffered_inputs if self.model.training else [inputs]
+        steps = self._step_totals(micro_batches)
+        for micro_batch, step in zip(micro_batches, steps, strict=True):
+            micro_batch[self._totals_key] = replace(totals, step=step)
+        return inputs
+
+    def _step_totals(self, micro_batches: Sequence[dict[str, Any]]) -> list[StepTotals | None]:
+        """For every micro-batch, the counts of its optimizer step over all ranks, with one collective.
+
+        Only for `reduce`, and where each step lies within this generation batch.
+        """
+        length = int(self.args.gradient_accumulation_steps) if self.model.training else 1
+        if not implements(self.loss_aggregation, "reduce") or len(micro_batches) % length:
+            return [None] * len(micro_batches)
+        masks = [self._loss_mask(micro_batch) for micro_batch in micro_batches]
+        counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(mask.size(0)))]) for mask in masks])
+        counts_S_C = self.accelerator.reduce(counts_M_C.view(-1, length, 2).sum(1), reduction="sum")
+        steps = [StepTotals(tokens=round(t), sequences=round(n), micro_batches=length) for t, n in counts_S_C.tolist()]
+        return [steps[number // length] for number in range(len(micro_batches))]
 
     def _rollout(self, batch: dict[str, Any]) -> Rollout:
         scored, trl = self._scored, self._trl
@@ -207,7 +235,8 @@ class GRPOExtMixin:
                 prompts=sequences // num_generations,
                 max_completion_length=trl.max_completion_length,
                 processes=self.accelerator.num_processes,
-                micro_batches=self.args.steps_per_generation if training else 1,
+                micro_batches=self._steps_per_generation,
+                optimizer_steps=self._steps_per_generation / self.args.gradient_accumulation_steps if training else 1.0,
             ),
             old_logps_B_T=batch.get("old_per_token_logps"),
             ref_logps_B_T=batch.get("ref_per_token_logps"),
@@ -215,16 +244,29 @@ class GRPOExtMixin:
             step=self.state.global_step,
             training=training,
             tokenizer=trl._tokenizer,
-            gather=self.accelerator.gather,
+            gather=self._agreement.gather,
             local_rows=local,
         )
 
     def _log_trained_advantages(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> None:
         """Let TRL's table of completions show what is trained on: the mean over each completion's tokens."""
         means_B = (advantages_B_T * rollout.mask_B_T).sum(1) / rollout.lengths_B.clamp(min=1.0)
-        logged, means = self._logs["advantages"], rollout.gather(means_B).tolist()
+        logged, means = self._logs["advantages"], self.accelerator.gather(means_B).tolist()
         for place, mean in enumerate(means[-len(logged) :], start=max(len(logged) - len(means), 0)):
             logged[place] = mean
+
+    def _log_weights(self, rollout: Rollout, advantages_B_T: torch.Tensor, weights_B_T: torch.Tensor | None) -> None:
+        """Metrics of one generation batch: groups without signal and, known already for weights, what tokens count."""
+        signal_N_C = self.accelerator.gather(signal_table(rollout))
+        self._log_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})
+        if weights_B_T is not None:
+            rows_B_C = row_table(weights_B_T, advantages_B_T, rollout.mask_B_T)
+            self._log_metrics(weight_metrics(self.accelerator.gather(rows_B_C)))
+
+    def _log_metrics(self, metrics: dict[str, float]) -> None:
+        kept = self._trl._metrics["train" if self.model.training else "eval"]
+        for name, value in metrics.items():
+            kept[name].append(value)
 
     # ------------------------------------------------------------------ at every loss forward
 
@@ -246,7 +288,7 @@ class GRPOExtMixin:
         if self.model.training and not self._self_checked:
             self_check.check_loss(self, inputs)
             self._self_checked = True
-        forward = _LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=torch.is_grad_enabled())
+        forward = LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=torch.is_grad_enabled())
         if self.loss_aggregation is None:
             return self._trl_loss(model, forward)
         with torch.enable_grad():  # in evaluation too: the split needs the graph from the advantages to the loss
@@ -254,7 +296,7 @@ class GRPOExtMixin:
             loss = self._reaggregated(loss, forward)
         return loss if forward.keep_graph else loss.detach()
 
-    def _trl_loss(self, model: Any, forward: _LossForward) -> torch.Tensor:
+    def _trl_loss(self, model: Any, forward: LossForward) -> torch.Tensor:
         """TRL's loss on `forward.inputs`; the policy's forward pass inside it fills in the rest of `forward`."""
         self._loss_forward = forward
         try:
@@ -263,11 +305,11 @@ class GRPOExtMixin:
             self._loss_forward = None
         return loss
 
-    def _loss_on_made_up(self, inputs: dict[str, Any], logps_B_T: torch.Tensor) -> tuple[torch.Tensor, _LossForward]:
+    def _loss_on_made_up(self, inputs: dict[str, Any], logps_B_T: torch.Tensor) -> tuple[torch.Tensor, LossForward]:
         """TRL's loss where the policy's forward pass is replaced by given log-probabilities, for the self-check."""
         entropies_B_T, auxiliary_loss = torch.ones_like(logps_B_T), logps_B_T.new_zeros(())
         output = (logps_B_T, entropies_B_T, auxiliary_loss)
-        forward = _LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=True, made_up_output=output)
+        forward = LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=True, made_up_output=output)
         return self._trl_loss(self.model, forward), forward
 
     def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -281,16 +323,20 @@ class GRPOExtMixin:
         else:
             with torch.set_grad_enabled(forward.keep_graph):
                 result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)  # type: ignore[misc]
-            inputs["advantages"] = pipeline.apply_forward_hooks(
-                inputs["advantages"], self.advantage_hooks, self._forward_context(forward, result[0], result[1])
-            )
+            hooks = [hook for hook in self.advantage_hooks if implements(hook, "on_forward")]
+            if hooks:
+                with self._agreement.section():
+                    context = self._forward_context(forward, result[0], result[1])
+                    inputs["advantages"] = pipeline.apply_forward_hooks(inputs["advantages"], hooks, context)
             self._loss_path_ran = True
         forward.logps_B_T = result[0]
         if self.loss_aggregation is not None or forward.made_up_output is not None:
-            inputs["advantages"] = inputs["advantages"].detach().requires_grad_()
+            # In the precision of the loss, because the slope in the advantages has theirs.
+            advantages_B_T = pipeline.expand_advantages(inputs["advantages"], forward.mask_B_T)
+            inputs["advantages"] = advantages_B_T.detach().to(forward.mask_B_T.dtype, copy=True).requires_grad_()
         return result
 
-    def _forward_context(self, forward: _LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor) -> Forward:
+    def _forward_context(self, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor) -> Forward:
         return Forward(
             logps_B_T=logps_B_T.detach(),
             entropies_B_T=entropies_B_T.detach(),
@@ -301,55 +347,22 @@ class GRPOExtMixin:
             training=bool(self.model.training),
         )
 
-    def _reaggregated(self, loss: torch.Tensor, forward: _LossForward) -> torch.Tensor:
+    def _reaggregated(self, loss: torch.Tensor, forward: LossForward) -> torch.Tensor:
         """The same per-token losses under the selected aggregation."""
-        loss_B_T, others = self._pieces(loss, forward)
+        loss_B_T, others = pieces(self, loss, forward)
         if implements(self.loss_aggregation, "weights"):
             # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
             # step takes `accumulation` of the batch's `steps_per_generation` micro-batches.
             scale: float = self.accelerator.num_processes * self._steps_per_generation / self._accumulation
-            weights_B_T: torch.Tensor = forward.inputs[self._loss_weights_key]
+            weights_B_T: torch.Tensor = forward.inputs[self._weights_key]
             return (weights_B_T * loss_B_T).sum() * scale + others
-        totals = self._totals[bool(self.model.training)]  # evaluation may come between two micro-batches
-        reduced = pipeline.reduced_loss(self.loss_aggregation, loss_B_T, forward.mask_B_T, totals)
+        with self._agreement.section():
+            totals = forward.inputs[self._totals_key]
+            reduced = pipeline.reduced_loss(self.loss_aggregation, loss_B_T, forward.mask_B_T, totals)
+            weights_B_T = pipeline.reduced_weights(self.loss_aggregation, reduced, loss_B_T, forward.mask_B_T)
+        rows_B_C = row_table(weights_B_T, forward.inputs["advantages"], forward.mask_B_T)
+        self._log_metrics(weight_metrics(self.accelerator.gather(rows_B_C)))
         return reduced / self._accumulation + others
-
-    def _pieces(self, loss: torch.Tensor, forward: _LossForward) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take TRL's scalar apart: per-token loss with its KL penalty `(B, T)`, and what no aggregation touches."""
-        inputs, mask_B_T = forward.inputs, forward.mask_B_T
-        terms_B_T = pipeline.split_loss(loss, inputs["advantages"])
-        trl_weights_B_T = self._trl_weights(inputs, mask_B_T)
-        loss_B_T = terms_B_T / torch.where(mask_B_T > 0, trl_weights_B_T, 1.0)
-        kl_B_T = self._kl_penalty(forward)
-        if kl_B_T is not None:  # does not depend on the advantages, but follows the same weights
-            kl_B_T = torch.where(mask_B_T > 0, kl_B_T, 0.0)
-            terms_B_T = terms_B_T + trl_weights_B_T * kl_B_T
-            loss_B_T = loss_B_T + kl_B_T
-        if self._trl._entropy_bonus_enabled or self._trl.aux_loss_enabled:
-            return loss_B_T, loss - terms_B_T.sum()
-        return loss_B_T, loss.new_zeros(())
-
-    def _kl_penalty(self, forward: _LossForward) -> torch.Tensor | None:
-        """β times the per-token KL estimate, as TRL's loss has it; None without a penalty."""
-        trl, inputs, logps_B_T = self._trl, forward.inputs, forward.logps_B_T
-        if trl.beta == 0.0 or logps_B_T is None:
-            return None
-        ratio = None
-        if self.args.use_bias_correction_kl:
-            old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
-            ratio = pipeline.importance_ratio(logps_B_T, old_logps_B_T, forward.mask_B_T, trl.importance_sampling_level)
-        return trl.beta * pipeline.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio)  # type: ignore[no-any-return]
-
-    def _trl_weights(self, inputs: dict[str, Any], mask_B_T: torch.Tensor) -> torch.Tensor:
-        return upstream.reduction_weights(
-            self._trl.loss_type,
-            mask_B_T,
-            num_items_in_batch=inputs["num_items_in_batch"],
-            max_completion_length=self._trl.max_completion_length,
-            accumulation=self._accumulation,
-            steps_per_generation=self._steps_per_generation,
-            processes=self.accelerator.num_processes,
-        )
 
     def _loss_mask(self, batch: dict[str, Any]) -> torch.Tensor:
         """1.0 where a token counts, in the precision of the loss, which is float32 unless the policy has more."""

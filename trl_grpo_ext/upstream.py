@@ -21,6 +21,7 @@ NEWEST_TESTED = "1.16"
 
 METHODS: dict[str, tuple[str, ...]] = {
     "_generate_and_score_completions": ("self", "inputs"),
+    "_prepare_inputs": ("self", "generation_batch"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
     # Called with positional arguments by some releases and passed through untouched, so only `self, model` matter.
     "_get_per_token_logps_and_entropies": ("self", "model"),
@@ -30,6 +31,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 """Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
 
 ATTRIBUTES: tuple[str, ...] = (
+    "_buffered_inputs",
     "_entropy_bonus_enabled",
     "_entropy_window_stats",
     "_last_world_entropy",
@@ -125,6 +127,19 @@ def check_instance(trainer: Any) -> None:
     _raise(problems, type(trainer))
 
 
+def check_loss_type(loss_type: str | None) -> None:
+    """Check that a loss type is one whose reduction we know; None passes.
+
+    Raises:
+        ConfigurationError: Names it and the known ones.
+    """
+    if loss_type is not None and loss_type not in LOSS_TYPES:
+        raise ConfigurationError(
+            f"loss_type {loss_type!r} cannot take a loss aggregation: trl-grpo-ext knows "
+            f"{', '.join(sorted(LOSS_TYPES))}. Change loss_type, or remove loss_aggregation."
+        )
+
+
 def check_batch(batch: dict[str, Any]) -> None:
     """Check that a scored generation batch has the entries that we read.
 
@@ -184,6 +199,5 @@ def reduction_weights(
     if loss_type in GLOBAL_TOKEN_MEAN:
         tokens_per_window = num_items_in_batch.clamp(min=1.0) / processes * accumulation / steps_per_generation
         return mask_B_T / tokens_per_window
-    raise ConfigurationError(
-        f"loss_type {loss_type!r} cannot take a loss aggregation: trl-grpo-ext knows {', '.join(sorted(LOSS_TYPES))}."
-    )
+    check_loss_type(loss_type)
+    raise AssertionError(f"{loss_type} is in LOSS_TYPES and in none of its parts")
