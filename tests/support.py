@@ -16,9 +16,10 @@ import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext.trainer import GRPOExtMixin
 
 OWN_AGGREGATION = {
     "bnpo": "token_mean_local",
@@ -165,21 +166,29 @@ def train(
     **overrides: Any,
 ) -> Run:
     """Train for a few steps and keep gradients, logs and final weights."""
-    config_class = GRPOConfig if trainer_class is GRPOTrainer else GRPOExtConfig
+    config_class = GRPOExtConfig if issubclass(trainer_class, GRPOExtMixin) else GRPOConfig
     recorder = Recorder()
+    trainer_arguments = dict(trainer_arguments or {})
+    callbacks = trainer_arguments.pop("callbacks", [])
     args = arguments(output_dir, config_class, model_init_kwargs={"dtype": getattr(torch, dtype)}, **overrides)
     trainer = trainer_class(
         str(model),
         reward_funcs,
         args,
         train_dataset=prompts(prompt_count),
-        callbacks=[recorder],
-        rollout_func=scripted_rollout if scripted else None,
-        **(trainer_arguments or {}),
+        callbacks=[recorder, *callbacks],
+        **{"rollout_func": scripted_rollout if scripted else None, **trainer_arguments},
     )
+    for callback in callbacks:
+        callback.trainer = trainer
     trainer.train()
     weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     return Run(trainer, recorder.gradients, recorder.logs, weights)
+
+
+def trl_metrics(log: dict[str, float]) -> dict[str, float]:
+    """A log line without what an aggregation adds to it."""
+    return {name: value for name, value in log.items() if not name.startswith(("loss_weight/", "groups/"))}
 
 
 def relative_gap(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:

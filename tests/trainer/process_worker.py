@@ -1,0 +1,162 @@
+"""A list of short trainings in one process or, under torchrun, in several; every rank saves what each one did.
+
+    python -m torch.distributed.run --standalone --nproc_per_node 2 -m tests.trainer.process_worker JOBS MODEL OUT
+
+JOBS is a JSON file, `{name: job}`, so that many trainings share one launch: importing costs more than all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from tests.support import length_reward, prompts, train
+from tests.trainer.hostile import hostile_plugin
+from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
+from trl_grpo_ext.errors import TRLGRPOExtError
+
+Job = dict[str, Any]
+"""Settings of `tests.support.train`, and
+
+- `stock: true`: TRL's own trainer runs them,
+- `evaluate: true`: it also evaluates on sixteen other prompts,
+- `hooks: [...]`: advantage hooks, with `Watch` behind them,
+- `flat_groups: true`: every other prompt's completions all get the same reward,
+- `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
+- `float64: true`: log-probabilities in float64, which TRL's own are not,
+- `hostile: NAME`: a plugin of `tests.trainer.hostile` is selected; its error is kept instead of a result.
+"""
+
+
+class Float64Trainer(GRPOTrainer):
+    """TRL's trainer, with log-probabilities and entropies as precise as the model.
+
+    TRL 1.16 takes them from a fused head that computes in float32. This is what a user's own subclass could do.
+    """
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *arguments: Any, **keywords: Any
+    ) -> Any:
+        # Positions that don't depend on the padding: the angles of rotary embeddings are float32 in any model.
+        position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+        output = model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        logits = output.logits[:, -logits_to_keep - 1 : -1]
+        all_logps = logits.log_softmax(-1)
+        logps = all_logps.gather(-1, input_ids[:, -logits_to_keep:].unsqueeze(-1)).squeeze(-1)
+        return logps, -(all_logps.exp() * all_logps).sum(-1), None
+
+
+class Float64ExtTrainer(GRPOExtMixin, Float64Trainer):
+    """The same with plugins: our mixin in front of somebody's own trainer."""
+
+
+class Watch:
+    """Changes nothing and keeps what this rank saw of each generation batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        self.seen.append(
+            {
+                "group_ids": rollout.group_ids_B.tolist(),
+                "all_group_ids": rollout.gather(rollout.group_ids_B).tolist(),
+                "local_rows": rollout.local_rows,
+                "all_rewards": rollout.gather(rollout.rewards_B).tolist(),
+                "totals": rollout.totals,
+            }
+        )
+        return advantages_B_T
+
+
+class Change(TrainerCallback):
+    """Gives the trainer another loss aggregation before each optimizer step."""
+
+    def __init__(self, selections: list[Any]) -> None:
+        self.aggregations = [load_loss_aggregation(selection) for selection in selections]
+        self.trainer: Any = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        self.trainer.loss_aggregation = self.aggregations[state.global_step]
+
+
+def reward_with_flat_groups(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    rewards = length_reward(completion_ids)
+    return [0.1 if "aceg".find(prompt[0]) >= 0 else r for prompt, r in zip(prompts, rewards, strict=True)]
+
+
+def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
+    """Run one training and return plain values and tensors."""
+    job = dict(job)
+    stock, float64 = job.pop("stock", False), job.pop("float64", False)
+    trainer_class = {
+        (False, False): GRPOExtTrainer,
+        (True, False): GRPOTrainer,
+        (False, True): Float64ExtTrainer,
+        (True, True): Float64Trainer,
+    }[stock, float64]
+    if float64:
+        job["dtype"] = "float64"
+    trainer_arguments: dict[str, Any] = {}
+    if job.pop("evaluate", False):
+        trainer_arguments["eval_dataset"] = prompts(24).select(range(8, 24))
+        job |= {"eval_strategy": "steps", "eval_steps": 1}
+    if job.pop("flat_groups", False):
+        job["reward_funcs"] = reward_with_flat_groups
+    watch = Watch()
+    hooks = job.pop("hooks", None)
+    if hooks is not None:
+        trainer_arguments["advantage_hooks"] = [*hooks, watch]
+    in_turn = job.pop("aggregations", None)
+    if in_turn is not None:
+        job |= {"loss_aggregation": in_turn[0], "max_steps": len(in_turn)}
+        trainer_arguments["callbacks"] = [Change(in_turn)]
+    hostile = job.pop("hostile", None)
+    if hostile is not None:
+        trainer_arguments |= hostile_plugin(hostile)
+        try:
+            train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
+        except TRLGRPOExtError as error:
+            return {"error": type(error).__name__, "message": str(error), "cause": repr(error.__cause__)}
+        raise AssertionError(f"{hostile} was not refused")
+    run = train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
+    accelerator = run.trainer.accelerator
+    return {
+        "processes": accelerator.num_processes,
+        "distributed_type": accelerator.distributed_type.value,
+        "model_class": type(run.trainer.model_wrapped).__name__,
+        "gradients": run.gradients,
+        "weights": run.weights,
+        "logs": run.logs,
+        "advantages": list(run.trainer._logs["advantages"]),
+        "rollouts": watch.seen,
+    }
+
+
+def main() -> None:
+    jobs_file, model, out = (Path(argument) for argument in sys.argv[1:])
+    results: dict[str, Any] = {}
+    for number, (name, job) in enumerate(json.loads(jobs_file.read_text()).items()):
+        results[name] = run_job(model, out / str(number), job)
+        # A set-up that is not what it should be would pass for one process, silently.
+        processes = int(os.environ["WORLD_SIZE"])
+        assert torch.distributed.get_world_size() == processes > 1
+        assert torch.distributed.get_backend() == "gloo"
+        if "error" not in results[name]:
+            assert results[name]["processes"] == processes
+            assert results[name]["model_class"] == "DistributedDataParallel"
+    rank = torch.distributed.get_rank()
+    torch.save(results, out / f"rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,120 @@
+"""Which counts an optimizer step is divided by: those of the generation batch, or its own.
+
+A generation batch may feed several optimizer steps (`steps_per_generation` above the accumulation), or a step may take
+several generation batches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import relative_gap, train
+from trl_grpo_ext import StepTotals, Totals
+from trl_grpo_ext.errors import ConfigurationError
+
+TWO_STEPS: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 4,
+    "max_steps": 2,
+}
+"""Sixteen completions in four micro-batches, two for each of two optimizer steps."""
+
+
+class Recording:
+    """The token sum, which keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, Totals]] = []
+
+    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
+        self.seen.append((int(mask_B_T.sum()), totals))
+        return (loss_B_T * mask_B_T).sum()
+
+
+def test_every_micro_batch_knows_the_counts_of_its_step(tiny_model: Path, tmp_path: Path) -> None:
+    aggregation = Recording()
+    settings = {**TWO_STEPS, "num_iterations": 2, "max_steps": 4}
+    train(tiny_model, tmp_path, trainer_arguments={"loss_aggregation": aggregation}, **settings)
+    assert len(aggregation.seen) == 8  # two passes over four micro-batches
+    tokens = [count for count, _ in aggregation.seen]
+    assert tokens[:4] == tokens[4:]
+    assert tokens[0] + tokens[1] != tokens[2] + tokens[3]
+    for number, (_, totals) in enumerate(aggregation.seen):
+        first = number - number % 2
+        assert totals.step == StepTotals(tokens=sum(tokens[first : first + 2]), sequences=8, micro_batches=2)
+        assert totals.tokens == sum(tokens[:4])
+        assert (totals.sequences, totals.prompts, totals.micro_batches) == (16, 4, 4)
+        assert totals.optimizer_steps == 2.0
+
+
+def test_the_mean_over_a_step_is_exact_for_each_step(tiny_model: Path, tmp_path: Path) -> None:
+    # Weights don't move, so each step of the one trainer can be compared with the other's on the same rows.
+    settings = {**TWO_STEPS, "learning_rate": 0.0, "dtype": "float64"}
+    recording = Recording()
+    by_sum = train(tiny_model, tmp_path / "sum", trainer_arguments={"loss_aggregation": recording}, **settings)
+    by_step = train(tiny_model, tmp_path / "step", loss_aggregation="token_mean_step", **settings)
+    by_batch = train(tiny_model, tmp_path / "batch", loss_aggregation="token_mean", **settings)
+    for number, (sum_of_step, step, batch) in enumerate(
+        zip(by_sum.gradients, by_step.gradients, by_batch.gradients, strict=True)
+    ):
+        totals = recording.seen[2 * number][1]
+        assert totals.step is not None
+        # The trainer took the mean over two micro-batches of the recording's sums.
+        mean = {name: gradient * 2 / totals.step.tokens for name, gradient in sum_of_step.items()}
+        assert relative_gap(step, mean) < 1e-6
+        # token_mean: the batch's tokens, of which one step is taken for half.
+        estimate = {name: gradient * 2 / (totals.tokens / 2) for name, gradient in sum_of_step.items()}
+        assert relative_gap(batch, estimate) < 1e-6
+        assert relative_gap(step, batch) > 0.01
+
+
+def test_the_token_sum_is_that_of_the_step(tiny_model: Path, tmp_path: Path) -> None:
+    for settings in (TWO_STEPS, {**TWO_STEPS, "steps_per_generation": 2}):
+        folder = tmp_path / str(settings["steps_per_generation"])
+        recording = Recording()
+        fixed = {**settings, "learning_rate": 0.0}
+        ours = train(tiny_model, folder / "ours", loss_aggregation="token_sum", **fixed)
+        theirs = train(tiny_model, folder / "sum", trainer_arguments={"loss_aggregation": recording}, **fixed)
+        for mine, half in zip(ours.gradients, theirs.gradients, strict=True):
+            assert relative_gap(mine, {name: gradient * 2 for name, gradient in half.items()}) < 1e-5
+
+
+@pytest.mark.parametrize(("per_generation", "per_step"), [(2, 4), (3, 2)])
+def test_steps_that_cross_generation_batches_are_refused_at_construction(
+    tiny_model: Path, tmp_path: Path, per_generation: int, per_step: int
+) -> None:
+    message = (
+        f"'token_mean_step' needs the counts of each optimizer step, but steps_per_generation={per_generation} is no"
+    )
+    settings = {"steps_per_generation": per_generation, "gradient_accumulation_steps": per_step}
+    with pytest.raises(ConfigurationError, match=message):
+        train(tiny_model, tmp_path, loss_aggregation="token_mean_step", per_device_train_batch_size=4, **settings)
+
+
+def test_a_step_of_two_generation_batches_counts_them_alike(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "gradient_accumulation_steps": 4}
+    run = train(tiny_model, tmp_path / "both", loss_aggregation="token_mean", max_steps=1, **settings)
+    parts = train(
+        tiny_model,
+        tmp_path / "parts",
+        loss_aggregation="token_mean",
+        max_steps=2,
+        learning_rate=0.0,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+    )
+    first, second = parts.gradients
+    assert relative_gap(run.gradients[0], {name: (first[name] + second[name]) / 2 for name in first}) < 1e-5
+
+
+def test_an_unknown_loss_type_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    nowhere = tmp_path / "no model here"
+    with pytest.raises(
+        ConfigurationError, match="loss_type 'ppo' cannot take a loss aggregation: trl-grpo-ext knows bnpo"
+    ):
+        train(nowhere, tmp_path, loss_aggregation="token_mean", loss_type="ppo")
