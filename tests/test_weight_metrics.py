@@ -67,12 +67,14 @@ def test_a_run_shows_its_length_bias(tiny_model: Path, tmp_path: Path, name: str
     assert all(math.isfinite(value) and value >= 0 for value in first + last)
 
 
-def test_evaluation_has_them_too_and_a_plain_run_has_none(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["seq_mean_token_mean", "token_mean_step"])
+def test_evaluation_has_them_too_and_a_plain_run_has_none(tiny_model: Path, tmp_path: Path, name: str) -> None:
     from tests.support import prompts
 
     settings = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "per_device_eval_batch_size": 8}
     evaluated = {"trainer_arguments": {"eval_dataset": prompts(2)}, **settings}
-    run = train(tiny_model, tmp_path / "with", loss_aggregation="seq_mean_token_mean", **evaluated)
+    run = train(tiny_model, tmp_path / "with", loss_aggregation=name, **evaluated)
     assert logged(run, "eval_loss_weight/length_q1")
+    assert logged(run, "eval_groups/zero_variance") == [0.0]
     plain = train(tiny_model, tmp_path / "without", **evaluated)
     assert not any("loss_weight" in name or "groups/" in name for log in plain.logs for name in log)

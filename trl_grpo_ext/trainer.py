@@ -331,9 +331,10 @@ class GRPOExtMixin:
             self._loss_path_ran = True
         forward.logps_B_T = result[0]
         if self.loss_aggregation is not None or forward.made_up_output is not None:
-            # In the precision of the loss, because the slope in the advantages has theirs.
+            # In the precision of the log-probabilities, because the slope in the advantages has theirs.
+            precision = torch.promote_types(torch.float32, result[0].dtype)
             advantages_B_T = pipeline.expand_advantages(inputs["advantages"], forward.mask_B_T)
-            inputs["advantages"] = advantages_B_T.detach().to(forward.mask_B_T.dtype, copy=True).requires_grad_()
+            inputs["advantages"] = advantages_B_T.detach().to(precision, copy=True).requires_grad_()
         return result
 
     def _forward_context(self, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor) -> Forward:
@@ -356,6 +357,8 @@ class GRPOExtMixin:
             scale: float = self.accelerator.num_processes * self._steps_per_generation / self._accumulation
             weights_B_T: torch.Tensor = forward.inputs[self._weights_key]
             return (weights_B_T * loss_B_T).sum() * scale + others
+        if not loss_B_T.requires_grad:  # evaluation of a loss that is linear in the advantages
+            loss_B_T = loss_B_T.detach().requires_grad_()
         with self._agreement.section():
             totals = forward.inputs[self._totals_key]
             reduced = pipeline.reduced_loss(self.loss_aggregation, loss_B_T, forward.mask_B_T, totals)

@@ -1,20 +1,16 @@
 """The oldest TRL that we support, installed for this test alone: the contract and the parity with its loss hold there.
 
-A directory with that release stands first on PYTHONPATH; everything else is the environment of this test run.
+Everything but TRL is the environment of this test run.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.upstream.other_trl import install, run
 from trl_grpo_ext import upstream
-
-ROOT = Path(__file__).parents[2]
 
 SUITES = [
     "tests/upstream/test_contract.py",
@@ -23,34 +19,13 @@ SUITES = [
     "tests/trainer/test_hooks.py",
 ]
 
-# TRL 1.14 imports requests without asking for it: when it was new, datasets brought it in.
-UNDECLARED = {"1.14": ["requests"]}
-
-
-def run(*words: str | Path, pythonpath: Path | None = None) -> subprocess.CompletedProcess[str]:
-    before = os.environ.get("PYTHONPATH")
-    paths = [str(pythonpath), *([before] if before else [])] if pythonpath else [before or ""]
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-
 
 @pytest.fixture(scope="module")
 def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the oldest supported TRL in it."""
     folder = tmp_path_factory.mktemp("oldest") / "site"
-    release = upstream.OLDEST_TESTED
-    pip: list[str | Path] = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder]
-    for words in (["--no-deps", f"trl=={release}.0"], UNDECLARED.get(release, [])):
-        done = run(*pip, *words) if words else None
-        if done is not None and done.returncode != 0:
-            pytest.skip(f"pip cannot install {words[-1]}: {done.stderr.strip().splitlines()[-1:]}")
+    if problem := install(upstream.OLDEST_TESTED, folder):
+        pytest.skip(problem)
     return folder
 
 

@@ -1,0 +1,245 @@
+"""The grid of parity: TRL's loss types times settings of its loss, each cell a pair of real trainings.
+
+In a cell TRL's trainer and ours, with the aggregation that equals TRL's own reduction, train on the same scripted
+rollouts; compared are the gradient of every optimizer step and the losses. The optimizer is plain SGD with a large
+step, so that from the second step on ratios are off 1 and tokens are clipped.
+
+The 15 settings are switched on and off by a two-level orthogonal array of strength 2 with 16 runs: any two settings
+occur together in all four combinations, for every loss type. In such an array two settings decide a third one. Each
+loss type deals the settings to other columns of it, so that over the loss types any three occur in all eight.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from tests.support import OWN_AGGREGATION, Run, relative_gap, scripted_rollout, train
+from trl_grpo_ext.trainer import GRPOExtMixin
+
+TOLERANCE = 1e-6
+"""Relative, of gradient and loss. Many cells are equal to the bit; in the others sums are taken in another order.
+
+The policy's weights are float64 in the grid, so that the second step starts from the same weights. TRL 1.14 then has
+float64 losses and gaps of 1e-16; TRL 1.16 computes log-probabilities, and with them losses, in float32 all the same.
+"""
+
+LATER_STEPS = 5e-6
+"""For gradients after the first step, whose weights differ by the rounding of the first; a ratio at the edge of its clip
+range makes more of that. Measured below 1e-6 (docs/parity.md); the room is for other processors."""
+
+SETTINGS: dict[str, Any] = {"prompt_count": 8, "dtype": "float64", "max_steps": 2, "entropy_target": 5.0}
+"""Of every cell. The entropy of 40 tokens is below 5 nats, so the adaptive coefficient grows after the first step."""
+
+SETTINGS_OF_LOSS_TYPE: dict[str, dict[str, Any]] = {"cispo": {"epsilon_high": 1.5}}
+"""What a loss type needs for the grid to act on it; see `EXCEPTIONS`."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A setting with two levels, in words. What no argument of TRL's can switch, `_train` looks up by its name."""
+
+    name: str
+    off: str
+    on: str
+    settings_off: dict[str, Any] = field(default_factory=dict)
+    settings_on: dict[str, Any] = field(default_factory=dict)
+
+
+def _argument(name: str, off: Any, on: Any, **more_on: Any) -> Factor:
+    words = ", ".join([f"`{on!r}`", *(f"`{key}={value!r}`" for key, value in more_on.items())])
+    return Factor(name, f"`{off!r}`", words, {name: off}, {name: on, **more_on})
+
+
+TOOL_MASK = "tool mask"
+CORRECTION = "sampler correction"
+TOKEN_ADVANTAGES = "token advantages"
+
+FACTORS = (
+    _argument("beta", 0.0, 0.04),
+    _argument("importance_sampling_level", "token", "sequence"),
+    _argument("delta", None, 1.5),
+    _argument("top_entropy_quantile", 1.0, 0.5),
+    _argument("entropy_coef", 0.0, 0.05),
+    _argument("use_adaptive_entropy", False, True, entropy_coef_delta=0.05),
+    Factor(TOOL_MASK, "every token is the model's", "zeros inside completions (`env_mask` of a `rollout_func`)"),
+    _argument("off_policy_mask_threshold", None, 0.01),
+    _argument("use_bias_correction_kl", False, True),
+    Factor(
+        CORRECTION,
+        "no importance ratio to the sampler",
+        "vLLM's, `token_truncate` in every other cell, the other modes in those between",
+        settings_on={"vllm_importance_sampling_clip_max": 1.5},
+    ),
+    _argument("num_iterations", 1, 2),
+    Factor(TOKEN_ADVANTAGES, "TRL's advantages are `(B,)`", "`(B, T)`, with changes of sign inside a completion"),
+    Factor(
+        "steps_per_generation",
+        "8 completions, one micro-batch, one optimizer step",
+        "16 completions, 4 micro-batches, 2 optimizer steps of 2",
+        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "steps_per_generation": 1},
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4},
+    ),
+    _argument("mask_truncated_completions", False, True),
+    _argument("scale_rewards", "group", "none"),
+)
+
+CORRECTION_MODES = ("token_truncate", "sequence_truncate", "token_mask", "sequence_mask")
+
+EXCEPTIONS = (
+    "`vespo` takes the token modes of the correction alone: TRL refuses the sequence modes.",
+    "`cispo` has `epsilon_high=1.5`, its bound on the ratio itself: TRL's default would cut nearly every ratio to 0.2.",
+    "`delta` is read by the clipped losses alone: `cispo`, `sapo` and `vespo` are run with it and do not change.",
+)
+"""Where a loss type does not take a level as the others do, in words for the table. The code of the first is
+`correction_modes`, of the second `SETTINGS_OF_LOSS_TYPE`; the third is TRL's."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One loss type under the settings that are `on`; the others are off."""
+
+    loss_type: str
+    on: frozenset[str]
+    correction_mode: str = CORRECTION_MODES[0]
+
+    @property
+    def aggregation(self) -> str:
+        return OWN_AGGREGATION[self.loss_type]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        settings = {**SETTINGS, "loss_type": self.loss_type, "vllm_importance_sampling_mode": self.correction_mode}
+        for factor in FACTORS:
+            settings |= factor.settings_on if factor.name in self.on else factor.settings_off
+        if {"num_iterations", "steps_per_generation"} <= self.on:
+            settings["max_steps"] = 3  # the first pass over the generation batch takes two
+        return settings | SETTINGS_OF_LOSS_TYPE.get(self.loss_type, {})
+
+
+def orthogonal_array() -> list[tuple[int, ...]]:
+    """16 rows of 15 levels: the parity of the bits that row and column share (a Hadamard matrix of order 16)."""
+    return [tuple((row & column).bit_count() % 2 for column in range(1, 16)) for row in range(16)]
+
+
+def correction_modes(loss_type: str) -> tuple[str, ...]:
+    """The modes that TRL allows: VESPO, whose ratio is the sequence's already, refuses the sequence modes."""
+    return tuple(mode for mode in CORRECTION_MODES if loss_type != "vespo" or mode.startswith("token"))
+
+
+def cells_of(loss_type: str) -> list[Cell]:
+    """The 16 cells of a loss type."""
+    shift = sorted(OWN_AGGREGATION).index(loss_type)
+    cells: list[Cell] = []
+    for row in orthogonal_array():
+        levels = row[shift:] + row[:shift]
+        on = frozenset(factor.name for factor, level in zip(FACTORS, levels, strict=True) if level)
+        corrected = sum(CORRECTION in cell.on for cell in cells)
+        modes = correction_modes(loss_type)
+        # Every other cell has the first mode, the ones between take turns at the rest.
+        mode = modes[0] if corrected % 2 == 0 else modes[1 + corrected // 2 % (len(modes) - 1)]
+        cells.append(Cell(loss_type, on, mode))
+    return cells
+
+
+def train_trl(model: Path, folder: Path, cell: Cell) -> Run:
+    """TRL's trainer alone."""
+    return _train(model, folder, cell, [GRPOTrainer])
+
+
+def train_ours(model: Path, folder: Path, cell: Cell, aggregation: str | None = None) -> Run:
+    """Ours, with the aggregation that is TRL's own reduction, or with another one."""
+    selected = cell.aggregation if aggregation is None else aggregation
+    return _train(model, folder, cell, [GRPOExtMixin, GRPOTrainer], loss_aggregation=selected)
+
+
+def train_both(model: Path, folder: Path, cell: Cell) -> tuple[Run, Run]:
+    """Ours and TRL's."""
+    theirs = train_trl(model, folder / "trl", cell)
+    return train_ours(model, folder / "ext", cell), theirs
+
+
+def gaps(model: Path, folder: Path, cell: Cell) -> tuple[float, float]:
+    """Train both; the largest relative gaps of a step's gradient and of a step's loss."""
+    ours, theirs = train_both(model, folder, cell)
+    return gradient_gap(ours, theirs), loss_gap(ours, theirs)
+
+
+def gradient_gaps(ours: Run, theirs: Run) -> list[float]:
+    """Of every optimizer step."""
+    assert len(theirs.gradients) >= 1
+    return [relative_gap(*steps) for steps in zip(ours.gradients, theirs.gradients, strict=True)]
+
+
+def gradient_gap(ours: Run, theirs: Run) -> float:
+    return max(gradient_gaps(ours, theirs))
+
+
+def loss_gap(ours: Run, theirs: Run) -> float:
+    """Relative to the loss, or to 1 where it is smaller: it is a mean of terms of that size, which can cancel."""
+    assert len(theirs.losses) >= 1
+    return max(abs(a - b) / max(abs(b), 1.0) for a, b in zip(ours.losses, theirs.losses, strict=True))
+
+
+def _train(model: Path, folder: Path, cell: Cell, bases: list[type], **more: Any) -> Run:
+    extensions = {TOKEN_ADVANTAGES: _TokenAdvantages, CORRECTION: _SamplerCorrection}
+    between = [extension for name, extension in extensions.items() if name in cell.on]
+    trainer_class = type("Trainer", (*bases[:-1], *between, bases[-1]), {})
+    rollout = masked_rollout if TOOL_MASK in cell.on else sampled_rollout
+    return train(model, folder, trainer_class, trainer_arguments={"rollout_func": rollout}, **cell.settings, **more)
+
+
+class _TokenAdvantages:
+    """A subclass of TRL's trainer whose advantages are per token, which TRL's loss allows."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        pattern_T = torch.cos(1.7 * torch.arange(batch["completion_ids"].size(1))) + 0.3
+        batch["advantages"] = batch["advantages"].unsqueeze(1) * pattern_T
+        return batch
+
+
+class _Engine:
+    """Stands in for the vLLM engine, not for anything of TRL's: the rollouts are scripted, so nothing is to be done."""
+
+    def sync_weights(self) -> None:
+        pass
+
+
+class _SamplerCorrection:
+    """TRL's importance-sampling correction for an external sampler, switched on where vLLM cannot be installed."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.use_vllm = True
+        self.vllm_generation = _Engine()
+        self._last_loaded_step = -1
+
+
+def sampled_rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """`scripted_rollout` whose sampler reports the policy's log-probabilities, give or take some scripted noise."""
+    output = scripted_rollout(prompts, trainer)
+    rows = [[*p, *c] for p, c in zip(output["prompt_ids"], output["completion_ids"], strict=True)]
+    longest = max(map(len, rows))
+    ids_B_S = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+    with torch.no_grad():  # padding on the right is behind what is looked at
+        logps_B_S_V = trainer.model(input_ids=ids_B_S).logits.float().log_softmax(-1)
+    logps_B_S = logps_B_S_V[:, :-1].gather(2, ids_B_S[:, 1:, None]).squeeze(2)
+    output["logprobs"] = []
+    for row, ids in enumerate(output["completion_ids"]):
+        first = len(output["prompt_ids"][row]) - 1
+        noise = 0.3 * torch.randn(len(ids), generator=torch.Generator().manual_seed(zlib.crc32(bytes(ids))))
+        output["logprobs"].append((logps_B_S[row, first : first + len(ids)] + noise).tolist())
+    return output
+
+
+def masked_rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """`sampled_rollout` where about every third token is an environment's; a short completion may be all of it."""
+    output = sampled_rollout(prompts, trainer)
+    masks = [[int((row + t) % 3 != 1) for t in range(len(ids))] for row, ids in enumerate(output["completion_ids"])]
+    return {**output, "env_mask": masks}
