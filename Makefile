@@ -20,7 +20,7 @@ demo: $(READY)
 		recipes/gsm8k_grpo.py --embedded $(TRAIN_ARGS)
 
 test: lint
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

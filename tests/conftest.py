@@ -18,6 +18,13 @@ from tests.support import save_tiny_model
 torch.set_num_threads(1)  # the models are so small that a second thread only costs
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: at the end one of them would keep one process busy and the others waiting."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Llama with a character tokenizer, saved where `from_pretrained` finds it."""

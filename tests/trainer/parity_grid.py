@@ -30,8 +30,8 @@ float64 losses and gaps of 1e-16; TRL 1.16 computes log-probabilities, and with 
 """
 
 LATER_STEPS = 5e-6
-"""For gradients after the first step, whose weights differ by the rounding of the first; a ratio at the edge of its clip
-range makes more of that. Measured below 1e-6 (docs/parity.md); the room is for other processors."""
+"""For gradients after the first step, whose weights differ by the rounding of the first; a ratio at the edge of its
+clip range makes more of that. Measured below 1e-6 (docs/parity.md); the room is for other processors."""
 
 SETTINGS: dict[str, Any] = {"prompt_count": 8, "dtype": "float64", "max_steps": 2, "entropy_target": 5.0}
 """Of every cell. The entropy of 40 tokens is below 5 nats, so the adaptive coefficient grows after the first step."""

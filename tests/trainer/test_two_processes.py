@@ -18,13 +18,14 @@ import torch
 from tests.support import OWN_AGGREGATION, relative_gap, trl_metrics
 from tests.trainer.launch import Results, launch
 from tests.trainer.process_worker import Job, run_job
+from tests.trainer.test_split import BY_WEIGHTS
 from trl_grpo_ext import Totals
 
-WEIGHTED = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant_length"]
+WEIGHTED = ["token_mean", "seq_mean_token_mean"]  # the others are in test_split
 HOOKS = ["leave_one_out", "entropy_shaping"]
-CUTS = [(8, 1), (4, 2), (2, 4)]
+CUTS = [(4, 2)]
 """Rows per micro-batch of each of the two processes, accumulation."""
-ONE_PROCESS_CUTS = [(16, 1), (4, 4)]
+ONE_PROCESS_CUTS = [(16, 1)]
 TOLERANCE = 1e-5
 
 
@@ -40,6 +41,11 @@ def weighted(aggregation: str, rows: int, accumulation: int) -> Job:
 def split_groups(aggregation: str, rows: int) -> Job:
     # Groups of 4 in rows 0-3, 4-7, 8-11; with 6 rows per process the second one is cut in the middle.
     return {**cut(rows, 1), "loss_aggregation": aggregation, "hooks": HOOKS, "max_steps": 1}
+
+
+def every_weights_with_split_groups(rows: int) -> Job:
+    # As above, the aggregation changing at each step.
+    return {**split_groups("token_mean", rows), "aggregations": BY_WEIGHTS, "beta": 0.04, "learning_rate": 0.01}
 
 
 def halves(rows: int, accumulation: int, steps_per_generation: int) -> Job:
@@ -62,6 +68,7 @@ SAMPLED: Job = {**cut(4, 2), "scripted": False, "beta": 0.04, "num_iterations": 
 JOBS: dict[str, Job] = {
     **{f"{name} {rows}x{steps}": weighted(name, rows, steps) for name in WEIGHTED for rows, steps in CUTS},
     **{f"split groups {name}": split_groups(name, 6) for name in WEIGHTED},
+    "split groups": every_weights_with_split_groups(6),
     "halves": halves(2, 2, 4),
     "evaluated": evaluated(8),
     **{f"trl {name}": loss_type(name, stock=True) for name in OWN_AGGREGATION},
@@ -143,6 +150,12 @@ def test_a_group_that_is_split_between_processes(two: Results, one: One, aggrega
     # Leave-one-out advantages of a group sum to zero, the split one's too; the table of TRL has all ranks' rows.
     assert sum(split["advantages"][4:8]) == pytest.approx(0.0, abs=1e-5)
     assert split["advantages"] == pytest.approx(whole["advantages"], abs=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", BY_WEIGHTS)
+def test_any_weights_where_a_group_is_split_between_processes(two: Results, one: One, aggregation: str) -> None:
+    whole = one(every_weights_with_split_groups(12))
+    assert gaps(two["split groups"], whole)[BY_WEIGHTS.index(aggregation)] < TOLERANCE
 
 
 def test_a_generation_batch_for_two_optimizer_steps(two: Results, one: One) -> None:
