@@ -7,8 +7,6 @@ aggregation, TRL's metrics, evaluation, an auxiliary loss, an adapter.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -25,14 +23,6 @@ from tests.trainer.parity_grid import CORRECTION, CORRECTION_MODES, FACTORS, LAT
 from trl_grpo_ext import upstream
 
 CELLS = {f"{name}-{row:02}": cell for name in OWN_AGGREGATION for row, cell in enumerate(parity_grid.cells_of(name))}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_objects_to_collect() -> Iterator[None]:
-    # transformers collects garbage at the end of every training, which costs more than these trainings do.
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 # ---------------------------------------------------------------------------------------------------- the grid
