@@ -1,20 +1,21 @@
 """How much longer a step takes than with plain TRL and the same loss: prints the table of docs/how_it_works.md.
 
-    python -m tests.bench.step_time [--rounds 15] [--steps 12] [--threads 2]
+    python -m tests.bench.step_time [--steps 150] [--threads 1]
 
-The arms take turns, in a new order each round, each with a short training of its own on the same scripted completions.
-Nothing is generated, so all of the time is the update and what is ours is as large a part as it can be. An arm's time
-in a round is its fastest step; the ratio to plain TRL's in the same round is what is reported.
+Each arm is a real training on the same scripted completions, and the arms take turns step by step, in a new order each
+time, so that a machine that slows down slows all of them. Nothing is generated, so all of the time is the update and
+what is ours is as large a part as it can be. Reported is the median over the steps of the ratio to plain TRL's step of
+the same turn, with the quartiles. Time is that of the processor: other work on the machine counts less than on a clock.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import random
 import statistics
 import tempfile
+import threading
 import time
 import warnings
 from importlib.metadata import version
@@ -33,24 +34,26 @@ ARMS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "ours, nothing selected": {},
     "ours, `token_mean`": {"loss_aggregation": "token_mean"},
-    "ours, `prefix_share`": {"loss_aggregation": "prefix_share"},
     "ours, `tail_mean` (a `reduce`)": {"loss_aggregation": "tail_mean"},
 }
-WARM_UP = 2
+WARM_UP = 5
 
 
-class Stopwatch(TrainerCallback):
-    """Seconds of every optimizer step."""
+class Turns(TrainerCallback):
+    """Lets one of several trainings, each in a thread of its own, make its next optimizer step, and times it."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: threading.Semaphore, conductor: threading.Semaphore) -> None:
+        self.own, self.conductor = own, conductor
         self.seconds: list[float] = []
         self._start = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self._start = time.perf_counter()
+        self.own.acquire()
+        self._start = time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self.seconds.append(time.perf_counter() - self._start)
+        self.seconds.append(time.process_time() - self._start)
+        self.conductor.release()
 
 
 def save_model(folder: Path) -> Path:
@@ -74,52 +77,58 @@ def save_model(folder: Path) -> Path:
     return folder
 
 
-def fastest_step(model: Path, folder: Path, arm: str, steps: int) -> float:
-    """Train for some steps and return the fastest one's seconds."""
-    plain = arm == PLAIN
+def trainer_of(model: Path, folder: Path, arm: str, steps: int, turns: Turns) -> Any:
     settings: dict[str, Any] = {"loss_type": "dapo", "beta": 0.04, "max_completion_length": 128, "max_steps": steps}
     settings |= {"per_device_train_batch_size": 16, "logging_steps": 10_000, **ARMS[arm]}
-    stopwatch = Stopwatch()
-    trainer = (GRPOTrainer if plain else GRPOExtTrainer)(
+    plain = arm == PLAIN
+    return (GRPOTrainer if plain else GRPOExtTrainer)(
         str(model),
         length_reward,
         arguments(folder, GRPOConfig if plain else GRPOExtConfig, **settings),
         train_dataset=prompts(8),
-        callbacks=[stopwatch],
+        callbacks=[turns],
         rollout_func=scripted_rollout,
     )
-    trainer.train()
-    assert len(stopwatch.seconds) == steps
-    return min(stopwatch.seconds[WARM_UP:])
+
+
+def measure(model: Path, folder: Path, steps: int) -> dict[str, list[float]]:
+    """Seconds of every step of every arm, the warm-up left out."""
+    conductor = threading.Semaphore(0)
+    turns = {arm: Turns(threading.Semaphore(0), conductor) for arm in ARMS}
+    trainers = {arm: trainer_of(model, folder, arm, steps, turns[arm]) for arm in ARMS}
+    threads = [threading.Thread(target=trainer.train) for trainer in trainers.values()]
+    for thread in threads:
+        thread.start()
+    for number in range(steps):
+        for arm in random.Random(number).sample(list(ARMS), len(ARMS)):
+            turns[arm].own.release()
+            conductor.acquire()
+    for thread in threads:
+        thread.join()
+    return {arm: turn.seconds[WARM_UP:] for arm, turn in turns.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, 8))
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
 
-    seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
     with tempfile.TemporaryDirectory() as folder:
         model = save_model(Path(folder) / "model")
         parameters = LlamaForCausalLM.from_pretrained(model).num_parameters()
-        for number in range(options.rounds + 1):
-            for arm in random.Random(number).sample(list(ARMS), len(ARMS)):
-                measured = fastest_step(model, Path(folder) / "run", arm, options.steps)
-                if number:  # the first round warms up
-                    seconds[arm].append(measured)
+        seconds = measure(model, Path(folder) / "run", options.steps)
 
     print(f"\n{parameters / 1e6:.1f}M parameters, 16 completions of up to 128 tokens, KL penalty; ", end="")
-    print(f"{options.rounds} rounds of {options.steps} steps; {options.threads} threads, ", end="")
-    print(f"{platform.machine()}, Python {platform.python_version()}, torch {version('torch')}, trl {version('trl')}\n")
-    print("| arm | step, ms | ratio to plain TRL: median | lowest to highest |\n| --- | --- | --- | --- |")
+    print(f"{options.steps} steps of each; {options.threads} thread(s), {platform.machine()}, ", end="")
+    print(f"Python {platform.python_version()}, torch {version('torch')}, trl {version('trl')}\n")
+    print("| arm | step, ms: median | ratio to plain TRL: median | quartiles |\n| --- | --- | --- | --- |")
     for arm, times in seconds.items():
-        ratios = sorted(mine / theirs for mine, theirs in zip(times, seconds[PLAIN], strict=True))
-        spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
-        print(f"| {arm} | {1000 * min(times):.1f} | {statistics.median(ratios):.3f} | {spread} |")
+        ratios = [mine / theirs for mine, theirs in zip(times, seconds[PLAIN], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"| {arm} | {1000 * statistics.median(times):.0f} | {middle:.3f} | {low:.3f} to {high:.3f} |")
 
 
 if __name__ == "__main__":
