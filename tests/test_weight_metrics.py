@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.contexts import make_rollout
-from tests.support import Run, train
+from tests.support import Run, prompts, train
 from trl_grpo_ext import load_loss_aggregation, pipeline
 from trl_grpo_ext.weight_metrics import row_table, weight_metrics
 
@@ -69,8 +69,6 @@ def test_a_run_shows_its_length_bias(tiny_model: Path, tmp_path: Path, name: str
 
 @pytest.mark.parametrize("name", ["seq_mean_token_mean", "token_mean_step"])
 def test_evaluation_has_them_too_and_a_plain_run_has_none(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    from tests.support import prompts
-
     settings = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "per_device_eval_batch_size": 8}
     evaluated = {"trainer_arguments": {"eval_dataset": prompts(2)}, **settings}
     run = train(tiny_model, tmp_path / "with", loss_aggregation=name, **evaluated)
