@@ -29,10 +29,6 @@ The policy's weights are float64 in the grid, so that the second step starts fro
 float64 losses and gaps of 1e-16; TRL 1.16 computes log-probabilities, and with them losses, in float32 all the same.
 """
 
-LATER_STEPS = 5e-6
-"""For gradients after the first step, whose weights differ by the rounding of the first; a ratio at the edge of its
-clip range makes more of that. Measured below 1e-6 (docs/parity.md); the room is for other processors."""
-
 SETTINGS: dict[str, Any] = {"prompt_count": 8, "dtype": "float64", "max_steps": 2, "entropy_target": 5.0}
 """Of every cell. The entropy of 40 tokens is below 5 nats, so the adaptive coefficient grows after the first step."""
 
@@ -158,26 +154,15 @@ def train_ours(model: Path, folder: Path, cell: Cell, aggregation: str | None = 
     return _train(model, folder, cell, [GRPOExtMixin, GRPOTrainer], loss_aggregation=selected)
 
 
-def train_both(model: Path, folder: Path, cell: Cell) -> tuple[Run, Run]:
-    """Ours and TRL's."""
-    theirs = train_trl(model, folder / "trl", cell)
-    return train_ours(model, folder / "ext", cell), theirs
-
-
 def gaps(model: Path, folder: Path, cell: Cell) -> tuple[float, float]:
     """Train both; the largest relative gaps of a step's gradient and of a step's loss."""
-    ours, theirs = train_both(model, folder, cell)
+    theirs, ours = train_trl(model, folder / "trl", cell), train_ours(model, folder / "ext", cell)
     return gradient_gap(ours, theirs), loss_gap(ours, theirs)
 
 
-def gradient_gaps(ours: Run, theirs: Run) -> list[float]:
-    """Of every optimizer step."""
-    assert len(theirs.gradients) >= 1
-    return [relative_gap(*steps) for steps in zip(ours.gradients, theirs.gradients, strict=True)]
-
-
 def gradient_gap(ours: Run, theirs: Run) -> float:
-    return max(gradient_gaps(ours, theirs))
+    assert len(theirs.gradients) >= 1
+    return max(relative_gap(*steps) for steps in zip(ours.gradients, theirs.gradients, strict=True))
 
 
 def loss_gap(ours: Run, theirs: Run) -> float:

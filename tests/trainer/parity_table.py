@@ -36,10 +36,9 @@ SETTINGS = """The 16 cells are an orthogonal array: any two settings occur toget
 loss type, any three in all eight over the loss types."""
 
 RESULTS = f"""The largest relative gap between the two trainers, over cells and optimizer steps. 0 is equality to the
-bit. The tests allow {parity_grid.TOLERANCE:.0e} at the first step and {parity_grid.LATER_STEPS:.0e} behind it, whose
-weights already differ by rounding. A gradient's gap is ‖ours − TRL's‖ / ‖TRL's‖ over all parameters; a loss's is
-relative to the loss, or to 1 where the loss is smaller. The policy's weights are float64. Where TRL computes its
-log-probabilities in float32 all the same, the gap is the rounding of sums that are taken in another order."""
+bit; the tests allow {parity_grid.TOLERANCE:.0e}. A gradient's gap is ‖ours − TRL's‖ / ‖TRL's‖ over all parameters; a
+loss's is relative to the loss, or to 1 where the loss is smaller. The policy's weights are float64. Where TRL computes
+its log-probabilities in float32 all the same, the gap is the rounding of sums that are taken in another order."""
 
 
 @dataclass(frozen=True)
