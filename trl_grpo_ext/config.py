@@ -25,8 +25,8 @@ class GRPOExtConfig(GRPOConfig):
     Args:
         rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
         advantage_hooks: Advantage hooks, in the order in which they act.
-        loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may hold
-            `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
+        loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
+            hold `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
