@@ -15,7 +15,10 @@ PACKAGE = ROOT / "trl_grpo_ext"
 FILES = {file.relative_to(PACKAGE).with_suffix("").as_posix(): file for file in sorted(PACKAGE.rglob("*.py"))}
 
 PLUGIN_FOLDERS = ("rewards", "advantages", "aggregation")
-HELPERS = {"rewards": {"text", "numerals", "final_answer"}}
+HELPERS = {
+    "rewards": {"text", "numerals", "final_answer"},
+    "advantages": {"group_statistics", "other_policies", "parameter_checks", "returns", "segments"},
+}
 """Modules of a plugin folder that are no plugin and may be imported by their siblings."""
 
 _DATA = {"types", "errors"}
@@ -27,19 +30,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agreement": {"errors"},
     "pipeline": _DATA,
     "zero_variance": _DATA,
+    "decoder_steps": set(),
+    "text_alignment": {"decoder_steps", "errors"},
     "weight_metrics": _DATA,
     "plugin_selection": _DATA,
     "plugin_metadata": set(),
     "plugin_discovery": {"plugin_metadata", "plugin_selection", *_DATA},
-    "plugins": {"plugin_discovery", "plugin_metadata", "plugin_selection", "zero_variance", *_DATA},
+    "plugins": {"plugin_discovery", "plugin_metadata", "plugin_selection", "composition", "zero_variance", *_DATA},
     "config": {*_PLUGINS, *_DATA},
+    "composition": {"pipeline", *_DATA},
+    "hook_metrics": set(),
+    "hook_chain": {"hook_metrics", "pipeline", *_DATA},
+    "hook_states": {"pipeline", *_DATA},
+    "scoring": {"pipeline", "text_alignment", *_DATA},
+    "contexts": {"text_alignment", "zero_variance", *_DATA},
+    "token_records": _DATA,
     "upstream": _DATA,
     "reaggregation": {"upstream", "pipeline", *_DATA},
     "self_check": {"reaggregation", "upstream", "pipeline", *_DATA},
     "compact": {"upstream", "pipeline", *_DATA},
     "trainer": {
-        *("agreement", "compact", "config", "pipeline", "reaggregation", "self_check", "upstream"),
-        *("weight_metrics", "zero_variance", *_PLUGINS, *_DATA),
+        *("agreement", "compact", "config", "contexts", "hook_chain", "hook_states", "pipeline", "reaggregation"),
+        *("scoring", "self_check", "token_records", "upstream", "weight_metrics", "zero_variance"),
+        *(*_PLUGINS, *_DATA),
     },
     "testing": {"pipeline", *_PLUGINS, *_DATA},
     "report": {*_PLUGINS, *_DATA},
@@ -48,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """What each module, or folder, may import of this package besides itself."""
 
-KNOW_TRL = {"config", "trainer", "testing", "cli"}
+KNOW_TRL = {"config", "trainer", "scoring", "hook_states", "testing", "cli"}
 """The only ones that may import TRL or transformers."""
 
 

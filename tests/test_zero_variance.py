@@ -126,7 +126,7 @@ def test_an_aggregation_that_brings_them_back_is_refused() -> None:
 
 def test_it_is_an_option_of_the_selection_and_not_of_the_plugin(tmp_path: Any) -> None:
     selection = parse_selection("loss_aggregation", "{name: length_power, skip_zero_variance: true, alpha: 0.5}")
-    assert selection.skip_zero_variance
+    assert selection.switches == {"skip_zero_variance"}
     assert selection.parameters == {"alpha": 0.5}
     assert parse_selection("loss_aggregation", selection) == selection
     assert parse_selection("loss_aggregation", selection.plain()) == selection

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from .trainer import GRPOExtTrainer as GRPOExtTrainer
     from .types import Forward as Forward
     from .types import Rollout as Rollout
+    from .types import SpanScore as SpanScore
     from .types import StepTotals as StepTotals
     from .types import Totals as Totals
+    from .types import span_reward as span_reward
 
 __version__ = "0.1.0"
 
@@ -29,12 +31,14 @@ _HOME_OF = {
     "GRPOExtTrainer": "trainer",
     "Forward": "types",
     "Rollout": "types",
+    "SpanScore": "types",
     "StepTotals": "types",
     "Totals": "types",
     "available": "plugins",
     "load_advantage_hooks": "plugins",
     "load_loss_aggregation": "plugins",
     "load_rewards": "plugins",
+    "span_reward": "types",
 }
 
 __all__ = ["__version__", *sorted(_HOME_OF)]

@@ -1,4 +1,4 @@
-"""`GRPOExtConfig`: TRL's `GRPOConfig` with three more fields, checked before anything heavy is loaded."""
+"""`GRPOExtConfig`: TRL's `GRPOConfig` with four more fields, checked before anything heavy is loaded."""
 
 # No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
 
@@ -24,9 +24,12 @@ class GRPOExtConfig(GRPOConfig):
 
     Args:
         rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
-        advantage_hooks: Advantage hooks, in the order in which they act.
+        advantage_hooks: Advantage hooks, in the order in which they act. A mapping may hold `preserve_sign` and
+            `preserve_sum`.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
+        token_records: How many completions of each generation batch to record token by token, in whole groups, as
+            parquet files under `output_dir/token_records`, one per logging step. 0 records nothing.
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
@@ -44,6 +47,10 @@ class GRPOExtConfig(GRPOConfig):
         default=None, metadata={"help": f"One loss aggregation in place of TRL's own reduction. {_HOW}"}
     )
 
+    token_records: int = field(
+        default=0, metadata={"help": "Completions of each generation batch to record token by token, in whole groups."}
+    )
+
     def __post_init__(self) -> None:
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
         self.rewards = _selected("rewards", "reward", self.rewards)
@@ -51,6 +58,8 @@ class GRPOExtConfig(GRPOConfig):
         if self.loss_aggregation is not None:
             selected = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])
             self.loss_aggregation = None if selected is None else selected[0]
+        if isinstance(self.token_records, bool) or not isinstance(self.token_records, int) or self.token_records < 0:
+            raise ConfigurationError(f"token_records must be a number from 0 up, got {self.token_records!r}.")
         super().__post_init__()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
         if weighted and self.reward_weights is not None:

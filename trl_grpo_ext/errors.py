@@ -61,3 +61,7 @@ class UpstreamError(TRLGRPOExtError, RuntimeError):
 
 class SelfCheckError(UpstreamError):
     """The pieces recovered from TRL's loss do not add up to TRL's loss; training must not go on."""
+
+
+class AlignmentError(TRLGRPOExtError, ValueError):
+    """A completion's tokens cannot be matched with its text, so character spans have no tokens."""

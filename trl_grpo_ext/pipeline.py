@@ -7,7 +7,7 @@ Dimensions are those of `types`: `B` completions on this rank, `T` completion to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,9 @@ import torch
 
 from .errors import PluginOutputError, PluginRunError, TRLGRPOExtError
 from .types import Forward, Rollout, Totals, implements
+
+Observe = Callable[[Any, torch.Tensor, torch.Tensor], None]
+"""Called after each hook with the hook and the advantages `(B, T)` before and after it."""
 
 
 def plugin_label(plugin: object) -> str:
@@ -37,13 +40,16 @@ def expand_advantages(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch
     return torch.where(mask_B_T > 0, advantages, torch.zeros_like(advantages))
 
 
-def apply_rollout_hooks(advantages: torch.Tensor, hooks: Sequence[Any], rollout: Rollout) -> torch.Tensor:
+def apply_rollout_hooks(
+    advantages: torch.Tensor, hooks: Sequence[Any], rollout: Rollout, observe: Observe | None = None
+) -> torch.Tensor:
     """Run every hook's `on_rollout` in order; hooks without it are passed over.
 
     Args:
         advantages: `(B,)` or `(B, T)`.
         hooks: Advantage hooks.
         rollout: The generation batch.
+        observe: Told what each hook did.
 
     Returns:
         `(B, T)`, detached, zero off the mask.
@@ -52,12 +58,31 @@ def apply_rollout_hooks(advantages: torch.Tensor, hooks: Sequence[Any], rollout:
         PluginOutputError: A hook returned something else than finite advantages `(B, T)`.
         PluginRunError: A hook raised.
     """
-    return _apply(hooks, "on_rollout", advantages, rollout)
+    return _apply(hooks, "on_rollout", advantages, rollout, observe)
 
 
-def apply_forward_hooks(advantages: torch.Tensor, hooks: Sequence[Any], forward: Forward) -> torch.Tensor:
+def apply_forward_hooks(
+    advantages: torch.Tensor, hooks: Sequence[Any], forward: Forward, observe: Observe | None = None
+) -> torch.Tensor:
     """Run every hook's `on_forward` in order; the same contract as `apply_rollout_hooks`, at one loss forward."""
-    return _apply(hooks, "on_forward", advantages, forward)
+    return _apply(hooks, "on_forward", advantages, forward, observe)
+
+
+def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Rollout | Forward) -> torch.Tensor:
+    """Run one method of one hook, add the spans if it returned spans, and hold the result to the contract.
+
+    Raises:
+        PluginOutputError, PluginRunError: As `apply_rollout_hooks`.
+    """
+    label = f"advantage hook {plugin_label(hook)!r}: {method}"
+    mask_B_T = context.mask_B_T
+    with torch.no_grad(), _named(label, hook):
+        result = getattr(hook, method)(advantages_B_T, context)
+        if isinstance(context, Rollout) and isinstance(result, list | tuple):
+            result = advantages_B_T + context.span_values(result).to(advantages_B_T.dtype)
+    result_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
+    _refuse(~torch.isfinite(result_B_T), result_B_T, f"{label} must return finite advantages")
+    return result_B_T
 
 
 def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
@@ -71,7 +96,7 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
         PluginRunError: The aggregation raised.
     """
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    with torch.no_grad(), _named(f"{label}: weights"):
+    with torch.no_grad(), _named(f"{label}: weights", aggregation):
         result = aggregation.weights(rollout)
     weights_B_T = _tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
     _refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite")
@@ -92,7 +117,7 @@ def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tenso
         PluginRunError: The aggregation raised.
     """
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    with _named(f"{label}: reduce"):
+    with _named(f"{label}: reduce", aggregation):
         result = aggregation.reduce(loss_B_T, mask_B_T, totals)
     if not isinstance(result, torch.Tensor) or result.dim() != 0:
         got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
@@ -182,27 +207,30 @@ def importance_ratio(
     return torch.exp(log_ratio_B_T)
 
 
-def _apply(hooks: Sequence[Any], method: str, advantages: torch.Tensor, context: Rollout | Forward) -> torch.Tensor:
-    mask_B_T = context.mask_B_T
-    advantages_B_T = expand_advantages(advantages, mask_B_T)
+def _apply(
+    hooks: Sequence[Any], method: str, advantages: torch.Tensor, context: Rollout | Forward, observe: Observe | None
+) -> torch.Tensor:
+    advantages_B_T = expand_advantages(advantages, context.mask_B_T)
     for hook in hooks:
         if not implements(hook, method):
             continue
-        label = f"advantage hook {plugin_label(hook)!r}: {method}"
-        with torch.no_grad(), _named(label):
-            result = getattr(hook, method)(advantages_B_T, context)
-        advantages_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
-        _refuse(~torch.isfinite(advantages_B_T), advantages_B_T, f"{label} must return finite advantages")
+        before_B_T, advantages_B_T = advantages_B_T, run_hook(hook, method, advantages_B_T, context)
+        if observe is not None:
+            observe(hook, before_B_T, advantages_B_T)
     return advantages_B_T
 
 
 @contextmanager
-def _named(label: str) -> Iterator[None]:
-    """Say which plugin raised what; errors of this package name their plugin themselves."""
+def _named(label: str, plugin: object) -> Iterator[None]:
+    """Say which plugin raised what, unless an error of this package says it already."""
     try:
         yield
-    except (TRLGRPOExtError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         raise
+    except TRLGRPOExtError as error:
+        if plugin_label(plugin) in str(error):
+            raise
+        raise type(error)(f"{label}: {error}") from error
     except BaseException as error:  # SystemExit too
         raise PluginRunError(f"{label} raised {type(error).__name__}: {error}") from error
 

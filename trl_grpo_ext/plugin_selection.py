@@ -3,7 +3,8 @@
 `think_format`, `some-dist:think_format`, `pkg.mod:attr`, or a mapping `{name: ..., weight: 0.2, <parameter>: ...}`. A
 string that starts with `{` is such a mapping in YAML's flow style, which is how a command line gives parameters.
 
-Two keys are not the plugin's own parameters: a reward's `weight`, and a loss aggregation's `skip_zero_variance`.
+Some keys are not the plugin's own parameters: a reward's `weight`, an advantage hook's `preserve_sign` and
+`preserve_sum`, and a loss aggregation's `skip_zero_variance`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ LABELS: dict[Kind, str] = {
     "loss_aggregation": "loss aggregation",
 }
 
+SWITCHES: dict[Kind, tuple[str, ...]] = {
+    "reward": (),
+    "advantage_hook": ("preserve_sign", "preserve_sum"),
+    "loss_aggregation": ("skip_zero_variance",),
+}
+"""Keys that any selection of a kind may hold, true or false, whatever the plugin."""
+
 # A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads.
 _EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 
@@ -38,14 +46,14 @@ class Selection:
         distribution: What stands before the colon: a distribution, or a dotted path's module. None for a bare name.
         parameters: Keyword parameters to build the plugin with.
         weight: A reward's weight; None where none was given.
-        skip_zero_variance: Whether a loss aggregation leaves out the groups without signal.
+        switches: Which of the `SWITCHES` of its kind are on.
     """
 
     name: str
     distribution: str | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     weight: float | None = None
-    skip_zero_variance: bool = False
+    switches: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return self.name if self.distribution is None else f"{self.distribution}:{self.name}"
@@ -53,8 +61,7 @@ class Selection:
     def plain(self) -> str | dict[str, Any]:
         """The string or mapping that reads as this selection: what to save with a run's settings."""
         ours: dict[str, Any] = {} if self.weight is None else {"weight": self.weight}
-        if self.skip_zero_variance:
-            ours["skip_zero_variance"] = True
+        ours |= dict.fromkeys(sorted(self.switches), True)
         return {"name": str(self), **ours, **self.parameters} if ours or self.parameters else str(self)
 
 
@@ -71,14 +78,13 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     if kind not in KINDS:
         raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
     if isinstance(value, Selection):
-        fields = {"name", "weight", "skip_zero_variance"} & value.parameters.keys()
+        fields = {"name", "weight", *SWITCHES[kind]} & value.parameters.keys()
         if fields:
             raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
         mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value)}
         if value.weight is not None:
             mapping = {**mapping, "weight": value.weight}
-        if value.skip_zero_variance:
-            mapping = {**mapping, "skip_zero_variance": True}
+        mapping = {**mapping, **dict.fromkeys(value.switches, True)}
     elif isinstance(value, str) and value.lstrip().startswith("{"):
         mapping = _read_flow_mapping(kind, value)
     elif isinstance(value, str):
@@ -105,10 +111,11 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
                 f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
             )
         weight = _weight(parameters.pop("weight"), name)
-    skip = parameters.pop("skip_zero_variance", False) if kind == "loss_aggregation" else False
-    if not isinstance(skip, bool):
-        raise ConfigurationError(f"skip_zero_variance of {name!r} is {skip!r}; it must be true or false.")
-    return Selection(name, distribution, parameters, weight, skip)
+    switches = {switch: parameters.pop(switch) for switch in SWITCHES[kind] if switch in parameters}
+    for switch, on in switches.items():
+        if not isinstance(on, bool):
+            raise ConfigurationError(f"{switch} of {name!r} is {on!r}; it must be true or false.")
+    return Selection(name, distribution, parameters, weight, frozenset(name for name, on in switches.items() if on))
 
 
 def looks_like_a_number(value: object) -> bool:

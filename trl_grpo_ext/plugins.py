@@ -129,8 +129,12 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     if kind == "reward" and isinstance(exported, type) and getattr(built, "__name__", None) is None:
         with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
             built.__name__ = info.name.rpartition(".")[2]  # TRL names its metrics after this
-    if asked.skip_zero_variance:
+    if "skip_zero_variance" in asked.switches:
         built = _without_zero_variance(built, info)
+    if kind == "advantage_hook" and asked.switches:
+        from .composition import Preserving  # here, because it imports torch
+
+        built = Preserving(built, **dict.fromkeys(asked.switches, True))
     return Loaded(built, info, asked)
 
 

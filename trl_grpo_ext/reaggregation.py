@@ -5,7 +5,7 @@ What is private to TRL in here is listed in `upstream`, and `self_check` compare
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from . import pipeline, upstream
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from .hook_chain import Change
     from .trainer import GRPOExtMixin
 
 
@@ -26,6 +27,10 @@ class LossForward:
     keep_graph: bool
     made_up_output: tuple[torch.Tensor, ...] | None = None
     logps_B_T: torch.Tensor | None = None
+    entropies_B_T: torch.Tensor | None = None
+    weights_B_T: torch.Tensor | None = None
+    """What each token's loss counts in the optimizer step's loss over all ranks, where it was asked for."""
+    changes: list[Change] = field(default_factory=list)
 
 
 def check_aggregation(trainer: GRPOExtMixin) -> None:

@@ -1,13 +1,14 @@
-"""The only adapter to TRL's trainer. It wraps six of its methods and copies none.
+"""The only adapter to TRL's trainer. It wraps seven of its methods and copies none.
 
 | TRL calls | we add |
 | --- | --- |
-| `_calculate_rewards` | keep what was scored, for the context of the hooks |
+| `_calculate_rewards` | keep what was scored and the rewards' spans, for the context of the hooks |
 | `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; aggregation: weights `(B, T)`; metrics |
 | `_prepare_inputs` | counts of every optimizer step, once its rows are dealt |
 | `_get_per_token_logps_and_entropies` | forward hooks; keep the log-probabilities for the KL term |
 | `_compute_loss` | the same loss with the selected aggregation |
 | `compute_loss` | stop if the above was bypassed |
+| `log` | write the token records |
 
 With no plugin selected every method returns what `super()` returned.
 """
@@ -15,30 +16,26 @@ With no plugin selected every method returns what `super()` returned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import gather_object
 from trl import GRPOTrainer
 
 from . import pipeline, self_check, upstream
 from .agreement import Agreement
+from .contexts import RowKeys, Scored, SpanKeeper, make_forward, make_rollout, row_entries
 from .errors import ConfigurationError, UpstreamError
+from .hook_chain import Change, HookChain, change_tables, metrics_of
+from .hook_states import states_of
 from .plugins import RewardList, load_advantage_hooks, load_loss_aggregation, load_rewards
-from .reaggregation import LossForward, check_aggregation, pieces
-from .types import Forward, Rollout, StepTotals, Totals, implements
+from .reaggregation import LossForward, check_aggregation, pieces, trl_weights
+from .scoring import Scorer
+from .token_records import TokenRecorder, write_records
+from .types import Rollout, StepTotals, Totals, implements
 from .weight_metrics import row_table, weight_metrics
 from .zero_variance import share_without_signal, signal_table
-
-
-@dataclass
-class _Scored:
-    """What one generation batch was scored on, as `_calculate_rewards` saw it; rewards are those of all ranks."""
-
-    rows: Sequence[dict[str, Any]]
-    prompts: Sequence[Any]
-    completions: Sequence[Any]
-    rewards_N_K: torch.Tensor
 
 
 class GRPOExtMixin:
@@ -72,7 +69,8 @@ class GRPOExtMixin:
     accelerator: Any
     model: Any
     state: Any
-    _scored: _Scored | None = None
+    _scored: Scored | None = None
+    _places = 0
     _undealt_totals: Totals | None = None
     _loss_forward: LossForward | None = None
     _self_checked = False
@@ -122,6 +120,12 @@ class GRPOExtMixin:
             **keywords,
         )
         upstream.check_instance(self)
+        self._chain = HookChain(self.advantage_hooks)
+        self._scorer = Scorer(self, self.advantage_hooks)
+        records = getattr(self.args, "token_records", 0)
+        self._recorder = TokenRecorder(records, self.args.seed) if records else None
+        if (states := states_of(self.advantage_hooks)) is not None:
+            self._trl.add_callback(states)
         if self.args.reward_weights is None:
             self.reward_weights: torch.Tensor
             self.reward_weights[: len(weights)] = torch.tensor(weights)
@@ -139,18 +143,25 @@ class GRPOExtMixin:
 
     @property
     def _needs_rollout(self) -> bool:
-        return self.loss_aggregation is not None or any(implements(hook, "on_rollout") for hook in self.advantage_hooks)
+        return self.loss_aggregation is not None or bool(self.advantage_hooks) or self._recorder is not None
 
     @property
-    def _needs_forward(self) -> bool:
-        return self.loss_aggregation is not None or any(implements(hook, "on_forward") for hook in self.advantage_hooks)
+    def _acts_at_forward(self) -> bool:
+        return self.loss_aggregation is not None or self._chain.acts("on_forward")
 
     # ------------------------------------------------------------------ once per generation batch
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
-        if self._needs_rollout:
-            self._scored = _Scored(inputs, prompts, completions, rewards_N_K)
+        if not self._needs_rollout:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
+        trl, keeper = self._trl, SpanKeeper()
+        functions = trl.reward_funcs
+        trl.reward_funcs = [keeper.around(*pair) for pair in zip(functions, trl.reward_func_names, strict=True)]
+        try:
+            rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
+        finally:
+            trl.reward_funcs = functions
+        self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, keeper.spans)
         return rewards_N_K
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -158,17 +169,23 @@ class GRPOExtMixin:
         if not self._needs_rollout:
             return batch
         upstream.check_batch(batch)
-        rollout = self._rollout(batch)
-        self._scored = None
-        hooks = [hook for hook in self.advantage_hooks if implements(hook, "on_rollout")]
+        scores, (scored, self._scored) = self._scorer.scores(batch), (self._scored, None)
         with self._agreement.section():
-            advantages_B_T = pipeline.apply_rollout_hooks(batch["advantages"], hooks, rollout)
+            rollout = make_rollout(self, batch, scored, scores)
+            advantages_B_T, changes = self._chain.on_rollout(batch["advantages"], rollout)
             rollout = replace(rollout, advantages_B_T=advantages_B_T)
             if implements(self.loss_aggregation, "weights"):
                 batch[self._weights_key] = pipeline.token_weights(self.loss_aggregation, rollout)
-        if hooks:
+        assert scored is not None  # or there would be no rollout
+        batch.update(row_entries(rollout, scored, self._places))
+        self._places += rollout.totals.sequences
+        if self._recorder is not None and rollout.training:
+            at_first_B_T = pipeline.expand_advantages(batch["advantages"], rollout.mask_B_T)
+            stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
+            self._recorder.start(rollout, batch[RowKeys.place], stages)
+        if changes:
             batch["advantages"] = advantages_B_T
-            self._log_trained_advantages(advantages_B_T, rollout)
+            self._log_changes(changes, batch[RowKeys.place], rollout.mask_B_T)
         if self.loss_aggregation is not None:
             self._undealt_totals = rollout.totals
             self._log_weights(rollout, advantages_B_T, batch.get(self._weights_key))
@@ -199,61 +216,18 @@ class GRPOExtMixin:
         steps = [StepTotals(tokens=round(t), sequences=round(n), micro_batches=length) for t, n in counts_S_C.tolist()]
         return [steps[number // length] for number in range(len(micro_batches))]
 
-    def _rollout(self, batch: dict[str, Any]) -> Rollout:
-        scored, trl = self._scored, self._trl
-        if scored is None:
-            raise UpstreamError(
-                "The rewards of this generation batch were never seen: a base class of "
-                f"{type(self).__qualname__} overrides _generate_and_score_completions without calling "
-                "_calculate_rewards. Advantage hooks and loss aggregations need it."
-            )
-        rows, training = len(scored.prompts), bool(self.model.training)
-        first = self.accelerator.process_index * rows
-        local = slice(first, first + rows)
-        num_generations = trl.num_generations if training else trl.num_generations_eval
-        sequences = scored.rewards_N_K.size(0)
-        rewards_B_K = scored.rewards_N_K[local]
-        weights_K = trl.reward_weights.to(rewards_B_K.device)
-        rewards_B = (rewards_B_K * weights_K).nansum(dim=1)
-        rewards_B[torch.isnan(rewards_B_K).all(dim=1)] = torch.nan
-        columns = {key: [row[key] for row in scored.rows] for key in scored.rows[0] if key != "prompt"}
-        return Rollout(
-            prompts=scored.prompts,
-            completions=scored.completions,
-            columns=columns,
-            completion_ids_B_T=batch["completion_ids"],
-            mask_B_T=self._loss_mask(batch),
-            rewards_B_K=rewards_B_K,
-            reward_names=tuple(trl.reward_func_names),
-            reward_weights_K=weights_K,
-            rewards_B=rewards_B,
-            group_ids_B=torch.arange(first, first + rows, device=rewards_B.device) // num_generations,
-            num_generations=num_generations,
-            totals=Totals(
-                tokens=int(batch["num_items_in_batch"]),
-                sequences=sequences,
-                prompts=sequences // num_generations,
-                max_completion_length=trl.max_completion_length,
-                processes=self.accelerator.num_processes,
-                micro_batches=self._steps_per_generation,
-                optimizer_steps=self._steps_per_generation / self.args.gradient_accumulation_steps if training else 1.0,
-            ),
-            old_logps_B_T=batch.get("old_per_token_logps"),
-            ref_logps_B_T=batch.get("ref_per_token_logps"),
-            sampling_logps_B_T=batch.get("sampling_per_token_logps"),
-            step=self.state.global_step,
-            training=training,
-            tokenizer=trl._tokenizer,
-            gather=self._agreement.gather,
-            local_rows=local,
-        )
+    def _log_changes(self, changes: Sequence[Change], places_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
+        """Log what each hook did, and let TRL's table of completions show the advantage that the loss gets.
 
-    def _log_trained_advantages(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> None:
-        """Let TRL's table of completions show what is trained on: the mean over each completion's tokens."""
-        means_B = (advantages_B_T * rollout.mask_B_T).sum(1) / rollout.lengths_B.clamp(min=1.0)
-        logged, means = self._logs["advantages"], self.accelerator.gather(means_B).tolist()
-        for place, mean in enumerate(means[-len(logged) :], start=max(len(logged) - len(means), 0)):
-            logged[place] = mean
+        The table has one number for a completion: the mean over its live tokens.
+        """
+        means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
+        places_N, means_N = self.accelerator.gather(places_B).tolist(), self.accelerator.gather(means_B).tolist()
+        self._log_metrics(metrics_of(changes, self.accelerator.gather(change_tables(changes, mask_B_T))))
+        logged = self._logs["advantages"]
+        for place, mean in zip(places_N, means_N, strict=True):
+            if (row := place - self._places + len(logged)) >= 0:  # else it has left the table
+                logged[row] = mean
 
     def _log_weights(self, rollout: Rollout, advantages_B_T: torch.Tensor, weights_B_T: torch.Tensor | None) -> None:
         """Metrics of one generation batch: groups without signal and, known already for weights, what tokens count."""
@@ -274,7 +248,7 @@ class GRPOExtMixin:
         """Compute TRL's loss and stop if the selected plugins had no part in it."""
         self._loss_path_ran = False
         loss = super().compute_loss(*arguments, **keywords)  # type: ignore[misc]
-        if self._needs_forward and not self._loss_path_ran:
+        if self._acts_at_forward and not self._loss_path_ran:
             raise UpstreamError(
                 f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) does not go "
                 "through TRL's _compute_loss, so the selected loss aggregation and forward hooks would be ignored. "
@@ -283,18 +257,41 @@ class GRPOExtMixin:
         return loss
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        if not self._needs_forward:
+        if not self._acts_at_forward and self._recorder is None:
             return super()._compute_loss(model, inputs)  # type: ignore[misc]
-        if self.model.training and not self._self_checked:
+        if self.model.training and self._acts_at_forward and not self._self_checked:
             self_check.check_loss(self, inputs)
             self._self_checked = True
         forward = LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=torch.is_grad_enabled())
         if self.loss_aggregation is None:
-            return self._trl_loss(model, forward)
-        with torch.enable_grad():  # in evaluation too: the split needs the graph from the advantages to the loss
             loss = self._trl_loss(model, forward)
-            loss = self._reaggregated(loss, forward)
+        else:
+            with torch.enable_grad():  # in evaluation too: the split needs the graph from the advantages to the loss
+                loss = self._reaggregated(self._trl_loss(model, forward), forward)
+        if self._recorder is not None and self.model.training:
+            self._record(forward)
         return loss if forward.keep_graph else loss.detach()
+
+    def _record(self, forward: LossForward) -> None:
+        """Hand what this loss forward used to the token records."""
+        places_B, inputs = forward.inputs[RowKeys.place], forward.inputs
+        if self._recorder is None or not self._recorder.wants(places_B):
+            return
+        used = {"advantage": pipeline.expand_advantages(inputs["advantages"], forward.mask_B_T)}
+        if self.loss_aggregation is None and self._trl.loss_type in upstream.LOSS_TYPES:
+            forward.weights_B_T = trl_weights(self, inputs, forward.mask_B_T) / self.accelerator.num_processes
+        seen = {"weight": forward.weights_B_T, "logp": forward.logps_B_T, "entropy": forward.entropies_B_T}
+        used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
+        stages = [(change.name, change.after_B_T) for change in forward.changes]
+        self._recorder.trained(places_B, stages, used)
+
+    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
+        """Log as TRL does; in training, write the token records beside it."""
+        if self._recorder is not None and self.model.training:
+            records = gather_object(self._recorder.records())
+            if self.accelerator.is_main_process:
+                write_records(records, self.args.output_dir, self.state.global_step)
+        super().log(logs, *arguments, **keywords)  # type: ignore[misc]
 
     def _trl_loss(self, model: Any, forward: LossForward) -> torch.Tensor:
         """TRL's loss on `forward.inputs`; the policy's forward pass inside it fills in the rest of `forward`."""
@@ -323,30 +320,19 @@ class GRPOExtMixin:
         else:
             with torch.set_grad_enabled(forward.keep_graph):
                 result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)  # type: ignore[misc]
-            hooks = [hook for hook in self.advantage_hooks if implements(hook, "on_forward")]
-            if hooks:
+            if self._chain.acts("on_forward"):
                 with self._agreement.section():
-                    context = self._forward_context(forward, result[0], result[1])
-                    inputs["advantages"] = pipeline.apply_forward_hooks(inputs["advantages"], hooks, context)
+                    context = make_forward(self, forward, result[0], result[1])
+                    inputs["advantages"], forward.changes = self._chain.on_forward(inputs["advantages"], context)
+                self._log_changes(forward.changes, inputs[RowKeys.place], forward.mask_B_T)
             self._loss_path_ran = True
-        forward.logps_B_T = result[0]
+        forward.logps_B_T, forward.entropies_B_T = result[:2]
         if self.loss_aggregation is not None or forward.made_up_output is not None:
             # In the precision of the log-probabilities, because the slope in the advantages has theirs.
             precision = torch.promote_types(torch.float32, result[0].dtype)
             advantages_B_T = pipeline.expand_advantages(inputs["advantages"], forward.mask_B_T)
             inputs["advantages"] = advantages_B_T.detach().to(precision, copy=True).requires_grad_()
         return result
-
-    def _forward_context(self, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor) -> Forward:
-        return Forward(
-            logps_B_T=logps_B_T.detach(),
-            entropies_B_T=entropies_B_T.detach(),
-            old_logps_B_T=forward.inputs.get("old_per_token_logps", logps_B_T.detach()),
-            mask_B_T=forward.mask_B_T,
-            ref_logps_B_T=forward.inputs.get("ref_per_token_logps"),
-            step=self.state.global_step,
-            training=bool(self.model.training),
-        )
 
     def _reaggregated(self, loss: torch.Tensor, forward: LossForward) -> torch.Tensor:
         """The same per-token losses under the selected aggregation."""
@@ -356,6 +342,7 @@ class GRPOExtMixin:
             # step takes `accumulation` of the batch's `steps_per_generation` micro-batches.
             scale: float = self.accelerator.num_processes * self._steps_per_generation / self._accumulation
             weights_B_T: torch.Tensor = forward.inputs[self._weights_key]
+            forward.weights_B_T = weights_B_T * (scale / self.accelerator.num_processes)
             return (weights_B_T * loss_B_T).sum() * scale + others
         if not loss_B_T.requires_grad:  # evaluation of a loss that is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()
@@ -365,6 +352,7 @@ class GRPOExtMixin:
             weights_B_T = pipeline.reduced_weights(self.loss_aggregation, reduced, loss_B_T, forward.mask_B_T)
         rows_B_C = row_table(weights_B_T, forward.inputs["advantages"], forward.mask_B_T)
         self._log_metrics(weight_metrics(self.accelerator.gather(rows_B_C)))
+        forward.weights_B_T = weights_B_T / (self._accumulation * self.accelerator.num_processes)
         return reduced / self._accumulation + others
 
     def _loss_mask(self, batch: dict[str, Any]) -> torch.Tensor:

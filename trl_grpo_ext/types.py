@@ -9,15 +9,68 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+import functools
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from .errors import PluginOutputError
 
 if TYPE_CHECKING:
     import torch
 
 CONTRACT_VERSION = 1
 """Raised when a field of `Rollout`, `Forward` or `Totals` changes its meaning; adding a field does not raise it."""
+
+
+Span = tuple[int, int, float]
+"""`(start, end, value)`: the characters `text[start:end]` of a completion, and what they are worth."""
+
+NEEDS = ("old_logps", "ref_logps", "sampling_logps", "offsets", "entropies")
+"""What a hook may list in its `needs`."""
+
+
+class SpanScore(float):
+    """A completion's reward that also says which characters earned it. To plain TRL it is the number that it is.
+
+    Args:
+        value: The reward.
+        spans: `(start, end, value)` each, in characters of the completion's text. The spans' values need not sum to
+            the reward; what they are used for is the hook's affair (`span_credit`, `process_rewards`).
+    """
+
+    spans: tuple[Span, ...]
+
+    def __new__(cls, value: float, spans: Sequence[Span] = ()) -> SpanScore:
+        """Make the number, and keep the spans beside it."""
+        score = super().__new__(cls, value)
+        score.spans = tuple((int(start), int(end), float(worth)) for start, end, worth in spans)
+        return score
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the spans."""
+        return type(self), (float(self), self.spans)
+
+
+def span_reward(function: Callable[..., Sequence[Sequence[Span] | None]]) -> Callable[..., list[SpanScore | None]]:
+    """Make a reward function of one that returns spans: a completion's reward is the sum of its spans' values.
+
+    Args:
+        function: Takes what a reward function takes and returns, for each completion, a list of
+            `(start, end, value)`, or None where it has nothing to say.
+
+    Returns:
+        A reward function of `SpanScore`s, which plain TRL takes as the numbers that they are.
+    """
+
+    @functools.wraps(function)
+    def reward(*arguments: Any, **columns: Any) -> list[SpanScore | None]:
+        rows = function(*arguments, **columns)
+        return [None if row is None else SpanScore(math.fsum(value for *_, value in row), row) for row in rows]
+
+    return reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +119,10 @@ def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _no_offsets(row: int) -> Sequence[tuple[int, int]]:
+    raise PluginOutputError(f"This rollout has no text offsets (asked for those of row {row}).")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
     """One generation batch as this rank sees it: the context of `on_rollout` and of `weights`.
@@ -74,19 +131,34 @@ class Rollout:
         prompts: The `B` prompts as the dataset gives them (strings or lists of messages).
         completions: The `B` completions as reward functions get them (strings or lists of messages).
         columns: The dataset's other columns, each a list of `B` values.
+        texts: The completions' texts, `B` strings: what a reward function sees, or, of a list of messages, the content
+            of all of them, one after the other. Spans count its characters.
+        prompt_ids_B_P: Prompt tokens, padded on the left.
+        prompt_mask_B_P: 1.0 where there is a prompt token.
         completion_ids_B_T: Completion tokens, padded on the right.
         mask_B_T: Loss mask as a float tensor, 1.0 where a token counts (completion, not written by a tool, not cut
             away by `mask_truncated_completions`) and 0.0 elsewhere.
+        completion_mask_B_T: 1.0 where there is a completion token, whoever wrote it and whether it counts or not.
+        tool_mask_B_T: 1.0 where the model wrote the token and 0.0 where a tool or an environment did; None without
+            tools.
+        truncated_B: Whether a completion ended at the limit, without an end-of-sequence token.
         rewards_B_K: Each function's reward; NaN where the function returned None.
         reward_names: The `K` names.
         reward_weights_K: The `K` weights.
         rewards_B: Weighted sum over the functions that gave a value; NaN where none did.
+        reward_spans: By name of a reward function that returned `SpanScore`s, each completion's spans; None where the
+            function had nothing to say. Functions that return plain numbers are not in here.
         group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
+        group_baselines_B: Mean of `rewards_B` over the completion's group, whichever ranks its members are on; NaN
+            where none of them has a reward.
         num_generations: `G`.
         totals: Counts over all ranks.
-        old_logps_B_T: Log-probabilities under the policy that generated, where TRL has computed them.
-        ref_logps_B_T: Log-probabilities under the reference policy, where there is one.
+        old_logps_B_T: Log-probabilities under the policy that generated, where TRL has computed them, or where a hook
+            has "old_logps" among its `needs`.
+        ref_logps_B_T: Log-probabilities under the reference policy, where TRL has computed them, or where a hook has
+            "ref_logps" among its `needs`.
         sampling_logps_B_T: Log-probabilities that the sampler (vLLM, a rollout function) reported.
+        teacher_logps_B_T: By the name in a hook's `teachers`, log-probabilities under that model.
         advantages_B_T: For an aggregation, the advantages after the rollout stage of the hooks, zero off the mask. None
             for a hook, which is handed them as its argument.
         step: Optimizer steps done so far.
@@ -96,39 +168,91 @@ class Rollout:
             the largest `T` of all ranks and what is added is zero. Every rank must call it equally often: the run
             stops with an error, and does not hang, where they don't.
         local_rows: Where this rank's rows stand in a gathered tensor.
+        offsets: For a row, the characters `(start, end)` of `texts[row]` that each of its completion tokens wrote.
+            A character whose bytes are cut over several tokens belongs to all of them; a token that wrote no character
+            (a special token) has an empty range. Raises where the tokens cannot be matched with the text.
     """
 
     prompts: Sequence[Any]
     completions: Sequence[Any]
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    texts: Sequence[str]
+    prompt_ids_B_P: torch.Tensor
+    prompt_mask_B_P: torch.Tensor
     completion_ids_B_T: torch.Tensor
     mask_B_T: torch.Tensor
+    completion_mask_B_T: torch.Tensor
+    tool_mask_B_T: torch.Tensor | None = None
+    truncated_B: torch.Tensor
     rewards_B_K: torch.Tensor
     reward_names: Sequence[str]
     reward_weights_K: torch.Tensor
     rewards_B: torch.Tensor
+    reward_spans: Mapping[str, Sequence[Sequence[Span] | None]] = field(default_factory=dict)
     group_ids_B: torch.Tensor
+    group_baselines_B: torch.Tensor
     num_generations: int
     totals: Totals
     old_logps_B_T: torch.Tensor | None = None
     ref_logps_B_T: torch.Tensor | None = None
     sampling_logps_B_T: torch.Tensor | None = None
+    teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
     advantages_B_T: torch.Tensor | None = None
     step: int = 0
     training: bool = True
     tokenizer: Any = None
     gather: Callable[[torch.Tensor], torch.Tensor] = _identity
     local_rows: slice = field(default_factory=lambda: slice(None))
+    offsets: Callable[[int], Sequence[tuple[int, int]]] = _no_offsets
 
     @property
     def lengths_B(self) -> torch.Tensor:
         """Number of tokens that count, per completion, `(B,)`, as a float tensor."""
         return self.mask_B_T.sum(dim=1)
 
+    def span_values(self, spans: Sequence[Sequence[Span] | None]) -> torch.Tensor:
+        """Map characters to tokens: every token that wrote a character of a span gets the span's value.
+
+        Args:
+            spans: For each of the `B` completions, its spans `(start, end, value)`; None is no span. Where spans
+                overlap their values add up.
+
+        Returns:
+            `(B, T)`, zero where no span is.
+
+        Raises:
+            PluginOutputError: There is not one list per completion, a span is outside its text, or its value is not
+                finite.
+        """
+        if len(spans) != len(self.texts):
+            raise PluginOutputError(f"expected spans for {len(self.texts)} completions, got {len(spans)}.")
+        values_B_T = self.mask_B_T.new_zeros(self.mask_B_T.shape)
+        for row, row_spans in enumerate(spans):
+            if not row_spans:
+                continue
+            wrote = [(token, *characters) for token, characters in enumerate(self.offsets(row))]
+            wrote = [(token, start, end) for token, start, end in wrote if end > start]
+            starts, ends = [start for _, start, _ in wrote], [end for *_, end in wrote]
+            values = [0.0] * values_B_T.size(1)  # set in one go: token by token would be slow on a GPU
+            for start, end, value in row_spans:
+                if not 0 <= start <= end <= len(self.texts[row]) or not math.isfinite(value):
+                    raise PluginOutputError(
+                        f"the span {(start, end, value)} at row {row} must lie within the completion's "
+                        f"{len(self.texts[row])} characters and have a finite value."
+                    )
+                first, last = bisect_right(ends, start), bisect_left(starts, end)
+                for token, *_ in wrote[first:last] if end > start else ():
+                    values[token] += value
+            values_B_T[row] = values_B_T.new_tensor(values)
+        return values_B_T
+
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """One micro-batch at its loss forward: the context of `on_forward`. All tensors are `(B, T)` and detached.
+    """One micro-batch at its loss forward: the context of `on_forward`. All tensors are detached.
+
+    TRL shuffles the generation batch after the rollout stage, so a row here is not that row of the `Rollout`, and the
+    rows of one group may be in different micro-batches. What is known of a row from the rollout comes along.
 
     Attributes:
         logps_B_T: Log-probabilities under the policy being trained.
@@ -137,8 +261,13 @@ class Forward:
             means that the two policies are the same.
         ref_logps_B_T: Log-probabilities under the reference policy, where there is one.
         mask_B_T: Loss mask as a float tensor.
+        completion_ids_B_T: Completion tokens, padded on the right.
+        rewards_B: As in `Rollout`.
+        group_baselines_B: As in `Rollout`.
+        zero_variance_B: Whether all rewards of the completion's group are equal.
         step: Optimizer steps done so far.
         training: False in evaluation.
+        gather: As in `Rollout`, over this micro-batch of every rank.
     """
 
     logps_B_T: torch.Tensor
@@ -146,8 +275,13 @@ class Forward:
     old_logps_B_T: torch.Tensor
     mask_B_T: torch.Tensor
     ref_logps_B_T: torch.Tensor | None = None
+    completion_ids_B_T: torch.Tensor
+    rewards_B: torch.Tensor
+    group_baselines_B: torch.Tensor
+    zero_variance_B: torch.Tensor
     step: int = 0
     training: bool = True
+    gather: Callable[[torch.Tensor], torch.Tensor] = _identity
 
 
 @runtime_checkable
@@ -168,11 +302,21 @@ class AdvantageHook(Protocol):
     """Which tokens deserve the credit? An object with one or both of these methods, run in the order selected.
 
     `on_rollout` runs once per generation batch, `on_forward` at each loss forward, after all `on_rollout`.
-    Both take and return advantages `(B, T)`; values off the mask are ignored.
+    Both take and return advantages `(B, T)`; values off the mask are ignored. `on_rollout` may also return spans, for
+    each completion a list of `(start, end, value)` or None: their values are then added to the advantages of the
+    tokens that wrote those characters.
+
+    Three further attributes are read where a hook has them:
+
+    - `needs`: names out of `NEEDS`. The run is refused at construction where one of them cannot be had;
+      log-probabilities that TRL does not compute are computed once more.
+    - `teachers`: ids or paths of causal language models whose log-probabilities the hook reads from
+      `rollout.teacher_logps_B_T`.
+    - `state_dict()` and `load_state_dict(state)`: what must survive a checkpoint, as a mapping of JSON values.
     """
 
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor | Sequence[Any]:
+        """Return the new advantages `(B, T)`, or spans to add to them."""
         ...
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:

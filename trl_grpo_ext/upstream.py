@@ -27,6 +27,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_get_per_token_logps_and_entropies": ("self", "model"),
     "_compute_loss": ("self", "model", "inputs"),
     "compute_loss": ("self", "model", "inputs"),
+    "log": ("self", "logs"),
 }
 """Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
 
@@ -48,9 +49,13 @@ ATTRIBUTES: tuple[str, ...] = (
     "num_generations",
     "num_generations_eval",
     "reward_func_names",
+    "reward_funcs",
     "reward_weights",
+    "rollout_func",
+    "temperature",
+    "use_vllm",
 )
-"""Attributes that a constructed `GRPOTrainer` has and that we read (or set aside and restore in the self-check)."""
+"""Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a moment and restore)."""
 
 ARGUMENTS: tuple[str, ...] = ("sapo_temperature_pos", "steps_per_generation", "use_bias_correction_kl")
 """Fields of `GRPOConfig` that we read."""
@@ -60,6 +65,8 @@ BATCH_KEYS: tuple[str, ...] = (
     "completion_ids",
     "completion_mask",
     "num_items_in_batch",
+    "prompt_ids",
+    "prompt_mask",
 )
 """What `_generate_and_score_completions` always returns and we read. Where they apply also `tool_mask`,
 `old_per_token_logps`, `ref_per_token_logps`, `sampling_per_token_logps` and `importance_sampling_ratio`."""

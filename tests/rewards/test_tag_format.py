@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.rewards.tag_format import tag_format
+from trl_grpo_ext.types import SpanScore
 
 CASES = [
     # All there, with and without a number in the answer.
@@ -58,6 +59,25 @@ CASES = [
 @pytest.mark.parametrize(("text", "value"), CASES)
 def test_each_tag_earns_a_tenth_and_the_number_another(text: str, value: float) -> None:
     assert tag_format(completions=[text, [{"role": "assistant", "content": text}]]) == [value, value]
+
+
+@pytest.mark.parametrize(("text", "value"), CASES)
+def test_the_spans_are_what_earned(text: str, value: float) -> None:
+    [score] = tag_format(completions=[text])
+    assert isinstance(score, SpanScore)
+    assert len(score.spans) / 10 == value
+    assert all(worth == 0.1 for *_, worth in score.spans)
+    tags = [text[start:end] for start, end, _ in score.spans if text[start:end].startswith("<")]
+    assert all(text.count(tag) == 1 for tag in tags)
+
+
+def test_spans_by_hand() -> None:
+    [full, half, out_of_order] = tag_format(
+        completions=["<think>a</think><answer>18</answer>", "<answer>many</answer>", "</think><think>"]
+    )
+    assert [span[:2] for span in full.spans] == [(0, 7), (8, 16), (16, 24), (26, 35), (24, 26)]
+    assert [span[:2] for span in half.spans] == [(0, 8), (12, 21)]
+    assert out_of_order.spans == ((8, 15, 0.1),)
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "18", "a"]), max_size=10))

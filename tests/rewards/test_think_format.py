@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.rewards.think_format import think_format
+from trl_grpo_ext.types import SpanScore
 
 GOOD = [
     "<think>\nThis is my reasoning.\n</think>\nThis is my answer.",
@@ -65,6 +67,22 @@ def test_it_is_trls_reward_where_an_answer_follows(text: str) -> None:
 @given(st.text())
 def test_no_text_raises(text: str) -> None:
     assert think_format(completions=[f"<think>{text}", text, None, 5, [{}]])[2:] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("text", [*GOOD, *BAD])
+def test_the_spans_are_the_tags_and_share_the_score(text: str) -> None:
+    [score] = think_format(completions=[[{"role": "assistant", "content": text}]])
+    assert isinstance(score, SpanScore)
+    pieces = [text[start:end] for start, end, _ in score.spans]
+    assert pieces == [part for part in re.split("(</?think>)", text) if part in ("<think>", "</think>")]
+    assert sum(value for *_, value in score.spans) == pytest.approx(score)
+
+
+def test_spans_by_hand() -> None:
+    [good, bad, none] = think_format(completions=["<think>ab</think>18", "ab</think>18", "18"])
+    assert good.spans == ((0, 7, 0.5), (9, 17, 0.5))
+    assert bad.spans == ((2, 10, 0.0),)
+    assert none.spans == ()
 
 
 def test_it_takes_what_trl_passes_and_pickles() -> None:

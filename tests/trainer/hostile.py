@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from trl_grpo_ext import Forward, Rollout, Totals
+from trl_grpo_ext.errors import AlignmentError
 
 Weights = Callable[[Rollout], Any]
 Reduce = Callable[[torch.Tensor, torch.Tensor, Totals], Any]
+Hook = Callable[[torch.Tensor, Any], Any]
 
 
 def is_last_rank() -> bool:
@@ -38,15 +40,24 @@ class HostileReduce:
         return self.bad(loss_B_T, mask_B_T, totals) if is_last_rank() else (loss_B_T * mask_B_T).sum()
 
 
-class HostileHook:
-    """A hook that raises at the loss forward."""
+class HostileRollout:
+    """The same for a hook at the rollout stage."""
 
-    __name__ = "hook_raises"
+    def __init__(self, name: str, bad: Hook) -> None:
+        self.__name__, self.bad = name, bad
 
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        if is_last_rank():
-            raise ZeroDivisionError("no tokens")
-        return advantages_B_T
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> Any:
+        return self.bad(advantages_B_T, rollout) if is_last_rank() else advantages_B_T
+
+
+class HostileForward:
+    """The same for a hook at the loss forward."""
+
+    def __init__(self, name: str, bad: Hook) -> None:
+        self.__name__, self.bad = name, bad
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> Any:
+        return self.bad(advantages_B_T, forward) if is_last_rank() else advantages_B_T
 
 
 def with_value(value: float) -> Weights:
@@ -92,6 +103,33 @@ def infinite_slope(loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Total
     return ((loss_B_T * mask_B_T).sum() * 0.0).abs().sqrt()  # √|x| has no slope at 0
 
 
+def infinite_advantage(advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
+    changed_B_T = advantages_B_T.clone()
+    changed_B_T[2, 0] = float("inf")
+    return changed_B_T
+
+
+def divides_by_no_tokens(advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
+    raise ZeroDivisionError("no tokens")
+
+
+def cannot_align(advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+    raise AlignmentError("these tokens wrote another text")
+
+
+ROLLOUT: dict[str, Hook] = {
+    "hook_infinite": infinite_advantage,
+    "hook_per_completion": lambda advantages, rollout: advantages[:, 0],
+    "hook_spans_off_the_text": lambda advantages, rollout: [[(0, 10**6, 1.0)] for _ in rollout.texts],
+    "hook_spans_nan": lambda advantages, rollout: [[(0, 0, float("nan"))] for _ in rollout.texts],
+    "hook_too_few_spans": lambda advantages, rollout: [None],
+    "hook_cannot_align": cannot_align,
+    "hook_gathers_alone": lambda advantages, rollout: rollout.gather(advantages)[: len(advantages)],
+}
+FORWARD: dict[str, Hook] = {
+    "hook_raises": divides_by_no_tokens,
+    "hook_infinite_at_forward": infinite_advantage,
+}
 WEIGHTS: dict[str, Weights] = {
     "negative": with_value(-0.5),
     "nan": with_value(float("nan")),
@@ -121,8 +159,10 @@ REDUCE: dict[str, Reduce] = {
 
 def hostile_plugin(name: str) -> dict[str, Any]:
     """The trainer's argument that selects it."""
-    if name == "hook_raises":
-        return {"advantage_hooks": [HostileHook()]}
+    if name in ROLLOUT:
+        return {"advantage_hooks": ["centred", HostileRollout(name, ROLLOUT[name])]}
+    if name in FORWARD:
+        return {"advantage_hooks": ["centred", HostileForward(name, FORWARD[name])]}
     if name in REDUCE:
         return {"loss_aggregation": HostileReduce(name, REDUCE[name])}
     return {"loss_aggregation": HostileWeights(name, WEIGHTS[name])}

@@ -22,6 +22,7 @@ from tests.support import length_reward, prompts, train
 from tests.trainer.hostile import hostile_plugin
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
+from trl_grpo_ext.types import Span, span_reward
 
 Job = dict[str, Any]
 """Settings of `tests.support.train`, and
@@ -29,6 +30,7 @@ Job = dict[str, Any]
 - `stock: true`: TRL's own trainer runs them,
 - `evaluate: true`: it also evaluates on sixteen other prompts,
 - `hooks: [...]`: advantage hooks, with `Watch` behind them,
+- `span_rewards: true`: two rewards that return spans stand beside the one that all trainings have,
 - `flat_groups: true`: every other prompt's completions all get the same reward,
 - `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
 - `float64: true`: log-probabilities in float64, which TRL's own are not,
@@ -72,6 +74,10 @@ class Watch:
                 "local_rows": rollout.local_rows,
                 "all_rewards": rollout.gather(rollout.rewards_B).tolist(),
                 "totals": rollout.totals,
+                "advantages": [
+                    row[live > 0].tolist() for row, live in zip(advantages_B_T, rollout.mask_B_T, strict=True)
+                ],
+                "reward_spans": rollout.reward_spans,
             }
         )
         return advantages_B_T
@@ -93,6 +99,23 @@ def reward_with_flat_groups(prompts: list[str], completion_ids: list[list[int]],
     return [0.1 if "aceg".find(prompt[0]) >= 0 else r for prompt, r in zip(prompts, rewards, strict=True)]
 
 
+@span_reward
+def vowels(completions: list[str], **columns: Any) -> list[list[Span] | None]:
+    """Every vowel is worth its place in the alphabet; nothing to say about completions that begin with one."""
+    return [
+        None
+        if text[:1] in {*"aeiou"}
+        else [(i, i + 1, "aeiou".index(c) / 5 + 0.1) for i, c in enumerate(text) if c in "aeiou"]
+        for text in completions
+    ]
+
+
+@span_reward
+def first_half(completions: list[str], **columns: Any) -> list[list[Span] | None]:
+    """The first half is worth as much as it has different characters."""
+    return [[(0, len(text) // 2, float(len({*text[: len(text) // 2]})))] for text in completions]
+
+
 def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     """Run one training and return plain values and tensors."""
     job = dict(job)
@@ -111,6 +134,8 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
         job |= {"eval_strategy": "steps", "eval_steps": 1}
     if job.pop("flat_groups", False):
         job["reward_funcs"] = reward_with_flat_groups
+    if job.pop("span_rewards", False):
+        job["reward_funcs"] = [length_reward, vowels, first_half]
     watch = Watch()
     hooks = job.pop("hooks", None)
     if hooks is not None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.support import relative_gap, train
+from tests.support import length_reward, relative_gap, train
+from tests.trainer.process_worker import vowels
+from tests.trainer.test_chains import EXAMPLES
 from trl_grpo_ext import available
 
 pytestmark = [
@@ -34,6 +37,20 @@ def test_nothing_selected_is_trls(tiny_model: Path, tmp_path: Path) -> None:
     ours = train(tiny_model, tmp_path / "ext", **settings)
     for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
         assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_hook_trains_as_on_the_cpu(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    settings: dict[str, Any] = {
+        "beta": 0.04,
+        "max_steps": 1,
+        "reward_funcs": [length_reward, vowels],
+        "trainer_arguments": {"advantage_hooks": EXAMPLES[name]},
+    }
+    on_cpu = train(tiny_model, tmp_path / "cpu", **settings)
+    on_gpu = train(tiny_model, tmp_path / "gpu", use_cpu=False, **settings)
+    gradients = [{n: g.cpu() for n, g in run.gradients[0].items()} for run in (on_gpu, on_cpu)]
+    assert relative_gap(*gradients) < 1e-3
 
 
 @pytest.mark.parametrize("name", [info.name for info in available("loss_aggregation") if info.builtin])

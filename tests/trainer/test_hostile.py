@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.hostile import REDUCE, WEIGHTS
+from tests.trainer.hostile import FORWARD, REDUCE, ROLLOUT, WEIGHTS
 from tests.trainer.launch import Results, launch
 from tests.trainer.process_worker import Job, run_job
 
@@ -38,10 +38,17 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "infinite_slope": ("PluginOutputError", "the gradient of reduce must be finite; got nan at row 0, token 0"),
     "ignores_the_mask": ("PluginOutputError", "the gradient of reduce must be zero where mask_B_T is zero"),
     "hook_raises": ("PluginRunError", "advantage hook 'hook_raises': on_forward raised ZeroDivisionError: no tokens"),
+    "hook_infinite": ("PluginOutputError", "on_rollout must return finite advantages; got inf at row 2, token 0"),
+    "hook_infinite_at_forward": ("PluginOutputError", "on_forward must return finite advantages; got inf at row 2"),
+    "hook_per_completion": ("PluginOutputError", "(completions, tokens), got (4,)"),
+    "hook_spans_off_the_text": ("PluginOutputError", "the span (0, 1000000, 1.0) at row 0 must lie within"),
+    "hook_spans_nan": ("PluginOutputError", "the span (0, 0, nan) at row 0 must lie within"),
+    "hook_too_few_spans": ("PluginOutputError", "expected spans for 4 completions, got 1"),
+    "hook_cannot_align": ("AlignmentError", "on_rollout: these tokens wrote another text"),
 }
-ALONE = ("gathers_alone", "gathers_and_goes_on")
+ALONE = ("gathers_alone", "gathers_and_goes_on", "hook_gathers_alone")
 """Wrong only where there are other ranks."""
-FOLLOWED = ("nan", "raises", "infinite_slope", "hook_raises", *ALONE)
+FOLLOWED = ("nan", "raises", "infinite_slope", "hook_raises", "hook_spans_off_the_text", *ALONE)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +62,7 @@ def ranks(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Re
 
 
 def test_every_hostile_plugin_is_expected() -> None:
-    assert {*EXPECTED, *ALONE} == {*WEIGHTS, *REDUCE, "hook_raises"}
+    assert {*EXPECTED, *ALONE} == {*WEIGHTS, *REDUCE, *ROLLOUT, *FORWARD}
 
 
 @pytest.mark.slow

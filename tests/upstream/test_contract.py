@@ -6,6 +6,7 @@ Nothing here uses our trainer where TRL's own can be asked. `test_other_trl` run
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import textwrap
 import types
@@ -17,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-import trl
 from packaging.version import Version
 from trl import GRPOTrainer
 
@@ -27,10 +27,13 @@ from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, upstream
 from trl_grpo_ext.errors import ConfigurationError, UpstreamError
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
-ADAPTER = ("reaggregation.py", "trainer.py", "self_check.py")
+ADAPTER = ("contexts.py", "reaggregation.py", "scoring.py", "trainer.py", "self_check.py")
 """The files that touch TRL's trainer."""
 
-MAPPED_BY_TRANSFORMERS = {"accelerator", "args", "current_gradient_accumulation_steps", "model", "state"}
+MAPPED_BY_TRANSFORMERS = {
+    *("accelerator", "add_callback", "args", "current_gradient_accumulation_steps"),
+    *("is_deepspeed_enabled", "is_fsdp_enabled", "model", "state"),
+}
 """Public attributes of transformers' `Trainer` that the adapter reads; TRL itself cannot do without them."""
 
 
@@ -386,5 +389,5 @@ def test_only_the_public_face_of_trl_is_imported() -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "trl":
                 imported |= {(node.module, alias.name) for alias in node.names}
     assert imported
-    assert {module for module, _ in imported} == {"trl"}
-    assert all(hasattr(trl, name) and not is_private(name) for _, name in imported)
+    assert {module for module, _ in imported} == {"trl", "trl.models"}
+    assert all(name in dir(importlib.import_module(str(module))) and not is_private(name) for module, name in imported)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..types import Span, SpanScore
 from .final_answer import extract_final_answer
 from .text import completion_text
 
@@ -31,20 +32,28 @@ def tag_format(completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         **kwargs: The other columns; not used.
 
     Returns:
-        `B` scores from 0.0 to 0.5. No completion raises, and the time is linear in its length.
+        `B` scores from 0.0 to 0.5. Their spans are what earned 0.1 each: tags, and the inside of an answer with a
+        number. No completion raises, and the time is linear in its length.
     """
-    return [_tenths(completion_text(completion)) / 10 for completion in completions]
+    return [_scored(completion_text(completion)) for completion in completions]
 
 
-def _tenths(text: str) -> int:
+def _scored(text: str) -> SpanScore:
+    spans = _earning(text)
+    return SpanScore(len(spans) / 10, spans)
+
+
+def _earning(text: str) -> list[Span]:
     earned = {}
     position = 0
     for tag in _TAGS:
         found = text.find(tag, position)
         if found >= 0 and text.count(tag) == 1:
             position = earned[tag] = found + len(tag)
-    tenths = len(earned)
+    spans = [(end - len(tag), end, 0.1) for tag, end in earned.items()]
     if "<answer>" in earned and "</answer>" in earned:
-        inside = text[earned["<answer>"] : earned["</answer>"] - len("</answer>")]
-        tenths += extract_final_answer(inside) is not None or extract_final_answer(f"<answer>{inside}") is not None
-    return tenths
+        start, end = earned["<answer>"], earned["</answer>"] - len("</answer>")
+        inside = text[start:end]
+        if extract_final_answer(inside) is not None or extract_final_answer(f"<answer>{inside}") is not None:
+            spans.append((start, end, 0.1))
+    return spans

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..types import Span, SpanScore
 from .text import completion_text
 
 _OPEN, _CLOSE = "<think>", "</think>"
+_TAG = re.compile(f"{_OPEN}|{_CLOSE}")
 
 
 def think_format(completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
@@ -22,12 +25,20 @@ def think_format(completions: Sequence[Any], **kwargs: Any) -> list[float | None
         **kwargs: The other columns; not used.
 
     Returns:
-        `B` scores, 1.0 or 0.0. No completion raises, and the time is linear in its length.
+        `B` scores, 1.0 or 0.0. Their spans are the tags that are in the text, which share the score equally. No
+        completion raises, and the time is linear in its length.
 
     Departures from TRL's `think_format_reward`: an answer is required after the thoughts; completions may also be
     strings; of several messages the last assistant message with text counts, not the first message.
     """
-    return [float(_thinks_then_answers(completion_text(completion))) for completion in completions]
+    return [_scored(completion_text(completion)) for completion in completions]
+
+
+def _scored(text: str) -> SpanScore:
+    value = float(_thinks_then_answers(text))
+    tags = [match.span() for match in _TAG.finditer(text)]
+    spans: list[Span] = [(start, end, value / len(tags)) for start, end in tags]
+    return SpanScore(value, spans)
 
 
 def _thinks_then_answers(text: str) -> bool:

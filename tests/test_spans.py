@@ -1,0 +1,158 @@
+"""Scores that point at characters, and the tokens that these characters become."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contexts import cut, make_rollout
+from trl_grpo_ext.errors import PluginOutputError
+from trl_grpo_ext.types import Rollout, Span, SpanScore, span_reward
+
+
+class TestSpanScore:
+    def test_it_is_the_number(self) -> None:
+        score = SpanScore(0.5, [(0, 7, 1)])
+        assert isinstance(score, float)
+        assert score == 0.5
+        assert score + 1 == 1.5
+        assert hash(score) == hash(0.5)
+        assert json.dumps([score]) == "[0.5]"
+        assert torch.tensor([score, SpanScore(2)]).tolist() == [0.5, 2.0]  # how TRL takes it
+        assert math.isnan(SpanScore(math.nan))
+
+    def test_it_keeps_its_spans_in_plain_types(self) -> None:
+        score = SpanScore(1, [(torch.tensor(0), torch.tensor(3), torch.tensor(0.5)), [4, 5, 2]])  # type: ignore[list-item]
+        assert score.spans == ((0, 3, 0.5), (4, 5, 2.0))
+        assert [[type(part) for part in span] for span in score.spans] == [[int, int, float]] * 2
+        assert SpanScore(1).spans == ()
+
+    def test_it_travels_with_its_spans(self) -> None:
+        score = SpanScore(-0.25, [(1, 2, 3.0)])
+        for other in (pickle.loads(pickle.dumps(score)), copy.copy(score), copy.deepcopy(score)):
+            assert type(other) is SpanScore
+            assert other == score
+            assert other.spans == score.spans
+
+    @pytest.mark.parametrize("spans", [[(0, 1)], [(0, 1, 2, 3)], [(None, 1, 2)], [("a", 1, 2)], 5])
+    def test_what_is_no_span_is_refused_where_it_is_made(self, spans: Any) -> None:
+        with pytest.raises((TypeError, ValueError)):
+            SpanScore(1.0, spans)
+
+
+@span_reward
+def good_words(completions: Sequence[str], **columns: Any) -> list[list[Span] | None]:
+    """Half a point for each good."""
+    found = [[(i, i + 4, 0.5) for i in range(len(text)) if text.startswith("good", i)] for text in completions]
+    return [None if text == "?" else spans for text, spans in zip(completions, found, strict=True)]
+
+
+class TestSpanReward:
+    def test_the_reward_is_the_sum_of_the_values(self) -> None:
+        two, none, nothing = good_words(completions=["good, good", "bad", "?"])
+        assert two == 1.0
+        assert two is not None
+        assert two.spans == ((0, 4, 0.5), (6, 10, 0.5))
+        assert none == 0.0
+        assert none is not None
+        assert none.spans == ()
+        assert nothing is None
+
+    def test_it_keeps_the_functions_name_and_pickles(self) -> None:
+        assert good_words.__name__ == "good_words"
+        assert good_words.__doc__ == "Half a point for each good."
+        assert pickle.loads(pickle.dumps(good_words)) is good_words
+
+    def test_positional_arguments_pass_through_and_sums_are_exact(self) -> None:
+        function = span_reward(lambda rows, scale=1.0: [[(0, 1, value * scale) for value in row] for row in rows])
+        assert function([[0.1] * 10], scale=2.0) == [2.0]
+
+
+def texts_and_offsets(texts: list[str], offsets: list[list[tuple[int, int]]], **settings: Any) -> Rollout:
+    return make_rollout([len(row) for row in offsets], texts=texts, offsets=lambda row: offsets[row], **settings)
+
+
+class TestSpanValues:
+    def test_by_hand(self) -> None:
+        # "ab", "", "c", "cd" (the c is cut over two tokens), "e": a special token writes nothing.
+        rollout = texts_and_offsets(["abcde"], [[(0, 2), (2, 2), (2, 3), (2, 4), (4, 5)]], width=6)
+        assert rollout.span_values([[(0, 5, 1.0)]]).tolist() == [[1, 0, 1, 1, 1, 0]]
+        assert rollout.span_values([[(1, 2, 2.0)]]).tolist() == [[2, 0, 0, 0, 0, 0]]
+        assert rollout.span_values([[(2, 3, 3.0)]]).tolist() == [[0, 0, 3, 3, 0, 0]]
+        assert rollout.span_values([[(3, 4, 4.0)]]).tolist() == [[0, 0, 0, 4, 0, 0]]
+        assert rollout.span_values([[(0, 3, 1.0), (2, 5, -0.5)]]).tolist() == [[1, 0, 0.5, 0.5, -0.5, 0]]
+        assert rollout.span_values([[(2, 2, 9.0), (5, 5, 9.0), (0, 0, 9.0)]]).tolist() == [[0] * 6]
+        assert rollout.span_values([None]).tolist() == rollout.span_values([[]]).tolist() == [[0] * 6]
+
+    def test_rows_keep_to_themselves_and_empty_ones_are_not_asked(self) -> None:
+        def offsets(row: int) -> list[tuple[int, int]]:
+            assert row == 1
+            return [(0, 1), (1, 2)]
+
+        rollout = make_rollout([0, 2, 2], texts=["", "xy", "zz"], offsets=offsets)
+        assert rollout.span_values([None, [(1, 2, 1.0)], []]).tolist() == [[0, 0], [0, 1], [0, 0]]
+
+    def test_off_the_mask_tokens_have_values_too(self) -> None:
+        rollout = make_rollout([2], mask_B_T=torch.tensor([[1.0, 0.0]]))
+        values = rollout.span_values([[(0, 2, 1.0)]])
+        assert values.tolist() == [[1, 1]]
+        assert values.dtype == torch.float32  # the mask's
+
+    @pytest.mark.parametrize(
+        "span", [(-1, 1, 1.0), (0, 3, 1.0), (2, 1, 1.0), (0, 1, math.nan), (0, 1, math.inf), (3, 3, 1.0)]
+    )
+    def test_a_span_that_cannot_be_is_refused_with_its_row(self, span: Span) -> None:
+        with pytest.raises(PluginOutputError, match="row 1 must lie within the completion's 2 characters"):
+            make_rollout([2, 2]).span_values([None, [span]])
+
+    def test_one_list_for_each_completion(self) -> None:
+        with pytest.raises(PluginOutputError, match="expected spans for 2 completions, got 1"):
+            make_rollout([2, 2]).span_values([None])
+
+    def test_no_offsets_say_so(self) -> None:
+        rollout = make_rollout([2], offsets=Rollout.__dataclass_fields__["offsets"].default)
+        with pytest.raises(PluginOutputError, match="no text offsets"):
+            rollout.span_values([[(0, 1, 1.0)]])
+
+    @given(st.data())
+    @settings(max_examples=100, deadline=None)
+    def test_against_asking_every_token_about_every_character(self, data: st.DataObject) -> None:
+        texts, offsets, spans = [], [], []
+        for _ in range(data.draw(st.integers(1, 3))):
+            size = data.draw(st.integers(0, 8))
+            texts.append("x" * size)
+            row, start = [], 0
+            while start < size:
+                end = data.draw(st.integers(start, size))
+                row.append((start, end))
+                shares = end > start and data.draw(st.booleans())  # the next token has the last character as well
+                start = max(end - shares, 0) if end - shares > row[-1][0] else end
+            offsets.append(row)
+            edges = st.tuples(st.integers(0, size), st.integers(0, size)).map(sorted)
+            spans.append(data.draw(st.none() | st.lists(st.tuples(edges, st.integers(-4, 4)), max_size=5)))
+        given_spans = [None if row is None else [(a, b, float(v)) for (a, b), v in row] for row in spans]
+        rollout = texts_and_offsets(texts, offsets)
+        expected = []
+        for row, row_spans in zip(offsets, given_spans, strict=True):
+            values = [
+                sum(value for a, b, value in row_spans or [] if set(range(a, b)) & set(range(start, end)))
+                for start, end in row
+            ]
+            expected.append([*values, *[0.0] * (rollout.mask_B_T.size(1) - len(values))])
+        assert rollout.span_values(given_spans).tolist() == expected
+        halves = [len(texts) // 2, len(texts) - len(texts) // 2]
+        parts = [part for part in cut(rollout, halves) if len(part.texts)]
+        first = 0
+        for part in parts:
+            rows = slice(first, first + len(part.texts))
+            assert part.span_values(given_spans[rows]).tolist() == expected[rows]
+            first = rows.stop

@@ -1,0 +1,110 @@
+"""Every hook, and a chain of four, in two real processes that share a group: the same advantages as in one process.
+
+With 6 rows per process the second of three groups is cut in the middle. All trainings of this file share one launch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import relative_gap
+from tests.test_every_plugin import documented_example
+from tests.trainer.launch import Results, launch
+from tests.trainer.process_worker import Job, run_job
+from trl_grpo_ext import available
+
+CHAIN: list[Any] = [
+    "leave_one_out",
+    {"name": "kl_in_reward", "coefficient": 0.2, "gamma": 0.9, "preserve_sign": True},
+    {"name": "segment_weights", "answer": 0.5, "preserve_sum": True},
+    "entropy_shaping",
+]
+FITTING: dict[str, Any] = {
+    "pass_at_k": {"k": 2, "threshold": 4.0},
+    "process_rewards": {"reward": "vowels"},
+    "teacher_log_ratio": {"teacher": "reference", "mode": "add"},
+}
+"""Parameters in place of the documented examples': groups have four members with rewards from 2 to 6, two functions
+return spans, and the policy begins as its own reference."""
+
+
+def examples() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for info in available("advantage_hook"):
+        if not info.builtin:
+            continue
+        found[info.name] = []
+        for selection in documented_example(info):
+            chosen = {"name": selection} if isinstance(selection, str) else dict(selection)
+            found[info.name].append({**chosen, **FITTING.get(chosen["name"], {})})
+    return found
+
+
+def job(hooks: Any, rows: int) -> Job:
+    return {
+        "hooks": hooks,
+        "per_device_train_batch_size": rows,
+        "prompt_count": 6,
+        "span_rewards": True,
+        "beta": 0.04,
+        "num_iterations": 2,  # so that the second step is off policy
+        "max_steps": 2,
+        "loss_aggregation": "token_mean",
+        "learning_rate": 0.02,
+    }
+
+
+EXAMPLES = examples()
+"""Selections of every built-in hook, by its name."""
+
+JOBS = {**EXAMPLES, "chain of four": CHAIN}
+
+
+@pytest.fixture(scope="module")
+def two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    jobs = {name: job(hooks, 6) for name, hooks in JOBS.items()}
+    return launch(jobs, tiny_model, tmp_path_factory.mktemp("chains"), processes=2)
+
+
+@pytest.fixture(scope="module")
+def one(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("one")
+    return functools.cache(lambda name: run_job(tiny_model, folder / name, json.loads(json.dumps(job(JOBS[name], 12)))))
+
+
+@pytest.mark.parametrize("name", JOBS)
+class TestGroupsSplitOverRanks:
+    def test_the_same_advantages_and_the_same_gradient(
+        self, two: list[Results], one: Callable[[str], dict[str, Any]], name: str
+    ) -> None:
+        alone = one(name)
+        first, second = (result[name] for result in two)
+        assert first["rollouts"][0]["group_ids"] == [0, 0, 0, 0, 1, 1]  # the group is really cut
+        together = first["rollouts"][0]["advantages"] + second["rollouts"][0]["advantages"]
+        expected = alone["rollouts"][0]["advantages"]
+        assert [len(row) for row in together] == [len(row) for row in expected]
+        assert any(any(row) for row in expected)
+        for row, expected_row in zip(together, expected, strict=True):
+            assert row == pytest.approx(expected_row, abs=2e-5)
+        # after the forward stage, as TRL's table shows it
+        assert first["advantages"] == pytest.approx(alone["advantages"], abs=2e-4)
+        assert relative_gap(first["gradients"][0], alone["gradients"][0]) < 1e-5
+        assert relative_gap(first["gradients"][1], alone["gradients"][1]) < 1e-3  # from weights that differ by rounding
+
+    def test_the_metrics_are_those_of_all_ranks(
+        self, two: list[Results], one: Callable[[str], dict[str, Any]], name: str
+    ) -> None:
+        alone, several = one(name)["logs"][0], two[0][name]["logs"][0]
+        names = {metric for metric in alone if metric.startswith("advantage/")}
+        assert len(names) == 4 * (len(JOBS[name]) + 1)  # the hooks and `Watch`
+        for metric in names:
+            if alone[metric] is None:
+                assert several[metric] is None
+            else:
+                assert several[metric] == pytest.approx(alone[metric], abs=1e-4), metric

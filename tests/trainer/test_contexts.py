@@ -1,0 +1,272 @@
+"""The contexts in the real trainer: texts, masks, groups and spans are what TRL really generated and scored."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.support import arguments, length_reward, prompts, scripted_completion, train
+from trl_grpo_ext import Forward, GRPOExtTrainer, Rollout
+from trl_grpo_ext.errors import PluginOutputError
+from trl_grpo_ext.types import CONTRACT_VERSION, SpanScore, StepTotals, Totals, span_reward
+
+
+class Watch:
+    """Changes nothing and keeps what it sees."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[Rollout] = []
+        self.forwards: list[Forward] = []
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        self.rollouts.append(rollout)
+        return advantages_B_T
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        self.forwards.append(forward)
+        return advantages_B_T
+
+
+def watched(model: Path, folder: Path, **settings: Any) -> Watch:
+    watch = Watch()
+    arguments = {"advantage_hooks": [watch], **settings.pop("trainer_arguments", {})}
+    train(model, folder, trainer_arguments=arguments, **{"max_steps": 1, **settings})
+    return watch
+
+
+def ids_of(prompt: str, member: int) -> list[int]:
+    return scripted_completion(prompt, member, 10)
+
+
+# ---------------------------------------------------------------------------------------------- the contract
+
+
+@pytest.mark.parametrize("context", [Rollout, Forward, Totals, StepTotals])
+def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None:
+    assert context.__dataclass_params__.frozen
+    documented = re.findall(r"^    (\w+): ", context.__doc__ or "", re.MULTILINE)
+    attributes = re.findall(r"^ {4,8}(\w+): ", (context.__doc__ or "").split("Attributes:")[1], re.MULTILINE)
+    names = [field.name for field in dataclasses.fields(context)]
+    assert set(names) <= {*documented, *attributes}, set(names) - {*documented, *attributes}
+
+
+def test_the_contract_has_a_version() -> None:
+    assert CONTRACT_VERSION == 1
+
+
+# ---------------------------------------------------------------------------------------------- texts and tokens
+
+
+def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
+    (rollout,) = watched(tiny_model, tmp_path).rollouts
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    given = [f"{'abcdefgh'[i]}{i} " for i in (0, 0, 0, 0, 1, 1, 1, 1)]
+    assert rollout.prompts == given
+    for row, prompt in enumerate(given):
+        ids = ids_of(prompt, row % 4)
+        assert rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0].tolist() == ids
+        assert rollout.texts[row] == tokenizer.decode(ids, skip_special_tokens=True) == rollout.completions[row]
+        prompt_ids = rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist()
+        assert prompt_ids == tokenizer(prompt)["input_ids"]
+        assert rollout.truncated_B[row].item() == (ids[-1] != 1)
+    assert bool(rollout.truncated_B.any())
+    assert not bool(rollout.truncated_B.all())
+    assert rollout.tool_mask_B_T is None
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_cut_away_still_has_its_tokens(tiny_model: Path, tmp_path: Path, masked: bool) -> None:
+    (rollout,) = watched(tiny_model, tmp_path, mask_truncated_completions=masked).rollouts
+    written_B = rollout.completion_mask_B_T.sum(1)
+    assert written_B.tolist() == [len(ids_of(prompt, row % 4)) for row, prompt in enumerate(rollout.prompts)]
+    expected = torch.where(rollout.truncated_B & masked, torch.zeros_like(written_B), written_B)
+    assert rollout.lengths_B.tolist() == expected.tolist()
+
+
+def test_what_a_tool_wrote(tiny_model: Path, tmp_path: Path) -> None:
+    def with_tool(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [[5, 6, 7, 8, 1] for _ in prompts_]
+        return {
+            "prompt_ids": [trainer.processing_class(p)["input_ids"] for p in prompts_],
+            "completion_ids": ids,
+            "logprobs": [[-1.0] * 5 for _ in ids],
+            "env_mask": [[1, 0, 0, 1, 1] for _ in ids],
+        }
+
+    watch = watched(tiny_model, tmp_path, trainer_arguments={"rollout_func": with_tool})
+    (rollout,) = watch.rollouts
+    assert rollout.tool_mask_B_T is not None
+    assert rollout.tool_mask_B_T[0].tolist() == rollout.mask_B_T[0].tolist() == [1, 0, 0, 1, 1]
+    assert rollout.completion_mask_B_T[0].tolist() == [1, 1, 1, 1, 1]
+    assert rollout.sampling_logps_B_T is not None
+
+
+# ---------------------------------------------------------------------------------------------- groups
+
+
+def sometimes(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+    """None for whole groups and for single completions."""
+    return [None if ids[0] % 3 == 0 else float(len(ids)) for ids in completion_ids]
+
+
+def alike(prompts: list[str], **columns: Any) -> list[float | None]:
+    """The first prompt's completions get the same, the second's nothing at all, the others differ."""
+    return [{"a": 0.7, "b": None}.get(prompt[0], float(row)) for row, prompt in enumerate(prompts)]
+
+
+def test_group_baselines(tiny_model: Path, tmp_path: Path) -> None:
+    watch = watched(
+        tiny_model,
+        tmp_path,
+        reward_funcs=[length_reward, sometimes],
+        per_device_train_batch_size=16,
+        reward_weights=[1.0, 2.0],
+    )
+    (rollout,) = watch.rollouts
+    for row in range(16):
+        group = [i for i in range(16) if rollout.prompts[i] == rollout.prompts[row]]
+        rewards = []
+        for i in group:
+            first, second = (
+                length_reward([ids_of(rollout.prompts[i], i % 4)])[0],
+                sometimes([ids_of(rollout.prompts[i], i % 4)])[0],
+            )
+            rewards.append(first + 2 * (second or 0.0))
+        assert rollout.group_baselines_B[row].item() == pytest.approx(sum(rewards) / 4, abs=1e-5)
+
+
+def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, tmp_path: Path) -> None:
+    watch = watched(tiny_model, tmp_path, reward_funcs=alike, gradient_accumulation_steps=2, prompt_count=4)
+    (rollout,) = watch.rollouts
+    known = {}
+    for row in range(16):
+        ids = tuple(rollout.completion_ids_B_T[row].tolist())
+        known[ids] = (rollout.rewards_B[row].item(), rollout.group_baselines_B[row].item(), rollout.prompts[row][0])
+    assert len(watch.forwards) == 2
+    order = []
+    for forward in watch.forwards:
+        assert len(forward.rewards_B) == 8
+        for row, ids in enumerate(forward.completion_ids_B_T.tolist()):
+            reward, baseline, prompt = known[tuple(ids)]
+            order.append(prompt)
+            assert forward.rewards_B[row].item() == pytest.approx(reward, nan_ok=True)
+            assert forward.group_baselines_B[row].item() == pytest.approx(baseline, nan_ok=True)
+            assert forward.zero_variance_B[row].item() == (prompt in "ab")
+            assert math.isnan(reward) == (prompt == "b")
+    assert order != sorted(order)  # they have been shuffled
+
+
+# ---------------------------------------------------------------------------------------------- spans of rewards
+
+
+@span_reward
+def first_two(completions: list[Any], **columns: Any) -> list[Any]:
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    return [None if not text else [(0, min(2, len(text)), 0.25)] for text in texts]
+
+
+async def first_two_async(completions: list[Any], **columns: Any) -> list[Any]:
+    await asyncio.sleep(0)
+    return first_two(completions, **columns)
+
+
+class FirstTwo:
+    def __call__(self, completions: list[Any], **columns: Any) -> list[Any]:
+        return first_two(completions, **columns)
+
+
+def half_and_half(completions: list[Any], **columns: Any) -> tuple[Any, ...]:
+    return tuple(SpanScore(1.0, [(0, 1, 3.0)]) if row % 2 else 0.5 for row in range(len(completions)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [first_two, first_two_async, FirstTwo(), functools.partial(first_two, unused=1)],
+    ids=["function", "async", "class", "partial"],
+)
+def test_spans_that_rewards_return(tiny_model: Path, tmp_path: Path, function: Any) -> None:
+    watch = watched(tiny_model, tmp_path, reward_funcs=[length_reward, function])
+    (rollout,) = watch.rollouts
+    (name,) = rollout.reward_spans
+    assert name == rollout.reward_names[1]
+    for row, text in enumerate(rollout.texts):
+        expected = [(0, min(2, len(text)), 0.25)] if text else None
+        assert rollout.reward_spans[name][row] == expected
+        reward = rollout.rewards_B_K[row, 1].item()
+        assert reward == 0.25 if text else math.isnan(reward)  # to TRL it is a number
+    values_B_T = rollout.span_values(rollout.reward_spans[name])
+    for row, text in enumerate(rollout.texts):
+        wrote = [0.25 if start < 2 and end > start else 0.0 for start, end in rollout.offsets(row)]
+        assert values_B_T[row, : len(wrote)].tolist() == wrote, text
+
+
+def test_numbers_and_scores_may_be_mixed(tiny_model: Path, tmp_path: Path) -> None:
+    (rollout,) = watched(tiny_model, tmp_path, reward_funcs=[half_and_half]).rollouts
+    assert rollout.rewards_B_K[:, 0].tolist() == [0.5, 1.0] * 4
+    assert rollout.reward_spans["half_and_half"][:2] == [[], [(0, 1, 3.0)]]
+
+
+def test_the_functions_are_the_users_own_again(tiny_model: Path, tmp_path: Path) -> None:
+    run = train(tiny_model, tmp_path, reward_funcs=[first_two], trainer_arguments={"advantage_hooks": ["centred"]})
+    assert run.trainer.reward_funcs == [first_two]
+
+    def broken(**columns: Any) -> list[float]:
+        raise RuntimeError("no reward today")
+
+    with pytest.raises(RuntimeError, match="no reward today"):
+        train(tiny_model, tmp_path, reward_funcs=[broken], trainer_arguments={"advantage_hooks": ["centred"]})
+
+
+def test_spans_outside_the_text_name_the_row(tiny_model: Path, tmp_path: Path) -> None:
+    @span_reward
+    def too_far(completions: list[str], **columns: Any) -> list[Any]:
+        return [[(0, len(text) + 1, 1.0)] for text in completions]
+
+    hooks = {"advantage_hooks": [{"name": "span_credit"}]}
+    with pytest.raises(PluginOutputError, match=r"On rank 0: .*span \(0, \d+, 1.0\) at row 0 must lie within"):
+        watched(tiny_model, tmp_path, reward_funcs=[too_far], trainer_arguments=hooks)
+
+
+# ---------------------------------------------------------------------------------------------- conversations
+
+
+CHAT = (
+    "{% for m in messages %}{{ m['role'][0] }}.{{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}a.{% endif %}"
+)
+
+
+def test_conversations(tiny_model: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = CHAT
+    data = prompts(4).map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+
+    def scripted(prompts_: list[Any], trainer: Any) -> dict[str, Any]:
+        ids = [ids_of(prompt[0]["content"], row % 4) for row, prompt in enumerate(prompts_)]
+        return {"prompt_ids": [[5, 6]] * len(ids), "completion_ids": ids, "logprobs": [[-1.0] * len(i) for i in ids]}
+
+    watch = Watch()
+    settings = {"advantage_hooks": [watch, {"name": "span_credit"}], "rollout_func": scripted}
+    trainer = GRPOExtTrainer(
+        str(tiny_model),
+        [length_reward, first_two],
+        arguments(tmp_path, max_steps=1),
+        train_dataset=data,
+        processing_class=tokenizer,
+        **settings,
+    )
+    trainer.train()
+    (rollout,) = watch.rollouts
+    for row, text in enumerate(rollout.texts):
+        assert rollout.completions[row] == [{"role": "assistant", "content": text}]
+        assert rollout.reward_spans["first_two"][row] == ([(0, min(2, len(text)), 0.25)] if text else None)
+        assert [end for _, end in rollout.offsets(row)][-1] == len(text)

@@ -1,0 +1,74 @@
+"""What a hook remembers survives a checkpoint: a resumed run goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import arguments, length_reward, prompts, relative_gap, scripted_rollout, train
+from trl_grpo_ext import GRPOExtTrainer, load_advantage_hooks
+from trl_grpo_ext.errors import ConfigurationError
+
+ADAPTIVE = {"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40}
+SETTINGS: dict[str, Any] = {"beta": 0.001, "max_steps": 6, "save_strategy": "steps", "save_steps": 3, "optim": "sgd"}
+
+
+def state_of(run: Any) -> Any:
+    return run.trainer.advantage_hooks[0].state_dict()
+
+
+@pytest.mark.parametrize("restore_callbacks", [False, True])
+@pytest.mark.parametrize("selection", [ADAPTIVE, {**ADAPTIVE, "preserve_sum": True}], ids=["plain", "preserving"])
+def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, selection: Any, restore_callbacks: bool) -> None:
+    settings = {**SETTINGS, "restore_callback_states_from_checkpoint": restore_callbacks}
+    hooks = {"advantage_hooks": [selection]}
+    whole = train(tiny_model, tmp_path, trainer_arguments=hooks, **settings)
+    assert state_of(whole)["coefficient"] != pytest.approx(0.5, rel=1e-3)  # it has adapted
+
+    resumed = GRPOExtTrainer(
+        str(tiny_model),
+        length_reward,
+        arguments(tmp_path, **settings),
+        train_dataset=prompts(),
+        rollout_func=scripted_rollout,
+        **hooks,
+    )
+    resumed.evaluate(prompts())  # generates before training, so the state must not be taken as begun
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert resumed.advantage_hooks[0].state_dict() == state_of(whole)
+    weights = {name: p.detach() for name, p in resumed.model.named_parameters()}
+    assert relative_gap(weights, whole.weights) < 1e-6
+
+
+def test_the_state_is_in_the_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
+    run = train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": ["centred", ADAPTIVE]}, **SETTINGS)
+    saved = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
+    (first, second) = saved["stateful_callbacks"]["AdvantageHookStates"]["attributes"]["saved"]
+    assert first == {"hook": "centred", "state": None}
+    assert second == {"hook": "kl_in_reward", "state": run.trainer.advantage_hooks[1].state_dict()}
+
+
+def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": [ADAPTIVE]}, **SETTINGS)
+    trainer = GRPOExtTrainer(
+        str(tiny_model),
+        length_reward,
+        arguments(tmp_path, **SETTINGS),
+        train_dataset=prompts(),
+        rollout_func=scripted_rollout,
+        advantage_hooks=["centred", ADAPTIVE],
+    )
+    with pytest.raises(ConfigurationError, match=r"written with the advantage hooks \['kl_in_reward'\], this run has"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_without_states_nothing_is_added(tiny_model: Path, tmp_path: Path) -> None:
+    run = train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": ["centred"]}, max_steps=1)
+    names = [type(callback).__name__ for callback in run.trainer.callback_handler.callbacks]
+    assert "AdvantageHookStates" not in names
+    assert not any(hasattr(hook, "state_dict") for hook in load_advantage_hooks(["centred", "leave_one_out"]))
+    assert torch.is_tensor(next(iter(run.weights.values())))

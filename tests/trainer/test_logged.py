@@ -1,0 +1,248 @@
+"""Logged equals trained: TRL's table, its parquet files and the token records show what the loss used.
+
+What the loss used is read off the loss itself: its slope in the advantages, and the log-probabilities that it got.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet
+import pytest
+import torch
+
+from tests.support import length_reward, prompts, train
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, pipeline
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.reaggregation import LossForward
+from trl_grpo_ext.token_records import COLUMNS, TokenRecorder, encodable, write_records
+
+CHAIN: list[Any] = [
+    "centred",
+    {"name": "sign_scaling", "positive": 0.5},
+    {"name": "entropy_shaping", "alpha": 0.3},
+    {"name": "low_probability", "alpha": 0.5},
+]
+STAGES = ["trl", "centred", "sign_scaling", "entropy_shaping", "low_probability"]
+
+
+class Trained(GRPOExtTrainer):
+    """Keeps, of every row of every training forward, what reached TRL's loss."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self.used: list[dict[str, Any]] = []
+        super().__init__(*arguments, **keywords)
+
+    def _trl_loss(self, model: Any, forward: LossForward) -> torch.Tensor:
+        loss = super()._trl_loss(model, forward)
+        if forward.made_up_output is None and self.model.training:
+            advantages_B_T = pipeline.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
+            for row, mask in enumerate(forward.mask_B_T):
+                ids = forward.inputs["completion_ids"][row][mask > 0].tolist()
+                assert forward.logps_B_T is not None
+                self.used.append(
+                    {
+                        "step": self.state.global_step,
+                        "ids": ids,
+                        "advantage": advantages_B_T[row][mask > 0].tolist(),
+                        "logp": forward.logps_B_T[row][mask > 0].tolist(),
+                    }
+                )
+        return loss
+
+
+def run(model: Path, folder: Path, **settings: Any) -> Any:
+    hooks = settings.pop("hooks", CHAIN)
+    settings = {"log_completions": True, "max_steps": 2, **settings}
+    return train(model, folder, Trained, trainer_arguments={"advantage_hooks": hooks}, **settings).trainer
+
+
+def table(folder: Path, step: int) -> pd.DataFrame:
+    return pd.read_parquet(folder / "completions" / f"completions_{step:05d}.parquet")
+
+
+def records(folder: Path, step: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(
+        folder / "token_records" / f"step_{step:05d}.parquet"
+    ).to_pylist()
+    return rows
+
+
+def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
+    """What the loss of that optimizer step (counted from 0) used, by the completion's tokens."""
+    return {tuple(row["ids"]): row for row in trainer.used if row["step"] == step}
+
+
+# ---------------------------------------------------------------------------------------------- TRL's table
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "prompt_count": 8}, {"num_iterations": 2}])
+def test_trls_table_and_its_files_have_the_mean_that_was_trained_on(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    trainer = run(tiny_model, tmp_path, **settings)
+    for step in (1, 2):
+        used = used_at(trainer, step - 1)
+        rows = table(tmp_path, step)
+        assert len(rows) == 8 * settings.get("gradient_accumulation_steps", 1)
+        by_text = {trainer.processing_class.decode(ids, skip_special_tokens=True): row for ids, row in used.items()}
+        for _, row in rows.iterrows():
+            advantages = by_text[row["completion"]]["advantage"]
+            assert row["advantage"] == pytest.approx(sum(advantages) / len(advantages), abs=1e-6)
+
+
+class Double:
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        return 2 * advantages_B_T
+
+
+def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp_path: Path) -> None:
+    # Two optimizer steps share a generation batch, and an evaluation takes TRL's table over between them.
+    train(
+        tiny_model,
+        tmp_path,
+        trainer_arguments={"advantage_hooks": ["centred", Double()], "eval_dataset": prompts(8).select(range(4, 8))},
+        log_completions=True,
+        num_iterations=2,
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+    )
+    for step in (1, 2):
+        rows = table(tmp_path, step)
+        assert set(rows["prompt"]) <= {"e4 ", "f5 ", "g6 ", "h7 "}  # the evaluation wrote last
+        for _, group in rows.groupby("prompt"):
+            centred = group["length_reward"] - group["length_reward"].mean()
+            assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- the token records
+
+
+@pytest.mark.parametrize("aggregation", [None, "prompt_mean", "power_mean"])
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "prompt_count": 8, "beta": 0.04}])
+def test_records_have_what_the_loss_used(
+    tiny_model: Path, tmp_path: Path, aggregation: str | None, settings: dict[str, Any]
+) -> None:
+    trainer = run(tiny_model, tmp_path, token_records=16, loss_aggregation=aggregation, **settings)
+    for step in (1, 2):
+        used, rows = used_at(trainer, step - 1), records(tmp_path, step)
+        assert len(rows) == 8 * settings.get("gradient_accumulation_steps", 1)
+        for row in rows:
+            trained = used[tuple(row["token_ids"])]
+            assert row["step"] == step
+            assert row["stages"] == STAGES
+            assert row["advantage"] == pytest.approx(trained["advantage"], abs=1e-6)
+            assert row["logp"] == pytest.approx(trained["logp"], abs=1e-5)
+            assert row["advantages"][-1] == pytest.approx(row["advantage"], abs=1e-6)
+            assert [name for name, _ in row["rewards"]] == ["length_reward"]
+            assert row["rewards"][0][1] == pytest.approx(length_reward([row["token_ids"]])[0])
+
+
+def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
+    run(tiny_model, tmp_path, token_records=8)
+    rows = records(tmp_path, 1)
+    for group in (0, 1):
+        members = [row for row in rows if row["group"] == group]
+        assert [row["member"] for row in members] == [0, 1, 2, 3]
+        rewards = torch.tensor([row["reward"] for row in members])
+        for row, reward in zip(members, rewards, strict=True):
+            trl, centred, scaled, shaped, low = row["advantages"]
+            assert trl == pytest.approx(
+                [float((reward - rewards.mean()) / (rewards.std() + 1e-4))] * len(trl), abs=1e-5
+            )
+            assert centred == pytest.approx([float(reward - rewards.mean())] * len(trl), abs=1e-5)
+            assert scaled == pytest.approx([a * (0.5 if a > 0 else 1.0) for a in centred])
+            bonus = [min(0.3 * h, abs(a) / 2) for h, a in zip(row["entropy"], scaled, strict=True)]
+            assert shaped == pytest.approx([a + b for a, b in zip(scaled, bonus, strict=True)], abs=1e-5)
+            factors = [0.5 * math.exp(logp) + 0.5 for logp in row["logp"]]
+            assert low == pytest.approx([a * f for a, f in zip(shaped, factors, strict=True)], abs=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean", "token_mean_local"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_weights_of_a_step_give_its_loss(
+    tiny_model: Path, tmp_path: Path, aggregation: str | None, accumulation: int
+) -> None:
+    # At ratio 1 and without a KL penalty a token's loss is minus its advantage.
+    settings = {"gradient_accumulation_steps": accumulation, "prompt_count": 4 * accumulation}
+    trainer = run(tiny_model, tmp_path, token_records=99, loss_aggregation=aggregation, max_steps=1, **settings)
+    rows = records(tmp_path, 1)
+    total = -sum(w * a for row in rows for w, a in zip(row["weight"], row["advantage"], strict=True))
+    logged = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    assert logged[0] == pytest.approx(total, abs=2e-5)
+
+
+def test_records_without_any_plugin_leave_the_training_trls(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 2, "beta": 0.04, "num_iterations": 2}
+    plain = train(tiny_model, tmp_path / "plain", GRPOExtTrainer, **settings)
+    recorded = train(tiny_model, tmp_path / "recorded", GRPOExtTrainer, token_records=4, **settings)
+    for one, other in zip(recorded.gradients, plain.gradients, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in other)
+    assert recorded.logs == plain.logs
+    (row, *others) = records(tmp_path / "recorded", 2)
+    assert len(others) == 3
+    assert row["stages"] == ["trl"]
+    assert row["advantage"] == row["advantages"][0]
+
+
+def test_rows_that_are_not_trained_on_yet_say_so(tiny_model: Path, tmp_path: Path) -> None:
+    run(tiny_model, tmp_path, token_records=99, steps_per_generation=2, prompt_count=4)
+    first, second = records(tmp_path, 1), records(tmp_path, 2)
+    assert sum(row["advantage"] is None for row in first) == 8
+    assert all(row["stages"] == STAGES[:3] for row in first if row["advantage"] is None)
+    assert sum(row["advantage"] is None for row in second) == 0
+
+
+def test_only_whole_groups_are_sampled_and_not_always_the_same(tiny_model: Path, tmp_path: Path) -> None:
+    run(tiny_model, tmp_path, token_records=1, per_device_train_batch_size=16, prompt_count=4, max_steps=6)
+    groups = []
+    for step in range(1, 7):
+        rows = records(tmp_path, step)
+        assert len(rows) == 4
+        (group,) = {row["group"] for row in rows}
+        groups.append(group)
+    assert len(set(groups)) > 1
+
+
+def test_offsets_point_into_the_text(tiny_model: Path, tmp_path: Path) -> None:
+    run(tiny_model, tmp_path, token_records=8, max_steps=1)
+    for row in records(tmp_path, 1):
+        for token, start, end in zip(row["tokens"], row["starts"], row["ends"], strict=True):
+            written = row["completion"][start:end]
+            assert written.replace(" ", "") == ("" if token == "<eos>" else token.replace(" ", ""))
+
+
+def test_what_a_model_wrote_cannot_break_the_file(tmp_path: Path) -> None:
+    text = "\x00<script>\ud800 \u202e" + "x" * 1000
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {"group": 0, "member": 0, "completion": encodable(text), "rewards": [("a", None), ("b", 1.0)]}
+    path = write_records([row], str(tmp_path), 3)
+    assert path is not None
+    (read,) = pyarrow.parquet.read_table(path).to_pylist()
+    assert read["completion"] == text.replace("\ud800", "?")
+    assert dict(read["rewards"]) == {"a": None, "b": 1.0}
+    assert list(read) == list(COLUMNS)
+
+
+def test_nothing_recorded_writes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    run(tiny_model, tmp_path, max_steps=1)
+    assert not (tmp_path / "token_records").exists()
+    assert write_records([], str(tmp_path), 1) is None
+    assert not TokenRecorder(4, 0).wants(torch.tensor([0]))
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, True, "8"])
+def test_the_number_of_records_is_checked(tmp_path: Path, count: Any) -> None:
+    with pytest.raises(ConfigurationError, match="token_records must be a number from 0 up"):
+        GRPOExtConfig(output_dir=str(tmp_path), token_records=count)
+
+
+def test_the_columns_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how_it_works.md").read_text(encoding="utf-8")
+    for name in COLUMNS:
+        assert f"`{name}`" in page, name

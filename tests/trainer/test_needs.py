@@ -1,0 +1,267 @@
+"""What hooks need and TRL has not computed is computed once more; what cannot be had is refused at construction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from peft import LoraConfig
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.support import arguments, length_reward, prompts, relative_gap, save_tiny_model, scripted_rollout, train
+from trl_grpo_ext import GRPOExtTrainer, Rollout
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.scoring import completion_logps
+
+
+class Needs:
+    """Keeps the rollouts of a hook with these needs and teachers."""
+
+    def __init__(self, *needs: str, teachers: tuple[str, ...] = ()) -> None:
+        self.needs, self.teachers = needs, teachers
+        self.rollouts: list[Rollout] = []
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        self.rollouts.append(rollout)
+        return advantages_B_T
+
+
+def rollout_of(hook: Needs, model: Path, folder: Path, **settings: Any) -> Rollout:
+    trainer_arguments = {"advantage_hooks": [hook], **settings.pop("trainer_arguments", {})}
+    train(model, folder, trainer_arguments=trainer_arguments, **{"max_steps": 1, **settings})
+    return hook.rollouts[-1]
+
+
+def slowly(model: Any, rollout: Rollout, temperature: float = 1.0) -> list[list[float]]:
+    """Log-probabilities of every live token, one sequence without padding at a time."""
+    result = []
+    for row in range(len(rollout.texts)):
+        prompt = rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0]
+        completion = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0]
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, completion]).unsqueeze(0)).logits[0].double() / temperature
+        logps = logits.log_softmax(-1)
+        places = range(len(prompt) - 1, len(prompt) + len(completion) - 1)
+        result.append([float(logps[place, token]) for place, token in zip(places, completion, strict=True)])
+    return result
+
+
+def assert_equal_on_the_mask(logps_B_T: torch.Tensor | None, rows: list[list[float]], rollout: Rollout) -> None:
+    assert logps_B_T is not None
+    assert logps_B_T.shape == rollout.mask_B_T.shape
+    for row, expected in enumerate(rows):
+        live = logps_B_T[row][rollout.mask_B_T[row] > 0]
+        torch.testing.assert_close(live.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=2e-5)
+
+
+# ---------------------------------------------------------------------------------------------- computed once more
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path, temperature: float) -> None:
+    assert rollout_of(Needs(), tiny_model, tmp_path / "no").old_logps_B_T is None
+    rollout = rollout_of(Needs("old_logps"), tiny_model, tmp_path / "yes", temperature=temperature)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert_equal_on_the_mask(rollout.old_logps_B_T, slowly(model, rollout, temperature), rollout)
+
+
+def test_trls_own_are_used_where_it_has_them(tiny_model: Path, tmp_path: Path) -> None:
+    class Counts(GRPOExtTrainer):
+        calls = 0
+
+        def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
+            type(self).calls += 1
+            return super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+
+    hook = Needs("old_logps", "ref_logps")
+    settings: dict[str, Any] = {"beta": 0.04, "num_iterations": 2, "max_steps": 1}
+    train(tiny_model, tmp_path, Counts, trainer_arguments={"advantage_hooks": [hook]}, **settings)
+    assert Counts.calls == 3  # old policy and reference by TRL, and the loss forward
+    assert hook.rollouts[0].ref_logps_B_T is not None
+
+
+def test_a_hook_that_asks_changes_nothing_for_trl(tiny_model: Path, tmp_path: Path) -> None:
+    asked = train(tiny_model, tmp_path / "a", trainer_arguments={"advantage_hooks": [Needs("old_logps")]})
+    plain = train(tiny_model, tmp_path / "b", trainer_arguments={"advantage_hooks": [Needs()]})
+    for one, other in zip(asked.gradients, plain.gradients, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+@pytest.fixture
+def adapter() -> LoraConfig:
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+
+
+def test_the_reference_of_an_adapter_is_the_model_without_it(
+    tiny_model: Path, tmp_path: Path, adapter: LoraConfig
+) -> None:
+    hook = Needs("old_logps", "ref_logps")
+    rollout = rollout_of(hook, tiny_model, tmp_path, trainer_arguments={"peft_config": adapter}, beta=0.0)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert_equal_on_the_mask(rollout.ref_logps_B_T, slowly(base, rollout), rollout)
+    assert rollout.old_logps_B_T is not None
+    assert rollout.ref_logps_B_T is not None
+    assert float((rollout.old_logps_B_T - rollout.ref_logps_B_T).abs().max()) > 0.01  # the adapter does something
+
+
+def test_the_adapter_is_back_when_training_goes_on(tiny_model: Path, tmp_path: Path, adapter: LoraConfig) -> None:
+    runs = []
+    for name, needs in (("a", ()), ("b", ("ref_logps",))):
+        torch.manual_seed(0)
+        settings: dict[str, Any] = {"peft_config": adapter, "advantage_hooks": [Needs(*needs)]}
+        runs.append(train(tiny_model, tmp_path / name, trainer_arguments=settings, beta=0.0))
+    for one, other in zip(runs[0].gradients, runs[1].gradients, strict=True):
+        assert one
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+# ---------------------------------------------------------------------------------------------- teachers
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("teacher"), seed=7)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher: Path, temperature: float) -> None:
+    hook = Needs(teachers=(str(teacher),))
+    rollout = rollout_of(hook, tiny_model, tmp_path, temperature=temperature)
+    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    rows = slowly(model, rollout, temperature)
+    assert_equal_on_the_mask(rollout.teacher_logps_B_T[str(teacher)], rows, rollout)
+
+
+def test_distillation_brings_the_policy_to_the_teacher(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
+    hook = {"name": "teacher_log_ratio", "teacher": str(teacher)}
+    watch = Needs("old_logps", teachers=(str(teacher),))
+    train(
+        tiny_model,
+        tmp_path,
+        scripted=False,
+        trainer_arguments={"advantage_hooks": [hook, watch]},
+        max_steps=40,
+        learning_rate=0.02,
+        optim="adamw_torch",
+        per_device_train_batch_size=32,
+        num_generations=8,
+        max_grad_norm=1.0,
+    )
+
+    def divergence(rollout: Rollout) -> float:
+        assert rollout.old_logps_B_T is not None
+        ratio_B_T = (rollout.old_logps_B_T - rollout.teacher_logps_B_T[str(teacher)]) * rollout.mask_B_T
+        return float(ratio_B_T.sum() / rollout.mask_B_T.sum())
+
+    before = sum(divergence(rollout) for rollout in watch.rollouts[:3]) / 3
+    after = sum(divergence(rollout) for rollout in watch.rollouts[-3:]) / 3
+    assert after < 0.7 * before
+
+
+def test_a_reference_of_its_own_for_full_fine_tuning(tiny_model: Path, tmp_path: Path) -> None:
+    # beta = 0 and no adapter: TRL has no reference, and the starting point is named instead.
+    named = train(
+        tiny_model,
+        tmp_path / "named",
+        trainer_arguments={"advantage_hooks": [{"name": "kl_in_reward", "reference": str(tiny_model)}]},
+        max_steps=2,
+    )
+    kept = train(
+        tiny_model, tmp_path / "kept", trainer_arguments={"advantage_hooks": ["kl_in_reward"]}, max_steps=2, beta=1e-12
+    )
+    for one, other in zip(named.gradients, kept.gradients, strict=True):
+        assert relative_gap(one, other) < 1e-5
+
+
+def test_positions_do_not_count_the_padding(teacher: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    ids, mask = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
+    padded_ids, padded_mask = torch.tensor([[0, 0, 5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 1, 1, 1]])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            completion_logps(model, ids, mask, 2), completion_logps(model, padded_ids, padded_mask, 2)
+        )
+
+
+def made(model: Path, folder: Path, hook: Any, **settings: Any) -> GRPOExtTrainer:
+    return GRPOExtTrainer(
+        str(model),
+        length_reward,
+        arguments(folder, **settings),
+        train_dataset=prompts(),
+        advantage_hooks=[hook],
+        rollout_func=scripted_rollout if settings.get("beta") else None,
+    )
+
+
+def other_vocabulary(model: Path, folder: Path, **changes: int) -> Path:
+    """The same model, whose tokenizer numbers some tokens otherwise."""
+    vocabulary = {**AutoTokenizer.from_pretrained(model).get_vocab(), **changes}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    AutoModelForCausalLM.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    other = other_vocabulary(tiny_model, tmp_path / "other", a=4, b=3)
+    hook = Needs(teachers=(str(other),))
+    with pytest.raises(ConfigurationError, match=r"'Needs' has another vocabulary: 2 of the policy's .*'a' with .* 3 "):
+        made(tiny_model, tmp_path, hook)
+
+
+def test_a_teacher_may_know_more_tokens(tiny_model: Path, tmp_path: Path) -> None:
+    more = other_vocabulary(tiny_model, tmp_path / "more", neverseen=90)
+    assert made(tiny_model, tmp_path, Needs(teachers=(str(more),)))
+
+
+@pytest.mark.parametrize("hook", [{"name": "teacher_log_ratio", "teacher": "no/such-model"}])
+def test_a_teacher_that_is_not_there(tiny_model: Path, tmp_path: Path, hook: Any) -> None:
+    with pytest.raises(ConfigurationError, match="teacher 'no/such-model' of the advantage hook 'teacher_log_ratio'"):
+        made(tiny_model, tmp_path, hook)
+
+
+# ---------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ("kl_in_reward", "'kl_in_reward' needs a reference policy, and there is none: beta is 0.0"),
+        ({"name": "teacher_log_ratio", "teacher": "reference"}, "'teacher_log_ratio' needs a reference policy"),
+        (Needs("entropies"), "'Needs' needs entropies, and has only on_rollout"),
+        (Needs("sampling_logps"), "'Needs' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
+        (Needs("gradients"), "'Needs' needs 'gradients', which there is not. There are: old_logps, ref_logps"),
+        ({"name": "kl_in_reward", "preserve_sum": True}, "'kl_in_reward' needs a reference policy"),
+    ],
+    ids=["kl", "teacher", "entropies", "sampling", "unknown", "preserving"],
+)
+def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, hook: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        made(tiny_model, tmp_path, hook)
+
+
+@pytest.mark.parametrize("needs", ["old_logps", (1,)])
+def test_needs_are_a_sequence_of_strings(tiny_model: Path, tmp_path: Path, needs: Any) -> None:
+    hook = Needs()
+    hook.needs = needs
+    with pytest.raises(ConfigurationError, match="must be a sequence of strings"):
+        made(tiny_model, tmp_path, hook)
+
+
+def test_with_a_reference_it_is_built(tiny_model: Path, tmp_path: Path) -> None:
+    assert made(tiny_model, tmp_path, "kl_in_reward", beta=0.01)
+
+
+class _Unaligned:
+    needs: ClassVar = ("offsets",)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        return advantages_B_T
+
+
+def test_a_tokenizer_that_can_be_aligned_is_accepted(tiny_model: Path, tmp_path: Path) -> None:
+    assert made(tiny_model, tmp_path, _Unaligned())
