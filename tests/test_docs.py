@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests.contexts import make_rollout
 from tests.plugins_env import Environment, make_environment
-from trl_grpo_ext import pipeline
+from trl_grpo_ext import load_advantage_hooks, pipeline
 from trl_grpo_ext.aggregation.seq_mean_token_sum import SeqMeanTokenSum
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +38,41 @@ def test_the_example_hook() -> None:
     rollout = make_rollout([4, 2])
     advantages = pipeline.apply_rollout_hooks(torch.tensor([1.0, -1.0]), [example("FirstTokens")(n=2)], rollout)
     assert advantages.tolist() == [[1, 1, 0, 0], [-1, -1, 0, 0]]
+
+
+def test_the_example_hook_with_needs() -> None:
+    old, ref = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
+    rollout = make_rollout([2], old_logps_B_T=old, ref_logps_B_T=ref)
+    hook = example("TowardsReference")()
+    assert hook.needs == ("old_logps", "ref_logps")
+    advantages = pipeline.apply_rollout_hooks(torch.tensor([1.0]), [hook], rollout)
+    assert advantages.flatten().tolist() == pytest.approx([0.95, 1.1])
+
+
+def test_the_example_hook_that_returns_spans() -> None:
+    text = "so sorry!"
+    offsets = [(0, 2), (2, 5), (5, 8), (8, 9)]  # "so", " so", "rry", "!"
+    rollout = make_rollout([4, 1], texts=[text, "x"], offsets=lambda row: offsets if row == 0 else [(0, 1)])
+    hook = example("NoApologies")()
+    assert hook.needs == ("offsets",)
+    advantages = pipeline.apply_rollout_hooks(torch.tensor([1.0, 1.0]), [hook], rollout)
+    assert advantages.tolist() == [[1, 0.5, 0.5, 1], [1, 0, 0, 0]]
+
+
+def test_the_example_reward_that_returns_spans() -> None:
+    (code,) = [block for block in blocks(PAGE, "python") if "def shouting" in block]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    scores = names["shouting"](completions=["a!b!", "", [{"role": "assistant", "content": "!"}]])
+    assert scores == [-0.2, 0.0, -0.1]
+    assert [score.spans for score in scores] == [((1, 2, -0.1), (3, 4, -0.1)), (), ((0, 1, -0.1),)]
+    assert torch.tensor(scores).tolist() == pytest.approx([-0.2, 0.0, -0.1])  # what plain TRL does with them
+
+
+def test_the_example_selection_with_switches() -> None:
+    (selection,) = [yaml.safe_load(block) for block in blocks(PAGE, "yaml") if "preserve_sum" in block]
+    hooks = load_advantage_hooks(selection["advantage_hooks"])
+    assert [hook.__name__ for hook in hooks] == ["leave_one_out", "segment_weights"]
 
 
 def test_the_example_aggregation() -> None:

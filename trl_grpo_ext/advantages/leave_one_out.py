@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+from .group_statistics import gather_rewards, group_means, group_sums, on_every_token
 
 if TYPE_CHECKING:
+    import torch
+
     from ..types import Rollout
 
 
@@ -27,15 +29,9 @@ class LeaveOneOut:
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`, constant over each completion's tokens."""
-        rewards_N = rollout.gather(rollout.rewards_B)
-        groups_N = rollout.gather(rollout.group_ids_B)
-        scored_N = ~torch.isnan(rewards_N)
-        values_N = torch.where(scored_N, rewards_N, 0.0)
-        # A group may be spread over ranks, hence sums over all ranks' rows.
-        sums_Q = values_N.new_zeros(rollout.totals.prompts).index_add(0, groups_N, values_N)
-        counts_Q = values_N.new_zeros(rollout.totals.prompts).index_add(0, groups_N, scored_N.to(values_N.dtype))
-        others_N = counts_Q[groups_N] - 1
-        baselines_N = (sums_Q[groups_N] - values_N) / others_N.clamp(min=1)
-        usable_N = scored_N & (others_N > 0)
-        new_B = torch.where(usable_N, values_N - baselines_N, 0.0)[rollout.local_rows]
-        return new_B.to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
+        rewards_N, scored_N, groups_N = gather_rewards(rollout)
+        counts_N = group_sums(scored_N, groups_N)
+        centred_N = scored_N * (rewards_N - group_means(rewards_N, scored_N, groups_N))
+        # Of n rewards with the mean μ, r minus the mean of the n - 1 others is n/(n - 1) · (r - μ).
+        new_N = centred_N * counts_N / (counts_N - 1).clamp(min=1)
+        return on_every_token(new_N[rollout.local_rows], advantages_B_T)

@@ -1,0 +1,309 @@
+"""The sequence-level estimators: by hand, against slow loops, on several ranks, and what relates one to another."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.advantages.estimator_loops import CASES, Case, Row
+from tests.contexts import Ranks, cut, make_rollout
+from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext.types import Rollout
+
+NAN = math.nan
+some = settings(max_examples=60, deadline=None)
+few = settings(max_examples=25, deadline=None)
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def rollout_of(rows: Sequence[Row], **overrides: Any) -> Rollout:
+    lengths, rewards, groups = [r.length for r in rows], [r.reward for r in rows], [r.group for r in rows]
+    return make_rollout(lengths, rewards, groups, **overrides)
+
+
+def on_tokens(selection: Any, rollout: Rollout, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Advantages `(B, T)` after the hook; what comes in is 9 everywhere, and must be replaced."""
+    incoming = torch.full((len(rollout.prompts),), 9.0, dtype=dtype)
+    return pipeline.apply_rollout_hooks(incoming, loaded(json.dumps(selection)), rollout)
+
+
+@cache
+def loaded(selection: str) -> list[Any]:
+    """Hooks keep nothing, so that they may be loaded once for thousands of examples."""
+    return load_advantage_hooks([json.loads(selection)])
+
+
+def advantages(selection: Any, rewards: Sequence[float], groups: Sequence[int] | None = None) -> list[float]:
+    """Advantages of completions of one token each."""
+    result: list[float] = on_tokens(selection, make_rollout([1] * len(rewards), rewards, groups)).squeeze(1).tolist()
+    return result
+
+
+# ---------------------------------------------------------------------------------------------- by hand
+
+
+def test_rewards_1_0_0_3_by_hand() -> None:
+    # μ = 1; deviations 0, -1, -1, 2; their squares sum to 6, so σ = √(6/3) = √2.
+    rewards = [1.0, 0.0, 0.0, 3.0]
+    assert advantages("raw_reward", rewards) == [1, 0, 0, 3]
+    assert advantages("centred", rewards) == [0, -1, -1, 2]
+    assert advantages("max_only", rewards) == [0, 0, 0, 3]
+    assert advantages("leave_one_out", rewards) == pytest.approx([1 - 3 / 3, 0 - 4 / 3, 0 - 4 / 3, 3 - 1 / 3])
+    assert advantages({"name": "normalised", "epsilon": 1e-12}, rewards) == pytest.approx(
+        [0, -1 / 2**0.5, -1 / 2**0.5, 2**0.5]
+    )
+    assert advantages("normalised", rewards)[3] == pytest.approx(2 / (2**0.5 + 1e-4), rel=1e-12)
+    assert advantages("mean_relative", rewards) == [0, -1, -1, 2]
+
+
+def test_two_successes_in_eight_by_hand() -> None:
+    # μ = 1/4; squares 2 · 9/16 + 6 · 1/16 = 3/2, so σ = √(3/14) = .46291: .75/σ and -.25/σ.
+    rewards = [1.0, 1.0, *[0.0] * 6]
+    exact = advantages({"name": "normalised", "epsilon": 1e-12}, rewards)
+    assert exact == pytest.approx([1.62019] * 2 + [-0.54006] * 6, abs=5e-6)
+    assert advantages("mean_relative", rewards) == pytest.approx([3.0] * 2 + [-1.0] * 6)
+
+
+def test_the_highest_of_a_group_keep_their_reward() -> None:
+    assert advantages("max_only", [2.0, 3.0, 3.0, NAN]) == [0, 3, 3, 0]  # both of the tied
+    assert advantages("max_only", [-1.0, -2.0, NAN]) == [-1, 0, 0]  # an unscored 0 is not higher
+    assert advantages("max_only", [1.0, 2.0, 5.0, 4.0], [0, 0, 1, 1]) == [0, 2, 5, 0]
+
+
+def test_batch_whitening_by_hand() -> None:
+    # Groups [0, 1] and [2, 6]: r - μ = ∓.5 and ∓2, squares sum to 8.5, σ = √(8.5/3) over four completions.
+    rewards, groups = [0.0, 1.0, 2.0, 6.0], [0, 0, 1, 1]
+    sigma = (8.5 / 3) ** 0.5
+    assert advantages("batch_whitening", rewards, groups) == pytest.approx([d / sigma for d in (-0.5, 0.5, -2, 2)])
+    # Over the batch: μ = 2.25, deviations -2.25, -1.25, -.25, 3.75, squares sum to 20.75.
+    whole = {"name": "batch_whitening", "baseline": "batch"}
+    sigma = (20.75 / 3) ** 0.5
+    assert advantages(whole, rewards, groups) == pytest.approx([d / sigma for d in (-2.25, -1.25, -0.25, 3.75)])
+
+
+def test_the_floor_of_batch_whitening() -> None:
+    # One success among 400: its group of 4 has .75 and three times -.25, squares .75, σ = √(.75/399) = .0434 < .1.
+    rewards, groups = [1.0, *[0.0] * 399], [i // 4 for i in range(400)]
+    assert advantages("batch_whitening", rewards, groups)[:5] == pytest.approx([7.5, -2.5, -2.5, -2.5, 0])
+    lower = {"name": "batch_whitening", "std_floor": 0.01}
+    assert advantages(lower, rewards, groups)[0] == pytest.approx(0.75 / (0.75 / 399) ** 0.5)
+
+
+def test_optimal_baseline_by_hand() -> None:
+    # Σ L r / Σ L = 2 · 1 / 8 = 1/4.
+    assert on_tokens("optimal_baseline", make_rollout([2, 6], [1.0, 0.0]))[:, 0].tolist() == [0.75, -0.25]
+    # A completion without tokens has no weight, nor has one without a reward: (1 · 4 + 3 · 2) / (1 + 3) = 2.5.
+    rollout = make_rollout([1, 0, 3, 2], [4.0, 100.0, 2.0, NAN])
+    assert on_tokens("optimal_baseline", rollout)[:, 0].tolist() == [1.5, 0, -0.5, 0]
+    # Lengths are counts of the tokens that count: 1 and 3 here, though both completions have 3.
+    masked = torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    rollout = replace(make_rollout([3, 3], [1.0, 0.0]), mask_B_T=masked)
+    assert on_tokens("optimal_baseline", rollout).tolist() == [[0, 0, 0.75], [-0.25, -0.25, -0.25]]
+
+
+def test_optimal_baseline_without_any_token_falls_back_to_the_mean() -> None:
+    (hook,) = load_advantage_hooks(["optimal_baseline"])
+    rollout = make_rollout([0, 0, 0], [1.0, 0.0, 5.0], width=1)
+    assert hook.on_rollout(torch.ones(3, 1), rollout).tolist() == [[-1], [-2], [3]]
+
+
+# ---------------------------------------------------------------------------------------------- random batches
+
+
+@st.composite
+def batches(draw: st.DrawFn, case: Case) -> list[Row]:
+    """Groups of any size and id, their rows in any order, some unscored, some without tokens."""
+    finite = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5]) if case.non_negative else st.sampled_from([-2.0, 0.0, 0.1, 1.0])
+    lowest = 0 if case.non_negative else -50
+    reward = st.one_of(finite, st.integers(10 * lowest, 500).map(lambda tenths: tenths / 10))
+    rows = []
+    for group in draw(st.lists(st.integers(-5, 10**6), min_size=1, max_size=4, unique=True)):
+        scored = draw(st.lists(reward, min_size=case.smallest_group, max_size=6))
+        unscored = [NAN] * draw(st.integers(0, 2))
+        rows += [Row(r, group, draw(st.integers(0, 4))) for r in [*draw(st.sampled_from([scored, []])), *unscored]]
+    rows = rows or [Row(NAN)]
+    return list(draw(st.permutations(rows)))
+
+
+@every_case
+@given(data=st.data(), padding=st.integers(0, 2))
+@some
+def test_equals_a_slow_loop(case: Case, data: st.DataObject, padding: int) -> None:
+    rows = data.draw(batches(case))
+    width = max(row.length for row in rows) + padding
+    result = on_tokens(case.selection, rollout_of(rows, width=width))
+    for values, expected, row in zip(result.tolist(), case.slow(rows), rows, strict=True):
+        assert values == pytest.approx([expected] * row.length + [0.0] * (width - row.length), rel=1e-9, abs=1e-9)
+
+
+@every_case
+@given(data=st.data())
+@few
+def test_ranks_agree_with_one_rank(case: Case, data: st.DataObject) -> None:
+    rows = data.draw(batches(case))
+    first = data.draw(st.integers(0, len(rows)))
+    second = data.draw(st.integers(0, len(rows) - first))
+    whole = rollout_of(rows)
+    parts = Ranks(cut(whole, [first, second, len(rows) - first - second])).run(lambda r: on_tokens(case.selection, r))
+    torch.testing.assert_close(torch.cat(parts), on_tokens(case.selection, whole), rtol=0, atol=0)
+
+
+@every_case
+@given(data=st.data())
+@few
+def test_rows_may_come_in_any_order_under_any_group_ids(case: Case, data: st.DataObject) -> None:
+    rows = data.draw(batches(case))
+    order = data.draw(st.permutations(range(len(rows))))
+    width = max(max(row.length for row in rows), 1)
+    result = on_tokens(case.selection, rollout_of(rows, width=width))
+    permuted = on_tokens(case.selection, rollout_of([rows[i] for i in order], width=width))
+    torch.testing.assert_close(permuted, result[list(order)], rtol=1e-9, atol=1e-9)
+    renamed = [Row(row.reward, 7 - 3 * row.group, row.length) for row in rows]
+    renamed_result = on_tokens(case.selection, rollout_of(renamed, width=width))
+    torch.testing.assert_close(renamed_result, result, rtol=1e-9, atol=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------- hostile batches
+
+BASELINES = [case for case in CASES.values() if case.name not in ("raw_reward", "max_only")]
+every_baseline = pytest.mark.parametrize("case", BASELINES, ids=[n for n, c in CASES.items() if c in BASELINES])
+
+
+@every_baseline
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3, 1e-30, 12345.678])
+def test_equal_rewards_give_exactly_nothing(case: Case, reward: float, dtype: torch.dtype) -> None:
+    rollout = make_rollout([1, 2, 3, 1, 2, 3, 1], [reward] * 7)
+    result = on_tokens(case.selection, replace(rollout, rewards_B=rollout.rewards_B.to(dtype)))
+    assert not result.any()  # nor what rounding would leave, which a small divisor would blow up
+
+
+@every_case
+def test_a_batch_without_any_reward_gets_nothing(case: Case) -> None:
+    assert advantages(case.selection, [NAN] * 4, [0, 0, 1, 1]) == [0] * 4
+
+
+@every_case
+def test_an_unscored_completion_gets_nothing_and_changes_nothing(case: Case) -> None:
+    rewards = [2.0, 0.0, 0.0, 1.5]
+    with_holes = advantages(case.selection, [NAN, *rewards[:2], NAN, *rewards[2:], NAN])
+    assert [with_holes[i] for i in (0, 3, 6)] == [0, 0, 0]
+    assert [with_holes[i] for i in (1, 2, 4, 5)] == pytest.approx(advantages(case.selection, rewards))
+
+
+SINGLES = [case for case in BASELINES if case.smallest_group == 1 and case.parameters.get("baseline") != "batch"]
+
+
+@pytest.mark.parametrize("case", SINGLES, ids=[case.name for case in SINGLES])
+def test_the_only_scored_completion_of_a_group_gets_nothing(case: Case) -> None:
+    assert advantages(case.selection, [NAN, 5.0, NAN, 3.0], [0, 0, 0, 1]) == [0, 0, 0, 0]
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_precision_keeps_its_dtype_and_is_computed_in_float32_at_least(case: Case, dtype: torch.dtype) -> None:
+    # In bfloat16 counting stops at 256. All of these rewards and lengths are exact in it.
+    rows = [Row(float(i % 3 == 0) * 2, i % 2, i % 4) for i in range(600)]
+    if case.name == "pass_at_k":  # its slow loop would build millions of sets
+        rows = rows[:40]
+    rollout = rollout_of(rows)
+    rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype), mask_B_T=rollout.mask_B_T.to(dtype))
+    result = on_tokens(case.selection, rollout, dtype)
+    assert result.dtype == dtype
+    expected = torch.tensor(case.slow(rows), dtype=torch.float64)
+    live = rollout.mask_B_T > 0
+    expected_B_T = torch.where(live, expected.unsqueeze(1), 0.0)
+    # Rounding is relative to the largest number that took part, which the highest reward is.
+    torch.testing.assert_close(result.double(), expected_B_T, rtol=2 * torch.finfo(dtype).eps, atol=2e-6)
+
+
+# ---------------------------------------------------------------------------------------------- relations
+
+GROUP_OF_ANY = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=2, max_size=8)
+GROUP_OF_GAINS = st.lists(st.floats(0.01, 100), min_size=1, max_size=8)
+
+
+@given(GROUP_OF_ANY)
+@some
+def test_leave_one_out_is_centred_times_n_over_n_minus_1(rewards: list[float]) -> None:
+    factor = len(rewards) / (len(rewards) - 1)
+    expected = [factor * a for a in advantages("centred", rewards)]
+    assert advantages("leave_one_out", rewards) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@given(GROUP_OF_ANY, st.floats(1e-6, 10))
+@some
+def test_normalised_times_its_divisor_is_centred(rewards: list[float], epsilon: float) -> None:
+    divisor = torch.tensor(rewards, dtype=torch.float64).std().item() + epsilon
+    values = advantages({"name": "normalised", "epsilon": epsilon}, rewards)
+    assert [a * divisor for a in values] == pytest.approx(advantages("centred", rewards), rel=1e-6, abs=1e-9)
+
+
+@given(GROUP_OF_GAINS)
+@some
+def test_mean_relative_times_the_mean_is_centred(rewards: list[float]) -> None:
+    mean = math.fsum(rewards) / len(rewards)
+    values = [a * mean for a in advantages("mean_relative", rewards)]
+    assert values == pytest.approx(advantages("centred", rewards), abs=1e-9)
+
+
+@given(GROUP_OF_ANY, st.integers(1, 5))
+@some
+def test_optimal_baseline_is_centred_where_lengths_are_equal(rewards: list[float], length: int) -> None:
+    rollout = make_rollout([length] * len(rewards), rewards)
+    torch.testing.assert_close(on_tokens("optimal_baseline", rollout), on_tokens("centred", rollout))
+
+
+@given(GROUP_OF_ANY, st.lists(st.integers(1, 5), min_size=8, max_size=8))
+@some
+def test_optimal_baseline_sums_to_zero_over_tokens(rewards: list[float], lengths: list[int]) -> None:
+    result = on_tokens("optimal_baseline", make_rollout(lengths[: len(rewards)], rewards))
+    assert result.sum().item() == pytest.approx(0, abs=1e-8)
+
+
+@given(st.lists(GROUP_OF_ANY, min_size=1, max_size=3), st.sampled_from(["group", "batch"]))
+@some
+def test_whitened_advantages_have_unit_variance_above_the_floor(groups: list[list[float]], baseline: str) -> None:
+    rewards = [r for group in groups for r in group]
+    ids = [number for number, group in enumerate(groups) for _ in group]
+    values = advantages({"name": "batch_whitening", "baseline": baseline, "std_floor": 0.5}, rewards, ids)
+    centred = advantages("centred", rewards, ids if baseline == "group" else None)
+    deviation = torch.tensor(values, dtype=torch.float64).std().item()
+    if torch.tensor(centred, dtype=torch.float64).std() > 0.5:
+        assert deviation == pytest.approx(1)
+    else:
+        assert values == pytest.approx([c / 0.5 for c in centred], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["centred", "normalised", "leave_one_out", "batch_whitening", "optimal_baseline"])
+@given(rewards=GROUP_OF_ANY, constant=st.floats(-1000, 1000))
+@some
+def test_a_constant_on_all_rewards_changes_nothing(name: str, rewards: list[float], constant: float) -> None:
+    rewards = [round(r, 2) for r in rewards]
+    lengths = [1 + i % 3 for i in range(len(rewards))]
+    plain = on_tokens(name, make_rollout(lengths, rewards))
+    shifted = on_tokens(name, make_rollout(lengths, [r + constant for r in rewards]))
+    torch.testing.assert_close(shifted, plain, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["centred", "normalised", "leave_one_out", "batch_whitening", "mean_relative"])
+@given(rewards=GROUP_OF_GAINS)
+@some
+def test_the_advantages_of_a_group_sum_to_zero(name: str, rewards: list[float]) -> None:
+    assert math.fsum(advantages(name, rewards)) == pytest.approx(0, abs=1e-8)
+
+
+@given(GROUP_OF_GAINS, st.floats(0.01, 100))
+@some
+def test_mean_relative_does_not_know_the_unit_of_the_reward(rewards: list[float], unit: float) -> None:
+    scaled = advantages("mean_relative", [r * unit for r in rewards])
+    assert scaled == pytest.approx(advantages("mean_relative", rewards), rel=1e-9, abs=1e-9)

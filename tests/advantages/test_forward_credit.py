@@ -1,0 +1,197 @@
+"""zero_variance_credit, low_probability and future_kl: by hand, against loops, and at their edges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.advantages.token_batches import Rows, forward_of, hook, live_places, rollouts
+from tests.contexts import make_forward, mask_of, padded
+from trl_grpo_ext import pipeline
+from trl_grpo_ext.types import Forward, Rollout
+
+
+def after_forward(forward: Forward, advantages: Any, name: str, **parameters: Any) -> Rows:
+    incoming = torch.as_tensor(advantages, dtype=torch.float64)
+    rows: Rows = pipeline.apply_forward_hooks(incoming, [hook(name, **parameters)], forward).tolist()
+    return rows
+
+
+class TestZeroVariance:
+    def rows(
+        self, rewards: list[float], equal: list[bool], lengths: list[int] | None = None, **parameters: Any
+    ) -> Rows:
+        entropies = padded([[1.0, 3.0, 2.0]] * len(rewards))
+        mask = mask_of(lengths or [3] * len(rewards), 3)
+        forward = make_forward(
+            -entropies,
+            entropies,
+            mask,
+            rewards_B=torch.tensor(rewards, dtype=torch.float64),
+            zero_variance_B=torch.tensor(equal),
+        )
+        return after_forward(forward, [7.0] * len(rewards), "zero_variance_credit", **parameters)
+
+    def test_by_hand(self) -> None:
+        right, wrong, other = self.rows([1, 0, 1], [True, True, False], alpha=0.1)
+        assert right == pytest.approx([0.1, 0.3, 0.2])
+        assert wrong == pytest.approx([-0.2, 0, -0.1])
+        assert other == [7, 7, 7]
+
+    def test_the_largest_entropy_is_that_of_live_tokens(self) -> None:
+        (wrong,) = self.rows([0], [True], [1])
+        assert wrong == [0, 0, 0]  # its only live token is its surest and its least sure
+
+    def test_right_is_above_the_threshold(self) -> None:
+        at, above = self.rows([0.5, 0.6], [True, True])
+        assert at[0] < 0 < above[0]
+        assert self.rows([2.0], [True], correct_above=2.0)[0][0] < 0 < self.rows([2.1], [True], correct_above=2.0)[0][0]
+
+    def test_unscored_and_empty_completions_are_left_alone(self) -> None:
+        assert self.rows([math.nan, 0], [True, True], [3, 0]) == [[7, 7, 7], [0, 0, 0]]
+
+    def test_entropies_off_the_mask_are_not_read(self) -> None:
+        entropies = padded([[1.0, math.nan, math.inf]])
+        forward = make_forward(entropies, entropies, mask_of([1], 3), zero_variance_B=torch.tensor([True]))
+        assert after_forward(forward, [7.0], "zero_variance_credit") == [[0, 0, 0]]
+
+    def test_it_asks_for_entropies(self) -> None:
+        assert tuple(hook("zero_variance_credit").needs) == ("entropies",)
+
+    @given(rollouts(), st.lists(st.booleans(), min_size=6, max_size=6), st.floats(0.01, 2))
+    @settings(max_examples=60, deadline=None)
+    def test_equals_a_loop(self, rollout: Rollout, equal: list[bool], alpha: float) -> None:
+        count = len(rollout.prompts)
+        forward = forward_of(rollout, zero_variance_B=torch.tensor(equal[:count]))
+        for row, values in enumerate(after_forward(forward, [7.0] * count, "rl_zvp", alpha=alpha)):
+            entropies = forward.entropies_B_T[row].tolist()
+            reward, live = float(rollout.rewards_B[row]), live_places(rollout, row)
+            for place in live:
+                expected = 7.0
+                if equal[row] and reward > 0.5:
+                    expected = alpha * entropies[place]
+                elif equal[row] and reward <= 0.5:
+                    expected = -alpha * (max(entropies[other] for other in live) - entropies[place])
+                assert values[place] == pytest.approx(expected, abs=1e-12)
+
+
+class TestLowProbability:
+    def forward(self) -> Forward:
+        return make_forward(padded([[0.9, 0.5, 0.1]]).log(), torch.zeros(1, 3))
+
+    def test_by_hand(self) -> None:
+        assert after_forward(self.forward(), [1.0], "low_probability")[0] == pytest.approx([0.97, 0.85, 0.73])
+        assert after_forward(self.forward(), [-2.0], "low_probability")[0] == pytest.approx([-1.94, -1.70, -1.46])
+
+    def test_the_ends_of_its_range(self) -> None:
+        assert after_forward(self.forward(), [2.0], "low_probability", alpha=0)[0] == [2, 2, 2]
+        assert after_forward(self.forward(), [2.0], "low_probability", alpha=1)[0] == pytest.approx([1.8, 1.0, 0.2])
+
+    @given(rollouts(), st.floats(0, 1))
+    @settings(max_examples=60, deadline=None)
+    def test_equals_a_loop(self, rollout: Rollout, alpha: float) -> None:
+        advantages = [1.5 - row for row in range(len(rollout.prompts))]
+        forward = forward_of(rollout)
+        for row, values in enumerate(after_forward(forward, advantages, "low_probability", alpha=alpha)):
+            for place in live_places(rollout, row):
+                probability = math.exp(float(forward.logps_B_T[row, place]))
+                expected = alpha * advantages[row] * probability + (1 - alpha) * advantages[row]
+                assert values[place] == pytest.approx(expected, abs=1e-12)
+
+    def test_half_precision_probabilities_are_not_rounded_first(self) -> None:
+        result = pipeline.apply_forward_hooks(
+            torch.ones(1),
+            [hook("low_probability", alpha=1.0)],
+            make_forward(padded([[0.123]]).log(), torch.zeros(1, 1)),
+        )
+        assert result.dtype == torch.float32
+        assert result.item() == pytest.approx(0.123, rel=1e-6)
+
+
+class TestFutureKL:
+    WIDE: dict[str, Any] = {"half_life": 1.0, "epsilon_low": 1.0, "epsilon_high": 1e9}  # noqa: RUF012
+
+    def rows(self, moved: list[list[float]], advantages: Any, mask: Any = None, **parameters: Any) -> Rows:
+        """`moved` is log π - log π_old."""
+        old = torch.full((len(moved), len(moved[0])), -1.0, dtype=torch.float64)
+        logps = old + padded(moved)
+        forward = make_forward(logps, torch.zeros_like(logps), mask, old_logps_B_T=old)
+        return after_forward(forward, advantages, "future_kl", **parameters)
+
+    def test_by_hand(self) -> None:
+        # γ = 1/2: .4; -.2 + .2 = 0; .1 + 0 = .1.
+        (row,) = self.rows([[0.1, -0.2, 0.4]], [2.0], **self.WIDE)
+        assert row == pytest.approx([2 * math.exp(0.1), 2, 2 * math.exp(0.4)])
+
+    def test_weights_are_clipped(self) -> None:
+        moved = [[0.5], [0.1], [-0.1], [-0.5]]
+        by_default = self.rows(moved, [1.0, -1.0, 1.0, -1.0])
+        assert by_default == [[pytest.approx(1.2)], [pytest.approx(-math.exp(0.1))], [1], [-1]]
+        both = self.rows(moved, [1.0] * 4, epsilon_low=0.2, epsilon_high=0.2)
+        assert [value for (value,) in both] == pytest.approx([1.2, math.exp(0.1), math.exp(-0.1), 0.8])
+
+    def test_by_default_half_is_left_after_32_tokens(self) -> None:
+        (row,) = self.rows([[0.0] * 32 + [0.1]], [1.0])
+        assert row[0] == pytest.approx(math.exp(0.05))
+
+    def test_runaway_tokens_are_not_in_the_sum(self) -> None:
+        moved = [[0.2, math.log(4.1)]]
+        (with_it,) = self.rows(moved, [1.0], **self.WIDE)
+        (without,) = self.rows(moved, [1.0], ratio_cap=4.0, **self.WIDE)
+        assert with_it[0] == pytest.approx(math.exp(0.2 + math.log(4.1) / 2))
+        assert without == pytest.approx([math.exp(0.2), 1.0])
+
+    def test_tokens_that_are_being_unlearnt_but_rise_are_not_amplified(self) -> None:
+        moved = [[math.log(3.0)], [math.log(3.0)], [math.log(1.5)]]
+        rows = self.rows(moved, [-1.0, 1.0, -1.0], safety_threshold=2.0, **self.WIDE)
+        assert [value for (value,) in rows] == pytest.approx([-1, 3, -1.5])
+        rows = self.rows(moved, [-1.0, 1.0, -1.0], safety_threshold=None, **self.WIDE)
+        assert [value for (value,) in rows] == pytest.approx([-3, 3, -1.5])
+        # Below 1 the weight stays what it is.
+        (row,) = self.rows([[math.log(3.0), -9.0]], [-1.0], safety_threshold=2.0, **self.WIDE)
+        assert row[0] == pytest.approx(-math.exp(math.log(3.0) - 4.5))
+
+    def test_a_first_pass_changes_nothing(self) -> None:
+        assert self.rows([[0.0, 0.0]], [0.3], **self.WIDE) == [[0.3, 0.3]]
+
+    def test_tools_and_extremes(self) -> None:
+        mask = torch.tensor([[1.0, 0.0, 1.0]], dtype=torch.float64)
+        (row,) = self.rows([[0.1, math.nan, 0.4]], [1.0], mask, **self.WIDE)
+        assert row == pytest.approx([math.exp(0.3), 0, math.exp(0.4)])
+        (row,) = self.rows([[2.0] * 900], [1.0], half_life=1e6)  # exp overflows
+        assert row == pytest.approx([1.2] * 900)
+
+    @given(
+        rollouts(),
+        st.sampled_from([0.5, 3.0, 100.0]),
+        st.floats(0, 1),
+        st.floats(0.01, 3),
+        st.floats(1.01, 30),
+        st.none() | st.floats(0.1, 30),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_equals_a_loop(
+        self, rollout: Rollout, half_life: float, low: float, high: float, cap: float, safety: float | None
+    ) -> None:
+        advantages = [1.5 - row for row in range(len(rollout.prompts))]
+        forward = forward_of(rollout)
+        moved = (forward.logps_B_T - forward.old_logps_B_T).tolist()
+        parameters = {"epsilon_low": low, "epsilon_high": high, "ratio_cap": cap, "safety_threshold": safety}
+        rows = after_forward(forward, advantages, "fipo", half_life=half_life, **parameters)
+        for row, values in enumerate(rows):
+            live = live_places(rollout, row)
+            for t, place in enumerate(live):
+                future = sum(
+                    0.5 ** ((s - t) / half_life) * moved[row][live[s]]
+                    for s in range(t, len(live))
+                    if math.exp(moved[row][live[s]]) <= cap
+                )
+                weight = min(max(math.exp(future), 1 - low), 1 + high)
+                if safety is not None and advantages[row] < 0 and math.exp(moved[row][place]) > safety:
+                    weight = min(weight, 1.0)
+                assert values[place] == pytest.approx(advantages[row] * weight, abs=1e-9)

@@ -1,0 +1,144 @@
+"""prefix_tree: by hand, against prefixes kept as tuples, its sums, and groups spread over ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.advantages.token_batches import Rows, after_rollout, hook, live_places, on_ranks, rollouts
+from tests.contexts import make_rollout
+from trl_grpo_ext.types import Rollout
+
+
+def of_texts(texts: list[str], rewards: list[float], live: list[str] | None = None, **overrides: object) -> Rollout:
+    """One token per letter; `live` has a dot where a tool wrote."""
+    width = max(len(text) for text in texts)
+    ids = torch.tensor([[ord(letter) for letter in text.ljust(width, "~")] for text in texts])
+    rollout = make_rollout([len(text) for text in texts], rewards, completion_ids_B_T=ids, **overrides)
+    if live is not None:
+        of_the_model = torch.tensor([[letter != "." for letter in text.ljust(width)] for text in live])
+        rollout = replace(rollout, mask_B_T=rollout.mask_B_T * of_the_model)
+    return rollout
+
+
+def credit(rollout: Rollout, mode: str = "replace", incoming: float = 9.0) -> Rows:
+    return after_rollout(rollout, [incoming] * len(rollout.prompts), "prefix_tree", mode=mode)
+
+
+def test_by_hand() -> None:
+    # μ = 1/3. After A all three: 1/3. After AB two: 1/2. After AE one: 0.
+    rows = credit(of_texts(["ABC", "ABD", "AEF"], [1, 0, 0]))
+    for row, expected in zip(rows, [[0, 1 / 6, 1 / 2], [0, 1 / 6, -1 / 2], [0, -1 / 3, 0]], strict=True):
+        assert row == pytest.approx(expected, abs=1e-12)
+
+
+def test_in_mode_add_it_is_added() -> None:
+    rows = credit(of_texts(["ABC", "ABD", "AEF"], [1, 0, 0]), mode="add", incoming=2.0)
+    assert rows[1] == pytest.approx([2, 2 + 1 / 6, 2 - 1 / 2])
+
+
+def test_one_completion_may_be_the_beginning_of_another() -> None:
+    # μ = 1/2. After A and AB both: 1/2. AB ends there, with its own reward 1; ABC goes on, with V(AB) = 1/2 before C.
+    assert credit(of_texts(["AB", "ABC"], [1, 0])) == [[0, 0.5, 0], [0, 0, -0.5]]
+
+
+def test_the_same_completion_twice_with_different_rewards() -> None:
+    # Nothing tells them apart until both have ended.
+    assert credit(of_texts(["AB", "AB"], [1, 0])) == [[0, 0.5], [0, -0.5]]
+
+
+def test_same_tokens_after_different_beginnings_are_no_common_prefix() -> None:
+    assert credit(of_texts(["AXX", "BXX"], [1, 0])) == [[0.5, 0, 0], [-0.5, 0, 0]]
+
+
+def test_padding_is_no_token() -> None:
+    rollout = of_texts(["A", "A~", "B~"], [1, 0, 0])  # the padding of the first has the id of the others' second token
+    for row, expected in zip(credit(rollout), [[2 / 3, 0], [1 / 6, -1 / 2], [-1 / 3, 0]], strict=True):
+        assert row == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_changes_at_a_tools_tokens_goes_to_the_next_live_one() -> None:
+    # They part at the second token, a tool's: the third, the model's, gets it.
+    assert credit(of_texts(["AxB", "AyC"], [1, 0], live=["A.B", "A.C"])) == [[0, 0, 0.5], [0, 0, -0.5]]
+    # Where none follows, the last live one gets it.
+    assert credit(of_texts(["Ax", "Ay"], [1, 0], live=["A.", "A."])) == [[0.5, 0], [-0.5, 0]]
+
+
+def test_without_a_reward_there_is_no_credit_and_no_part_in_the_means() -> None:
+    rollout = of_texts(["AB", "AC", "AB"], [1, 0, math.nan])
+    assert credit(rollout) == [[0, 0.5], [0, -0.5], [0, 0]]
+    assert credit(of_texts(["AB", "AB"], [math.nan, math.nan])) == [[0, 0], [0, 0]]
+    assert credit(rollout, mode="add", incoming=2.0)[2] == [2, 2]
+
+
+def test_equal_rewards_give_zero_to_the_bit() -> None:
+    rows = credit(of_texts(["ABC", "ABD", "AEF"], [0.1, 0.1, 0.1]))
+    assert rows == [[0, 0, 0]] * 3
+
+
+def test_alone_and_empty() -> None:
+    assert credit(of_texts(["AB"], [0.7])) == [[0, 0]]
+    assert credit(of_texts(["AB", ""], [1, 0])) == [[0.5, 0], [0, 0]]
+
+
+def expected_credit(rollout: Rollout) -> Rows:
+    """Every prefix as a tuple, its value the mean over the completions that start with it."""
+    rewards, groups = rollout.rewards_B.tolist(), rollout.group_ids_B.tolist()
+    lengths = rollout.completion_mask_B_T.sum(dim=1).long().tolist()
+    tokens = [tuple(ids[:length]) for ids, length in zip(rollout.completion_ids_B_T.tolist(), lengths, strict=True)]
+
+    def value(row: int, length: int) -> float:
+        if length == lengths[row]:
+            return float(rewards[row])
+        sharing = [
+            rewards[other]
+            for other in range(len(tokens))
+            if groups[other] == groups[row]
+            and lengths[other] >= length
+            and tokens[other][:length] == tokens[row][:length]
+            and not math.isnan(rewards[other])
+        ]
+        return float(sum(sharing) / len(sharing))
+
+    table = [[0.0] * rollout.mask_B_T.size(1) for _ in tokens]
+    for row, reward in enumerate(rewards):
+        live = live_places(rollout, row)
+        if math.isnan(reward) or not live:
+            continue
+        for place in range(lengths[row]):
+            receiver = next((other for other in live if other >= place), live[-1])
+            table[row][receiver] += value(row, place + 1) - value(row, place)
+    return table
+
+
+@given(rollouts())
+@settings(max_examples=100, deadline=None)
+def test_equals_a_loop_over_prefixes(rollout: Rollout) -> None:
+    for row, expected in zip(credit(rollout), expected_credit(rollout), strict=True):
+        assert row == pytest.approx(expected, abs=1e-9)
+
+
+@given(rollouts())
+@settings(max_examples=60, deadline=None)
+def test_every_completion_sums_to_its_reward_minus_the_groups_mean(rollout: Rollout) -> None:
+    for row, values in enumerate(credit(rollout)):
+        gap = float(rollout.rewards_B[row] - rollout.group_baselines_B[row])
+        live = bool(rollout.mask_B_T[row].any())
+        assert sum(values) == pytest.approx(gap if live and not math.isnan(gap) else 0.0, abs=1e-9)
+
+
+@given(rollouts(most_rows=6), st.data())
+@settings(max_examples=40, deadline=None)
+def test_groups_spread_over_ranks(rollout: Rollout, data: st.DataObject) -> None:
+    count = len(rollout.prompts)
+    first = data.draw(st.integers(1, count))
+    second = data.draw(st.integers(0, count - first))
+    sizes = [size for size in (first, second, count - first - second) if size]
+    parts = on_ranks(rollout, sizes, [9.0] * count, [hook("prefix_tree") for _ in sizes])
+    for row, expected in zip(parts, credit(rollout), strict=True):
+        assert row == pytest.approx(expected, abs=1e-12)

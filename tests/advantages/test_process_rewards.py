@@ -1,0 +1,312 @@
+"""`process_rewards`: both forms by hand, against a slow loop, and what becomes of steps, silence and ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contexts import Ranks, cut, make_rollout
+from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext.advantages.process_rewards import min_form
+from trl_grpo_ext.advantages.segments import last_tokens, split_steps
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginParameterError
+from trl_grpo_ext.types import Rollout
+
+NAN = math.nan
+PLAIN = {"form": "sum", "baseline": "none"}
+
+
+def advantages(rollout: Rollout, incoming: float = 9.0, dtype: torch.dtype = torch.float64, **parameters: Any) -> Any:
+    (hook,) = load_advantage_hooks([{"name": "process_rewards", **parameters}])
+    return pipeline.apply_rollout_hooks(torch.full((len(rollout.texts),), incoming, dtype=dtype), [hook], rollout)
+
+
+def stepped(rows: list[list[float]], **overrides: Any) -> Rollout:
+    """Every step is one token of one character; the reward is the steps' sum."""
+    spans = [[(i, i + 1, value) for i, value in enumerate(row)] for row in rows]
+    rewards = [sum(row) for row in rows]
+    return make_rollout([len(row) for row in rows], rewards, reward_spans={"r": spans}, **overrides)
+
+
+# ------------------------------------------------------------------------------------------------------- by hand
+
+
+def test_the_minimum_form_by_hand() -> None:
+    # exp(-.8), exp(.4), exp(-.6) are .44933, 1.49182, .54881 and sum to 2.48996: weights .18046, .59914, .22041.
+    assert min_form([0.8, -0.4, 0.6], 1.0) == pytest.approx([0.14436, -0.23965, 0.13225], abs=1e-5)
+    result = advantages(stepped([[0.8, -0.4, 0.6]]), baseline="none")
+    to_go = [0.14436 - 0.23965 + 0.13225, -0.23965 + 0.13225, 0.13225]
+    assert result[0].tolist() == pytest.approx(to_go, abs=2e-5)
+
+
+def test_a_low_temperature_leaves_the_worst_step() -> None:
+    result = advantages(stepped([[0.8, -0.4, 0.6]]), baseline="none", temperature=1e-3)
+    assert result[0].tolist() == pytest.approx([-0.4, -0.4, 0.0])
+    # However far apart the rewards are.
+    assert min_form([1e300, -1e300, 0.0], 1e-9) == [0.0, -1e300, 0.0]
+    assert min_form([], 1.0) == []
+
+
+def test_the_sum_by_hand() -> None:
+    rollout = stepped([[0.8, -0.4, 0.6]])
+    assert advantages(rollout, **PLAIN)[0].tolist() == pytest.approx([1.0, 0.2, 0.6])
+    # .8 - .4/2 + .6/4, -.4 + .6/2, .6
+    assert advantages(rollout, **PLAIN, gamma=0.5)[0].tolist() == pytest.approx([0.75, -0.1, 0.6])
+    assert advantages(rollout, **PLAIN, gamma=0)[0].tolist() == pytest.approx([0.8, -0.4, 0.6])
+
+
+def test_the_baseline_is_the_groups_mean_return() -> None:
+    # Returns at the first token 3 and 1 (mean 2), and 10 alone in its group; the unscored is in nobody's.
+    rollout = stepped([[1, 2], [1], [10], []], groups=[0, 0, 1, 1])
+    rollout.rewards_B_K[3] = NAN
+    assert advantages(rollout, form="sum").tolist() == [[1, 0], [-1, 0], [0, 0], [0, 0]]
+    assert advantages(rollout, form="sum", coefficient=-2.0).tolist() == [[-2, 0], [2, 0], [0, 0], [0, 0]]
+    added = advantages(rollout, form="sum", mode="add", incoming=0.5)
+    assert added.tolist() == [[1.5, 0.5], [-0.5, 0], [0.5, 0], [0, 0]]
+
+
+def test_spans_are_steps_up_to_their_ends() -> None:
+    # Tokens of two characters. Steps end at 2 (first token), at 5 (inside the third), and nothing comes behind.
+    rollout = make_rollout(
+        [5],
+        [7.0],
+        texts=["abcdefghij"],
+        offsets=lambda row: [(2 * i, 2 * i + 2) for i in range(5)],
+        reward_spans={"r": [[(3, 5, 2.0), (0, 2, 1.0)]]},  # in any order
+    )
+    assert advantages(rollout, **PLAIN).tolist() == [[3, 2, 2, 0, 0]]
+    # With a baseline, too: of one completion, its own return, which only the steps' tokens are held against.
+    assert advantages(rollout, form="sum").tolist() == [[0, -1, -1, 0, 0]]
+
+
+def test_the_end_of_sequence_belongs_to_the_step_that_it_follows() -> None:
+    rollout = make_rollout([4], [1.0], texts=["ab"], offsets=lambda row: [(0, 1), (1, 1), (1, 2), (2, 2)])
+    rollout.reward_spans["r"] = [[(0, 1, 1.0), (1, 2, 2.0)]]  # type: ignore[index]
+    assert advantages(rollout, **PLAIN).tolist() == [[3, 3, 2, 2]]
+    only_an_end = make_rollout([1], [5.0], texts=[""], offsets=lambda row: [(0, 0)])
+    assert advantages(only_an_end, **PLAIN).tolist() == [[5]]
+
+
+def test_a_score_without_spans_is_one_step() -> None:
+    # Plain numbers in a batch with spans, in one without, and a score with no spans at all.
+    mixed = make_rollout([2, 2, 2], [4.0, 1.0, 2.0], reward_spans={"r": [(), [(0, 1, 1.0)], None]})
+    assert advantages(mixed, **PLAIN).tolist() == [[4, 4], [1, 0], [2, 2]]
+    assert advantages(make_rollout([2, 1], [4.0, 1.0]), **PLAIN).tolist() == [[4, 4], [1, 0]]
+
+
+def test_steps_at_a_separator() -> None:
+    text = "ab\n\ncd\n\nef"
+    rollout = make_rollout([10], [1.0], texts=[text])
+    # Two spans end in the first step, none in the second, one in the third: 3, 0, 4.
+    rollout.reward_spans["r"] = [[(0, 1, 1.0), (1, 2, 2.0), (8, 10, 4.0)]]  # type: ignore[index]
+    parameters = {**PLAIN, "separator": "\n\n"}
+    assert advantages(rollout, **parameters).tolist() == [[7] * 4 + [4] * 6]
+    assert advantages(rollout, **parameters, gamma=0.5).tolist() == [[4] * 4 + [2] * 4 + [4] * 2]
+    # The score of a completion without spans is its last step's.
+    rollout.reward_spans["r"] = [()]  # type: ignore[index]
+    assert advantages(rollout, **parameters, gamma=0.5).tolist() == [[0.25] * 4 + [0.5] * 4 + [1] * 2]
+    blank = make_rollout([2], [3.0], texts=["\n\n"])
+    assert advantages(blank, **parameters).tolist() == [[3, 3]]
+
+
+# ----------------------------------------------------------------------------------------------------- its parts
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("a\n\nb", ["a\n\n", "b"]),
+        ("a\n\nb\n\n", ["a\n\n", "b\n\n"]),
+        ("a\n\n\n\n \n\nb", ["a\n\n\n\n \n\n", "b"]),
+        ("\n\na\n\nb", ["\n\na\n\n", "b"]),
+        ("a\n\n\nb", ["a\n\n", "\nb"]),
+        ("a\nb", ["a\nb"]),
+        ("\n\n \n\n", []),
+        ("", []),
+    ],
+)
+def test_steps_by_hand(text: str, pieces: list[str]) -> None:
+    assert [text[start:end] for start, end in split_steps(text, "\n\n")] == pieces
+
+
+@given(st.text("ab \n.", max_size=20), st.sampled_from(["\n\n", "\n", ".", "ab"]))
+@settings(max_examples=100, deadline=None)
+def test_steps_are_the_whole_text_and_none_is_blank(text: str, separator: str) -> None:
+    steps = split_steps(text, separator)
+    pieces = [text[start:end] for start, end in steps]
+    if steps:
+        assert "".join(pieces) == text
+        assert all(piece.replace(separator, "").strip() for piece in pieces)
+        assert all(piece.rstrip().endswith(separator.strip()) for piece in pieces[:-1])
+    else:
+        assert not text.replace(separator, "").strip()
+
+
+def test_last_tokens_by_hand() -> None:
+    offsets = [(0, 0), (0, 2), (2, 2), (2, 3), (2, 4), (4, 6), (6, 6)]
+    #  end 1, 2: the second token and the silent one behind it; 3: both tokens that share it; 6: with the end
+    assert last_tokens(offsets, [0, 1, 2, 3, 4, 5, 6]) == [2, 2, 2, 4, 4, 6, 6]
+    assert last_tokens([(0, 0), (0, 0)], [0]) == [1]
+    assert last_tokens([], [0, 3]) == [-1, -1]
+
+
+# ----------------------------------------------------------------------------------------------- against a loop
+
+
+def slow(rollout: Rollout, form: str, temperature: float, gamma: float, baseline: str) -> list[list[float]]:
+    """Steps of one-character tokens, with every sum written out."""
+    spans, scored = rollout.reward_spans["r"], [not math.isnan(r) for r in rollout.rewards_B_K[:, 0].tolist()]
+    rows, firsts = [], []
+    for i, text in enumerate(rollout.texts):
+        steps = sorted((end, value) for _, end, value in spans[i] or [])
+        if scored[i] and not steps:
+            steps = [(len(text), rollout.rewards_B_K[i, 0].item())]
+        values = [value for _, value in steps] if scored[i] else []
+        if form == "min" and values:
+            exponentials = [math.exp(-value / temperature) for value in values]
+            values = [value * e / sum(exponentials) for value, e in zip(values, exponentials, strict=True)]
+        firsts.append(sum(gamma**j * value for j, value in enumerate(values)) if scored[i] else None)
+        row = []
+        for t in range(len(text)):
+            following = [j for j in range(len(values)) if max(steps[j][0], 1) - 1 >= t]
+            row.append(sum(gamma ** (j - following[0]) * values[j] for j in following) if following else None)
+        rows.append(row)
+    groups = rollout.group_ids_B.tolist()
+    width = rollout.mask_B_T.size(1)
+    result = []
+    for i, row in enumerate(rows):
+        peers = [first for first, group in zip(firsts, groups, strict=True) if group == groups[i] and first is not None]
+        base = sum(peers) / len(peers) if peers and baseline == "group" else 0.0
+        result.append([*(0.0 if value is None else value - base for value in row), *[0.0] * (width - len(row))])
+    return result
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> Rollout:
+    members = draw(st.integers(1, 3))
+    rows = members * draw(st.integers(1, 2))
+    lengths = draw(st.lists(st.integers(0, 5), min_size=rows, max_size=rows))
+    rewards, spans = [], []
+    for length in lengths:
+        scored = draw(st.booleans()) or draw(st.booleans())
+        rewards.append(draw(st.floats(-2, 2)) if scored else NAN)
+        edges = st.tuples(st.integers(0, length), st.integers(0, length)).map(sorted)
+        steps = draw(st.lists(st.tuples(edges, st.floats(-2, 2)), max_size=4)) if scored else None
+        spans.append(None if steps is None else [(a, b, value) for (a, b), value in steps])
+    return make_rollout(lengths, rewards, [i // members for i in range(rows)], reward_spans={"r": spans})
+
+
+@given(
+    rollouts(),
+    st.sampled_from(["min", "sum"]),
+    st.floats(0.1, 5),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from(["group", "none"]),
+    st.data(),
+)
+@settings(max_examples=80, deadline=None)
+def test_against_a_slow_loop_on_one_rank_and_on_several(
+    rollout: Rollout, form: str, temperature: float, gamma: float, baseline: str, data: st.DataObject
+) -> None:
+    parameters: dict[str, Any] = {"form": form, "temperature": temperature, "gamma": gamma, "baseline": baseline}
+    result = advantages(rollout, **parameters)
+    expected = torch.tensor(slow(rollout, form, temperature, gamma, baseline), dtype=torch.float64).view_as(result)
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
+    rows = len(rollout.texts)
+    if rows > 1:
+        first = data.draw(st.integers(1, rows - 1))
+        parts = Ranks(cut(rollout, [first, rows - first])).run(lambda r: advantages(r, **parameters))
+        torch.testing.assert_close(torch.cat(parts), result, rtol=1e-12, atol=1e-12)
+    order = data.draw(st.permutations(range(rows)))
+    mixed = make_rollout(
+        [len(rollout.texts[i]) for i in order],
+        rollout.rewards_B[order].tolist(),
+        rollout.group_ids_B[order].tolist(),
+        width=rollout.mask_B_T.size(1) + 2,
+        reward_spans={"r": [rollout.reward_spans["r"][i] for i in order]},
+    )
+    torch.testing.assert_close(
+        advantages(mixed, **parameters)[:, :-2], result[order].view(rows, -1), rtol=1e-12, atol=1e-12
+    )
+
+
+# ------------------------------------------------------------------------------------------- which function, dtypes
+
+
+def several(spans: dict[str, Any], rewards: list[list[float]]) -> Rollout:
+    return make_rollout(
+        [2, 2], reward_spans=spans, reward_names=("a", "b"), reward_weights_K=torch.tensor([5.0, 7.0]),
+        rewards_B_K=torch.tensor(rewards, dtype=torch.float64),
+    )  # fmt: skip
+
+
+def test_the_function_is_the_one_that_points_or_the_one_named() -> None:
+    steps: list[Any] = [[(0, 1, 1.0), (1, 2, 2.0)], None]
+    rewards = [[10.0, 3.0], [20.0, NAN]]
+    expected = [[3, 2], [0, 0]]
+    assert advantages(several({"b": steps}, rewards), **PLAIN).tolist() == expected
+    assert advantages(several({"a": steps, "b": steps}, rewards), **PLAIN, reward="b").tolist() == expected
+    assert advantages(several({"b": steps}, rewards), **PLAIN, reward="a").tolist() == [[10, 10], [20, 20]]
+    with pytest.raises(ConfigurationError, match="reward must be given where 2 of the reward functions returned spans"):
+        advantages(several({"a": steps, "b": steps}, rewards))
+    with pytest.raises(ConfigurationError, match=r"where 0 of the reward functions .* they are 'a', 'b'"):
+        advantages(several({}, rewards))
+    with pytest.raises(ConfigurationError, match="reward must be one of the run's reward functions, 'a', 'b', got 'c'"):
+        advantages(several({"a": steps}, rewards), reward="c")
+
+
+def test_the_function_is_agreed_on_by_all_ranks() -> None:
+    # On the second rank the function had nothing to say, so nothing there tells that it points.
+    whole = several({"b": [[(0, 1, 1.0)], None]}, [[10.0, 1.0], [20.0, NAN]])
+    first, second = cut(whole, [1, 1])
+    second.reward_spans.clear()  # type: ignore[attr-defined]
+    results = Ranks([first, second]).run(lambda r: advantages(r, **PLAIN))
+    assert torch.cat(results).tolist() == advantages(whole, **PLAIN).tolist() == [[1, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_dtype_of_the_advantages_stays(dtype: torch.dtype) -> None:
+    result = advantages(stepped([[1, 2], [0.5]]), dtype=dtype, form="sum")
+    assert result.dtype == dtype
+    assert result.tolist() == [[1.25, 0.25], [-1.25, 0]]
+
+
+def test_rows_without_live_tokens_are_in_the_baseline_and_need_no_offsets() -> None:
+    def offsets(row: int) -> list[tuple[int, int]]:
+        assert row == 0
+        return [(0, 1), (1, 2)]
+
+    rollout = stepped([[1, 2], [5, 4]], mask_B_T=torch.tensor([[1.0, 1.0], [0.0, 0.0]]), offsets=offsets)
+    assert advantages(rollout, form="sum").tolist() == [[-3, -4], [0, 0]]  # mean of 3 and 9
+
+
+@pytest.mark.parametrize("span", [(0, 3, 1.0), (-1, 1, 1.0), (1, 0, 1.0), (0, 1, NAN), (0, 1, math.inf)])
+def test_a_span_that_cannot_be_is_refused_with_its_row(span: Any) -> None:
+    with pytest.raises(PluginOutputError, match=r"process_rewards: the span .* at row 1 must lie within"):
+        advantages(make_rollout([2, 2], reward_spans={"r": [(), [span]]}))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"reward": ""},
+        {"reward": 5},
+        {"separator": ""},
+        {"separator": 1},
+        {"form": "max"},
+        {"baseline": "batch"},
+        {"mode": "multiply"},
+        *({"temperature": value} for value in (0, -1.0, NAN, math.inf, True, "1")),
+        *({"gamma": value} for value in (-0.1, 1.1, NAN, True, None)),
+        *({"coefficient": value} for value in (NAN, math.inf, "1", False)),
+    ],
+)
+def test_parameters_out_of_range_are_refused_by_name(parameters: dict[str, Any]) -> None:
+    (name,) = parameters
+    with pytest.raises((ConfigurationError, PluginParameterError), match=f"process_rewards: {name} must"):
+        load_advantage_hooks([{"name": "process_rewards", **parameters}])

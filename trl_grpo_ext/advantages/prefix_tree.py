@@ -1,0 +1,125 @@
+"""Token credit from the tree that a group's completions form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .parameter_checks import checked_choice
+from .returns import live_tokens_behind, wide
+
+if TYPE_CHECKING:
+    from ..types import Rollout
+
+
+class PrefixTree:
+    """Credit a token with what it changes in the mean reward of those who came so far: `A_t = V(o_≤t) - V(o_<t)`.
+
+    `V` of a prefix is the mean reward of the group's completions that begin with its tokens. So `V` of the empty prefix
+    is the group's mean reward `μ`, and behind a completion's last token it is the completion's own reward `r`. Tokens
+    where no completion of the group parts from the others get 0, and every completion's advantages sum to `r - μ`.
+
+    Prefixes consist of all completion tokens, whoever wrote them, while credit goes to live tokens only: what changes
+    at a tool's tokens is added to the next live token, or to the last one where none follows.
+
+    For groups that share beginnings: low temperatures, templates, tree-shaped sampling. Completions that part at their
+    first token put all their credit there; mode "add" is the safer choice then.
+
+    Source: TEMPO (2509.18314), which adds this temporal-difference term to GRPO's advantage (mode "add").
+
+    Departures: in mode "replace" the term stands alone. It is in units of the reward and not divided by the group's
+    standard deviation. Behind the last token `V` is the completion's own reward, even where a longer completion goes on
+    from there. Completions that no reward function scored get nothing ("add": keep what came in) and are in no mean.
+
+    Args:
+        mode: "replace" the advantages that come in, or "add" to them.
+
+    Raises:
+        ConfigurationError: `mode` is something else.
+    """
+
+    __name__ = "prefix_tree"
+
+    def __init__(self, *, mode: str = "replace") -> None:
+        self.mode = checked_choice("prefix_tree: mode", mode, ("replace", "add"))
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        rewards_N = rollout.gather(rollout.rewards_B)
+        groups_N = rollout.gather(rollout.group_ids_B)
+        ids_N_T = rollout.gather(rollout.completion_ids_B_T)
+        written_N_T = rollout.gather(rollout.completion_mask_B_T) > 0
+        live_B_T = rollout.mask_B_T > 0
+        width = live_B_T.size(1)  # what others wrote beyond is beyond every shared prefix
+        new_B_T = torch.zeros(live_B_T.shape, dtype=wide(rewards_N.dtype), device=rewards_N.device)
+        for group in set(rollout.group_ids_B.tolist()):
+            rows_B, members_N = rollout.group_ids_B == group, groups_N == group
+            shared_b_G = shared_prefixes(
+                rollout.completion_ids_B_T[rows_B],
+                rollout.completion_mask_B_T[rows_B] > 0,
+                ids_N_T[members_N, :width],
+                written_N_T[members_N, :width],
+            )
+            gaps_b_T = value_gaps(shared_b_G, rollout.rewards_B[rows_B], rewards_N[members_N], width)
+            new_B_T[rows_B] = credit_of_live_tokens(gaps_b_T.to(new_B_T.dtype), live_B_T[rows_B])
+        if self.mode == "add":
+            new_B_T = advantages_B_T + new_B_T
+        return new_B_T.to(advantages_B_T.dtype)
+
+
+def shared_prefixes(
+    ids_b_T: torch.Tensor, written_b_T: torch.Tensor, ids_G_T: torch.Tensor, written_G_T: torch.Tensor
+) -> torch.Tensor:
+    """How many tokens each of `b` completions shares with each of `G` before the two part, `(b, G)`, integer."""
+    lengths = []
+    for ids_T, written_T in zip(ids_G_T, written_G_T, strict=True):
+        same_b_T = (ids_b_T == ids_T) & written_b_T & written_T
+        lengths.append(same_b_T.cumprod(dim=1, dtype=torch.uint8).sum(dim=1))
+    return torch.stack(lengths, dim=1)
+
+
+def value_gaps(shared_b_G: torch.Tensor, rewards_b: torch.Tensor, rewards_G: torch.Tensor, width: int) -> torch.Tensor:
+    """The value of each prefix of a completion, minus the completion's own reward.
+
+    Args:
+        shared_b_G: Tokens shared with each member of the group.
+        rewards_b: The completions' rewards; NaN for none.
+        rewards_G: The members' rewards; NaN for none.
+        width: `T`.
+
+    Returns:
+        `(b, T+1)`: entry `t` is for the first `t` tokens, meant up to the completion's length. Zero where the
+        completion has no reward.
+    """
+    scored_b_G = (~torch.isnan(rewards_b)).unsqueeze(1) & ~torch.isnan(rewards_G)
+    # Differences of rewards and not rewards: where all who share a prefix got the same, the gap is 0 to the bit.
+    apart_b_G = torch.where(scored_b_G, rewards_G - rewards_b.unsqueeze(1), 0.0)
+
+    sums_b_T = apart_b_G.new_zeros(len(apart_b_G), width + 1)
+    counts_b_T = torch.zeros_like(sums_b_T)
+    prefix_T = torch.arange(width + 1, device=shared_b_G.device)
+    # One member after the other, so that the sum is the same to the bit wherever the same members share a prefix.
+    for shared_b, apart_b, scored_b in zip(shared_b_G.T, apart_b_G.T, scored_b_G.T, strict=True):
+        shares_b_T = (prefix_T <= shared_b.unsqueeze(1)) & scored_b.unsqueeze(1)
+        sums_b_T += torch.where(shares_b_T, apart_b.unsqueeze(1), 0.0)
+        counts_b_T += shares_b_T
+    return sums_b_T / counts_b_T.clamp(min=1)
+
+
+def credit_of_live_tokens(gaps_b_T: torch.Tensor, live_b_T: torch.Tensor) -> torch.Tensor:
+    """How each live token closes the gap between the group's mean and the completion's reward.
+
+    Args:
+        gaps_b_T: `(b, T+1)`, see `value_gaps`.
+        live_b_T: Which tokens are live, bool.
+
+    Returns:
+        `(b, T)`; a completion's live tokens sum to minus its first gap. What stands off them means nothing.
+    """
+    width = live_b_T.size(1)
+    behind_each_T = torch.arange(1, width + 1, device=live_b_T.device)
+    last_live_b_T = torch.where(live_b_T, behind_each_T, 0).cummax(dim=1).values
+    start_b_T = torch.cat([torch.zeros_like(last_live_b_T[:, :1]), last_live_b_T[:, :-1]], dim=1)
+    after_b_T = torch.where(live_tokens_behind(live_b_T) == 0, 0.0, gaps_b_T[:, 1:])
+    return after_b_T - gaps_b_T.gather(1, start_b_T)

@@ -1,0 +1,177 @@
+"""Rewards for the steps of a completion, summed or by the worst step."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import ConfigurationError, PluginOutputError
+from .group_statistics import group_means
+from .parameter_checks import checked_choice, checked_number
+from .segments import last_tokens, split_steps
+
+if TYPE_CHECKING:
+    from ..types import Rollout, Span
+
+
+class ProcessRewards:
+    """Each token's advantage is what the rewards of its step and the steps after it come to, less a baseline.
+
+    A reward function that returns `SpanScore`s gives a completion's steps their rewards `r_j`: each span is a step (in
+    order of its end), worth its value. With a `separator` the text is cut into steps there instead, and a step's reward
+    is the sum of the spans that end in it, 0 where none does. A completion that was scored without spans is one step.
+    A step's reward is placed at its last token, and with `s(t)` the first step that ends at token `t` or later:
+
+        G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r_j            form "sum"
+        G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r*_j           form "min", r*_j = softmax(-r/T)_j · r_j over all steps
+        A_t = coefficient · (G_t - b),   b = mean of G at the first token over the group's scored completions
+
+    In the minimum form a low temperature leaves nearly all weight to the worst step. So what comes before it is worth
+    its reward, what comes after about nothing, and a completion gains nothing from further steps that score well.
+
+    Source: PURE (2504.15275) for the minimum form, its transformed rewards `r*`; the plain sum of the rewards to go is
+    that of process supervision in GRPO (2402.03300).
+
+    Departures: the papers' own baselines and normalisations are not taken over: here it is one number per group, the
+    mean return of whole completions, the completion's own included. γ counts steps, not tokens. Tokens behind the last
+    step get 0, without baseline. Completions that the function did not score get 0 and are not in the baseline. The
+    function's weight in the total reward is not used; `coefficient` is.
+
+    Args:
+        reward: Name of the reward function. None is the only one that returns spans, or the only one that there is.
+        form: "min" or "sum".
+        temperature: T of the minimum form, positive, in units of the reward.
+        gamma: γ, from 0 to 1.
+        separator: Where the text is cut into steps, such as a blank line; the white space goes with the step before.
+        baseline: "group" or "none".
+        mode: "replace" the advantages that come in, or "add" to them.
+        coefficient: Factor on what is placed or added.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range, or, at run time, the reward function cannot be told.
+        PluginOutputError: A span is outside its text, or its value is not finite.
+    """
+
+    __name__ = "process_rewards"
+    needs = ("offsets",)
+
+    def __init__(
+        self,
+        *,
+        reward: str | None = None,
+        form: str = "min",
+        temperature: float = 1.0,
+        gamma: float = 1.0,
+        separator: str | None = None,
+        baseline: str = "group",
+        mode: str = "replace",
+        coefficient: float = 1.0,
+    ) -> None:
+        for name, text in (("reward", reward), ("separator", separator)):
+            if text is not None and (not isinstance(text, str) or not text):
+                raise ConfigurationError(f"process_rewards: {name} must be a text that is not empty, got {text!r}.")
+        self.reward = reward
+        self.separator = separator
+        self.form = checked_choice("process_rewards: form", form, ("min", "sum"))
+        self.baseline = checked_choice("process_rewards: baseline", baseline, ("group", "none"))
+        self.mode = checked_choice("process_rewards: mode", mode, ("replace", "add"))
+        self.temperature = checked_number("process_rewards: temperature", temperature, "positive", lambda v: v > 0)
+        self.gamma = checked_number("process_rewards: gamma", gamma, "from 0 to 1", lambda v: 0 <= v <= 1)
+        self.coefficient = checked_number(
+            "process_rewards: coefficient", coefficient, "a finite number", lambda _: True
+        )
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        precise = torch.promote_types(rollout.rewards_B_K.dtype, torch.float32)
+        column = self._column(rollout)
+        spans = rollout.reward_spans.get(rollout.reward_names[column], [None] * len(rollout.texts))
+        live = (rollout.lengths_B > 0).tolist()
+        rows, firsts = [], []
+        for row, reward in enumerate(rollout.rewards_B_K[:, column].tolist()):
+            to_go, returns = [], []
+            if not math.isnan(reward):
+                ends, rewards = self._steps(rollout.texts[row], spans[row] or [], reward, row)
+                to_go = rewards_to_go(
+                    min_form(rewards, self.temperature) if self.form == "min" else rewards, self.gamma
+                )
+                returns = spread(to_go, last_tokens(rollout.offsets(row), ends)) if live[row] else []
+            firsts.append(to_go[0] if to_go else math.nan)
+            rows.append([*returns, *[math.nan] * (advantages_B_T.size(1) - len(returns))])
+        # NaN is where nothing is placed.
+        values_B_T = advantages_B_T.new_tensor(rows, dtype=precise).view_as(advantages_B_T)
+        if self.baseline == "group":
+            values_B_T = values_B_T - self._baselines(values_B_T.new_tensor(firsts), rollout).unsqueeze(1)
+        values_B_T = torch.where(torch.isnan(values_B_T), 0.0, self.coefficient * values_B_T).to(advantages_B_T.dtype)
+        return advantages_B_T + values_B_T if self.mode == "add" else values_B_T
+
+    def _column(self, rollout: Rollout) -> int:
+        """Which reward function it is, agreed on by all ranks."""
+        names = list(rollout.reward_names)
+        if self.reward is not None:
+            if self.reward not in names:
+                raise ConfigurationError(
+                    "process_rewards: reward must be one of the run's reward functions, "
+                    f"{', '.join(map(repr, names))}, got {self.reward!r}."
+                )
+            return names.index(self.reward)
+        points = rollout.rewards_B_K.new_tensor([float(name in rollout.reward_spans) for name in names])
+        points_K = (rollout.gather(points.expand_as(rollout.rewards_B_K)) > 0).any(dim=0).tolist()
+        pointing = [k for k, points in enumerate(points_K) if points]
+        if len(pointing) == 1 or len(names) == 1:
+            return (pointing or [0])[0]
+        raise ConfigurationError(
+            f"process_rewards: reward must be given where {len(pointing)} of the reward functions returned spans; they "
+            f"are {', '.join(map(repr, names))}."
+        )
+
+    def _steps(self, text: str, spans: Sequence[Span], reward: float, row: int) -> tuple[list[int], list[float]]:
+        """Where each step ends in the text, and its reward."""
+        for start, end, value in spans:
+            if not 0 <= start <= end <= len(text) or not math.isfinite(value):
+                raise PluginOutputError(
+                    f"process_rewards: the span {(start, end, value)} at row {row} must lie within the completion's "
+                    f"{len(text)} characters and have a finite value."
+                )
+        scores = sorted((end, value) for _, end, value in spans) or [(len(text), reward)]
+        cuts = [end for _, end in split_steps(text, self.separator)] if self.separator is not None else []
+        if not cuts:
+            return [end for end, _ in scores], [value for _, value in scores]
+        rewards = [0.0] * len(cuts)
+        for end, value in scores:
+            rewards[bisect_left(cuts, end)] += value
+        return cuts, rewards
+
+    def _baselines(self, firsts_B: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        firsts_N = rollout.gather(firsts_B)
+        groups_N = torch.unique(rollout.gather(rollout.group_ids_B), return_inverse=True)[1]
+        scored_N = (~torch.isnan(firsts_N)).to(firsts_N.dtype)
+        return group_means(torch.where(scored_N > 0, firsts_N, 0.0), scored_N, groups_N)[rollout.local_rows]
+
+
+def min_form(rewards: Sequence[float], temperature: float) -> list[float]:
+    """`softmax(-r/T)_j · r_j`: nearly all of the weight on the lowest reward where the temperature is low."""
+    lowest = min(rewards, default=0.0)
+    weights = [math.exp((lowest - reward) / temperature) for reward in rewards]
+    total = math.fsum(weights)
+    return [weight / total * reward for weight, reward in zip(weights, rewards, strict=True)]
+
+
+def rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    """`Σ_{j ≥ s} γ^(j - s) · r_j` for each step `s`."""
+    returns: list[float] = []
+    for reward in reversed(rewards):
+        returns.append(reward + gamma * (returns[-1] if returns else 0.0))
+    return returns[::-1]
+
+
+def spread(returns: Sequence[float], lasts: Sequence[int]) -> list[float]:
+    """Hand each token the return of the first step that ends at it or later; nothing behind the last step."""
+    tokens: list[float] = []
+    for value, last in zip(returns, lasts, strict=True):
+        tokens += [value] * (last + 1 - len(tokens))
+    return tokens
