@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +45,28 @@ class Scored:
     completion_ids: Sequence[Sequence[int]]
     rewards_N_K: torch.Tensor
     spans: Mapping[str, Sequence[Sequence[Span] | None]] = field(default_factory=dict)
+
+
+class PlacedSpans(Mapping[str, Sequence[Sequence[Span] | None]]):
+    """Spans by the name of their reward function, in characters of the decoded tokens.
+
+    They are placed when they are read: where that fails, only a run whose hooks want them is stopped.
+    """
+
+    def __init__(self, scored: Scored, texts: Sequence[str]) -> None:
+        self._scored, self._texts = scored, texts
+        self._placed: dict[str, Sequence[Sequence[Span] | None]] = {}
+
+    def __getitem__(self, name: str) -> Sequence[Sequence[Span] | None]:
+        if name not in self._placed:
+            self._placed[name] = _moved(self._scored.spans[name], self._scored, self._texts)
+        return self._placed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scored.spans)
+
+    def __len__(self) -> int:
+        return len(self._scored.spans)
 
 
 def make_rollout(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored | None, scores: Scores) -> Rollout:
@@ -97,7 +119,7 @@ def make_rollout(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored | 
         reward_names=tuple(trl.reward_func_names),
         reward_weights_K=weights_K,
         rewards_B=rewards_N[local],
-        reward_spans={name: _moved(spans, scored, texts) for name, spans in scored.spans.items()},
+        reward_spans=PlacedSpans(scored, texts),
         group_ids_B=torch.arange(first, first + rows, device=mask_B_T.device) // num_generations,
         group_baselines_B=baselines_N[local],
         num_generations=num_generations,
@@ -184,6 +206,22 @@ class SpanKeeper:
                 score.spans if isinstance(score, SpanScore) else None if score is None else () for score in scores
             ]
         return scores
+
+
+def agreed_spans(trainer: GRPOExtMixin, scored: Scored) -> Scored:
+    """Let every rank know of each function that returned spans on any of them; here it may have had nothing to say."""
+    names = trainer._trl.reward_func_names
+    points_K = torch.tensor([[name in scored.spans for name in names]], device=scored.rewards_N_K.device)
+    anywhere_K = trainer.accelerator.gather(points_K.int()).any(dim=0).tolist()
+    rows = len(scored.prompts)
+    first = trainer.accelerator.process_index * rows
+    unscored_B_K = torch.isnan(scored.rewards_N_K[first : first + rows]).tolist()
+    spans = {
+        name: scored.spans.get(name, [None if unscored[column] else () for unscored in unscored_B_K])
+        for column, (name, points) in enumerate(zip(names, anywhere_K, strict=True))
+        if points
+    }
+    return replace(scored, spans=spans)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

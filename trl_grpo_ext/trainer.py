@@ -25,7 +25,7 @@ from trl import GRPOTrainer
 
 from . import pipeline, self_check, upstream
 from .agreement import Agreement
-from .contexts import RowKeys, Scored, SpanKeeper, make_forward, make_rollout, row_entries
+from .contexts import RowKeys, Scored, SpanKeeper, agreed_spans, make_forward, make_rollout, row_entries
 from .errors import ConfigurationError, UpstreamError
 from .hook_chain import Change, HookChain, change_tables, metrics_of
 from .hook_states import states_of
@@ -170,6 +170,7 @@ class GRPOExtMixin:
             return batch
         upstream.check_batch(batch)
         scores, (scored, self._scored) = self._scorer.scores(batch), (self._scored, None)
+        scored = scored and agreed_spans(self, scored)
         with self._agreement.section():
             rollout = make_rollout(self, batch, scored, scores)
             advantages_B_T, changes = self._chain.on_rollout(batch["advantages"], rollout)
@@ -222,10 +223,12 @@ class GRPOExtMixin:
         The table has one number for a completion: the mean over its live tokens.
         """
         means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
-        places_N, means_N = self.accelerator.gather(places_B).tolist(), self.accelerator.gather(means_B).tolist()
-        self._log_metrics(metrics_of(changes, self.accelerator.gather(change_tables(changes, mask_B_T))))
+        places_N = self.accelerator.gather(places_B).tolist()
+        rows_B_C = torch.cat([means_B.float().unsqueeze(1), change_tables(changes, mask_B_T)], dim=1)
+        rows_N_C = self.accelerator.gather(rows_B_C)
+        self._log_metrics(metrics_of(changes, rows_N_C[:, 1:]))
         logged = self._logs["advantages"]
-        for place, mean in zip(places_N, means_N, strict=True):
+        for place, mean in zip(places_N, rows_N_C[:, 0].tolist(), strict=True):
             if (row := place - self._places + len(logged)) >= 0:  # else it has left the table
                 logged[row] = mean
 

@@ -10,6 +10,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -54,21 +55,31 @@ class SpanScore(float):
         return type(self), (float(self), self.spans)
 
 
-def span_reward(function: Callable[..., Sequence[Sequence[Span] | None]]) -> Callable[..., list[SpanScore | None]]:
+def span_reward(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a reward function of one that returns spans: a completion's reward is the sum of its spans' values.
 
     Args:
         function: Takes what a reward function takes and returns, for each completion, a list of
-            `(start, end, value)`, or None where it has nothing to say.
+            `(start, end, value)`, or None where it has nothing to say. It may be async.
 
     Returns:
-        A reward function of `SpanScore`s, which plain TRL takes as the numbers that they are.
+        A reward function, async if `function` is, of `SpanScore`s, which plain TRL takes as the numbers that they are.
     """
+
+    def scores(rows: Sequence[Sequence[Span] | None]) -> list[SpanScore | None]:
+        return [None if row is None else SpanScore(math.fsum(value for *_, value in row), row) for row in rows]
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def reward_async(*arguments: Any, **columns: Any) -> list[SpanScore | None]:
+            return scores(await function(*arguments, **columns))
+
+        return reward_async
 
     @functools.wraps(function)
     def reward(*arguments: Any, **columns: Any) -> list[SpanScore | None]:
-        rows = function(*arguments, **columns)
-        return [None if row is None else SpanScore(math.fsum(value for *_, value in row), row) for row in rows]
+        return scores(function(*arguments, **columns))
 
     return reward
 
@@ -146,8 +157,10 @@ class Rollout:
         reward_names: The `K` names.
         reward_weights_K: The `K` weights.
         rewards_B: Weighted sum over the functions that gave a value; NaN where none did.
-        reward_spans: By name of a reward function that returned `SpanScore`s, each completion's spans; None where the
-            function had nothing to say. Functions that return plain numbers are not in here.
+        reward_spans: By name of a reward function that returned `SpanScore`s, on whichever rank, each completion's
+            spans; None where the function had nothing to say, empty where it gave a plain number. Functions that return
+            plain numbers only are not in here. Reading one raises where a completion's text cannot be found in its
+            tokens.
         group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
         group_baselines_B: Mean of `rewards_B` over the completion's group, whichever ranks its members are on; NaN
             where none of them has a reward.

@@ -22,7 +22,7 @@ from tests.support import length_reward, prompts, train
 from tests.trainer.hostile import hostile_plugin
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
-from trl_grpo_ext.types import Span, span_reward
+from trl_grpo_ext.types import Span, SpanScore, span_reward
 
 Job = dict[str, Any]
 """Settings of `tests.support.train`, and
@@ -31,6 +31,7 @@ Job = dict[str, Any]
 - `evaluate: true`: it also evaluates on sixteen other prompts,
 - `hooks: [...]`: advantage hooks, with `Watch` behind them,
 - `span_rewards: true`: two rewards that return spans stand beside the one that all trainings have,
+- `uneven_spans: true`: one reward returns spans for one prompt alone,
 - `flat_groups: true`: every other prompt's completions all get the same reward,
 - `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
 - `float64: true`: log-probabilities in float64, which TRL's own are not,
@@ -77,7 +78,7 @@ class Watch:
                 "advantages": [
                     row[live > 0].tolist() for row, live in zip(advantages_B_T, rollout.mask_B_T, strict=True)
                 ],
-                "reward_spans": rollout.reward_spans,
+                "reward_spans": {name: list(spans) for name, spans in rollout.reward_spans.items()},
             }
         )
         return advantages_B_T
@@ -116,6 +117,12 @@ def first_half(completions: list[str], **columns: Any) -> list[list[Span] | None
     return [[(0, len(text) // 2, float(len({*text[: len(text) // 2]})))] for text in completions]
 
 
+def first_prompts_only(prompts: list[str], **columns: Any) -> list[float | None]:
+    """Spans for one prompt, a number for the next, nothing for the others: with two ranks each sees only one kind."""
+    kinds: dict[str, float | None] = {"a": SpanScore(1.0, [(0, 1, 1.0)]), "b": 0.5}
+    return [kinds.get(prompt[0]) for prompt in prompts]
+
+
 def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     """Run one training and return plain values and tensors."""
     job = dict(job)
@@ -136,6 +143,8 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
         job["reward_funcs"] = reward_with_flat_groups
     if job.pop("span_rewards", False):
         job["reward_funcs"] = [length_reward, vowels, first_half]
+    if job.pop("uneven_spans", False):
+        job["reward_funcs"] = [length_reward, first_prompts_only]
     watch = Watch()
     hooks = job.pop("hooks", None)
     if hooks is not None:

@@ -69,6 +69,8 @@ JOBS = {**EXAMPLES, "chain of four": CHAIN}
 @pytest.fixture(scope="module")
 def two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
     jobs = {name: job(hooks, 6) for name, hooks in JOBS.items()}
+    jobs["uneven spans"] = {"hooks": ["span_credit"], "uneven_spans": True, "max_steps": 1, "prompt_count": 6}
+    jobs["uneven spans"]["per_device_train_batch_size"] = 4
     return launch(jobs, tiny_model, tmp_path_factory.mktemp("chains"), processes=2)
 
 
@@ -76,6 +78,12 @@ def two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Resu
 def one(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     folder = tmp_path_factory.mktemp("one")
     return functools.cache(lambda name: run_job(tiny_model, folder / name, json.loads(json.dumps(job(JOBS[name], 12)))))
+
+
+def test_every_rank_knows_which_rewards_point_at_spans(two: list[Results]) -> None:
+    first, second = (result["uneven spans"]["rollouts"][0]["reward_spans"] for result in two)
+    assert first == {"first_prompts_only": [[(0, 1, 1.0)]] * 4}
+    assert second == {"first_prompts_only": [[]] * 4}
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from tests.support import arguments, length_reward, prompts, scripted_completion, train
 from trl_grpo_ext import Forward, GRPOExtTrainer, Rollout
-from trl_grpo_ext.errors import PluginOutputError
+from trl_grpo_ext.errors import AlignmentError, PluginOutputError
 from trl_grpo_ext.types import CONTRACT_VERSION, SpanScore, StepTotals, Totals, span_reward
 
 
@@ -207,6 +207,34 @@ def test_spans_that_rewards_return(tiny_model: Path, tmp_path: Path, function: A
     for row, text in enumerate(rollout.texts):
         wrote = [0.25 if start < 2 and end > start else 0.0 for start, end in rollout.offsets(row)]
         assert values_B_T[row, : len(wrote)].tolist() == wrote, text
+
+
+@span_reward
+async def first_two_awaited(completions: list[Any], **columns: Any) -> list[Any]:
+    await asyncio.sleep(0)
+    return [[(0, min(2, len(text)), 0.25)] if text else None for text in completions]
+
+
+def test_a_span_reward_may_be_async(tiny_model: Path, tmp_path: Path) -> None:
+    (rollout,) = watched(tiny_model, tmp_path, reward_funcs=[first_two_awaited]).rollouts
+    assert rollout.reward_names == ("first_two_awaited",)
+    expected = [[(0, min(2, len(text)), 0.25)] if text else None for text in rollout.texts]
+    assert rollout.reward_spans["first_two_awaited"] == expected
+
+
+def test_spans_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, tmp_path: Path) -> None:
+    class OtherTexts(GRPOExtTrainer):
+        """Hands reward functions another text than the one that was generated, as a parser of responses may."""
+
+        def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Any:
+            other = [[{"role": "assistant", "content": f"<{completion}>"}] for completion in completions]
+            return super()._calculate_rewards(inputs, prompts, other, ids)
+
+    settings: dict[str, Any] = {"reward_funcs": [first_two], "max_steps": 1}
+    hooks: list[Any] = ["centred"]
+    assert train(tiny_model, tmp_path, OtherTexts, trainer_arguments={"advantage_hooks": hooks}, **settings).gradients
+    with pytest.raises(AlignmentError, match=r"'span_credit': on_rollout: The spans at row 0 cannot be placed"):
+        train(tiny_model, tmp_path, OtherTexts, trainer_arguments={"advantage_hooks": ["span_credit"]}, **settings)
 
 
 def test_numbers_and_scores_may_be_mixed(tiny_model: Path, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
     )
     for step in (1, 2):
         rows = table(tmp_path, step)
-        assert set(rows["prompt"]) <= {"e4 ", "f5 ", "g6 ", "h7 "}  # the evaluation wrote last
+        assert {prompt[0] for prompt in rows["prompt"]} <= set("efgh")  # the evaluation wrote last
         for _, group in rows.groupby("prompt"):
             centred = group["length_reward"] - group["length_reward"].mean()
             assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)

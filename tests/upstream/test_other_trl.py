@@ -17,6 +17,9 @@ SUITES = [
     "tests/trainer/test_parity.py",
     "tests/trainer/test_nothing_selected.py",
     "tests/trainer/test_hooks.py",
+    "tests/trainer/test_contexts.py",
+    "tests/trainer/test_needs.py",
+    "tests/trainer/test_logged.py",
 ]
 
 

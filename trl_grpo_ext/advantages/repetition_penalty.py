@@ -76,12 +76,11 @@ def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int
         step = min(size, ngram - size)  # the second half may overlap the first
         numbers_B_S = _numbered(numbers_B_S[:, :-step], numbers_B_S[:, step:])
         size += step
-    # All n tokens are written where the last one is, for padding is on the right.
+    # All n tokens are written where the last one is, for padding is on the right; what runs into it comes after these.
     whole_B_S = written_B_T[:, ngram - 1 :]
     place_S = torch.arange(places, device=ids_B_T.device)
-    place_B_S = torch.where(whole_B_S, place_S, places)
     first_place = torch.full((int(numbers_B_S.max()) + 1,), places, device=ids_B_T.device)
-    first_place = first_place.scatter_reduce(0, numbers_B_S.flatten(), place_B_S.flatten(), "amin")
+    first_place = first_place.scatter_reduce(0, numbers_B_S.flatten(), place_S.repeat(rows), "amin")
     again_B_S = whole_B_S & (first_place[numbers_B_S] < place_S)
     # Token t lies in a repeated n-gram if one begins at t-n+1 … t.
     begun_B_T = torch.nn.functional.pad(again_B_S, (0, ngram - 1)).cumsum(dim=1)
