@@ -108,7 +108,13 @@ def test_a_hook_keeps_shape_mask_rows_and_padding_apart(info: PluginInfo) -> Non
     def result(order: list[int], padding: int) -> torch.Tensor:
         torch.manual_seed(0)
         entropies = torch.rand(4, 6, dtype=torch.float64)[order, : 3 + padding]
-        rollout = make_rollout([lengths[i] for i in order], [rewards[i] for i in order], width=3 + padding)
+        rollout = make_rollout(
+            [lengths[i] for i in order],
+            [rewards[i] for i in order],
+            width=3 + padding,
+            old_logps_B_T=-entropies,
+            ref_logps_B_T=-2 * entropies,
+        )
         advantages = torch.tensor([0.5, -0.5, 0.0, 1.0], dtype=torch.float64)[order]
         if implements(hook, "on_rollout"):
             advantages = pipeline.apply_rollout_hooks(advantages, [hook], rollout)

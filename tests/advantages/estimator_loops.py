@@ -61,6 +61,8 @@ def mean_relative(rewards: list[float], lengths: list[int]) -> list[float]:
 
 def pass_at_k(rewards: list[float], lengths: list[int], k: int = 2, threshold: float = 0.5) -> list[float]:
     """Every set of k is built; a completion gets the mean normalised worth of the sets that it is in."""
+    if len(rewards) < k:
+        return [0.0] * len(rewards)
     sets = list(combinations(range(len(rewards)), k))
     worth = [float(any(rewards[i] > threshold for i in members)) for members in sets]
     average = mean(worth)
@@ -101,7 +103,6 @@ class Case:
     slow: Callable[[Sequence[Row]], list[float]]
     parameters: dict[str, Any] = field(default_factory=dict)
     non_negative: bool = False  # takes no negative rewards
-    smallest_group: int = 1  # needs that many scored completions, or none
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -109,8 +110,7 @@ class Case:
 
 
 def _grouped(loop: Callable[..., list[float]], *, non_negative: bool = False, **parameters: Any) -> Case:
-    smallest = parameters.get("k", 1)
-    return Case(loop.__name__, lambda rows: by_group(rows, loop, **parameters), parameters, non_negative, smallest)
+    return Case(loop.__name__, lambda rows: by_group(rows, loop, **parameters), parameters, non_negative)
 
 
 def _whitened(**parameters: Any) -> Case:
