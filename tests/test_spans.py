@@ -132,7 +132,7 @@ class TestSpanValues:
             texts.append("x" * size)
             row, start = [], 0
             while start < size:
-                end = data.draw(st.integers(start, size))
+                end = data.draw(st.integers(start + (len(row) > 12), size))  # empty ranges too, not for ever
                 row.append((start, end))
                 shares = end > start and data.draw(st.booleans())  # the next token has the last character as well
                 start = max(end - shares, 0) if end - shares > row[-1][0] else end

@@ -85,7 +85,7 @@ class TestKLInReward:
         (row,) = after_rollout(three_tokens(), [1.0], "kl_in_reward", coefficient=0.1, gamma=0.9)
         assert row == pytest.approx([0.81 + 0.04, 0.9 + 0.1, 1 + 0.1])
 
-    @pytest.mark.parametrize(("estimator", "kl"), [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) + 0.5 - 1)])
+    @pytest.mark.parametrize(("estimator", "kl"), [("k1", 0.5), ("k2", 0.125), ("k3", 0.106530659712633)])
     def test_estimators(self, estimator: str, kl: float) -> None:
         rollout = make_rollout([1], old_logps_B_T=padded([[-1.0]]), ref_logps_B_T=padded([[-1.5]]))
         ((value,),) = after_rollout(rollout, [0.0], "kl_in_reward", coefficient=1.0, estimator=estimator)

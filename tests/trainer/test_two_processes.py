@@ -147,7 +147,7 @@ def test_a_group_that_is_split_between_processes(two: Results, one: One, aggrega
     tokens = whole["rollouts"][0]["totals"].tokens
     assert seen["totals"] == Totals(tokens=tokens, sequences=12, prompts=3, max_completion_length=10, processes=2)
     assert max(gaps(split, whole)) < TOLERANCE
-    # Leave-one-out advantages of a group sum to zero; this rank's part of the group that is split has those of the whole.
+    # Leave-one-out advantages of a group sum to zero; this rank's part of the split group has those of the whole.
     at_rollout = [row[0] for row in whole["rollouts"][0]["advantages"]]
     assert sum(at_rollout[4:8]) == pytest.approx(0.0, abs=1e-5)
     assert [row[0] for row in seen["advantages"]] == pytest.approx(at_rollout[:6], abs=1e-6)
