@@ -105,7 +105,7 @@ def test_every_task_has_plain_trl_five_hooks_and_four_aggregations(task: str) ->
     methods = TASKS[task].methods
     assert [study.KINDS[name] for name in methods] == ["plain"] + ["hook"] * 5 + ["aggregation"] * 4
     assert METHODS[PLAIN] == {}
-    assert len(study.tuning_runs(task)) == 10 * 3 * len(TASKS[task].tuning_seeds)
+    assert len(study.tuning_runs(task)) == 10 * len(TASKS[task].learning_rates) * len(TASKS[task].tuning_seeds)
     assert not set(TASKS[task].tuning_seeds) & set(EVALUATION_SEEDS)
     pickle.dumps(study.tuning_runs(task)[0])  # what a worker process gets
 

@@ -74,25 +74,23 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_untrained_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Four Llama layers of width 128."""
+def make_untrained_model(tokenizer: PreTrainedTokenizerFast, **shape: int) -> LlamaForCausalLM:
+    """Four Llama layers of width 128, or whatever the settings of `shape` say."""
     tokens = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,  # untied weights keep sharded training simple, for 13k parameters more
-        **tokens,
-    )
-    model = LlamaForCausalLM(config)
+    usual = {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": False,  # untied weights keep sharded training simple, for 13k parameters more
+    }
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **{**usual, **shape}, **tokens))
     model.generation_config = GenerationConfig(do_sample=True, **tokens)
     return model
 

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trl_grpo_ext.types import Span, SpanScore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "recipes"))
 
-from embedded.make_model import IGNORE, collate, make_tokenizer
+from embedded.make_model import IGNORE, collate, make_tokenizer, make_untrained_model
 
 Split = Literal["train", "validation", "test"]
 
@@ -31,6 +30,8 @@ DIGITS = "0123456789"
 LENGTHS = (4, 5, 6, 7, 8, 9)
 LONGEST_COMPLETION = max(LENGTHS) + 4
 """Tokens; room for the end and for answers that are too long."""
+SHAPE = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 64}
+"""Of the model: 0.24 million parameters."""
 
 
 def split_of(answer: str) -> Split:
@@ -106,28 +107,6 @@ def exact(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> 
 # ------------------------------------------------------------------------------------------------------------ model
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Two Llama layers of width 96."""
-    tokens = {
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-        **tokens,
-    )
-    model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(do_sample=True, **tokens)
-    return model
-
-
 def with_slips(answer: str, share: float, rng: random.Random) -> str:
     """An answer where each digit has made way for a random one with this probability."""
     return "".join(rng.choice(DIGITS) if rng.random() < share else digit for digit in answer)
@@ -143,7 +122,7 @@ def warm_up(folder: Path, *, steps: int, slips: float, batch_size: int, learning
         return folder
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
+    model = make_untrained_model(tokenizer, **SHAPE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     rows, rng = problems("train", steps * batch_size, seed), random.Random(seed)
     for step in range(steps):

@@ -89,11 +89,10 @@ class Task:
 
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {},
-    "leave_one_out": {"advantage_hooks": ["leave_one_out"]},
-    "max_only": {"advantage_hooks": ["max_only"]},
-    "entropy_shaping": {"advantage_hooks": ["entropy_shaping"]},
-    "low_probability": {"advantage_hooks": ["low_probability"]},
-    "prefix_tree": {"advantage_hooks": ["prefix_tree"]},
+    **{
+        name: {"advantage_hooks": [name]}
+        for name in ("leave_one_out", "max_only", "entropy_shaping", "low_probability", "prefix_tree")
+    },
     # A step is one digit: each gets its own reward, without those of the digits behind it.
     "process_rewards": {
         "advantage_hooks": [{"name": "process_rewards", "form": "sum", "gamma": 0.0, "baseline": "none"}]
@@ -191,9 +190,8 @@ def measure(task: str, split: str, model: Any, tokenizer: Any) -> dict[str, floa
             **batch, max_new_tokens=settings.max_completion_length, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
         )
         texts += tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    answers = [row["answer"] for row in rows]
-    rewards = settings.reward(completions=texts, answer=answers)
-    right = settings.accuracy(completions=texts, answer=answers)
+    columns: Any = {"completions": texts, "answer": [row["answer"] for row in rows]}
+    rewards, right = settings.reward(**columns), settings.accuracy(**columns)
     return {"accuracy": right.count(1.0) / len(rows), "reward": sum(map(float, rewards)) / len(rows)}
 
 
@@ -338,11 +336,10 @@ class Results:
             "versions": {name: version(name) for name in PACKAGES},
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         }
-        settings = json.loads(json.dumps(settings))
-        path = self.folder / "settings.json"
-        if path.exists() and json.loads(path.read_text()) != settings:
+        text, path = json.dumps(settings, indent=1, sort_keys=True), self.folder / "settings.json"
+        if path.exists() and path.read_text() != text:
             raise SystemExit(f"error: {path} says that the results there were made with other settings or versions.")
-        path.write_text(json.dumps(settings, indent=1))
+        path.write_text(text)
 
     def missing(self, runs: Iterable[Run]) -> list[Run]:
         """Those of the runs that have no line yet."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from tests.support import relative_gap
@@ -67,11 +68,17 @@ JOBS = {**EXAMPLES, "chain of four": CHAIN}
 
 
 @pytest.fixture(scope="module")
-def two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chains")
+
+
+@pytest.fixture(scope="module")
+def two(tiny_model: Path, folder_of_two: Path) -> list[Results]:
     jobs = {name: job(hooks, 6) for name, hooks in JOBS.items()}
     jobs["uneven spans"] = {"hooks": ["span_credit"], "uneven_spans": True, "max_steps": 1, "prompt_count": 6}
     jobs["uneven spans"]["per_device_train_batch_size"] = 4
-    return launch(jobs, tiny_model, tmp_path_factory.mktemp("chains"), processes=2)
+    jobs["records"] = {**job(CHAIN, 6), "token_records": 99}
+    return launch(jobs, tiny_model, folder_of_two, processes=2)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +91,25 @@ def test_every_rank_knows_which_rewards_point_at_spans(two: list[Results]) -> No
     first, second = (result["uneven spans"]["rollouts"][0]["reward_spans"] for result in two)
     assert first == {"first_prompts_only": [[(0, 1, 1.0)]] * 4}
     assert second == {"first_prompts_only": [[]] * 4}
+
+
+def test_the_token_records_are_those_of_all_ranks(
+    two: list[Results], folder_of_two: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    run_job(tiny_model, tmp_path, {**job(CHAIN, 12), "token_records": 99})
+    number = list(two[0]).index("records")
+    for step in (1, 2):
+        file = f"token_records/step_{step:05d}.parquet"
+        together = pyarrow.parquet.read_table(folder_of_two / str(number) / file).to_pylist()
+        alone = pyarrow.parquet.read_table(tmp_path / file).to_pylist()
+        assert [(row["group"], row["member"]) for row in together] == [(g, m) for g in range(3) for m in range(4)]
+        for row, expected in zip(together, alone, strict=True):
+            same = ("step", "group", "member", "prompt", "completion", "rewards", "token_ids", "stages", "live")
+            assert {name: row[name] for name in same} == {name: expected[name] for name in same}
+            for name in ("advantage", "weight", "logp", "entropy"):
+                assert row[name] == pytest.approx(expected[name], abs=1e-3)
+            for stage, expected_stage in zip(row["advantages"], expected["advantages"], strict=True):
+                assert stage == pytest.approx(expected_stage, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", JOBS)

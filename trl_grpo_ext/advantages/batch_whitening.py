@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import ConfigurationError
 from .group_statistics import gather_rewards, group_means, group_stds, on_every_token
+from .parameter_checks import checked_choice, checked_number
 
 if TYPE_CHECKING:
     from ..types import Rollout
@@ -44,14 +43,9 @@ class BatchWhitening:
 
     __name__ = "batch_whitening"
 
-    def __init__(self, *, baseline: Literal["group", "batch"] = "group", std_floor: float = 0.1) -> None:
-        if not isinstance(baseline, str) or baseline not in ("group", "batch"):
-            raise ConfigurationError(f'batch_whitening: baseline must be "group" or "batch", got {baseline!r}.')
-        number = isinstance(std_floor, int | float) and not isinstance(std_floor, bool)
-        if not (number and math.isfinite(std_floor) and std_floor > 0):
-            raise ConfigurationError(f"batch_whitening: std_floor must be a positive number, got {std_floor!r}.")
-        self.baseline = baseline
-        self.std_floor = std_floor
+    def __init__(self, *, baseline: str = "group", std_floor: float = 0.1) -> None:
+        self.baseline = checked_choice("batch_whitening: baseline", baseline, ("group", "batch"))
+        self.std_floor = checked_number("batch_whitening: std_floor", std_floor, "a positive number", lambda x: x > 0)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`, constant over each completion's tokens."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigurationError
 from .group_statistics import gather_rewards, group_means, group_stds, on_every_token
+from .parameter_checks import checked_number
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +36,7 @@ class Normalised:
     __name__ = "normalised"
 
     def __init__(self, *, epsilon: float = 1e-4) -> None:
-        number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
-        if not (number and math.isfinite(epsilon) and epsilon > 0):
-            raise ConfigurationError(f"normalised: epsilon must be a positive number, got {epsilon!r}.")
-        self.epsilon = epsilon
+        self.epsilon = checked_number("normalised: epsilon", epsilon, "a positive number", lambda x: x > 0)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`, constant over each completion's tokens."""

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import ConfigurationError, PluginOutputError
 from .group_statistics import gather_rewards, group_sums, on_every_token
+from .parameter_checks import checked_number
 
 if TYPE_CHECKING:
     from ..types import Rollout
@@ -48,11 +49,8 @@ class PassAtK:
     def __init__(self, *, k: int = 4, threshold: float = 0.5) -> None:
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ConfigurationError(f"pass_at_k: k must be a whole number of at least 1, got {k!r}.")
-        number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-        if not (number and math.isfinite(threshold)):
-            raise ConfigurationError(f"pass_at_k: threshold must be a finite number, got {threshold!r}.")
         self.k = k
-        self.threshold = threshold
+        self.threshold = checked_number("pass_at_k: threshold", threshold, "a finite number", lambda x: True)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`, constant over each completion's tokens."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import ConfigurationError
+from .parameter_checks import checked_number
 
 if TYPE_CHECKING:
     from ..types import Rollout
@@ -38,19 +38,14 @@ class SignScaling:
     __name__ = "sign_scaling"
 
     def __init__(self, *, positive: float = 0.1, negative: float = 1.0) -> None:
-        for name, value in {"positive": positive, "negative": negative}.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and math.isfinite(value) and value >= 0):
-                raise ConfigurationError(
-                    f"sign_scaling: {name} must be a finite number that is not negative, got {value!r}."
-                )
+        wanted = "a finite number that is not negative"
+        self.positive = checked_number("sign_scaling: positive", positive, wanted, lambda x: x >= 0)
+        self.negative = checked_number("sign_scaling: negative", negative, wanted, lambda x: x >= 0)
         if positive == negative == 0:
             raise ConfigurationError(
                 f"sign_scaling: negative must be greater than 0 where positive is 0, got {negative!r}; "
                 "otherwise nothing would be learnt."
             )
-        self.positive = positive
-        self.negative = negative
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
