@@ -24,23 +24,34 @@ COLUMNS = 6
 def change_table(before_B_T: torch.Tensor, after_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
     """What the metrics of one hook need of each completion, `(B, 6)`, to be gathered over all ranks.
 
-    Tokens, Σ A, Σ A², sign flips, Σ |change|, Σ |A before|. In float32: a completion's own sums are short.
+    Tokens, mean A, Σ (A - mean)², sign flips, Σ |change|, Σ |A before|. Deviations from the completion's own mean, and
+    no squares of A, so that advantages that are all alike have a spread of nothing and not of what rounding leaves.
     """
+    live_B_T = (mask_B_T > 0).float()
     before_B_T, after_B_T = before_B_T.float(), after_B_T.float()
-    flips_B_T = (torch.sign(before_B_T) * torch.sign(after_B_T) < 0) * mask_B_T
-    columns = [mask_B_T, after_B_T, after_B_T**2, flips_B_T, (after_B_T - before_B_T).abs(), before_B_T.abs()]
-    return torch.stack([(column * (mask_B_T > 0)).sum(dim=1) for column in columns], dim=1).to(torch.float32)
+    tokens_B = live_B_T.sum(dim=1)
+    means_B = (after_B_T * live_B_T).sum(dim=1) / tokens_B.clamp(min=1.0)
+    flips_B_T = torch.sign(before_B_T) * torch.sign(after_B_T) < 0
+    columns = [
+        (after_B_T - means_B.unsqueeze(1)) ** 2,
+        flips_B_T.float(),
+        (after_B_T - before_B_T).abs(),
+        before_B_T.abs(),
+    ]
+    return torch.stack([tokens_B, means_B, *((column * live_B_T).sum(dim=1) for column in columns)], dim=1)
 
 
 def change_metrics(name: str, table_N_C: torch.Tensor) -> dict[str, float]:
     """The metrics of one hook from the `change_table` of all ranks; NaN where they are not defined."""
-    tokens, total, squares, flips, moved, mass = table_N_C.detach().cpu().double().sum(dim=0)
-    mean = total / tokens
+    tokens_N, means_N, within_N, flips_N, moved_N, mass_N = table_N_C.detach().cpu().double().unbind(dim=1)
+    tokens, mass = tokens_N.sum(), mass_N.sum()
+    mean = (tokens_N * means_N).sum() / tokens
+    spread = within_N.sum() + (tokens_N * (means_N - mean) ** 2).sum()
     return {
         f"advantage/{name}/mean": float(mean),
-        f"advantage/{name}/std": float((squares / tokens - mean**2).clamp(min=0.0).sqrt()),
-        f"advantage/{name}/sign_flips": float(flips / tokens),
-        f"advantage/{name}/mass_moved": float(moved / mass) if mass > 0 else math.nan,
+        f"advantage/{name}/std": float((spread / tokens).sqrt()),
+        f"advantage/{name}/sign_flips": float(flips_N.sum() / tokens),
+        f"advantage/{name}/mass_moved": float(moved_N.sum() / mass) if mass > 0 else math.nan,
     }
 
 
