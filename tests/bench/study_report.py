@@ -208,7 +208,7 @@ def plot(path: Path, rows: Mapping[str, Sequence[Row]]) -> None:
             if row.kind == "plain":
                 axes.axvline(row.accuracy.mean, color=colour, linewidth=0.8, linestyle=":")
         axes.set_yticks(range(len(found)), [row.method for row in reversed(found)])
-        axes.set(title=task.capitalize(), xlabel="test accuracy (95 % interval over seeds)")
+        axes.set(title=task.capitalize(), xlabel="test accuracy, 95 % interval")
         axes.grid(axis="x", alpha=0.3)
     names = {"plain": "plain TRL", "hook": "advantage hook", "aggregation": "loss aggregation"}
     handles = [
