@@ -372,3 +372,12 @@ def test_prefixes_take_linear_time() -> None:
     started = time.perf_counter()
     token_offsets(tokenizer, ids, text)
     assert time.perf_counter() - started < 10.0
+
+
+def test_what_a_decoder_writes_in_place_of_several_tokens_belongs_to_all_of_them() -> None:
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="c"))
+    backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "xyz")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
+    text = tokenizer.decode([2, 0, 1, 2])
+    assert text == "cxyzc"
+    assert token_offsets(tokenizer, [2, 0, 1, 2], text) == [(0, 1), (1, 4), (1, 4), (4, 5)]
