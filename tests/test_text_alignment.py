@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,10 @@ def assert_sound(tokenizer: Any, ids: list[int], ends_stay: bool = True) -> None
     assert set().union(*(range(start, end) for start, end in spoken)) == set(range(len(text)))
     special = set(tokenizer.all_special_ids)
     assert all(start == end for token, (start, end) in zip(ids, offsets, strict=True) if token in special)
-    for count in range(len(ids)) if ends_stay else ():
+    # Byte tokens in a row are decoded together: one that makes no character spoils those before it, and no cut is clean.
+    heard = [token for token in tokenizer.convert_ids_to_tokens(ids) if token not in tokenizer.all_special_tokens]
+    runs = any(str(a).startswith("<0x") and str(b).startswith("<0x") for a, b in itertools.pairwise(heard))
+    for count in range(len(ids)) if ends_stay and not (runs and "\ufffd" in text) else ():
         prefix = tokenizer.decode(ids[:count], skip_special_tokens=True)
         if text.startswith(prefix) and not prefix.endswith("\ufffd"):  # nothing pending: a clean cut
             assert max((end for _, end in offsets[:count]), default=0) <= len(prefix)
