@@ -83,7 +83,7 @@ def assert_sound(tokenizer: Any, ids: list[int], ends_stay: bool = True) -> None
     assert set().union(*(range(start, end) for start, end in spoken)) == set(range(len(text)))
     special = set(tokenizer.all_special_ids)
     assert all(start == end for token, (start, end) in zip(ids, offsets, strict=True) if token in special)
-    # Byte tokens in a row are decoded together: one that makes no character spoils those before it, and no cut is clean.
+    # Byte tokens in a row are decoded together: one that makes no character spoils those before it.
     heard = [token for token in tokenizer.convert_ids_to_tokens(ids) if token not in tokenizer.all_special_tokens]
     runs = any(str(a).startswith("<0x") and str(b).startswith("<0x") for a, b in itertools.pairwise(heard))
     for count in range(len(ids)) if ends_stay and not (runs and "\ufffd" in text) else ():
