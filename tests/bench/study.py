@@ -357,19 +357,19 @@ def carry_out(runs: list[Run], results: Results, jobs: int) -> None:
     """Do the missing runs. One that fails is printed and left missing: the next start tries it again."""
     missing = results.missing(runs)
     models = {task: model_of(task, results.folder) for task in {run.task for run in missing}}
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=prepare_worker) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), prepare_worker) as pool:
         waiting = {pool.submit(work, run, models[run.task]): run for run in missing}
         for number, future in enumerate(as_completed(waiting), start=1):
             run = waiting[future]
             what = f"[{number}/{len(missing)}] {run.task}, {run.method}, {run.stage}, {run.learning_rate:g}, {run.seed}"
             try:
-                line = future.result()
+                results.add(line := future.result())
             except Exception:
                 print(f"{what}: failed\n{traceback.format_exc()}", file=sys.stderr, flush=True)
                 continue
-            results.add(line)
             print(f"{what}: accuracy {line['accuracy']:.3f}, {line['seconds']:.1f} s", flush=True)
+    if failed := results.missing(runs):
+        raise SystemExit(f"error: {len(failed)} of {len(runs)} trainings failed; the same command tries them again.")
 
 
 def main(words: list[str] | None = None) -> None:
