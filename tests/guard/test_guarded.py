@@ -1,0 +1,567 @@
+"""`guarded`: each knob by what it changes, around functions, objects, async rewards and a real model, and in TRL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from trl import GRPOTrainer
+from trl.trainer.utils import is_async_callable
+
+from tests.support import length_reward, train
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
+from trl_grpo_ext.guard.guarded import AsyncGuarded, Guarded, guarded
+from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.types import SpanScore
+
+
+def behave(completions: list[Any], **columns: Any) -> list[Any]:
+    """A reward that does what its completions say; otherwise their lengths."""
+    scores: list[Any] = []
+    for text in completions:
+        word, _, rest = text.partition(" ")
+        if word == "sleep":
+            time.sleep(float(rest))
+        elif word == "exit":
+            os._exit(1)
+        elif word == "raise":
+            raise ValueError(rest)
+        elif word == "memory":
+            bytearray(int(rest) * 2**20)
+        scores.append({"none": None, "nan": float("nan"), "word": "word", "inf": float("inf")}.get(word, len(text)))
+    return scores
+
+
+async def behave_async(completions: list[Any], **columns: Any) -> list[Any]:
+    for text in completions:
+        word, _, rest = text.partition(" ")
+        if word == "sleep":
+            await asyncio.sleep(float(rest))
+    return behave([text for text in completions if not text.startswith("sleep")] or ["", *completions[1:]])
+
+
+class BehaveAsync:
+    __name__ = "an_object"
+
+    async def __call__(self, completions: list[Any], **columns: Any) -> list[Any]:
+        return await behave_async(completions, **columns)
+
+
+class Trace:
+    """Appends to a file a line for each completion that it scores, from whichever process."""
+
+    __name__ = "trace"
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __call__(self, completions: list[Any], **columns: Any) -> list[Any]:
+        with self.file.open("a") as file:
+            file.write("".join(f"{os.getpid()}\t{len(completions)}\t{sorted(columns)}\n" for _ in completions))
+        return behave(completions)
+
+    @property
+    def lines(self) -> list[list[str]]:
+        return [line.split("\t") for line in self.file.read_text().splitlines()] if self.file.exists() else []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sent_by_value() -> Iterator[None]:
+    # Else every server of worker processes would import this module, and with it torch and TRL.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    return Trace(tmp_path / "trace")
+
+
+@pytest.fixture
+def closed() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def made(stack: contextlib.ExitStack, reward: Any, **options: Any) -> Guarded:
+    return stack.enter_context(contextlib.closing(guarded(reward, **options)))
+
+
+def outcomes(reward: Guarded, completions: list[Any], **columns: Any) -> list[str]:
+    return [judgement.outcome.value for judgement in reward.judge(completions, **columns)]
+
+
+# ---------------------------------------------------------------------------------------------- in worker processes
+
+
+def test_a_function_with_a_timeout_runs_in_worker_processes(closed: contextlib.ExitStack, trace: Trace) -> None:
+    reward = made(closed, trace, timeout=10.0, workers=2)
+    assert reward(prompts=["?"] * 3, completions=["a", "bb", "none"], completion_ids=[[1]] * 3) == [1.0, 2.0, None]
+    assert all(int(pid) != os.getpid() for pid, *_ in trace.lines)
+    assert [calls for _, calls, _ in trace.lines] == ["1", "1", "1"]  # each completion by itself
+
+
+def test_without_timeout_and_workers_it_runs_here(trace: Trace) -> None:
+    assert guarded(trace)(completions=["a", "bb"]) == [1.0, 2.0]
+    assert {pid for pid, *_ in trace.lines} == {str(os.getpid())}
+
+
+def test_each_completion_has_an_outcome_of_its_own(closed: contextlib.ExitStack) -> None:
+    reward = made(closed, behave, timeout=1.0, workers=2, memory_mb=200, on_error=None)
+    completions = ["abc", "sleep 60", "exit", "raise no", "memory 1000", "none", "nan", "", "raise \ud800\x00"]
+    assert outcomes(reward, completions) == [
+        *("scored", "timeout", "died", "error", "died", "none", "none", "scored", "error"),
+    ]
+    assert reward(completions=completions) == [3.0, 0.0, 0.0, None, 0.0, None, None, 0.0, None]
+    assert [judged.detail for judged in reward.judge(completions)[1:5]] == [
+        "no result within 1 s",
+        "its worker process died, twice",
+        "ValueError: 'no'",
+        "out of memory, twice",
+    ]
+
+
+def test_what_outcomes_become_can_be_set(closed: contextlib.ExitStack) -> None:
+    reward = made(closed, behave, timeout=1.0, workers=2, outcomes={"timeout": None, "died": -1, "error": -2.0})
+    assert reward(completions=["abc", "sleep 60", "exit", "raise x"]) == [3.0, None, -1.0, -2.0]
+    stops = made(closed, behave, timeout=1.0, workers=1, outcomes={"timeout": "raise"})
+    with pytest.raises(RewardError, match=r"row 1 is 'timeout' \(no result within 1 s\)"):
+        stops(completions=["abc", "sleep 60"])
+
+
+def test_an_error_stops_the_run_and_names_the_row(closed: contextlib.ExitStack) -> None:
+    reward = made(closed, behave, workers=1)
+    with pytest.raises(
+        RewardError, match=r"behave: the outcome at row 1 is 'error' \(ValueError: 'no\\ncan do'\)"
+    ) as info:
+        reward(completions=["a", "raise no\ncan do"])
+    assert "in behave" in str(info.value.__cause__)  # the worker's own traceback
+    here = guarded(behave)
+    with pytest.raises(RewardError, match=r"row 2 is 'error' \(ValueError: 'x'\)") as info:
+        here(completions=["a", "b", "raise x"])
+    assert isinstance(info.value.__cause__, ValueError)
+
+
+def test_a_batch_in_one_call_shares_one_outcome_which_is_nobodys_fault(closed: contextlib.ExitStack) -> None:
+    reward = made(closed, behave, timeout=1.0, workers=1, batch_size=None)
+    assert reward(completions=["a", "bb"]) == [1.0, 2.0]
+    assert reward(completions=["a", "sleep 60"]) == [None, None]
+    assert reward(completions=["a", "exit"]) == [None, None]
+    pairs = made(closed, behave, timeout=1.0, workers=1, batch_size=2, on_error=-1.0)
+    assert pairs(completions=["a", "b", "c", "raise x", "e"]) == [1.0, 1.0, -1.0, -1.0, 1.0]
+
+
+def test_batch_size_is_what_one_call_gets(closed: contextlib.ExitStack, trace: Trace) -> None:
+    assert made(closed, trace, batch_size=2)(completions=["a"] * 5) == [1.0] * 5
+    assert [calls for _, calls, _ in trace.lines] == ["2", "2", "2", "2", "1"]
+    assert made(closed, trace, batch_size=None)(completions=["a"] * 5) == [1.0] * 5
+    assert [calls for _, calls, _ in trace.lines[5:]] == ["5"] * 5
+
+
+def test_columns_are_cut_with_the_completions(closed: contextlib.ExitStack) -> None:
+    def check(completions: list[str], prompts: list[str], answer: list[str], level: str, **rest: Any) -> list[float]:
+        assert not rest
+        return [float(c + p == a and level == "easy") for c, p, a in zip(completions, prompts, answer, strict=True)]
+
+    columns = {"prompts": ["1", "2", "3"], "answer": ["a1", "b2", "cX"], "level": "easy"}
+    for options in ({}, {"workers": 1}, {"batch_size": 2}, {"workers": 2, "batch_size": 2}, {"cache": 5}):
+        assert made(closed, check, **options)(completions=["a", "b", "c"], **columns) == [1.0, 1.0, 0.0]
+
+
+def test_what_cannot_travel_is_left_out_in_workers(closed: contextlib.ExitStack, trace: Trace) -> None:
+    logged: dict[str, Any] = {}
+    columns = {
+        "trainer_state": threading.Lock(),  # nothing that could be pickled
+        "environments": [threading.Lock()],
+        "log_extra": logged.__setitem__,
+        "log_metric": logged.__setitem__,
+        "answer": ["1"],
+    }
+    assert made(closed, trace, workers=1)(completions=["abc"], **columns) == [3.0]
+    assert trace.lines[0][2] == "['answer']"
+    assert guarded(trace)(completions=["abc"], **columns) == [3.0]
+    assert trace.lines[1][2] == "['answer', 'environments', 'log_extra', 'log_metric', 'trainer_state']"
+
+
+def test_outcomes_are_counted_where_trl_logs(closed: contextlib.ExitStack) -> None:
+    metrics: dict[str, float] = {}
+    extra: dict[str, list[Any]] = {}
+    reward = made(closed, behave, timeout=1.0, workers=2, on_error=0.0)
+    completions = ["a", "sleep 60", "raise x", "exit"]
+    reward(completions=completions, log_metric=metrics.__setitem__, log_extra=extra.__setitem__)
+    names = ("scored", "none", "timeout", "died", "error")
+    assert metrics == dict(zip((f"outcomes/behave/{n}" for n in names), (0.25, 0.0, 0.25, 0.25, 0.25), strict=True))
+    assert extra == {"behave_outcome": ["scored", "timeout", "error", "died"]}
+
+
+def test_a_budget_bounds_the_batch_and_everybody_has_a_try(closed: contextlib.ExitStack) -> None:
+    reward = made(closed, behave, timeout=30.0, workers=2, budget=0.5)
+    begin = time.monotonic()
+    assert outcomes(reward, ["sleep 60"] * 4 + ["a"] * 4) == ["timeout"] * 4 + ["scored"] * 4
+    assert time.monotonic() - begin < 10
+
+
+def test_without_a_budget_no_call_is_made_twice_for_being_slow(closed: contextlib.ExitStack, trace: Trace) -> None:
+    assert made(closed, trace, timeout=20.0, workers=1)(completions=["sleep 0.6"]) == [9.0]
+    assert len(trace.lines) == 1
+
+
+def test_spans_survive_the_way_from_a_worker(closed: contextlib.ExitStack) -> None:
+    def spans(completions: list[str], **_: Any) -> list[SpanScore | None]:
+        return [SpanScore(len(c), [(0, 1, 0.5), (1, len(c), -2.0)]) if c else None for c in completions]
+
+    for options in ({"workers": 1}, {}, {"workers": 0, "timeout": 5.0}):
+        score, nothing = made(closed, spans, **options)(completions=["abc", ""])
+        assert isinstance(score, SpanScore)
+        assert (score, score.spans) == (3.0, ((0, 1, 0.5), (1, 3, -2.0)))
+        assert nothing is None
+
+
+def test_lambdas_partials_and_objects_are_sent(closed: contextlib.ExitStack) -> None:
+    scale = 3.0
+    assert made(closed, lambda completions, **_: [scale for _ in completions], workers=1)(completions=["a"]) == [3.0]
+    partial = functools.partial(lambda by, completions, **_: [by * len(c) for c in completions], 2.0)
+    assert made(closed, partial, workers=1)(completions=["abc"]) == [6.0]
+
+
+@pytest.mark.parametrize("options", [{"workers": 1}, {}, {"workers": 0, "timeout": 5.0}])
+@pytest.mark.parametrize(
+    ("completion", "message"), [("word", "returned str, 'word', at row 0"), ("inf", "returned inf at row 0")]
+)
+def test_a_broken_contract_is_no_outcome(
+    closed: contextlib.ExitStack, options: dict[str, Any], completion: str, message: str
+) -> None:
+    reward = made(closed, behave, on_error=0.0, **options)
+    with pytest.raises(PluginOutputError, match=message) as info:
+        reward(completions=["a", completion, "b"])
+    assert "That call had row 1 of the batch's 3." in str(info.value)
+
+
+def test_too_few_scores_are_no_outcome(closed: contextlib.ExitStack) -> None:
+    for options in ({"workers": 1}, {}):
+        with pytest.raises(PluginOutputError, match="returned 0 values for 1 completions"):
+            made(closed, lambda **_: [], on_error=0.0, **options)(completions=["a"])
+
+
+@pytest.mark.parametrize(
+    "completion", ["", "\x00", "\ud800", "x" * 1_000_000, [{"role": "assistant", "content": None}]]
+)
+def test_whatever_a_model_wrote_arrives(closed: contextlib.ExitStack, completion: Any) -> None:
+    reward = made(closed, lambda completions, **_: [len(repr(c)) for c in completions], workers=1, cache=3)
+    assert reward(completions=[completion, "a"]) == [len(repr(completion)), 3.0]
+
+
+# ---------------------------------------------------------------------------------------------- retries, cache
+
+
+@pytest.mark.parametrize("options", [{"workers": 1}, {}, {"workers": 0, "timeout": 5.0}])
+def test_a_call_that_raises_is_made_again_as_often_as_asked(
+    closed: contextlib.ExitStack, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    def third_time(completions: list[str], **_: Any) -> list[float]:
+        with (tmp_path / completions[0]).open("a") as file:
+            file.write("x")
+        if (tmp_path / completions[0]).stat().st_size < 3:
+            raise ConnectionError("not yet")
+        return [1.0]
+
+    assert made(closed, third_time, retries=2, **options)(completions=["a"]) == [1.0]
+    reward = made(closed, third_time, retries=1, on_error=None, **options)
+    assert reward(completions=["b"]) == [None]
+    assert (tmp_path / "b").stat().st_size == 2
+
+
+def test_a_timeout_is_not_retried(closed: contextlib.ExitStack, trace: Trace) -> None:
+    assert outcomes(made(closed, trace, timeout=1.0, workers=1, retries=3), ["sleep 60"]) == ["timeout"]
+    assert len(trace.lines) == 1
+
+
+@pytest.mark.parametrize("options", [{"workers": 1}, {}, {"batch_size": None}])
+def test_equal_completions_are_scored_once(closed: contextlib.ExitStack, trace: Trace, options: dict[str, Any]) -> None:
+    reward = made(closed, trace, cache=10, **options)
+    answers = {"prompts": ["?"] * 5, "answer": [1, 1, 2, 1, 1]}
+    assert reward(completions=["a", "a", "a", "bb", "a"], **answers) == [1.0, 1.0, 1.0, 2.0, 1.0]
+    assert len(trace.lines) == 3  # "a" with 1, "a" with 2, "bb" with 1
+    assert reward(completions=["a", "ccc", "a", "bb", "a"], **answers) == [1.0, 3.0, 1.0, 2.0, 1.0]
+    assert len(trace.lines) == 4
+    assert reward(completions=["a"], prompts=["!"], answer=[1]) == [1.0]
+    assert len(trace.lines) == 5
+
+
+def test_without_a_cache_nothing_is_kept(trace: Trace) -> None:
+    guarded(trace)(completions=["a", "a"])
+    assert len(trace.lines) == 2
+
+
+def test_the_cache_keeps_those_used_last(trace: Trace) -> None:
+    reward = guarded(trace, cache=2)
+    for completion, scored in (("a", 1), ("b", 2), ("a", 2), ("c", 3), ("a", 3), ("b", 4)):
+        reward(completions=[completion])
+        assert len(trace.lines) == scored, completion
+
+
+def test_failures_are_not_kept(trace: Trace) -> None:
+    reward = guarded(trace, cache=10, on_error=None)
+    assert [reward(completions=["raise x"]) for _ in range(2)] == [[None], [None]]
+    assert len(trace.lines) == 2
+    assert [reward(completions=["none"]) for _ in range(2)] == [[None], [None]]
+    assert len(trace.lines) == 3
+
+
+def test_what_is_no_plain_data_is_never_taken_from_the_cache(trace: Trace) -> None:
+    reward = guarded(trace, cache=10)
+    long = torch.zeros(5000)  # its repr leaves the middle out
+    other = long.clone()
+    other[2500] = 1.0
+    for image in (long, other):
+        reward(completions=["a"], image=[image])
+    assert len(trace.lines) == 2
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert guarded(lambda completions, **_: [1.0], cache=10)(completions=[deep]) == [1.0]
+    while deep:  # else freeing it would recurse
+        deep = deep[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.text(max_size=3) | st.sampled_from(["none", "nan"]), max_size=12), st.integers(1, 5), st.integers(0, 9)
+)
+def test_cutting_and_caching_change_no_score(completions: list[str], size: int, cache: int) -> None:
+    reward = guarded(behave, batch_size=size, cache=cache)
+    plain = [None if value is None or value != value else float(value) for value in behave(completions)]
+    assert [reward(completions=completions) for _ in range(2)] == [plain, plain]
+
+
+# ---------------------------------------------------------------------------------------------- async
+
+
+@pytest.mark.parametrize("reward", [behave_async, BehaveAsync(), functools.partial(behave_async, level=1)])
+def test_async_rewards_stay_async_to_trl(reward: Any) -> None:
+    wrapped = guarded(reward, timeout=1.0, on_error=-1.0)
+    assert isinstance(wrapped, AsyncGuarded)
+    assert is_async_callable(wrapped)
+    assert inspect.iscoroutinefunction(type(wrapped).__call__)
+    completions = ["abc", "sleep 60", "raise x", "none"]
+    assert asyncio.run(wrapped(completions=completions)) == [3.0, None, -1.0, None]
+    judged = asyncio.run(wrapped.judge(completions=completions))
+    assert [one.outcome for one in judged] == [Outcome.SCORED, Outcome.TIMEOUT, Outcome.ERROR, Outcome.NONE]
+
+
+def test_async_calls_wait_together_or_so_many_at_a_time() -> None:
+    running, most = 0, 0
+
+    async def count(completions: list[str], **_: Any) -> list[float]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return [1.0] * len(completions)
+
+    for options, expected in (({}, 6), ({"workers": 2}, 2), ({"workers": 2, "batch_size": 6}, 1)):
+        most = 0
+        assert asyncio.run(guarded(count, **options)(completions=["a"] * 6)) == [1.0] * 6  # type: ignore[arg-type, misc]
+        assert most == expected
+
+
+def test_an_async_call_that_raises_is_made_again_and_its_own_timeouts_are_errors() -> None:
+    tries = 0
+
+    async def own_timeout(completions: list[str], **_: Any) -> list[float]:
+        nonlocal tries
+        tries += 1
+        raise TimeoutError("the server's")
+
+    reward = guarded(own_timeout, timeout=5.0, retries=2, on_error="raise")
+    with pytest.raises(RewardError, match=r"row 0 is 'error' \(TimeoutError: \"the server's\"\)") as info:
+        asyncio.run(reward(completions=["a"]))  # type: ignore[arg-type]
+    assert tries == 3
+    assert isinstance(info.value.__cause__, TimeoutError)
+
+
+def test_an_async_reward_that_breaks_the_contract_is_no_outcome() -> None:
+    with pytest.raises(PluginOutputError, match="returned str, 'word', at row 0"):
+        asyncio.run(guarded(behave_async, on_error=None)(completions=["word", "a"]))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------- models and threads
+
+
+@pytest.fixture(scope="module")
+def scorer(tiny_model: Path) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(tiny_model, num_labels=1))
+    model.config._name_or_path = "someone/scorer"
+    return model.eval(), AutoTokenizer.from_pretrained(tiny_model)
+
+
+def test_a_model_is_scored_as_trl_scores_it(scorer: tuple[Any, Any]) -> None:
+    model, tokenizer = scorer
+    reward = guarded(model, tokenizer=tokenizer, timeout=60.0)
+    assert reward.__name__ == "scorer"
+    prompts, completions = ["abc ", "de "], ["12", "45678"]
+    inputs = tokenizer(
+        text=["abc 12", "de 45678"], return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+    )
+    with torch.inference_mode():
+        expected = model(**inputs).logits[:, 0].tolist()
+    assert reward(prompts=prompts, completions=completions) == expected
+    assert expected[0] != expected[1]
+    single = guarded(model, tokenizer=tokenizer, batch_size=1)(prompts=prompts, completions=completions)
+    assert single == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_sees_a_conversation_through_its_template(scorer: tuple[Any, Any], tiny_model: Path) -> None:
+    model, _ = scorer
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }}#{{ m['content'] }}.{% endfor %}"
+    reward = guarded(model, tokenizer=tokenizer)
+    talk = reward(
+        prompts=[[{"role": "user", "content": "abc"}]], completions=[[{"role": "assistant", "content": "12"}]]
+    )
+    assert talk == reward(prompts=["u#abc."], completions=["a#12."])
+
+
+def test_a_thread_that_overruns_is_left_alone_and_the_next_call_says_so() -> None:
+    release = threading.Event()
+
+    def hang(completions: list[str], **_: Any) -> list[float]:
+        if completions[0] == "hang":
+            release.wait(60)
+        return [1.0]
+
+    reward = guarded(hang, timeout=0.2, workers=0)
+    assert reward(completions=["a"]) == [1.0]
+    assert [one.outcome for one in reward.judge(["hang"])] == [Outcome.TIMEOUT]
+    with pytest.raises(RewardError, match="hang: an earlier call overran its timeout and still runs"):
+        reward(completions=["a"])
+    release.set()
+    left = reward._here._left_behind
+    assert left is not None
+    left.join(10)
+    assert reward(completions=["a"]) == [1.0]
+
+
+def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(
+    tiny_model: Path, tmp_path: Path, scorer: tuple[Any, Any], closed: contextlib.ExitStack
+) -> None:
+    model, tokenizer = scorer
+    rewards = [length_reward, behave_async, model]
+    plain = train(
+        tiny_model,
+        tmp_path / "plain",
+        GRPOTrainer,
+        reward_funcs=rewards,
+        trainer_arguments={"reward_processing_classes": [None, None, tokenizer]},
+    )
+    ours = train(
+        tiny_model,
+        tmp_path / "guarded",
+        GRPOTrainer,
+        reward_funcs=[
+            made(closed, length_reward, timeout=60.0, workers=2),
+            made(closed, behave_async, timeout=30.0, batch_size=3),
+            made(closed, model, tokenizer=tokenizer, timeout=60.0),
+        ],
+    )
+    for theirs, mine in zip(plain.logs, ours.logs, strict=True):
+        shared = {name: value for name, value in mine.items() if not name.startswith("outcomes/")}
+        assert shared == theirs
+    assert ours.logs[0]["rewards/length_reward/mean"] == plain.logs[0]["rewards/length_reward/mean"]
+    assert ours.logs[0]["outcomes/length_reward/scored"] == 1.0
+    assert all(torch.equal(ours.weights[name], value) for name, value in plain.weights.items())
+
+
+# ---------------------------------------------------------------------------------------------- the object
+
+
+def test_it_has_the_rewards_name_or_the_one_given() -> None:
+    assert guarded(behave).__name__ == "behave"
+    assert guarded(functools.partial(behave, level=1)).__name__ == "behave"
+    assert guarded(BehaveAsync()).__name__ == "an_object"
+    assert guarded(behave, name="mine").__name__ == "mine"
+    assert repr(guarded(behave)) == "Guarded(behave)"
+
+
+def test_it_pickles_with_its_settings_and_without_its_processes(closed: contextlib.ExitStack, trace: Trace) -> None:
+    reward = made(closed, trace, timeout=1.0, workers=1, cache=5, outcomes={"timeout": -3.0}, name="mine")
+    assert reward(completions=["a"]) == [1.0]
+    copy = closed.enter_context(contextlib.closing(pickle.loads(pickle.dumps(reward))))
+    assert copy(completions=["a", "sleep 60"]) == [1.0, -3.0]
+    assert copy.__name__ == "mine"
+    assert len(trace.lines) == 3  # the copy begins with an empty cache
+    loaded = pickle.loads(pickle.dumps(guarded(behave_async, timeout=5.0)))
+    assert asyncio.run(loaded(completions=["abc"])) == [3.0]
+
+
+def test_close_ends_the_processes_and_the_next_call_starts_new_ones(trace: Trace) -> None:
+    reward = guarded(trace, workers=1)
+    for _ in range(2):
+        assert reward(completions=["a"]) == [1.0]
+        reward.close()
+    (first, *_), (second, *_) = trace.lines
+    assert first != second
+    assert not Path(f"/proc/{second}").exists()
+
+
+def test_an_empty_batch_has_no_scores(trace: Trace) -> None:
+    assert guarded(trace)(completions=[]) == guarded(trace, batch_size=None, cache=2)(completions=[]) == []
+    assert trace.lines == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
+        ({"timeout": "5"}, "timeout must be a positive number of seconds, got '5'"),
+        ({"timeout": True}, "got True"),
+        ({"timeout": float("inf")}, "got inf"),
+        ({"retries": -1}, "retries must be an integer from 0, got -1"),
+        ({"retries": True}, "retries must be an integer from 0, got True"),
+        ({"cache": 1.5}, "cache must be an integer from 0, got 1.5"),
+        ({"workers": -1}, "workers must be an integer from 0, got -1"),
+        ({"batch_size": 0}, "batch_size must be an integer from 1, got 0"),
+        ({"batch_size": "all"}, "batch_size must be an integer from 1, got 'all'"),
+        ({"workers": 1, "memory_mb": 0}, "memory_mb must be an integer from 1, got 0"),
+        ({"memory_mb": 100}, "memory_mb is for worker processes"),
+        ({"budget": 5.0}, "budget is for worker processes"),
+        ({"budget": 5.0, "workers": 0, "timeout": 1.0}, "budget is for worker processes"),
+        ({"on_error": "zero"}, "the outcome 'error' must become a finite number, null or raise, got 'zero'"),
+        ({"on_error": float("nan")}, "must become a finite number"),
+        ({"on_error": 0.0, "outcomes": {"error": 1.0}}, "on_error is 0.0 and outcomes has 'error' too"),
+        ({"outcomes": {"right": 1.0}}, "has no outcome 'right' to set; it has: timeout, died, error"),
+        ({"outcomes": ["timeout"]}, "outcomes must be a mapping"),
+        ({"tokenizer": object()}, "is no model"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        guarded(behave, **options)
+
+
+def test_what_is_no_reward_is_refused(scorer: tuple[Any, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="the reward must be callable, got 5"):
+        guarded(5)
+    with pytest.raises(ConfigurationError, match="scorer is a model: give guarded its tokenizer"):
+        guarded(scorer[0])
+    with pytest.raises(ConfigurationError, match="memory_mb is for worker processes"):
+        guarded(behave_async, workers=2, memory_mb=100)

@@ -1,0 +1,86 @@
+"""What each outcome becomes, and how outcomes are counted."""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from trl_grpo_ext import load_rewards
+from trl_grpo_ext.errors import ConfigurationError, PluginParameterError, RewardError
+from trl_grpo_ext.guard.outcomes import DEFAULTS, Judgement, Outcome, OutcomePolicy, shown
+
+EVERY = tuple(Outcome)
+
+
+def judged(*outcomes: Outcome) -> list[Judgement]:
+    return [Judgement(outcome) for outcome in outcomes]
+
+
+def test_the_defaults_tell_the_completions_fault_from_the_references() -> None:
+    policy = OutcomePolicy("r", EVERY)
+    scores = policy.scores(judged(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE))
+    assert scores == [1.0, 0.0, 0.0, None]
+    assert policy.scores(judged(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED)) == [0.0, 0.0, 0.0]
+
+
+def test_a_bug_raises_and_names_the_row() -> None:
+    policy = OutcomePolicy("my_reward", EVERY)
+    with pytest.raises(RewardError, match=r"my_reward: the outcome at row 1 is 'error' \(KeyError\), which raises"):
+        policy.scores([Judgement(Outcome.RIGHT), Judgement(Outcome.ERROR, "KeyError")])
+
+
+def test_each_outcome_can_be_changed() -> None:
+    changed = {"timeout": None, "wrong": -1, "right": 2.5, "error": 0.0, "died": "raise"}
+    policy = OutcomePolicy("r", EVERY, changed)
+    scores = policy.scores(judged(Outcome.TIMEOUT, Outcome.WRONG, Outcome.RIGHT, Outcome.ERROR, Outcome.REFUSED))
+    assert scores == [None, -1.0, 2.5, 0.0, 0.0]
+    with pytest.raises(RewardError, match="'died'"):
+        policy.scores(judged(Outcome.DIED))
+
+
+def test_a_score_of_the_rewards_own_is_never_replaced() -> None:
+    policy = OutcomePolicy("r", EVERY)
+    assert policy.scores([Judgement(Outcome.SCORED, score=0.3), Judgement(Outcome.NONE)]) == [0.3, None]
+    with pytest.raises(ConfigurationError, match="r has no outcome 'scored' to set"):
+        OutcomePolicy("r", EVERY, {"scored": 1.0})
+
+
+@pytest.mark.parametrize("value", [True, "0.5", "None", float("nan"), float("inf"), [0.0]])
+def test_what_an_outcome_cannot_become(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="the outcome 'timeout' must become a finite number, null or raise"):
+        OutcomePolicy("r", EVERY, {"timeout": value})
+
+
+def test_outcomes_that_a_reward_does_not_have_are_refused_and_the_others_listed() -> None:
+    with pytest.raises(ConfigurationError, match="r has no outcome 'timeout' to set; it has: right, wrong"):
+        OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG), {"timeout": 0.0})
+    with pytest.raises(ConfigurationError, match="must be a mapping"):
+        OutcomePolicy("r", EVERY, [("timeout", 0.0)])  # type: ignore[arg-type]
+    with pytest.raises(PluginParameterError, match="gsm8k_accuracy has no outcome 'timeout'"):
+        load_rewards([{"name": "gsm8k_accuracy", "outcomes": {"timeout": 0.0}}])
+
+
+def test_every_outcome_is_logged_every_time_as_a_share_of_the_batch() -> None:
+    policy = OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG, Outcome.TIMEOUT))
+    metrics: dict[str, float] = {}
+    extra: dict[str, list[Any]] = defaultdict(list)
+    judgements = judged(Outcome.RIGHT, Outcome.TIMEOUT, Outcome.RIGHT, Outcome.RIGHT)
+    policy.log(judgements, metrics.__setitem__, lambda column, values: extra[column].extend(values))
+    assert metrics == {"outcomes/r/right": 0.75, "outcomes/r/wrong": 0.0, "outcomes/r/timeout": 0.25}
+    assert extra == {"r_outcome": ["right", "timeout", "right", "right"]}
+    policy.log([], metrics.__setitem__, None)  # no completions, no shares
+    policy.log(judgements)  # called outside of a trainer
+
+
+def test_a_policy_pickles() -> None:
+    policy = pickle.loads(pickle.dumps(OutcomePolicy("r", EVERY, {"timeout": -1.0})))
+    assert policy[Outcome.TIMEOUT] == -1.0
+    assert {outcome: policy[outcome] for outcome in DEFAULTS} == {**DEFAULTS, Outcome.TIMEOUT: -1.0}
+
+
+def test_what_a_model_wrote_is_quoted_escaped_and_short() -> None:
+    assert shown("a\x1b[31m\n\u202eb\ud800") == r"'a\x1b[31m\n\u202eb\ud800'"
+    assert len(shown("x" * 10**6)) < 300

@@ -1,0 +1,698 @@
+"""`WorkerPool` against tasks that hang, crash, eat memory and break their socket, and against kills from outside.
+
+Tasks are nested functions, which cloudpickle sends by value: the server then imports nothing of the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.guard.workers import Done, WorkerPool
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and kills by pidfd")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    gc.collect()
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert not left, "a zombie or a worker is left"
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    """Two workers that do what a job says."""
+    with contextlib.closing(WorkerPool(trouble(), workers=2, memory_mb=256, name="trouble")) as made:
+        yield made
+
+
+def trouble() -> Callable[[Any], Any]:
+    def task(job: Any) -> Any:
+        import contextlib
+        import os
+        import pathlib
+        import signal
+        import subprocess
+        import sys
+        import time
+
+        def again() -> int:
+            return again() + 1
+
+        what, *rest = job if isinstance(job, list | tuple) else [job]
+        if what == "sleep":
+            time.sleep(rest[0])
+        elif what == "spin":  # one call into C that holds the interpreter's lock
+            9 ** (9**9)
+        elif what == "exit":
+            os._exit(3)
+        elif what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "segfault":
+            import ctypes
+
+            ctypes.string_at(0)
+        elif what == "memory":
+            return len(bytearray(rest[0] * 2**20))
+        elif what == "keep memory":
+            sys.modules["kept"] = bytearray(rest[0] * 2**20)  # type: ignore[assignment]
+        elif what == "raise":
+            raise rest[0]
+        elif what == "recurse":
+            again()
+        elif what == "close":
+            os.closerange(3, 4096)
+        elif what == "fork":
+            os.fork()
+        elif what == "garbage":
+            import socket
+
+            for descriptor in range(3, 64):
+                with contextlib.suppress(OSError):
+                    socket.socket(fileno=os.dup(descriptor)).send(rest[0])
+            time.sleep(60)
+        elif what == "print":
+            print(rest[0])
+        elif what == "child":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            pathlib.Path(rest[0]).write_text(str(child.pid))
+            time.sleep(600)
+        elif what == "large":
+            return "x" * rest[0]
+        elif what == "surrogate":
+            return "\ud800\x00"
+        elif what == "unserialisable":
+            return object()
+        elif what == "once":  # kills its worker the first time
+            try:
+                os.close(os.open(rest[0], os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return "second try"
+            os._exit(1)
+        elif what == "mark":  # leaves a line behind and waits
+            with pathlib.Path(rest[0]).open("a") as file:
+                file.write(f"{os.getpid()} {os.getppid()}\n")
+            time.sleep(rest[1])
+        elif what == "length":
+            return len(rest[0])
+        return os.getpid()
+
+    return task
+
+
+def one(pool: WorkerPool, job: Any, **options: Any) -> Done:
+    [done] = pool.run([job], **{"deadline": 10.0, **options})
+    return done
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def zombies() -> set[int]:
+    return {process.pid for process in psutil.process_iter() if process.status() == psutil.STATUS_ZOMBIE}
+
+
+def pids_in(file: Path) -> list[list[int]]:
+    return [[int(word) for word in line.split()] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+# ---------------------------------------------------------------------------------------------- results
+
+
+def test_results_come_in_the_order_of_the_jobs() -> None:
+    with contextlib.closing(WorkerPool(lambda job: job * 2, workers=3)) as pool:
+        assert [done.value for done in pool.run(list(range(200)), deadline=10.0)] == list(range(0, 400, 2))
+        assert pool.run([], deadline=1.0) == []
+
+
+def test_workers_stay_for_the_next_batch(pool: WorkerPool) -> None:
+    first = {done.value for done in pool.run(["pid"] * 20, deadline=10.0)}
+    assert {done.value for done in pool.run(["pid"] * 20, deadline=10.0)} <= first
+    assert len(first) <= 2
+    assert os.getpid() not in first
+
+
+def test_values_travel_as_json(pool: WorkerPool) -> None:
+    assert one(pool, "surrogate").value == "\ud800\x00"
+    with contextlib.closing(WorkerPool(lambda job: {1: (job, None, float("nan"))}, workers=1)) as other:
+        value = one(other, True).value
+        assert value["1"][:2] == [True, None]
+        assert value["1"][2] != value["1"][2]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.recursive(st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(), st.lists), max_size=8)
+)
+def test_any_json_comes_back_as_it_went(jobs: list[Any]) -> None:
+    with contextlib.closing(WorkerPool(lambda job: job, workers=2)) as pool:
+        assert [done.value for done in pool.run(jobs, deadline=10.0)] == jobs
+
+
+def test_a_job_of_five_megabytes_arrives(pool: WorkerPool) -> None:
+    assert one(pool, ("length", "x" * 5_000_000)).value == 5_000_000
+
+
+def test_a_worker_that_reads_nothing_does_not_hang_the_parent(pool: WorkerPool) -> None:
+    worker = one(pool, "pid").value
+    os.kill(worker, signal.SIGSTOP)
+    assert one(pool, ("length", "x" * 5_000_000), deadline=0.5, slice=0.5).status == "timeout"
+    wait_until(lambda: not is_running(worker))
+
+
+def test_a_reply_that_is_too_large_is_an_error(pool: WorkerPool) -> None:
+    done = one(pool, ("large", 17 * 2**20))
+    assert (done.status, done.detail[:13]) == ("error", "OverflowError")
+    assert one(pool, ("large", 15 * 2**20)).value == "x" * 15 * 2**20
+
+
+def test_what_a_task_raises_is_its_answer(pool: WorkerPool) -> None:
+    before = one(pool, "pid").value
+    done = one(pool, ("raise", ValueError("no such thing")))
+    assert (done.status, done.detail) == ("error", "ValueError: no such thing")
+    assert "raise rest[0]" in done.traceback or "in task" in done.traceback
+    assert one(pool, ("raise", SystemExit(4))).detail == "SystemExit: 4"
+    assert one(pool, ("raise", KeyboardInterrupt())).detail == "KeyboardInterrupt: "
+    assert one(pool, "recurse").detail.startswith("RecursionError: ")
+    assert one(pool, "unserialisable").detail.startswith("TypeError: ")
+    assert len(one(pool, ("raise", ValueError("x" * 10**6))).detail) < 3000
+    assert one(pool, "pid").value == before  # none of these costs a worker
+
+
+def test_an_error_whose_text_raises_is_still_an_answer(pool: WorkerPool) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert one(pool, ("raise", MuteError())).detail.startswith("MuteError: ")
+
+
+def test_a_task_sees_the_parents_path_and_what_it_starts_the_original_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(job: Any) -> Any:
+        import os
+        import sys
+
+        return [sys.path, os.environ.get("PYTHONPATH"), os.environ["OMP_NUM_THREADS"]]
+
+    for original in (None, "/somewhere"):
+        if original is not None:
+            monkeypatch.setenv("PYTHONPATH", original)
+        else:
+            monkeypatch.delenv("PYTHONPATH", raising=False)
+        with contextlib.closing(WorkerPool(task, workers=1)) as pool:
+            path, seen, threads = one(pool, None).value
+        assert {folder or str(Path.cwd()) for folder in sys.path} <= set(path)
+        assert (seen, threads) == (original, "1")
+
+
+# ---------------------------------------------------------------------------------------------- trouble
+
+
+@pytest.mark.parametrize("job", ["exit", "kill", "segfault", "close"])
+def test_a_job_that_ends_its_worker_is_tried_twice(pool: WorkerPool, job: str) -> None:
+    done = one(pool, job)
+    assert (done.status, done.detail) == ("died", "its worker process died, twice")
+    assert one(pool, "pid").status == "done"
+
+
+def test_a_job_whose_worker_died_once_has_its_result(pool: WorkerPool, tmp_path: Path) -> None:
+    assert one(pool, ("once", str(tmp_path / "tried"))).value == "second try"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\0" * 16 + b"{}",
+        b"hello, this is no header",
+        (1).to_bytes(8) + (5).to_bytes(8) + b"[1,2]",
+        (1).to_bytes(8) + (2).to_bytes(8) + b"{}",
+        (1).to_bytes(8) + (2**40).to_bytes(8),
+        (1).to_bytes(8) + (200_000).to_bytes(8) + b"[" * 200_000,
+        (1).to_bytes(8) + (15).to_bytes(8) + b'{"error": [1,2]}'[:15],
+    ],
+)
+def test_a_reply_that_is_none_counts_as_a_death(pool: WorkerPool, sent: bytes) -> None:
+    done = one(pool, ("garbage", sent))
+    assert (done.status, done.detail) == ("died", "its worker process sent something that is no reply, twice")
+
+
+def test_a_copy_of_the_worker_cannot_answer_twice(pool: WorkerPool) -> None:
+    for _ in range(3):
+        assert one(pool, "fork").status == "done"
+        assert [done.value for done in pool.run([("length", "x" * n) for n in range(9)], deadline=10.0)] == [*range(9)]
+
+
+def test_a_job_that_fills_the_memory_dies_and_says_so(pool: WorkerPool) -> None:
+    done = one(pool, ("memory", 2000))
+    assert (done.status, done.detail) == ("died", "out of memory, twice")
+    assert one(pool, ("memory", 100)).value == 100 * 2**20
+
+
+def test_a_worker_that_has_grown_serves_no_further_job(pool: WorkerPool) -> None:
+    grown = one(pool, ("keep memory", 200)).value
+    assert one(pool, "pid").value != grown
+
+
+def test_without_a_limit_memory_is_given() -> None:
+    with contextlib.closing(WorkerPool(lambda job: len(bytearray(job)), workers=1, memory_mb=None)) as pool:
+        assert one(pool, 600 * 2**20).value == 600 * 2**20
+
+
+@pytest.mark.parametrize("job", [("sleep", 60), "spin"])
+def test_a_job_that_hangs_is_killed_at_its_deadline(pool: WorkerPool, job: Any) -> None:
+    begin = time.monotonic()
+    done = one(pool, job, deadline=0.6)
+    assert (done.status, done.detail) == ("timeout", "no result within 0.6 s")
+    assert 0.6 <= done.seconds < 5
+    assert time.monotonic() - begin < 20
+
+
+def test_what_a_killed_job_had_started_is_killed_too(pool: WorkerPool, tmp_path: Path) -> None:
+    assert one(pool, ("child", str(tmp_path / "pid")), deadline=1.0, slice=1.0).status == "timeout"
+    child = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_running(child))
+
+
+def test_no_zombie_is_left_anywhere_by_what_was_killed(tmp_path: Path) -> None:
+    before = zombies()
+    pool = WorkerPool(trouble(), workers=2)
+    jobs = [("child", str(tmp_path / "pid")), "exit", ("sleep", 60), "kill", "pid"]
+    statuses = [done.status for done in pool.run(jobs, deadline=0.6, slice=0.6)]
+    assert statuses == ["timeout", "died", "timeout", "died", "done"]
+    worker = one(pool, "pid").value
+    pool.close()
+    left = zombies() - before
+    assert worker not in left
+    assert int((tmp_path / "pid").read_text()) not in left
+    assert not {pid for pid in left if psutil.Process(pid).ppid() == os.getpid()}
+
+
+def test_ordinary_jobs_among_hostile_ones_all_have_their_result(pool: WorkerPool) -> None:
+    hostile = ["exit", ("sleep", 60), "spin", ("memory", 4000), "close", "recurse", "kill"]
+    jobs: list[Any] = []
+    for number in range(40):
+        jobs += [("length", "x" * number), *hostile[number % 8 : number % 8 + 1]]
+    done = pool.run(jobs, deadline=1.0, slice=0.1)
+    for job, result in zip(jobs, done, strict=True):
+        if job[0] == "length":
+            assert (result.status, result.value) == ("done", len(job[1]))
+        else:
+            assert result.status != "done"
+
+
+def test_a_job_that_overruns_its_slice_waits_behind_the_others(pool: WorkerPool, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    jobs = [("mark", str(trace), 0.5), *[("sleep", 0.0)] * 5]
+    with contextlib.closing(WorkerPool(trouble(), workers=1)) as single:
+        done = single.run(jobs, deadline=10.0, slice=0.1)
+    assert [result.status for result in done] == ["done"] * 6
+    assert 2 <= len(pids_in(trace)) <= 4  # slices of 0.1, 0.4 and 1.6 s, more on a machine that is busy
+    assert done[0].seconds >= 0.5
+
+
+def test_a_budget_ends_second_tries_but_nobodys_first(pool: WorkerPool) -> None:
+    jobs = [("sleep", 60)] * 8 + [("length", "xyz")] * 4
+    begin = time.monotonic()
+    done = pool.run(jobs, deadline=30.0, slice=0.5, budget=0.8)
+    assert time.monotonic() - begin < 20
+    assert [result.status for result in done] == ["timeout"] * 8 + ["done"] * 4
+    assert all("budget of 0.8 s is spent" in result.detail for result in done[:8])
+
+
+def test_a_death_that_the_budget_leaves_without_a_second_try_is_a_death(pool: WorkerPool) -> None:
+    def task(job: str) -> None:
+        import os
+        import time
+
+        time.sleep(0.3)
+        os._exit(1)
+
+    with contextlib.closing(WorkerPool(task, workers=1)) as single:
+        done = one(single, "x", slice=1.0, budget=0.1)
+    assert done.status == "died"
+    assert "before a second try" in done.detail
+
+
+def test_the_time_to_load_the_task_is_not_on_the_budget() -> None:
+    class SlowToLoad:
+        def __reduce__(self) -> Any:
+            return eval, ("__import__('time').sleep(1.0) or (lambda job: __import__('time').sleep(0.2))",)
+
+        def __call__(self, job: Any) -> None:
+            raise AssertionError("only its copy runs")
+
+    with contextlib.closing(WorkerPool(SlowToLoad(), workers=1)) as single:
+        assert one(single, 1, slice=0.1, budget=0.9).status == "done"
+
+
+# ---------------------------------------------------------------------------------------------- from outside
+
+
+def in_background(pool: WorkerPool, jobs: list[Any], **options: Any) -> tuple[threading.Thread, list[Done]]:
+    results: list[Done] = []
+    thread = threading.Thread(target=lambda: results.extend(pool.run(jobs, **{"deadline": 30.0, **options})))
+    thread.start()
+    return thread, results
+
+
+def test_workers_killed_from_outside_cost_nobody_a_result(pool: WorkerPool, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    jobs = [("mark", str(trace), 0.3) for _ in range(8)]
+    thread, results = in_background(pool, jobs, slice=20.0)
+    wait_until(lambda: len(pids_in(trace)) >= 2)
+    for worker, _ in pids_in(trace):
+        os.kill(worker, signal.SIGKILL)
+    thread.join(30)
+    assert [done.status for done in results] == ["done"] * 8
+
+
+def test_a_server_killed_from_outside_is_started_again(pool: WorkerPool, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    thread, results = in_background(pool, [("mark", str(trace), 0.3) for _ in range(6)], slice=20.0)
+    wait_until(lambda: len(pids_in(trace)) >= 2)
+    os.kill(pids_in(trace)[0][1], signal.SIGKILL)
+    thread.join(30)
+    assert [done.status for done in results] == ["done"] * 6
+    assert len({server for _, server in pids_in(trace)}) == 2
+
+
+def test_an_idle_worker_or_server_that_was_killed_costs_no_try(pool: WorkerPool, tmp_path: Path) -> None:
+    worker = one(pool, "pid").value
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: not is_running(worker))
+    assert one(pool, ("once", str(tmp_path / "tried"))).value == "second try"
+    assert pool._processes._server is not None
+    server = pool._processes._server._process.pid
+    worker = one(pool, "pid").value
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: not is_running(worker))  # workers die with their server
+    assert one(pool, "pid").status == "done"
+
+
+def test_an_interrupt_leaves_the_pool_usable(pool: WorkerPool, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+
+    def interrupt() -> None:
+        wait_until(lambda: len(pids_in(trace)) >= 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.run([("mark", str(trace), 60)] * 2, deadline=60.0, slice=60.0)
+    thread.join()
+    for worker, _ in pids_in(trace):
+        wait_until(lambda pid=worker: not is_running(pid))  # type: ignore[misc]
+    assert one(pool, ("length", "xy")).value == 2
+
+
+# ---------------------------------------------------------------------------------------------- threads and forks
+
+
+def test_it_may_be_used_from_several_threads_at_once(pool: WorkerPool) -> None:
+    answers: dict[int, list[Any]] = {}
+
+    def use(number: int) -> None:
+        jobs = [("length", "x" * (100 * number + i)) for i in range(30)]
+        answers[number] = [done.value for done in pool.run(jobs, deadline=10.0)]
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert answers == {number: [100 * number + i for i in range(30)] for number in range(4)}
+
+
+def test_a_forked_child_works_with_processes_of_its_own(pool: WorkerPool, tmp_path: Path) -> None:
+    mine = one(pool, "pid").value
+    told = tmp_path / "child"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's threads are there; this child calls none of them
+        pid = os.fork()
+    if pid == 0:
+        try:
+            done = pool.run(["pid", ("length", "abc"), "exit"], deadline=10.0)
+            told.write_text(json.dumps([[d.status, d.value] for d in done]))
+            pool.close()
+        finally:
+            os._exit(0)
+    during = [done.value for done in pool.run([("length", "x" * n) for n in range(50)], deadline=10.0)]
+    os.waitpid(pid, 0)
+    assert during == list(range(50))
+    first, second, third = json.loads(told.read_text())
+    assert first[0] == "done"
+    assert first[1] != mine
+    assert second == ["done", 3]
+    assert third == ["died", None]
+    assert mine in {done.value for done in pool.run(["pid"] * 20, deadline=10.0)}
+
+
+def test_a_child_forked_in_the_middle_of_a_batch_does_not_wait_for_the_parents_lock(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    thread, results = in_background(pool, [("mark", str(trace), 0.5)] * 2, slice=20.0)
+    wait_until(lambda: len(pids_in(trace)) >= 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+    if pid == 0:
+        try:
+            right = one(pool, ("length", "abcd")).value == 4
+            pool.close()
+            os._exit(0 if right else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    thread.join(30)
+    assert [done.status for done in results] == ["done"] * 2
+
+
+def test_it_pickles_without_its_processes() -> None:
+    with contextlib.closing(WorkerPool(json.dumps, workers=1, memory_mb=100, name="texts")) as pool:
+        assert one(pool, [1]).value == "[1]"
+        with contextlib.closing(pickle.loads(pickle.dumps(pool))) as copy:
+            assert repr(copy) == repr(pool) == "WorkerPool('texts', workers=1, memory_mb=100)"
+            assert copy._processes._server is None
+            assert one(copy, [2]).value == "[2]"
+
+
+def test_processes_end_with_the_pool_and_after_close() -> None:
+    pool = WorkerPool(trouble(), workers=1)
+    first = one(pool, "pid").value
+    pool.close()
+    wait_until(lambda: not is_running(first))
+    second = one(pool, "pid").value  # the next run starts anew
+    assert first != second
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        del pool
+        gc.collect()
+    wait_until(lambda: not is_running(second))
+
+
+# ---------------------------------------------------------------------------------------------- whole programs
+
+PROGRAM = """
+    import os, signal, sys, threading, time, warnings
+    from trl_grpo_ext.guard.workers import WorkerPool
+    with open(sys.argv[1], "a") as file:
+        file.write("body\\n")
+    trace = sys.argv[2]
+    def task(job):
+        import os, time
+        with open(trace, "a") as file:
+            file.write(f"{os.getpid()} {os.getppid()}\\n")
+        print("printed by a worker")
+        time.sleep(job)
+        return job
+    pool = WorkerPool(task, workers=2)
+"""
+
+
+def program(tmp_path: Path, text: str) -> tuple[subprocess.Popen[str], Path, Path]:
+    """Start a script without any `if __name__ == "__main__"`."""
+    script, bodies, trace = tmp_path / "script.py", tmp_path / "bodies", tmp_path / "trace"
+    script.write_text(textwrap.dedent(PROGRAM) + textwrap.dedent(text))
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error::ResourceWarning", str(script), str(bodies), str(trace)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    return process, bodies, trace
+
+
+def all_gone(trace: Path, seconds: float = 5.0) -> None:
+    pids = {pid for line in pids_in(trace) for pid in line}
+    assert len(pids) >= 2
+    wait_until(lambda: not any(is_running(pid) for pid in pids), seconds)
+
+
+def test_a_script_without_a_main_guard_runs_its_body_once(tmp_path: Path) -> None:
+    process, bodies, trace = program(tmp_path, "print([done.value for done in pool.run([0, 0.01, 0], deadline=5)])")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out == "[0, 0.01, 0]\n"  # what workers print goes to stderr
+    assert err.count("printed by a worker") == 3
+    assert not err.replace("printed by a worker", "").strip(), "nothing warns"
+    assert bodies.read_text() == "body\n"
+    all_gone(trace)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "pool.run([60, 60], deadline=60, slice=60)",  # killed from outside
+        "threading.Timer(1, os._exit, [0]).start(); pool.run([60, 60], deadline=60, slice=60)",
+        "threading.Timer(1, os.kill, [os.getpid(), signal.SIGTERM]).start(); pool.run([60, 60], deadline=60, slice=60)",
+        "threading.Thread(target=pool.run, args=([60, 60],), kwargs=dict(deadline=60, slice=60), daemon=True).start()\n"
+        "while not os.path.exists(trace): time.sleep(0.01)",
+        "pool.run([0, 0], deadline=60); sys.exit(0)",
+        # A child lives on and holds the server's socket open, as one forked by C code would.
+        "pool.run([0, 0], deadline=60); os.dup(pool._processes._server._sock.fileno())\n"
+        "if os.fork() == 0: time.sleep(8); os._exit(0)\n"
+        "os._exit(0)",
+    ],
+    ids=["SIGKILL", "os._exit", "SIGTERM", "daemon thread", "sys.exit", "forked child lives on"],
+)
+def test_no_process_outlives_the_parent_however_it_ends(tmp_path: Path, end: str) -> None:
+    process, _, trace = program(tmp_path, end)
+    wait_until(lambda: len(pids_in(trace)) >= 1, 60)
+    if end.startswith("pool.run([60"):
+        wait_until(lambda: len(pids_in(trace)) >= 2)
+        process.kill()
+    begin = time.monotonic()
+    process.wait(60)
+    assert time.monotonic() - begin < 5
+    all_gone(trace)
+    process.communicate(timeout=60)
+
+
+def test_a_server_that_is_still_loading_ends_with_the_parent(tmp_path: Path) -> None:
+    told = tmp_path / "server"
+    process, _, _ = program(
+        tmp_path,
+        f"""
+        class SlowToLoad:
+            def __reduce__(self):
+                return eval, ("open({str(told)!r}, 'w').write(str(__import__('os').getpid())) and "
+                              "__import__('time').sleep(60)",)
+            def __call__(self, job): pass
+        pool = WorkerPool(SlowToLoad()); pool.start(); time.sleep(60)
+        """,
+    )
+    wait_until(lambda: told.exists() and told.read_text() != "", 60)
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until(lambda: not is_running(int(told.read_text())))
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+def test_start_does_not_wait_for_the_tasks_imports() -> None:
+    class SlowToLoad:
+        def __reduce__(self) -> Any:
+            return eval, ("__import__('time').sleep(1.5) or len",)
+
+        def __call__(self, job: Any) -> None:
+            raise AssertionError("only its copy runs")
+
+    with contextlib.closing(WorkerPool(SlowToLoad(), workers=1)) as pool:
+        begin = time.monotonic()
+        pool.start()
+        assert time.monotonic() - begin < 1.0
+        assert one(pool, [1, 2]).value == 2
+
+
+def test_a_task_that_cannot_be_loaded_is_an_error_with_its_text(tmp_path: Path) -> None:
+    class Broken:
+        def __reduce__(self) -> Any:
+            return eval, ("__import__('module_that_there_is_not')",)
+
+        def __call__(self, job: Any) -> None:
+            raise AssertionError("only its copy runs")
+
+    with contextlib.closing(WorkerPool(Broken(), name="broken")) as pool:
+        for _ in range(2):
+            with pytest.raises(RewardError, match=r"broken: the task cannot be loaded.*ModuleNotFoundError") as info:
+                pool.run([1], deadline=1.0)
+            assert "module_that_there_is_not" in str(info.value)
+
+
+def test_what_cannot_be_sent_is_an_error_that_says_so(pool: WorkerPool) -> None:
+    lock = threading.Lock()
+    with pytest.raises(RewardError, match=r"cannot be sent to worker processes: TypeError"):
+        WorkerPool(lambda job: lock).start()
+    with pytest.raises(RewardError, match=r"trouble: job 1 cannot be sent to a worker: TypeError"):
+        pool.run(["pid", lock], deadline=1.0)
+    assert one(pool, ("length", "x")).value == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"workers": 0}, "workers must be an integer from 1, or None, got 0"),
+        ({"workers": True}, "workers must be an integer from 1, or None, got True"),
+        ({"workers": 2.0}, "got 2.0"),
+        ({"memory_mb": 0}, "memory_mb must be an integer from 1, or None, got 0"),
+    ],
+)
+def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        WorkerPool(len, **parameters)
+
+
+@pytest.mark.parametrize("name", ["deadline", "slice", "budget"])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "1", True])
+def test_seconds_that_are_none_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} must be a positive number of seconds"):
+        WorkerPool(len).run([], **{"deadline": 1.0, name: value})
+
+
+def test_ranks_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert WorkerPool(len).workers == 6
+    for ranks, workers in {"2": 3, "4": 1, "100": 1, "0": 6, "": 6, "x": 6}.items():
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert WorkerPool(len).workers == workers
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(400)))
+    assert WorkerPool(len).workers == 8
+    assert WorkerPool(len, workers=20).workers == 20

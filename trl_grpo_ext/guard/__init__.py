@@ -1,0 +1,1 @@
+"""Rewards that cannot hang, crash or lie: outcomes, validation, killable workers."""

@@ -1,0 +1,172 @@
+"""What became of a completion when it was scored, and what each of these outcomes is worth.
+
+A wrong answer, an unparseable reference, a timeout and a crash are different things. A reward first finds the
+`Outcome`; a policy, which the user may change, then says what each outcome becomes: a number, None (this reward has
+nothing to say about this completion), or "raise" (the run stops and names the completion).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from ..errors import ConfigurationError, RewardError
+
+RAISE: Literal["raise"] = "raise"
+Consequence = float | None | Literal["raise"]
+"""What an outcome becomes."""
+
+_LONGEST_SHOWN = 200
+
+
+class Outcome(StrEnum):
+    """What became of one completion."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    NO_ANSWER = "no_answer"
+    """The completion holds no answer that can be read."""
+    UNPARSEABLE = "unparseable_reference"
+    """The reference cannot be read: nothing can be said about the completion."""
+    SCORED = "scored"
+    """The reward gave a value that is neither right nor wrong."""
+    NONE = "none"
+    """The reward itself said None."""
+    TIMEOUT = "timeout"
+    DIED = "died"
+    """The process at work on it died, twice, or ran out of memory."""
+    REFUSED = "refused"
+    """Too large or too deep to be looked at."""
+    ERROR = "error"
+    """The reward raised."""
+
+
+DEFAULTS: Mapping[Outcome, Consequence] = {
+    Outcome.RIGHT: 1.0,
+    Outcome.WRONG: 0.0,
+    Outcome.NO_ANSWER: 0.0,
+    Outcome.UNPARSEABLE: None,
+    Outcome.TIMEOUT: 0.0,
+    Outcome.DIED: 0.0,
+    Outcome.REFUSED: 0.0,
+    Outcome.ERROR: RAISE,
+}
+"""The completion's own fault is 0, the reference's is None, a bug raises."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One completion's outcome.
+
+    Attributes:
+        outcome: What became of it.
+        detail: Why, in a few words, for messages and tables. It may quote what a model wrote.
+        score: The reward's own value where the outcome is `SCORED`, which no policy replaces.
+    """
+
+    outcome: Outcome
+    detail: str = ""
+    score: float | None = None
+
+
+class OutcomePolicy:
+    """What each outcome of one reward becomes.
+
+    Args:
+        reward: The reward's name, for messages and metrics.
+        outcomes: Those that this reward can have.
+        changed: By an outcome's name, what it becomes instead of `DEFAULTS`: a finite number, None or "raise".
+        defaults: This reward's own defaults, where they are not `DEFAULTS`.
+
+    Raises:
+        ConfigurationError: `changed` names an outcome that this reward cannot have, or a value that is none of these.
+    """
+
+    def __init__(
+        self,
+        reward: str,
+        outcomes: Sequence[Outcome],
+        changed: Mapping[str, Any] | None = None,
+        defaults: Mapping[Outcome, Consequence] | None = None,
+    ) -> None:
+        self.reward, self.outcomes = reward, tuple(outcomes)
+        known = {**DEFAULTS, **(defaults or {})}
+        self._becomes: dict[Outcome, Consequence] = {o: known[o] for o in self.outcomes if o in known}
+        if not isinstance(changed, Mapping | None):
+            raise ConfigurationError(
+                f"{reward}: outcomes must be a mapping such as {{timeout: null}}, got {changed!r}."
+            )
+        for name, value in (changed or {}).items():
+            if name not in self._becomes:
+                can = ", ".join(self._becomes)
+                raise ConfigurationError(f"{reward} has no outcome {name!r} to set; it has: {can}.")
+            self._becomes[Outcome(name)] = _consequence(reward, name, value)
+
+    def __getitem__(self, outcome: Outcome) -> Consequence:
+        return self._becomes[outcome]
+
+    def scores(self, judgements: Sequence[Judgement]) -> list[float | None]:
+        """What the outcomes of a batch become.
+
+        Raises:
+            RewardError: The policy of an outcome is "raise"; the message has the completion's row.
+        """
+        return [self._score(row, judgement) for row, judgement in enumerate(judgements)]
+
+    def _score(self, row: int, judgement: Judgement) -> float | None:
+        if judgement.outcome is Outcome.SCORED:
+            return judgement.score
+        if judgement.outcome is Outcome.NONE:
+            return None
+        becomes = self._becomes[judgement.outcome]
+        if becomes == RAISE:
+            raise RewardError(
+                f"{self.reward}: the outcome at row {row} is {judgement.outcome.value!r}"
+                f"{f' ({judgement.detail})' if judgement.detail else ''}, which raises. Set "
+                f"outcomes: {{{judgement.outcome.value}: null}} (or a number) to go on."
+            )
+        assert not isinstance(becomes, str)
+        return becomes
+
+    def log(
+        self,
+        judgements: Sequence[Judgement],
+        log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+    ) -> None:
+        """Count outcomes through what TRL hands to reward functions; does nothing where it hands nothing.
+
+        The metrics are `outcomes/<reward>/<outcome>`, the share of the batch, every outcome every time: a metric that
+        comes and goes would leave other ranks waiting. The column `<reward>_outcome` of TRL's table of completions has
+        the outcome of each.
+        """
+        counts = Counter(judgement.outcome for judgement in judgements)
+        if log_metric is not None and judgements:
+            for outcome in self.outcomes:
+                log_metric(f"outcomes/{self.reward}/{outcome.value}", counts[outcome] / len(judgements))
+        if log_extra is not None:
+            log_extra(f"{self.reward}_outcome", [judgement.outcome.value for judgement in judgements])
+
+
+def shown(text: object) -> str:
+    """Quote what a model or a dataset wrote: on one line, escaped, and not at length."""
+    size = len(text) if isinstance(text, str) else None
+    quoted = ascii(text[: _LONGEST_SHOWN + 1] if isinstance(text, str) else text)
+    if len(quoted) <= _LONGEST_SHOWN:
+        return quoted
+    return f"{quoted[:_LONGEST_SHOWN]}..." + (f" ({size} characters)" if size is not None else "")
+
+
+def _consequence(reward: str, name: str, value: object) -> Consequence:
+    if value is None or value == RAISE:
+        return None if value is None else RAISE
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if number is None or not -sys.float_info.max <= number <= sys.float_info.max:
+        raise ConfigurationError(
+            f"{reward}: the outcome {name!r} must become a finite number, null or raise, got {value!r}."
+        )
+    return float(number)

@@ -1,0 +1,352 @@
+"""The server and the workers of a `WorkerPool`, as the process that started them holds them: sockets and pidfds.
+
+Nothing here waits for a worker. A worker is killed by its pidfd, which can never mean another process of that number;
+on a system without pidfds the server does it, whose children's numbers stay theirs until it has collected them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import RewardError
+from .worker_server import COMMAND, FORK, HEADER, KILL, LOAD, LONGEST_REPLY, ORIGINAL_PATH
+
+_LOADING_LIMIT = 300.0  # seconds that the task's imports may take
+_FORK_LIMIT = 60.0
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_DIED = "its worker process died"
+_NO_REPLY = "its worker process sent something that is no reply"
+
+
+class LostError(Exception):
+    """The process at the other end has died, or makes no sense; the message says which."""
+
+
+class Processes:
+    """The server and its workers. They belong to the process that made this object, and to none forked from it."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._owner = name, os.getpid()
+        self._server: Server | None = None
+        self._all: set[Worker] = set()
+        self._idle: list[Worker] = []
+
+    def start(self, task: Callable[[Any], Any], memory_mb: int | None) -> Server:
+        """Start the server where there is none, and don't wait for it."""
+        if self._server is None:
+            self._server = Server(self._name, task, memory_mb)
+        return self._server
+
+    def take(self, task: Callable[[Any], Any], memory_mb: int | None) -> Worker:
+        """An idle worker, or a fresh one.
+
+        Raises:
+            RewardError: The task cannot be loaded, or there can be no more processes.
+        """
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_quiet():
+                return worker
+            self.drop(worker)  # it died, or spoke without having been asked
+        why = ""
+        for _ in range(3):
+            server = self.start(task, memory_mb)
+            try:
+                worker = server.fork()
+            except LostError as lost:
+                why = str(lost)
+                self._end_server()
+                continue
+            except BaseException:  # the task cannot be loaded, or an interrupt left half a message unread
+                self._end_server()
+                raise
+            self._all.add(worker)
+            return worker
+        raise RewardError(f"{self._name}: no worker process can be started; tried three times: {why}.")
+
+    def give_back(self, worker: Worker) -> None:
+        """Keep a worker that has answered for the next job."""
+        self._idle.append(worker)
+
+    def drop(self, worker: Worker) -> None:
+        """Kill a worker."""
+        if not worker.kill() and self._server is not None:
+            self._server.kill(worker.pid)
+        worker.close()
+        self._all.discard(worker)
+
+    def drop_busy(self) -> None:
+        """Kill the workers that are not idle."""
+        for worker in self._all.difference(self._idle):
+            self.drop(worker)
+
+    def end(self) -> None:
+        """Kill everything, and wait for the server, so that no zombie stays."""
+        if self._owner != os.getpid():
+            return
+        self._idle.clear()
+        for worker in [*self._all]:
+            self.drop(worker)
+        self._end_server()
+
+    def _end_server(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.end()
+
+    def forget(self) -> None:
+        """In a forked child: close our copies of what is the parent's, and leave its processes alone."""
+        for worker in self._all:
+            worker.close()
+        if self._server is not None:
+            self._server.forget()
+
+
+class Server:
+    """The process that loads the task and forks workers.
+
+    Raises:
+        RewardError: The task cannot be pickled, or the process cannot be started.
+    """
+
+    def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
+        self._name, self._ready = name, False
+        try:
+            data = pickled(task)
+        except Exception as error:  # whatever an object's own pickling raises
+            raise RewardError(
+                f"{name}: {task!r:.80} cannot be sent to worker processes: {type(error).__name__}: {error}"
+            ) from error
+        self._sock, theirs = socket.socketpair()
+        with theirs, _anonymous_file() as file:
+            file.write(data)
+            file.flush()
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", f"{__package__}.worker_server", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=_standard_error(),
+                    stderr=_standard_error(),
+                    env=_environment(),
+                )
+            except OSError as error:
+                self._sock.close()
+                raise RewardError(f"{name}: the server of the worker processes cannot be started: {error}") from error
+            # By file, because a large task does not fit into the socket and the server does not read yet.
+            with contextlib.suppress(OSError):  # it is gone already; the first fork will tell
+                socket.send_fds(self._sock, [COMMAND.pack(LOAD, memory_mb or 0)], [file.fileno()])
+
+    def fork(self) -> Worker:
+        """Make one more worker.
+
+        Raises:
+            LostError: The server has died.
+            RewardError: The task cannot be loaded, or the system has no more processes.
+        """
+        if not self._ready:
+            reply, *_ = self._receive(_LOADING_LIMIT)
+            if "error" in reply:
+                kind, message, lines = reply["error"]
+                raise RewardError(
+                    f"{self._name}: the task cannot be loaded in the worker processes: {kind}: {message}\n{lines}"
+                )
+            self._ready = True
+        try:
+            self._sock.sendall(COMMAND.pack(FORK, 0))
+        except OSError as error:
+            raise LostError(f"the server of the worker processes has died ({error})") from error
+        reply, pid, files = self._receive(_FORK_LIMIT)
+        if "error" in reply:
+            raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
+        return Worker(pid, files)
+
+    def kill(self, pid: int) -> None:
+        """Have a worker killed for which there is no pidfd."""
+        with contextlib.suppress(OSError):
+            self._sock.sendall(COMMAND.pack(KILL, pid))
+
+    def _receive(self, limit: float) -> tuple[dict[str, Any], int, list[int]]:
+        self._sock.settimeout(limit)
+        try:
+            data, files, *_ = socket.recv_fds(self._sock, HEADER.size, 2, _CLOSE_ON_EXEC)
+            serial, size = HEADER.unpack(data)
+            text = b""
+            while len(text) < size and (piece := self._sock.recv(size - len(text))):
+                text += piece
+            return json.loads(text), serial, files
+        except TimeoutError as error:
+            raise LostError(f"the server of the worker processes did not answer within {limit:g} s") from error
+        except (OSError, ValueError, struct.error) as error:
+            raise LostError("the server of the worker processes has died") from error
+
+    def end(self) -> None:
+        """Close the socket, upon which the server kills its workers and ends; where it does not, kill it."""
+        self._sock.close()
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:  # it is still importing
+            self._process.kill()
+            self._process.wait()
+
+    def forget(self) -> None:
+        """In a forked child: close our copy of the socket; the server is no child of this process."""
+        self._sock.close()
+        self._process.returncode = 0  # else `Popen` would warn that it still runs
+
+
+class Worker:
+    """One forked worker."""
+
+    def __init__(self, pid: int, files: Sequence[int]) -> None:
+        self.pid = pid
+        self._sock = socket.socket(fileno=files[0])
+        self._sock.setblocking(False)
+        self._pidfd = files[1] if len(files) > 1 else None
+        self._serial = 0
+        self._out = memoryview(b"")
+        self._in = bytearray()
+        self._closed = False
+
+    def begin(self, job: bytes) -> None:
+        """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
+        self._serial += 1
+        self._out = memoryview(HEADER.pack(self._serial, len(job)) + job)
+        self._in.clear()
+        self._write()
+
+    def watched(self) -> list[tuple[int, int]]:
+        """File descriptors and the events to wait for."""
+        watched = [(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._out else 0))]
+        if self._pidfd is not None:  # a process that the task has started may hold the socket open
+            watched.append((self._pidfd, select.POLLIN))
+        return watched
+
+    def is_quiet(self) -> bool:
+        """Whether it lives and has sent nothing."""
+        poll = select.poll()
+        for descriptor, _ in self.watched():
+            poll.register(descriptor, select.POLLIN)
+        return not poll.poll(0)
+
+    def advance(self) -> dict[str, Any] | None:
+        """Write and read what is possible without waiting; the reply when it is whole.
+
+        Raises:
+            LostError: The worker has died, or what it sends is no reply.
+        """
+        alive = self._is_alive()  # asked before reading: what it wrote before it died counts
+        self._write()
+        try:
+            while piece := self._sock.recv(2**20):
+                self._in += piece
+                if (reply := self._reply()) is not None:
+                    return reply
+        except BlockingIOError:
+            if alive:
+                return None
+        except OSError as error:
+            raise LostError(f"{_DIED} ({error})") from error
+        raise LostError(_DIED)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # full; or it is gone, which reading tells
+            while self._out:
+                self._out = self._out[self._sock.send(self._out[: 2**20]) :]
+
+    def _reply(self) -> dict[str, Any] | None:
+        if len(self._in) < HEADER.size:
+            return None
+        serial, size = HEADER.unpack_from(self._in)
+        if serial != self._serial or size > LONGEST_REPLY or len(self._in) > HEADER.size + size:
+            raise LostError(_NO_REPLY)
+        if len(self._in) < HEADER.size + size:
+            return None
+        try:
+            reply = json.loads(self._in[HEADER.size :])
+        except (ValueError, RecursionError) as error:
+            raise LostError(_NO_REPLY) from error
+        if not _is_reply(reply):
+            raise LostError(_NO_REPLY)
+        self._in.clear()
+        return reply  # type: ignore[no-any-return]
+
+    def _is_alive(self) -> bool:
+        if self._pidfd is None:
+            return True  # the socket alone tells
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    def kill(self) -> bool:
+        """Kill the process; False where that takes the server, because there is no pidfd."""
+        if self._closed:
+            return True
+        if self._pidfd is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        return True
+
+    def close(self) -> None:
+        """Close the socket and the pidfd."""
+        if not self._closed:
+            self._closed = True
+            self._sock.close()
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+
+
+def pickled(value: Any) -> bytes:
+    """Pickle with functions and classes that cannot be imported elsewhere."""
+    import cloudpickle
+
+    data: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return data
+
+
+def _is_reply(reply: Any) -> bool:
+    if not isinstance(reply, dict):
+        return False
+    if "error" in reply:
+        error = reply["error"]
+        return isinstance(error, list) and len(error) == 3 and all(isinstance(part, str) for part in error)
+    return "value" in reply or reply.get("memory") is True
+
+
+def _anonymous_file() -> Any:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("task"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _standard_error() -> int:
+    try:
+        os.fstat(2)
+    except OSError:
+        return subprocess.DEVNULL
+    return 2
+
+
+def _environment() -> dict[str, str]:
+    folders = [str(folder) or str(Path.cwd()) for folder in sys.path]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(folders),
+        ORIGINAL_PATH: os.environ.get("PYTHONPATH", ""),
+        "OMP_NUM_THREADS": "1",
+    }

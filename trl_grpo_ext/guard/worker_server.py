@@ -1,0 +1,281 @@
+"""The process that forks workers: `python -m trl_grpo_ext.guard.worker_server FD`, started by `guard.workers`.
+
+It loads the task once, so that the task's imports happen here and once, and forks a worker whenever its parent asks
+for one, which takes milliseconds. It never imports the parent's `__main__` and runs no job itself. It ends, and kills
+its workers with all that they started, when its parent closes the socket or is gone.
+
+What the parent sends is trusted and pickled. What workers send back is JSON, so that a worker that was taken over
+cannot make the parent run anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+HEADER = struct.Struct("!QQ")
+"""Before every job and every reply: a serial number, which the reply repeats, and the length of what follows."""
+COMMAND = struct.Struct("!cQ")
+"""What the parent sends to the server: `LOAD` with the memory limit and a file, `FORK`, or `KILL` with a pid."""
+LOAD, FORK, KILL = b"L", b"F", b"K"
+
+ORIGINAL_PATH = "TRL_GRPO_EXT_ORIGINAL_PYTHONPATH"
+"""The environment variable with the PYTHONPATH that what a task starts shall have."""
+
+LONGEST_REPLY = 16 * 2**20
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
+_COLLECTING_LIMIT = 0.5
+_LONGEST_MESSAGE = 2000
+_LONGEST_TRACEBACK = 4000
+_OUT_OF_MEMORY = json.dumps({"memory": True, "last": True}).encode()  # made now: later there is no memory for it
+
+
+def send(sock: socket.socket, serial: int, message: bytes, files: tuple[int, ...] = ()) -> None:
+    """Send one message with its header, and open files with it."""
+    data = HEADER.pack(serial, len(message)) + message
+    sent = socket.send_fds(sock, [data], files) if files else 0
+    sock.sendall(data[sent:])
+
+
+def receive(sock: socket.socket, size: int) -> bytes | None:
+    """Read exactly so many bytes; None where the other side has closed before."""
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(min(size - len(data), 2**20))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def main(descriptor: int) -> None:
+    """Load the task and fork workers until the parent has closed the socket or is gone."""
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # else a killed worker's lines are lost
+    original = os.environ.pop(ORIGINAL_PATH, "")
+    os.environ.pop("PYTHONPATH", None)  # it was for this interpreter, not for others that a task may run
+    if original:
+        os.environ["PYTHONPATH"] = original
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)
+    loaded = threading.Event()
+    watch = threading.Thread(target=_leave_without_parent, args=(parent, loaded), daemon=True)
+    watch.start()
+    try:
+        task, memory = _load(control)
+    except BaseException as error:
+        send(control, 0, json.dumps({"error": _described(error)}).encode())
+        return
+    finally:
+        loaded.set()
+        watch.join()  # a process forks safely only with a single thread
+    gc.collect()
+    gc.freeze()
+    send(control, 0, b"{}")
+    _Server(control, task, memory, parent).serve()
+
+
+def _leave_without_parent(parent: int, loaded: threading.Event) -> None:
+    while not loaded.wait(0.5):
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _load(control: socket.socket) -> tuple[Callable[[Any], Any], int]:
+    data, files, *_ = socket.recv_fds(control, COMMAND.size, 1)
+    _, memory = COMMAND.unpack(data)
+    with os.fdopen(files[0], "rb") as file:
+        file.seek(0)
+        return pickle.load(file), memory
+
+
+class _Server:
+    def __init__(self, control: socket.socket, task: Callable[[Any], Any], memory: int, parent: int) -> None:
+        self._control, self._task, self._memory, self._parent = control, task, memory, parent
+        self._workers: set[int] = set()
+        self._wake, self._woken_by = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken_by.setblocking(False)
+        self._prctl = getattr(ctypes.CDLL(None), "prctl", None)
+        self._call_prctl(_SET_CHILD_SUBREAPER, 1)  # what workers leave behind is collected here, not by process 1
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._woken_by.fileno(), warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        try:
+            while os.getppid() == self._parent:
+                ready = dict(poll.poll(1000))
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(4096)
+                self._reap()
+                if self._control.fileno() in ready and not self._obey():
+                    return
+        finally:
+            for pid in self._workers:
+                _kill_group(pid)
+            end = time.monotonic() + _COLLECTING_LIMIT
+            while self._reap() and time.monotonic() < end:
+                time.sleep(0.001)
+
+    def _obey(self) -> bool:
+        try:
+            data = receive(self._control, COMMAND.size)
+        except ConnectionError:
+            data = None
+        if data is None:
+            return False
+        command, pid = COMMAND.unpack(data)
+        if command == FORK:
+            self._fork()
+        elif pid in self._workers:  # not reaped yet, so the number is still this worker's
+            os.kill(pid, signal.SIGKILL)
+        return True
+
+    def _call_prctl(self, option: int, value: int) -> None:
+        if self._prctl is not None:  # Linux alone has it
+            self._prctl(option, value, 0, 0, 0)
+
+    def _reap(self) -> bool:
+        """Collect the dead, after killing what they have started: until then their group's number is not given away.
+
+        Returns:
+            Whether there are others that live.
+        """
+        while True:
+            try:
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return False
+            if dead is None:
+                return True
+            if dead.si_pid in self._workers:
+                _kill_group(dead.si_pid)
+                self._workers.discard(dead.si_pid)
+            os.waitpid(dead.si_pid, 0)
+
+    def _fork(self) -> None:
+        theirs, ours = socket.socketpair()
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            send(self._control, 0, json.dumps({"error": _described(error)}).encode())
+            return
+        finally:
+            if os.getpid() == server:
+                ours.close()
+        if pid == 0:
+            theirs.close()
+            self._work(ours, server)
+        self._workers.add(pid)
+        with contextlib.suppress(OSError):  # the worker does so too: whoever comes first
+            os.setpgid(pid, pid)
+        files = [theirs.fileno()]
+        with contextlib.suppress(AttributeError, OSError):  # not on this system: the parent asks for kills
+            files.append(os.pidfd_open(pid))
+        try:
+            send(self._control, pid, b"{}", tuple(files))
+        finally:
+            theirs.close()
+            for file in files[1:]:
+                os.close(file)
+
+    def _work(self, sock: socket.socket, server: int) -> NoReturn:
+        """Be a worker. Never returns into the server's code."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for owned in (self._control, self._wake, self._woken_by):
+                owned.close()
+            with contextlib.suppress(OSError):
+                os.setpgid(0, 0)
+            self._call_prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
+            if os.getppid() != server:
+                os._exit(0)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            _answer_jobs(sock, self._task, self._memory * 2**20)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+
+def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -> None:
+    own, before = os.getpid(), _address_space()
+    if memory and before:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = before + memory if hard == resource.RLIM_INFINITY else min(before + memory, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    while (header := receive(sock, HEADER.size)) is not None:
+        serial, size = HEADER.unpack(header)
+        try:
+            job = receive(sock, size)
+            if job is None:
+                return
+            value = task(pickle.loads(job))
+            bloated = bool(memory) and _address_space() - before > memory // 2  # would be the next job's trouble
+            reply = json.dumps({"value": value, "last": bloated}).encode()
+            if len(reply) > LONGEST_REPLY:
+                raise OverflowError(f"the reply has {len(reply)} bytes; at most {LONGEST_REPLY} can be sent")
+        except MemoryError:
+            reply = _OUT_OF_MEMORY
+        except BaseException as error:  # SystemExit too: what a task raises is its answer, and no end of the worker
+            reply = json.dumps({"error": _described(error)}).encode()
+        if os.getpid() != own:  # the task forked, and this is the copy
+            return
+        send(sock, serial, reply)
+        if reply is _OUT_OF_MEMORY:
+            return
+
+
+def _described(error: BaseException) -> tuple[str, str, str]:
+    """The type, message and last lines of the traceback; none of it longer than can be shown."""
+    try:
+        message = str(error)[:_LONGEST_MESSAGE]
+    except Exception:
+        message = "(its message cannot be read)"
+    try:
+        lines = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+    except Exception:
+        lines = ""
+    return type(error).__name__, message, lines
+
+
+def _address_space() -> int:
+    """This process's virtual memory in bytes; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
