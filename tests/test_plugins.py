@@ -585,9 +585,70 @@ def test_one_selection_or_several(own: ModuleType) -> None:
         load_loss_aggregation(["own_plugins:Weighs"])
 
 
-def test_two_rewards_of_one_name_are_warned_of(own: ModuleType) -> None:
-    with pytest.warns(UserWarning, match="Several rewards are called plain; TRL logs them as one metric"):
-        load_rewards(["own_plugins:plain", _with("plain", scale=2.0)])
+def test_rewards_of_one_name_get_a_number(own: ModuleType) -> None:
+    from trl.trainer.utils import get_callable_name
+
+    def plain_2(completions: list[str], **columns: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    given = ["own_plugins:plain", _with("plain", scale=2.0), own.plain, plain_2, _with("plain", scale=3.0)]
+    rewards = load_rewards(given)
+    assert rewards.names == ["plain", "plain_3", "plain_4", "plain_2", "plain_5"]
+    assert [get_callable_name(reward) for reward in rewards] == rewards.names
+    assert rewards[0] is own.plain
+    assert own.plain.__name__ == "plain", "what was passed in stays as it is"
+    assert [reward(completions=["abc"], answer=[""]) for reward in rewards] == [[3.0], [6.0], [3.0], [0.0], [9.0]]
+    copies = pickle.loads(pickle.dumps(rewards[:3]))
+    assert [get_callable_name(copy) for copy in copies] == rewards.names[:3]
+    assert copies[1](completions=["abc"], answer=[""]) == [6.0]
+    assert load_rewards(rewards).names == rewards.names
+
+
+def test_a_numbered_object_is_the_plugin_itself_where_nobody_else_holds_it(own: ModuleType) -> None:
+    mine = own.Factory(9)
+    rewards = load_rewards([_with("Factory", target=1), _with("Factory", target=2), mine, "own_plugins:instance"])
+    assert rewards.names == ["Factory", "Factory_2", "Factory_3", "Factory_4"]
+    assert type(rewards[1]) is own.Factory
+    assert not hasattr(mine, "__name__")
+    assert not hasattr(own.instance, "__name__")
+    assert rewards[2].target == 9, "a wrapper answers for what it wraps"
+    assert pickle.loads(pickle.dumps(rewards[3]))(completions=["x"]) == [7.0]
+
+
+def test_what_cannot_take_a_name_is_wrapped(own: ModuleType) -> None:
+    rewards = load_rewards(["own_plugins:Slots", "own_plugins:Slots", "own_plugins:Frozen", _with("Frozen", alpha=2.0)])
+    assert rewards.names == ["Slots", "Slots_2", "Frozen", "Frozen_2"]
+    assert rewards[3].alpha == 2.0
+
+
+def test_async_rewards_stay_async_under_another_name(own: ModuleType) -> None:
+    from trl.trainer.utils import is_async_callable
+
+    rewards = load_rewards(["own_plugins:later", _with("later", scale=2.0), own.later])
+    assert rewards.names == ["later", "later_2", "later_3"]
+    assert all(is_async_callable(reward) for reward in rewards)
+    copy = pickle.loads(pickle.dumps(rewards[1]))
+    assert asyncio.run(copy(completions=["a", "b"])) == [2.0, 2.0]
+
+
+def test_outcomes_are_counted_under_the_numbered_name() -> None:
+    rewards = load_rewards(["gsm8k_accuracy", "gsm8k_accuracy"])
+    logged: list[str] = []
+    for reward in rewards:
+        reward(completions=["18"], answer=["18"], log_metric=lambda name, value: logged.append(name))
+    assert {name.split("/")[1] for name in logged} == {"gsm8k_accuracy", "gsm8k_accuracy_2"}
+
+
+def test_two_models_of_one_name_are_warned_of(own: ModuleType) -> None:
+    import torch
+
+    class Model(torch.nn.Module):
+        config = type("Config", (), {"_name_or_path": "some/plain"})()
+
+    with pytest.warns(UserWarning, match="Several models are called plain; TRL logs them as one metric"):
+        rewards = load_rewards([Model(), "own_plugins:plain", Model()])
+    assert rewards.names == ["plain", "plain_2", "plain"]
+    assert isinstance(rewards[2], Model), "TRL must see that it is a model"
 
 
 def test_async_rewards_stay_async(own: ModuleType) -> None:

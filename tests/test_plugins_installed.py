@@ -65,7 +65,7 @@ answer = {"found": plugins.find("loss_aggregation", "first").name, "imported": i
 answer["loaded"] = type(plugins.load_loss_aggregation("tge-good:first")).__name__
 try:
     plugins.find("loss_aggregation", "of_nothing")
-except plugins.UnknownPluginError as error:
+except errors.UnknownPluginError as error:
     answer["error"] = str(error)
 """
     )

@@ -3,12 +3,13 @@
 `think_format`, `some-dist:think_format`, `pkg.mod:attr`, or a mapping `{name: ..., weight: 0.2, <parameter>: ...}`. A
 string that starts with `{` is such a mapping in YAML's flow style, which is how a command line gives parameters.
 
-Some keys are not the plugin's own parameters: a reward's `weight`, an advantage hook's `preserve_sign` and
+Some keys are not the plugin's own parameters: a reward's `weight` and `guard`, an advantage hook's `preserve_sign` and
 `preserve_sum`, and a loss aggregation's `skip_zero_variance`.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -33,6 +34,12 @@ SWITCHES: dict[Kind, tuple[str, ...]] = {
 }
 """Keys that any selection of a kind may hold, true or false, whatever the plugin."""
 
+GUARD_PARAMETERS = (
+    *("timeout", "retries", "on_error", "outcomes", "cache"),
+    *("workers", "batch_size", "memory_mb", "budget", "tokenizer"),
+)
+"""What a reward's `guard` may hold: the parameters of `trl_grpo_ext.guard.guarded.guarded`, whose `name` is given."""
+
 # A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads.
 _EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 
@@ -47,6 +54,7 @@ class Selection:
         parameters: Keyword parameters to build the plugin with.
         weight: A reward's weight; None where none was given.
         switches: Which of the `SWITCHES` of its kind are on.
+        guard: What a reward is guarded with, some of the `GUARD_PARAMETERS`; None where it is not.
     """
 
     name: str
@@ -54,15 +62,22 @@ class Selection:
     parameters: dict[str, Any] = field(default_factory=dict)
     weight: float | None = None
     switches: frozenset[str] = frozenset()
+    guard: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         return self.name if self.distribution is None else f"{self.distribution}:{self.name}"
 
     def plain(self) -> str | dict[str, Any]:
-        """The string or mapping that reads as this selection: what to save with a run's settings."""
+        """The string or mapping that reads as this selection: what to save with a run's settings.
+
+        Selections inside the parameters become plain too.
+        """
         ours: dict[str, Any] = {} if self.weight is None else {"weight": self.weight}
         ours |= dict.fromkeys(sorted(self.switches), True)
-        return {"name": str(self), **ours, **self.parameters} if ours or self.parameters else str(self)
+        if self.guard is not None:
+            ours["guard"] = dict(self.guard)
+        parameters = {name: _plain(value) for name, value in self.parameters.items()}
+        return {"name": str(self), **ours, **parameters} if ours or parameters else str(self)
 
 
 def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> Selection:
@@ -78,12 +93,14 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     if kind not in KINDS:
         raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
     if isinstance(value, Selection):
-        fields = {"name", "weight", *SWITCHES[kind]} & value.parameters.keys()
+        fields = {"name", "weight", *SWITCHES[kind], *(["guard"] if kind == "reward" else [])} & value.parameters.keys()
         if fields:
             raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
         mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value)}
         if value.weight is not None:
             mapping = {**mapping, "weight": value.weight}
+        if value.guard is not None:
+            mapping = {**mapping, "guard": value.guard}
         mapping = {**mapping, **dict.fromkeys(value.switches, True)}
     elif isinstance(value, str) and value.lstrip().startswith("{"):
         mapping = _read_flow_mapping(kind, value)
@@ -115,7 +132,9 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     for switch, on in switches.items():
         if not isinstance(on, bool):
             raise ConfigurationError(f"{switch} of {name!r} is {on!r}; it must be true or false.")
-    return Selection(name, distribution, parameters, weight, frozenset(name for name, on in switches.items() if on))
+    guard = _guard(parameters.pop("guard"), name) if kind == "reward" and "guard" in parameters else None
+    on = frozenset(switch for switch, is_on in switches.items() if is_on)
+    return Selection(name, distribution, parameters, weight, on, guard)
 
 
 def looks_like_a_number(value: object) -> bool:
@@ -144,6 +163,37 @@ def _weight(weight: object, name: str) -> float:
     if not math.isfinite(number):
         raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be finite.")
     return number
+
+
+def _guard(guard: object, name: str) -> dict[str, Any]:
+    listed = ", ".join(GUARD_PARAMETERS)
+    if not isinstance(guard, Mapping):
+        raise ConfigurationError(
+            f"The guard of the reward {name!r} is {guard!r}; it must be a mapping that says what to guard against, "
+            f"such as {{timeout: 5, on_error: null}}. It may hold: {listed}."
+        )
+    for key, value in guard.items():
+        if key not in GUARD_PARAMETERS:
+            close = difflib.get_close_matches(str(key), GUARD_PARAMETERS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigurationError(
+                f"The guard of the reward {name!r} has no parameter {key!r}.{hint} It may hold: {listed}."
+            )
+        if looks_like_a_number(value):
+            raise ConfigurationError(
+                f"The guard of the reward {name!r} has {key}={value!r}, which YAML 1.1 reads as a string: write it "
+                "with a point, as in 1.0e-3."
+            )
+    return dict(guard)
+
+
+def _plain(value: Any) -> Any:
+    """A parameter with the selections inside it made plain."""
+    if isinstance(value, Selection):
+        return value.plain()
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if type(value) in (list, tuple) else value
 
 
 def _read_flow_mapping(kind: Kind, text: str) -> Mapping[Any, Any]:

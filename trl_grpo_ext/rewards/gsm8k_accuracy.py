@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from ..errors import RewardError
+from ..guard.calls import NOT_COLUMNS
+from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from .final_answer import final_number, parse_reference
 from .text import completion_text
 
-_NOT_COLUMNS = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 _ROUNDING = Fraction(1, 10**9)
 
 
-def gsm8k_accuracy(
-    completions: Sequence[Any], answer: Sequence[Any] | None = None, **kwargs: Any
-) -> list[float | None]:
+class GSM8KAccuracy:
     r"""Score 1.0 where the completion's final number is the reference's, 0.0 where it is not or there is none.
 
     How the final number is found (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18", else the last number) is
@@ -26,50 +25,86 @@ def gsm8k_accuracy(
     floating point leaves behind (17.999999999999996). A percent sign and units are ignored. "60 million" equals both
     60 and 60,000,000, because GSM8K asks for either.
 
-    Args:
-        completions: `B` completions, strings or lists of messages.
-        answer: `B` references: GSM8K's own solutions ("... #### 1,234") or plain numbers (string, int or float).
-        **kwargs: The other columns; not used.
+    `gsm8k_accuracy` in this module is an instance with the defaults, for a dotted path.
 
-    Returns:
-        `B` scores: 1.0, 0.0, or None where the reference holds no number, which also warns: a broken reference must
-        not read as a wrong answer. No completion raises, and the time is linear in its length.
+    Args:
+        outcomes: What outcomes become, where that is not the default: `right` 1.0, `wrong` 0.0, `no_answer` 0.0 and
+            `unparseable_reference` None (with a warning: a broken reference must not read as a wrong answer). Each may
+            be a number, None or "raise".
 
     Raises:
-        RewardError: There is no column `answer`, or it has not one entry per completion.
+        ConfigurationError: `outcomes` names another outcome, or holds another value.
 
     GSM8K is Cobbe et al., 2021 (arXiv:2110.14168). Departures from its own grader, which compares the strings behind
     the first `####`: numbers are compared by value, other ways to give an answer are read too, and of several answers
     the last counts (the first question's, where the completion runs on to a new "Question:").
     """
-    if answer is None:
-        columns = sorted(kwargs.keys() - _NOT_COLUMNS)
-        raise RewardError(
-            f"gsm8k_accuracy needs the dataset column 'answer' with the reference answers; the columns present are "
-            f"{columns}. Rename the column that holds them to 'answer'."
-        )
-    if len(answer) != len(completions):
-        raise RewardError(
-            f"gsm8k_accuracy got {len(completions)} completions but {len(answer)} entries in the column 'answer'; it "
-            "needs one per completion."
-        )
-    references = [parse_reference(entry) for entry in answer]
-    unreadable = [entry for entry, reference in zip(answer, references, strict=True) if reference is None]
-    if unreadable:
-        warnings.warn(
-            f"gsm8k_accuracy finds no number in the reference {str(unreadable[0])[-80:]!r} ({len(unreadable)} of "
-            f"{len(answer)} in this batch); these completions get None. A reference is '... #### 18' or a number.",
-            stacklevel=2,
-        )
-    return [
-        None if reference is None else float(_is_right(completion_text(completion), reference))
-        for completion, reference in zip(completions, references, strict=True)
-    ]
+
+    __name__ = "gsm8k_accuracy"
+    reference_column = "answer"
+
+    def __init__(self, *, outcomes: Mapping[str, Any] | None = None) -> None:
+        can = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
+        self._policy = OutcomePolicy(self.__name__, can, outcomes)
+
+    def __call__(
+        self, completions: Sequence[Any], answer: Sequence[Any] | None = None, **kwargs: Any
+    ) -> list[float | None]:
+        """Score `B` completions.
+
+        Args:
+            completions: `B` completions, strings or lists of messages.
+            answer: `B` references: GSM8K's own solutions ("... #### 1,234") or plain numbers (string, int or float).
+            **kwargs: The other columns; not used but for TRL's `log_metric` and `log_extra`.
+
+        Returns:
+            `B` scores. No completion raises, and the time is linear in its length.
+
+        Raises:
+            RewardError: There is no column `answer`, it has not one entry per completion, or an outcome is to raise.
+        """
+        judgements = self.judge(completions=completions, answer=answer, **kwargs)
+        unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
+        if unread and answer is not None:
+            warnings.warn(
+                f"gsm8k_accuracy finds no number in the reference {str(answer[unread[0]])[-80:]!r} ({len(unread)} of "
+                f"{len(answer)} in this batch); these completions get None unless `outcomes` says otherwise. A "
+                "reference is '... #### 18' or a number.",
+                stacklevel=2,
+            )
+        self._policy.log(judgements, kwargs.get("log_metric"), kwargs.get("log_extra"))
+        return self._policy.scores(judgements)
+
+    def judge(self, completions: Sequence[Any], answer: Sequence[Any] | None = None, **kwargs: Any) -> list[Judgement]:
+        """The outcome of each completion.
+
+        Raises:
+            RewardError: There is no column `answer`, or it has not one entry per completion.
+        """
+        if answer is None:
+            columns = sorted(kwargs.keys() - NOT_COLUMNS)
+            raise RewardError(
+                f"gsm8k_accuracy needs the dataset column 'answer' with the reference answers; the columns present are "
+                f"{columns}. Rename the column that holds them to 'answer'."
+            )
+        if len(answer) != len(completions):
+            raise RewardError(
+                f"gsm8k_accuracy got {len(completions)} completions but {len(answer)} entries in the column 'answer'; "
+                "it needs one per completion."
+            )
+        return [_judged(*pair) for pair in zip(completions, answer, strict=True)]
 
 
-def _is_right(text: str, reference: Fraction) -> bool:
-    number = final_number(text)
+def _judged(completion: Any, answer: Any) -> Judgement:
+    reference = parse_reference(answer)
+    if reference is None:
+        return Judgement(Outcome.UNPARSEABLE, f"no number in {shown(str(answer)[-80:])}")
+    number = final_number(completion_text(completion))
     if number is None or number.value is None or number.face is None:
-        return False
+        return Judgement(Outcome.NO_ANSWER)
     tolerance = abs(reference) * _ROUNDING
-    return any(abs(value - reference) <= tolerance for value in (number.value, number.face))
+    right = any(abs(value - reference) <= tolerance for value in (number.value, number.face))
+    return Judgement(Outcome.RIGHT if right else Outcome.WRONG)
+
+
+gsm8k_accuracy = GSM8KAccuracy()

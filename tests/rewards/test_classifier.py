@@ -1,0 +1,261 @@
+"""`Classifier` with real tiny models: against scores computed text by text, in batches, on hostile texts."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.integrations import deepspeed
+
+from tests.tiny_classifier import LABELS, save_tiny_classifier
+from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.rewards import classifier
+from trl_grpo_ext.rewards.classifier import Classifier
+
+TEXTS = ["hello there", "a", "you are 100 fools.", "nice", "what is this about then", "zz 9", "hello there"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    return save_tiny_classifier(tmp_path_factory.mktemp("bert"), tiny_model)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    return save_tiny_classifier(tmp_path_factory.mktemp("llama"), tiny_model, kind="llama")
+
+
+def scored(reward: Classifier, completions: list[Any], **columns: Any) -> list[float | None]:
+    return reward(completions=completions, completion_ids=[[1]] * len(completions), **columns)
+
+
+@torch.no_grad()
+def logits_one_by_one(folder: Path, texts: list[str]) -> torch.Tensor:
+    """`(B, labels)`, without padding or batches."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return torch.cat([model(input_ids=torch.tensor([tokenizer(text).input_ids])).logits for text in texts])
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+@pytest.mark.parametrize("label", range(3))
+def test_the_score_is_the_softmax_probability_of_the_label(
+    kind: str, label: int, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(kind)
+    wanted = logits_one_by_one(folder, TEXTS).softmax(dim=-1)[:, label].tolist()
+    assert scored(Classifier(folder, label=LABELS[label]), TEXTS) == pytest.approx(wanted, abs=1e-6)
+    assert scored(Classifier(folder, label=label, sign=-2.0), TEXTS) == pytest.approx(
+        [-2 * x for x in wanted], abs=1e-6
+    )
+    assert max(wanted) - min(wanted) > 0.05  # the texts do differ
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 32])
+def test_neighbours_padding_and_order_do_not_change_a_score(
+    kind: str, batch_size: int, request: pytest.FixtureRequest
+) -> None:
+    reward = Classifier(request.getfixturevalue(kind), label="toxic", batch_size=batch_size)
+    alone = [scored(reward, [text])[0] for text in TEXTS]
+    assert scored(reward, TEXTS) == pytest.approx(alone, abs=1e-6)
+    assert scored(reward, TEXTS[::-1]) == pytest.approx(alone[::-1], abs=1e-6)
+
+
+def test_the_logit_may_be_the_score(bert: Path) -> None:
+    wanted = logits_one_by_one(bert, TEXTS)[:, 2].tolist()
+    assert scored(Classifier(bert, label="rude", score="logit"), TEXTS) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_labels_that_do_not_exclude_each_other_have_a_sigmoid_each(tmp_path: Path, tiny_model: Path) -> None:
+    folder = save_tiny_classifier(tmp_path, tiny_model, problem_type="multi_label_classification")
+    wanted = logits_one_by_one(folder, TEXTS).sigmoid()[:, 1].tolist()
+    assert scored(Classifier(folder, label="toxic"), TEXTS) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_a_model_of_one_output_gives_the_output_and_needs_no_label(tmp_path: Path, tiny_model: Path) -> None:
+    folder = save_tiny_classifier(tmp_path, tiny_model, kind="llama", labels=1)
+    wanted = logits_one_by_one(folder, TEXTS)[:, 0].tolist()
+    assert scored(Classifier(folder), TEXTS) == pytest.approx(wanted, abs=1e-5)
+    assert min(wanted) < 0
+
+
+def test_messages_are_read_and_prompts_go_before_when_asked_for(bert: Path) -> None:
+    answers = [[{"role": "assistant", "content": text}] for text in TEXTS]
+    assert scored(Classifier(bert, label=1), answers) == scored(Classifier(bert, label=1), TEXTS)
+    reward = Classifier(bert, label=1, text="prompt_and_completion")
+    wanted = logits_one_by_one(bert, [f"ask {text}" for text in TEXTS]).softmax(dim=-1)[:, 1].tolist()
+    assert scored(reward, TEXTS, prompts=["ask "] * len(TEXTS)) == pytest.approx(wanted, abs=1e-6)
+    prompts = [[{"role": "user", "content": "ask"}]] * len(TEXTS)
+    wanted = logits_one_by_one(bert, [f"ask\n{text}" for text in TEXTS]).softmax(dim=-1)[:, 1].tolist()
+    assert scored(reward, answers, prompts=prompts) == pytest.approx(wanted, abs=1e-6)
+    with pytest.raises(RewardError, match="classifier needs the column 'prompts'"):
+        scored(reward, TEXTS)
+
+
+def test_a_chat_template_is_used_where_there_is_one(tmp_path: Path, tiny_model: Path) -> None:
+    folder = save_tiny_classifier(tmp_path, tiny_model)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for m in messages %}#{{ m.role }} {{ m.content }}.{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    wanted = logits_one_by_one(folder, ["#user ask.#assistant nice."]).softmax(dim=-1)[:, 1].tolist()
+    reward = Classifier(folder, label=1, text="prompt_and_completion")
+    prompts = [[{"role": "user", "content": "ask"}]]
+    assert scored(reward, ["nice"], prompts=prompts) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_long_texts_keep_their_beginning_and_prompts_give_way_to_completions(bert: Path) -> None:
+    reward = Classifier(bert, label=1, max_length=5)
+    assert scored(reward, ["abcdefgh"]) == scored(reward, ["abcdezzz"]) == scored(reward, ["abcde"])
+    both = Classifier(bert, label=1, max_length=5, text="prompt_and_completion")
+    assert scored(both, ["vwxyz"], prompts=["abc"]) == scored(both, ["vwxyz"], prompts=["q"])
+    assert scored(both, ["z"], prompts=["vwxy"]) == scored(both, ["wxyz"], prompts=["v"])
+
+
+def test_texts_longer_than_the_model_takes_are_cut_there(bert: Path) -> None:
+    reward = Classifier(bert, label=1, max_length=10_000)  # the model has 64 positions
+    assert scored(reward, ["ab" * 32]) == scored(reward, ["ab" * 33]) == scored(reward, ["ab" * 500_000])
+
+
+@pytest.mark.parametrize("text", ["\x00", "\ud800", "a\udfff", "é漢🙂", "<pad><pad>", "<eos>", "\n"])
+def test_hostile_texts_have_a_score(bert: Path, text: str) -> None:
+    [score, neighbour] = scored(Classifier(bert, label=1), [text, "a"])
+    assert score is not None
+    assert 0 <= score <= 1
+    assert neighbour == pytest.approx(scored(Classifier(bert, label=1), ["a"])[0], abs=1e-6)
+
+
+def test_a_text_without_tokens_is_none(bert: Path) -> None:
+    reward = Classifier(bert, label=1)
+    empty: list[Any] = ["", None, [], [{"role": "assistant", "content": None}]]
+    assert scored(reward, empty) == [None] * 4
+    assert scored(reward, [*empty, "a"])[4] == pytest.approx(scored(reward, ["a"])[0], abs=1e-6)
+    assert scored(reward, []) == []
+
+
+def test_the_model_is_loaded_at_the_first_call_once_and_does_not_pickle(bert: Path) -> None:
+    classifier._LOADED.clear()
+    first, second = Classifier(bert, label="toxic"), Classifier(str(bert), label="rude", sign=-1.0)
+    assert not classifier._LOADED
+    scored(first, ["a"])
+    scored(second, ["a"])
+    [loaded] = classifier._LOADED.values()
+    assert not loaded.model.training
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    pickled = pickle.dumps(first)
+    assert len(pickled) < 1000
+    assert scored(pickle.loads(pickled), TEXTS) == scored(first, TEXTS)
+
+
+def test_the_dtype_may_be_chosen(bert: Path) -> None:
+    exact = scored(Classifier(bert, label=1), TEXTS)
+    rough = scored(Classifier(bert, label=1, dtype="bfloat16"), TEXTS)
+    assert rough != exact
+    assert rough == pytest.approx(exact, abs=0.05)
+
+
+def test_a_label_that_the_model_lacks_is_an_error_that_lists_those_it_has(bert: Path) -> None:
+    for label in ("Toxic", 3, -1):
+        with pytest.raises(
+            ConfigurationError, match=r"no label .*its labels are \{0: 'harmless', 1: 'toxic', 2: 'rude'"
+        ):
+            scored(Classifier(bert, label=label), ["a"])
+    with pytest.raises(ConfigurationError, match="needs a label"):
+        scored(Classifier(bert), ["a"])
+
+
+def test_a_model_without_a_trained_head_is_refused(tmp_path: Path, bert: Path) -> None:
+    AutoModel.from_pretrained(bert).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    with pytest.raises(RewardError, match=r"no trained weights for \['classifier.bias', 'classifier.weight'\]"):
+        scored(Classifier(tmp_path, label=0), ["a"])
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_with_its_cause(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="cannot be loaded") as caught:
+        scored(Classifier(tmp_path / "nowhere", label=0, local_files_only=True), ["a"])
+    assert isinstance(caught.value.__cause__, OSError | ValueError)
+
+
+def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, bert: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(bert)
+    model.classifier.bias.data.fill_(math.nan)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    with pytest.raises(RewardError, match="gives nan at row 0"):
+        scored(Classifier(tmp_path, label=0), ["a"])
+
+
+def test_a_tokenizer_without_a_pad_token_pads_with_the_end(tmp_path: Path, tiny_model: Path) -> None:
+    folder = save_tiny_classifier(tmp_path, tiny_model, kind="llama", pad_token_id=None)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("pad_token")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert AutoTokenizer.from_pretrained(folder).pad_token is None
+    wanted = logits_one_by_one(folder, TEXTS).softmax(dim=-1)[:, 1].tolist()
+    assert scored(Classifier(folder, label=1), TEXTS) == pytest.approx(wanted, abs=1e-6)
+
+
+class ZeRO3:
+    """What transformers keeps of DeepSpeed's settings."""
+
+    config: dict[str, Any] = {}  # noqa: RUF012
+
+    def is_zero3(self) -> bool:
+        return True
+
+
+def test_it_is_not_cut_over_the_ranks_under_zero_3(bert: Path) -> None:
+    settings = ZeRO3()
+    classifier._LOADED.clear()
+    deepspeed.set_hf_deepspeed_config(settings)
+    try:
+        assert scored(Classifier(bert, label=1), ["a"])[0] is not None
+        assert deepspeed.is_deepspeed_zero3_enabled()  # as before, for the models that are trained
+    finally:
+        deepspeed.unset_hf_deepspeed_config()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_it_runs_on_that_of_this_process(bert: Path) -> None:
+    classifier._LOADED.clear()
+    here = scored(Classifier(bert, label=1), TEXTS)
+    [loaded] = classifier._LOADED.values()
+    assert loaded.device.type == "cuda"
+    assert here == pytest.approx(scored(Classifier(bert, label=1, device="cpu"), TEXTS), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"model": ""}, "model must be a string, got ''"),
+        ({"model": None}, "model must be a string, got None"),
+        ({"label": True}, "label must be a label's name or index, got True"),
+        ({"label": 1.0}, "label must be a label's name or index, got 1.0"),
+        ({"sign": math.inf}, "sign must be a finite number, got inf"),
+        ({"batch_size": 0}, "batch_size must be .* got 0"),
+        ({"max_length": 12.5}, "max_length must be .* got 12.5"),
+        ({"device": 0}, "device must be a string, got 0"),
+        ({"text": "prompt"}, "text must be 'completion' or 'prompt_and_completion', got 'prompt'"),
+        ({"score": "logits"}, "score must be 'probability' or 'logit', got 'logits'"),
+        ({"dtype": "int8"}, "dtype must be 'float32' or 'bfloat16' or 'float16', got 'int8'"),
+        ({"trust_remote_code": 1}, "trust_remote_code must be true or false, got 1"),
+        ({"local_files_only": "yes"}, "local_files_only must be true or false, got 'yes'"),
+    ],
+)
+def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Classifier(**{"model": "some/model", **parameters})
+
+
+def test_it_has_a_name() -> None:
+    reward = Classifier("some/model", label="toxic", sign=-1.0)
+    assert reward.__name__ == "classifier"
+    assert repr(reward) == "Classifier('some/model', label='toxic', sign=-1.0)"

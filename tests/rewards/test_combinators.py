@@ -1,0 +1,370 @@
+"""`weighted`, `gated`, `product`, `clip` and `per_column`, by values computed by hand and by what must always hold."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_grpo_ext import load_rewards
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
+from trl_grpo_ext.plugins import RewardList
+from trl_grpo_ext.rewards.clip import Clip
+from trl_grpo_ext.rewards.gated import Gated
+from trl_grpo_ext.rewards.per_column import PerColumn
+from trl_grpo_ext.rewards.product import Product
+from trl_grpo_ext.rewards.weighted import Weighted
+from trl_grpo_ext.types import SpanScore
+
+Reward = Callable[..., list[float | None]]
+
+
+def first(first: Sequence[float | None], **columns: Any) -> list[float | None]:
+    """The dataset's column of this name."""
+    return list(first)
+
+
+def second(second: Sequence[float | None], **columns: Any) -> list[float | None]:
+    return list(second)
+
+
+async def later(second: Sequence[float | None], **columns: Any) -> list[float | None]:
+    return list(second)
+
+
+def spanned(first: Sequence[float | None], **columns: Any) -> list[float | None]:
+    return [None if score is None else SpanScore(score, [(0, 1, score)]) for score in first]
+
+
+def scored(reward: Reward, first: Sequence[float | None], second: Sequence[Any] = (), **columns: Any) -> Any:
+    second = second or [0.0] * len(first)
+    rows = len(first)
+    return reward(
+        prompts=["?"] * rows,
+        completions=[str(row) for row in range(rows)],
+        completion_ids=[[row] for row in range(rows)],
+        first=first,
+        second=second,
+        **columns,
+    )
+
+
+_scores = st.none() | st.floats(-100, 100)
+_columns = st.lists(st.tuples(_scores, _scores, st.sampled_from(["a", "b", "c"])), max_size=8)
+
+EVERY: dict[str, Reward] = {
+    "weighted": Weighted([first, second], [2.0, -0.5]),
+    "gated": Gated(first, second, threshold=0.5),
+    "gated lazily": Gated(first, second, threshold=0.5, lazy=True),
+    "product": Product([first, second]),
+    "clip": Clip(first, low=-1.0, high=2.0),
+    "per_column": PerColumn("task", {"a": first, "b": second}, default=Product([first, second])),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+@given(rows=_columns, data=st.data())
+def test_permuting_the_rows_permutes_the_scores(name: str, rows: list[Any], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(rows))))
+
+    def run(rows: list[Any]) -> Any:
+        return scored(EVERY[name], [r[0] for r in rows], [r[1] for r in rows], task=[r[2] for r in rows])
+
+    assert run([rows[i] for i in order]) == [run(rows)[i] for i in order]
+
+
+@pytest.mark.parametrize("reward", EVERY.values(), ids=EVERY)
+def test_each_pickles_and_takes_an_empty_batch(reward: Reward) -> None:
+    copy = pickle.loads(pickle.dumps(reward))
+    assert scored(copy, [], task=[]) == []
+    columns = {"second": [1.0, 1.0], "task": ["a", "b"]}
+    assert scored(copy, [0.5, -3.0], **columns) == scored(reward, [0.5, -3.0], **columns)
+
+
+# --- weighted --------------------------------------------------------------------------------------------------------
+
+
+def test_weighted_is_the_sum_over_those_that_said_something() -> None:
+    reward = Weighted([first, second], weights=[2.0, -0.5])
+    nan = math.nan
+    assert scored(reward, [1.0, None, 3.0, None, nan], [4.0, 4.0, None, None, 2.0]) == [0.0, -2.0, 6.0, None, -1.0]
+
+
+def test_weighted_is_trls_own_sum() -> None:
+    import torch
+
+    rows = [(1.0, 0.25), (None, -3.0), (0.5, None)]
+    scores = torch.tensor([[math.nan if value is None else value for value in row] for row in rows])
+    theirs = (scores * torch.tensor([0.3, 0.7])).nansum(dim=1)
+    ours = scored(Weighted([first, second], [0.3, 0.7]), [row[0] for row in rows], [row[1] for row in rows])
+    torch.testing.assert_close(torch.tensor(ours), theirs)
+
+
+@given(st.lists(_scores, max_size=6))
+def test_weighted_of_one_is_that_one(values: list[float | None]) -> None:
+    assert scored(Weighted([first]), values) == values
+
+
+def test_weighted_takes_the_weights_of_selections() -> None:
+    [reward] = load_rewards({"name": "weighted", "rewards": ["think_format", {"name": "tag_format", "weight": 0.25}]})
+    assert reward.weights == [1.0, 0.25]
+    assert Weighted(RewardList([first, second], [3.0, 1.0])).weights == [3.0, 1.0]
+    with pytest.raises(ConfigurationError, match=r"have the weights \[3.0, 1.0\], and weights=\[1, 1\] is given too"):
+        Weighted(RewardList([first, second], [3.0, 1.0]), weights=[1, 1])
+
+
+def test_weighted_scales_and_merges_spans() -> None:
+    [score, silent, plain] = scored(Weighted([spanned, second], [2.0, 1.0]), [3.0, None, 1.0], [1.0, None, None])
+    assert (score, score.spans) == (7.0, ((0, 1, 6.0),))
+    assert silent is None
+    assert (plain, plain.spans) == (2.0, ((0, 1, 2.0),))
+    assert not isinstance(scored(Weighted([first]), [1.0])[0], SpanScore)
+
+
+@pytest.mark.parametrize("scores", [(1e308, 1e308), (1e308, -1e308)])
+def test_a_sum_that_no_float_can_hold_is_an_error(scores: tuple[float, float]) -> None:
+    with pytest.raises(PluginOutputError, match=r"weighted: the score at row 1 is inf; the rewards .* are too large"):
+        scored(Weighted([first, second], [10.0, 10.0]), [0.0, scores[0]], [0.0, scores[1]])
+
+
+# --- gated -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_gated_counts_only_where_the_gate_holds(lazy: bool) -> None:
+    reward = Gated(first, second, threshold=0.5, otherwise=-1.0, lazy=lazy)
+    assert scored(reward, [7.0, 7.0, 7.0, None, None], [0.5, 0.4, None, 1.0, 0.0]) == [7.0, -1.0, None, None, -1.0]
+    assert scored(Gated(first, second, otherwise=None, lazy=lazy), [7.0, 7.0], [0.9, 1.0]) == [None, 7.0]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_gated_keeps_the_rewards_spans_where_the_gate_holds(lazy: bool) -> None:
+    [inside, outside] = scored(Gated(spanned, second, lazy=lazy), [2.0, 2.0], [1.0, 0.0])
+    assert inside.spans == ((0, 1, 2.0),)
+    assert (type(outside), outside) == (float, 0.0)
+
+
+@pytest.mark.parametrize(("lazy", "seen"), [(False, [["0", "1", "2"]]), (True, [["0", "2"]])])
+def test_a_lazy_gate_spares_the_reward_the_rows_where_it_does_not_hold(lazy: bool, seen: list[list[str]]) -> None:
+    calls = []
+
+    def reward(completions: list[str], completion_ids: list[list[int]], first: list[float], **columns: Any) -> Any:
+        calls.append(completions)
+        assert [[int(text)] for text in completions] == completion_ids
+        return first
+
+    assert scored(Gated(reward, second, lazy=lazy), [5.0, 6.0, 7.0], [1.0, 0.0, 1.0]) == [5.0, 0.0, 7.0]
+    assert calls == seen
+    scored(Gated(reward, second, lazy=True), [5.0], [0.0])
+    assert calls == seen, "where the gate holds nowhere, a lazy one does not call it at all"
+
+
+# --- product ---------------------------------------------------------------------------------------------------------
+
+
+def test_product_is_none_where_any_is_none_even_beside_a_zero() -> None:
+    reward = Product([first, second])
+    assert scored(reward, [2.0, 0.0, None, 0.0, None], [3.0, 5.0, 2.0, None, None]) == [6.0, 0.0, None, None, None]
+
+
+def test_product_drops_spans_and_takes_weights_as_factors() -> None:
+    assert not isinstance(scored(Product([spanned]), [2.0])[0], SpanScore)
+    assert scored(Product(RewardList([first, second], [0.5, 4.0])), [3.0], [5.0]) == [30.0]
+
+
+def test_a_product_that_no_float_can_hold_is_an_error() -> None:
+    with pytest.raises(PluginOutputError, match="product: the score at row 0 is inf"):
+        scored(Product([first, second]), [1e200], [1e200])
+
+
+# --- clip ------------------------------------------------------------------------------------------------------------
+
+
+def test_clip_keeps_within_the_bounds() -> None:
+    values = [-2.0, -1.0, 0.3, 2.0, 5.0, None]
+    assert scored(Clip(first, low=-1.0, high=2.0), values) == [-1.0, -1.0, 0.3, 2.0, 2.0, None]
+    assert scored(Clip(first, low=0.0), values) == [0.0, 0.0, 0.3, 2.0, 5.0, None]
+    assert scored(Clip(first, high=0.0), values) == [-2.0, -1.0, 0.0, 0.0, 0.0, None]
+
+
+@given(st.lists(_scores, max_size=6), st.floats(-50, 50), st.floats(0, 50))
+def test_clipping_twice_is_clipping_once(values: list[float | None], low: float, width: float) -> None:
+    once = Clip(first, low=low, high=low + width)
+    assert scored(Clip(once, low=low, high=low + width), values) == scored(once, values)
+
+
+def test_clip_keeps_the_spans_of_what_it_does_not_change() -> None:
+    [kept, changed] = scored(Clip(spanned, high=2.0), [1.0, 3.0])
+    assert kept.spans == ((0, 1, 1.0),)
+    assert (type(changed), changed) == (float, 2.0)
+
+
+# --- per_column ------------------------------------------------------------------------------------------------------
+
+
+@given(_columns)
+def test_per_column_is_each_reward_on_its_rows(rows: list[Any]) -> None:
+    routed = PerColumn("task", {"a": first, "b": Clip(second, low=0.0)}, default=Weighted([first, second]))
+    scores = scored(routed, [r[0] for r in rows], [r[1] for r in rows], task=[r[2] for r in rows])
+    for value, reward in (("a", first), ("b", Clip(second, low=0.0)), ("c", Weighted([first, second]))):
+        mine = [row for row, entry in enumerate(rows) if entry[2] == value]
+        alone = scored(reward, [rows[i][0] for i in mine], [rows[i][1] for i in mine]) if mine else []
+        assert [scores[i] for i in mine] == alone
+
+
+def test_each_reward_is_called_once_with_just_its_rows_and_not_for_none() -> None:
+    calls = []
+
+    def note(completions: list[str], extra: list[str], other: str, **columns: Any) -> list[float]:
+        calls.append((completions, extra, other, columns["trainer_state"]))
+        return [1.0] * len(completions)
+
+    reward = PerColumn("task", {"x": note, "y": note})
+    state = ("not", "a", "column")
+    columns = {"task": ["x", "z", "x"], "extra": ["p", "q", "r"], "other": "abc", "trainer_state": state}
+    with pytest.warns(UserWarning, match="no reward for .z."):
+        assert scored(reward, [0.0, 0.0, 0.0], **columns) == [1.0, None, 1.0]
+    assert calls == [(["0", "2"], ["p", "r"], "abc", state)]
+
+
+@pytest.mark.parametrize(("key", "value"), [(1, "1"), ("1", 1), (True, "True"), (True, True), (None, None), (2.5, 2.5)])
+def test_values_are_compared_as_text(key: Any, value: Any) -> None:
+    assert scored(PerColumn("task", {key: first}), [3.0], task=[value]) == [3.0]
+
+
+def test_values_without_a_reward_are_counted_and_warned_of() -> None:
+    metrics = []
+    columns: dict[str, Any] = {"log_metric": lambda name, value: metrics.append((name, value))}
+    with pytest.warns(UserWarning, match=r"no reward for 'c', 'x\\ny' in the column 'task'; .* for \['a'\]"):
+        scores = scored(PerColumn("task", {"a": first}), [1.0] * 4, task=["c", "a", "x\ny", "c"], **columns)
+    assert scores == [None, 1.0, None, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scored(PerColumn("task", {"a": first}, default=second), [1.0], task=["c"], **columns)
+        scored(PerColumn("task", {"a": first}), [1.0], task=["a"], **columns)
+    assert metrics == [("per_column/task/unrouted", share) for share in (0.75, 1.0, 0.0)]
+
+
+def test_many_values_without_a_reward_do_not_make_a_long_warning() -> None:
+    with pytest.warns(UserWarning, match="and 90 more in the column") as caught:
+        scored(PerColumn("task", {"a": first}), [1.0] * 100, task=[f"{row:03}" for row in range(100)])
+    assert len(str(caught[0].message)) < 400
+
+
+def test_columns_that_are_logged_are_put_back_in_their_rows() -> None:
+    def logs(first: list[float], log_extra: Any, **columns: Any) -> list[float]:
+        log_extra("seen", [f"saw {value}" for value in first])
+        return first
+
+    logged = {}
+    reward = PerColumn("task", {"a": logs, "b": logs, "c": second})
+    scored(reward, [1.0, 2.0, 3.0], task=["b", "c", "a"], log_extra=lambda name, values: logged.update({name: values}))
+    assert logged == {"seen": ["saw 1.0", None, "saw 3.0"]}
+
+
+def test_per_column_passes_spans_through() -> None:
+    [score] = scored(PerColumn("task", {"a": spanned}), [2.0], task=["a"])
+    assert score.spans == ((0, 1, 2.0),)
+
+
+def test_a_column_that_is_missing_or_too_short_is_an_error() -> None:
+    with pytest.raises(RewardError, match=r"per_column needs the column 'task'; .* \['first', 'second'\]"):
+        scored(PerColumn("task", {"a": first}), [1.0])
+    with pytest.raises(RewardError, match="per_column got 1 completions but 2 entries in 'task'"):
+        scored(PerColumn("task", {"a": first}), [1.0], task=["a", "b"])
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+
+def test_async_rewards_are_waited_for() -> None:
+    for reward in (Weighted([later]), Product([later]), Clip(later, low=0.0), PerColumn("task", {"a": later})):
+        assert scored(reward, [9.0], [2.0], task=["a"]) == [2.0]
+    assert scored(Gated(later, later), [9.0, 9.0], [2.0, 0.5]) == [2.0, 0.0]
+
+
+def test_what_is_logged_reaches_the_trainer() -> None:
+    def logs(completions: list[str], log_metric: Any, **columns: Any) -> list[float]:
+        log_metric("mine", 1.0)
+        return [1.0] * len(completions)
+
+    for reward in (
+        Weighted([logs]),
+        Product([logs]),
+        Clip(logs, low=0.0),
+        Gated(logs, logs),
+        PerColumn("t", {1: logs}),
+    ):
+        metrics: dict[str, float] = {}
+        scored(reward, [0.0], t=[1], log_metric=metrics.__setitem__)
+        assert metrics["mine"] == 1.0
+
+
+def test_a_child_that_breaks_its_contract_is_an_error_that_names_it() -> None:
+    def short(**columns: Any) -> list[float]:
+        return [1.0]
+
+    def infinite(completions: list[str], **columns: Any) -> list[float]:
+        return [math.inf] * len(completions)
+
+    for make in (
+        lambda r: Weighted([r]),
+        lambda r: Product([r]),
+        lambda r: Clip(r, low=0.0),
+        lambda r: Gated(first, r),
+    ):
+        with pytest.raises(PluginOutputError, match="'short' returned 1 values for 2 completions"):
+            scored(make(short), [1.0, 1.0])
+        with pytest.raises(PluginOutputError, match="'infinite' returned inf at row 0; it must be finite"):
+            scored(make(infinite), [1.0, 1.0])
+
+
+def test_a_child_that_raises_is_no_score() -> None:
+    def fails(**columns: Any) -> list[float]:
+        raise ZeroDivisionError("no, thank you")
+
+    for reward in (Weighted([first, fails]), Product([fails]), Clip(fails, low=0.0), Gated(fails, first)):
+        with pytest.raises(ZeroDivisionError, match="no, thank you"):
+            scored(reward, [1.0])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Weighted([]), r"weighted: rewards must be a list of at least one reward, got \[\]"),
+        (
+            lambda: Weighted("think_format"),
+            "weighted: rewards must be a list of at least one reward, got 'think_format'",
+        ),
+        (lambda: Weighted(["think_format"]), r"weighted: rewards\[0\] must be a reward function, got 'think_format'"),
+        (lambda: Weighted([Clip]), r"weighted: rewards\[0\] must be a reward function"),
+        (lambda: Weighted([first], weights=[1.0, 2.0]), "one number for each of the 1 rewards, got"),
+        (lambda: Weighted([first], weights=2.0), "one number for each of the 1 rewards, got 2.0"),
+        (lambda: Weighted([first], weights=[True]), r"weighted: weights\[0\] must be a finite number, got True"),
+        (lambda: Weighted([first], weights=[math.nan]), "must be a finite number, got nan"),
+        (lambda: Product([]), "product: rewards must be a list of at least one reward"),
+        (lambda: Gated(first, None), "gated: gate must be a reward function, got None"),
+        (lambda: Gated(first, first, threshold="1"), "gated: threshold must be a finite number, got '1'"),
+        (lambda: Gated(first, first, threshold=math.inf), "gated: threshold must be a finite number, got inf"),
+        (lambda: Gated(first, first, otherwise=True), "gated: otherwise must be a finite number, got True"),
+        (lambda: Gated(first, first, lazy=1), "gated: lazy must be true or false, got 1"),
+        (lambda: Clip(first), "clip: give low, high or both"),
+        (lambda: Clip(first, low=1.0, high=0.0), "clip: low must not be above high, got low=1.0 and high=0.0"),
+        (lambda: Clip(first, low=math.nan), "clip: low must be a finite number, got nan"),
+        (lambda: PerColumn("", {"a": first}), "per_column: column must be the name of a dataset column, got ''"),
+        (lambda: PerColumn("t", {}), "per_column: rewards must map values"),
+        (lambda: PerColumn("t", [first]), "per_column: rewards must map values"),
+        (lambda: PerColumn("t", {1: first, "1": first}), "are the value '1'"),
+        (lambda: PerColumn("t", {"a": "b"}), r"per_column: rewards\['a'\] must be a reward function"),
+        (lambda: PerColumn("t", {"a": first}, default=3), "per_column: default must be a reward function, got 3"),
+    ],
+)
+def test_parameters_that_cannot_work_are_refused_at_construction(make: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        make()

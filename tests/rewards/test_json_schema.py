@@ -1,0 +1,262 @@
+"""`JSONSchema`: where the JSON is found, what is valid, and JSON that is made to hang or crash its reader."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.rewards.json_schema import JSONSchema
+from trl_grpo_ext.rewards.json_text import depth_of, fenced, last_object
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+ANY = True
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-999, 999) | st.floats(-9, 9) | st.text('ab"\\{}[]\n`', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('k"\\{}', max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def outcome(schema: Any, completion: Any, extract: str = "whole", **parameters: Any) -> str:
+    [judgement] = JSONSchema(schema, extract=extract, **parameters).judge([completion])
+    return judgement.outcome.value
+
+
+# ------------------------------------------------------------------------------------------------------ where it is
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ('```json\n{"a": 1}\n```', '{"a": 1}'),
+        ("First\n```json\n1\n```\nthen\n```json\n2\n```\nend", "2"),
+        ("```json\n1\n```\n```\n2\n```", "1"),  # a marked fence goes before
+        ("```\n1\n```\n```python\n2\n```", "1"),
+        ("```JSON\n1\n```", "1"),
+        ("```json\n1\n```\n```json\n2", "1"),  # the last one is not closed
+        ("````json\n```\n````", "```"),
+        ("```json\n1\n``` x\n```", "1\n``` x"),
+        ("```json 1 ```", None),
+        ("```json\n1", None),
+        ("```python\n1\n```", None),
+        ("no fence", None),
+        ("", None),
+    ],
+)
+def test_the_last_closed_fence_marked_json_is_read(text: str, inside: str | None) -> None:
+    assert fenced(text) == inside
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('so {"a": {"b": 2}} it is', '{"a": {"b": 2}}'),
+        ('{"a": 1} and {"b": 2}.', '{"b": 2}'),
+        ('a { brace, "a quote and {"b": "}{\\""} here', '{"b": "}{\\""}'),
+        ('{"a": 1} } and }', '{"a": 1}'),
+        ('{"a": 1} or {not json}', '{"a": 1}'),
+        ('The answer is: {"a": 1}', '{"a": 1}'),
+        ('Here, {"a": 1}', '{"a": 1}'),
+        ('{"a": {"b": 1}', None),  # part of an object that was cut off
+        ('{"x": 0} {"a": [{"b": 1}, {"c": 2}', '{"x": 0}'),
+        ("{}", "{}"),
+        ("[1]", None),
+        ("{", None),
+        ("}" * 100, None),
+        ("", None),
+    ],
+)
+def test_the_last_closed_object_is_found_whatever_stands_around_it(text: str, found: str | None) -> None:
+    assert last_object(text) == found
+
+
+@given(value=st.dictionaries(st.text('k"\\{}', max_size=3), JSON, max_size=4), before=st.text('ab {"\\}', max_size=20))
+def test_any_object_is_found_behind_any_prose(value: dict[str, Any], before: str) -> None:
+    assert last_object(f"{before} is {json.dumps(value)} so") == json.dumps(value)
+
+
+@given(value=JSON)
+def test_depth_counts_brackets_outside_of_strings(value: Any) -> None:
+    def depth(part: Any) -> int:
+        inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else None
+        return 0 if inside is None else 1 + max(map(depth, inside), default=0)
+
+    assert depth_of(json.dumps(value)) == depth(value)
+
+
+# ---------------------------------------------------------------------------------------------------- what is valid
+
+
+def test_valid_scores_1_invalid_scores_partial_and_no_json_scores_0() -> None:
+    reward = JSONSchema(PERSON, partial=0.2)
+    texts = ['{"name": "Ada", "age": 36}', '{"name": 7}', '{"age": 1}', '{"name": "a", "x": 1}', "{name: Ada}"]
+    columns = {"prompts": ["?"] * 6, "completion_ids": [[1]] * 6}
+    completions = [*(f"```json\n{text}\n```" for text in texts), '{"name": "no fence"}']
+    assert reward(completions=completions, **columns) == [1.0, 0.2, 0.2, 0.2, 0.0, 0.0]
+    messages = [[{"role": "assistant", "content": completion}] for completion in completions]
+    assert reward(completions=messages, **columns) == [1.0, 0.2, 0.2, 0.2, 0.0, 0.0]
+
+
+def test_outcomes_are_told_apart_logged_and_changed() -> None:
+    metrics: dict[str, float] = {}
+    reward = JSONSchema(PERSON, extract="whole", partial=0.5, outcomes={"no_answer": -1.0, "wrong": 0.25})
+    completions = ['{"name": "Ada"}', "[]", "Ada", '{"name": "' + "x" * 200_000 + '"}']
+    assert reward(completions=completions, log_metric=metrics.__setitem__) == [1.0, 0.25, -1.0, 0.0]
+    shares = {name.rpartition("/")[2]: share for name, share in metrics.items() if share}
+    assert shares == {"right": 0.25, "wrong": 0.25, "no_answer": 0.25, "refused": 0.25}
+    with pytest.raises(RewardError, match="outcome at row 0 is 'no_answer'"):
+        JSONSchema(PERSON, outcomes={"no_answer": "raise"})(completions=["x"])
+
+
+def test_the_reason_says_where_and_what() -> None:
+    [judgement] = JSONSchema(PERSON, extract="whole").judge(['{"name": "a", "age": -1}'])
+    assert judgement.detail == "breaks 'minimum' at '$.age'"
+
+
+def test_the_draft_is_2020_12_unless_the_schema_says_otherwise() -> None:
+    tuple_of_old = {"items": [{"type": "integer"}]}
+    assert outcome({"$schema": "http://json-schema.org/draft-07/schema#", **tuple_of_old}, '["a"]') == "wrong"
+    with pytest.raises(ConfigurationError, match=r"the schema is not valid at \$.items"):
+        JSONSchema(tuple_of_old)
+    assert outcome({"prefixItems": [{"type": "integer"}]}, '["a"]') == "wrong"
+
+
+def test_references_inside_the_schema_and_to_the_standard_work() -> None:
+    tree = {"type": "array", "items": {"$ref": "#"}}
+    assert outcome(tree, "[[], [[]]]") == "right"
+    assert outcome(tree, "[[], [1]]") == "wrong"
+    named = {"$id": "https://example.org/s", "$defs": {"n": {"$id": "n", "type": "number"}}, "items": {"$ref": "n"}}
+    assert outcome(named, "[1, 2.5]") == "right"
+    assert outcome({"$ref": "https://json-schema.org/draft/2020-12/schema"}, '{"type": "object"}') == "right"
+
+
+def test_the_schema_may_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "person.json"
+    path.write_text(json.dumps(PERSON))
+    assert outcome(str(path), '{"name": "Ada"}') == "right"
+    assert outcome(path, "{}") == "wrong"
+
+
+# ------------------------------------------------------------------------------------------------------ hostile JSON
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[" * 100_000, "refused"),
+        ("[" * 45_000 + "]" * 45_000, "refused"),
+        ('{"a":' * 10_000 + "1" + "}" * 10_000, "refused"),
+        ("[" * 50 + "]" * 50, "right"),
+        ("[" * 51 + "]" * 51, "refused"),
+        ("9" * 1000, "right"),
+        ("9" * 5000, "refused"),
+        ("-" + "9" * 99_000, "refused"),
+        ("1e999", "refused"),
+        ("1e-999", "right"),
+        ("NaN", "no_answer"),
+        ('{"a": -Infinity}', "no_answer"),
+        ('{"a": 1, "a": 2}', "wrong"),
+        ('{"a": {"b": 1, "\\u0062": 2}}', "wrong"),
+        ('"\\ud800"', "right"),
+        ('"\ud800"', "right"),
+        ('"\x00"', "no_answer"),
+        ("\ufeff1", "no_answer"),
+        ('"' + '\\"' * 45_000, "no_answer"),
+        ("{}{}", "no_answer"),
+        ("", "no_answer"),
+        (" \n", "no_answer"),
+        (None, "no_answer"),
+        ([], "no_answer"),
+        ([{"role": "assistant", "content": None}], "no_answer"),
+        ("[" + "1," * 49_000 + "1]", "right"),
+        ("x" * 1_000_001, "refused"),
+    ],
+)
+def test_hostile_json_has_an_outcome(text: Any, expected: str) -> None:
+    assert outcome(ANY, text) == expected
+
+
+@pytest.mark.parametrize(
+    "unit", ["{", "}", '"', "\\", '\\"', "{}", '{"', "```", "```json\n", "` ", "\n", '{"a":', "[{"]
+)
+@pytest.mark.parametrize("extract", ["fence", "last"])
+def test_a_megabyte_is_searched_in_linear_time(unit: str, extract: str) -> None:
+    began = time.monotonic()
+    assert outcome(ANY, unit * (1_000_000 // len(unit)), extract, timeout=60) in ("no_answer", "right", "refused")
+    assert time.monotonic() - began < 30
+
+
+def test_a_schema_that_takes_for_ever_on_a_completion_is_a_timeout() -> None:
+    reward = JSONSchema({"pattern": "^(a+)+$"}, extract="whole", timeout=0.5)
+    judgements = reward.judge(['"' + "a" * 50 + '!"', '"aaa"', '"' + "a" * 60 + '!"', '"b"'])
+    assert [judgement.outcome for judgement in judgements] == [
+        *(Outcome.TIMEOUT, Outcome.RIGHT, Outcome.TIMEOUT, Outcome.WRONG)
+    ]
+    assert outcome({"uniqueItems": True}, "[" + "{}," * 30_000 + "1]", timeout=20) == "wrong"
+
+
+def test_a_schema_that_refers_to_itself_without_end_is_refused() -> None:
+    assert outcome({"$ref": "#"}, "1") == "refused"
+
+
+# -------------------------------------------------------------------------------------------------------- parameters
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "objekt"}, r"not valid at \$.type: 'objekt'"),
+        ({"properties": {"a": {"pattern": "("}}}, r"not valid at \$.properties.a.pattern"),
+        ({"$ref": "https://example.org/other.json"}, "refers to 'https://example.org/other.json', which it does not"),
+        ({"properties": {"a": {"$ref": "#/$defs/missing"}}}, "refers to '#/\\$defs/missing'"),
+        ({"$schema": "https://example.org/draft"}, r"\$schema must name a draft"),
+        ({"const": float("nan")}, "schema must be of JSON values only"),
+        ({"const": {1, 2}}, "schema must be of JSON values only"),
+        (3, "schema must be a mapping or the path of a JSON file, got 3"),
+        ("missing.json", "got 'missing.json': .*No such file"),
+    ],
+)
+def test_schemas_that_cannot_work_are_refused_and_nothing_is_fetched(
+    schema: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.socket.connect", None)
+    with pytest.raises(ConfigurationError, match=message):
+        JSONSchema(schema)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"extract": "first"}, "extract must be 'fence' or 'whole' or 'last', got 'first'"),
+        ({"partial": True}, "partial must be a finite number, got True"),
+        ({"max_depth": 0}, "max_depth must be .* got 0"),
+        ({"max_characters": 1.5}, "max_characters must be .* got 1.5"),
+        ({"timeout": -1}, "timeout must be a positive number, got -1"),
+        ({"outcomes": {"scored": 1}}, "json_schema has no outcome 'scored'"),
+    ],
+)
+def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        JSONSchema(PERSON, **parameters)
+
+
+def test_it_has_a_name_and_pickles() -> None:
+    reward = pickle.loads(pickle.dumps(JSONSchema(PERSON, extract="last", partial=0.1)))
+    assert reward(completions=['{"name": "Ada"}', "{}", ""]) == [1.0, 0.1, 0.0]
+    assert reward.__name__ == "json_schema"
+    assert repr(reward) == "JSONSchema(extract='last', partial=0.1)"
+    assert reward(completions=[]) == []

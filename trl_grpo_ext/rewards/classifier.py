@@ -1,0 +1,287 @@
+"""A sequence-classification model as a reward: toxicity, sentiment, a topic, or a reward model with one output."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError, RewardError
+from .checks import checked_choice, checked_flag, checked_number, checked_whole, column
+from .text import completion_text
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, which would take long for a megabyte
+
+_LOADING = threading.Lock()
+_LOADED: dict[_Source, _Loaded] = {}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a model is loaded from; instances that agree on it share one model per process."""
+
+    model: str
+    tokenizer: str
+    revision: str | None
+    dtype: str | None
+    device: str | None
+    truncation_side: str
+    local_files_only: bool
+    trust_remote_code: bool
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    model: Any
+    tokenizer: Any
+    device: Any
+
+
+class Classifier:
+    r"""Score `sign` times the probability that a Hugging Face sequence classifier gives to a label.
+
+    For detoxification: `{name: classifier, model: unitary/toxic-bert, label: toxic, sign: -1.0}`. The model is loaded
+    at the first call, once per process whatever the number of rewards that use it, and runs in evaluation mode without
+    gradients. A model without a trained classification head is refused: it would score at random.
+
+    The probability is a sigmoid for models whose configuration says `multi_label_classification`, else a softmax over
+    the labels. A model with one output (a regression, a reward model) has no labels: its score is the output itself.
+
+    A text that is longer than `max_length` tokens, or than what the model takes, is cut: for "completion" its
+    beginning is kept, for "prompt_and_completion" its end. So a model may learn to write what the classifier doesn't
+    like behind the cut: set `max_length` to what completions need.
+
+    Args:
+        model: Name or path of the model.
+        label: The label, by its name or index in the model's `id2label`. May be left out for a model of one output.
+        sign: What the score is multiplied with.
+        batch_size: Texts per forward pass; they are batched by length.
+        device: Such as "cpu" or "cuda:1". None: the GPU of this process (`LOCAL_RANK`), or the CPU where there is none.
+        max_length: In tokens.
+        text: "completion" or "prompt_and_completion". Prompts of messages go through the tokenizer's chat template if
+            it has one, together with the completion.
+        score: "probability" or "logit".
+        tokenizer: Name or path, if not the model's.
+        dtype: "float32", "bfloat16" or "float16"; None: as the model was saved.
+        revision: Of the model and, if it is the model's own, the tokenizer: a branch, a tag or a commit.
+        local_files_only: Whether to look at files on disk only.
+        trust_remote_code: Whether code that comes with the model may run.
+
+    Raises:
+        ConfigurationError: A parameter is of the wrong kind or out of its range.
+    """
+
+    __name__ = "classifier"
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        label: str | int | None = None,
+        sign: float = 1.0,
+        batch_size: int = 32,
+        device: str | None = None,
+        max_length: int = 512,
+        text: str = "completion",
+        score: str = "probability",
+        tokenizer: str | Path | None = None,
+        dtype: str | None = None,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        trust_remote_code: bool = False,
+    ) -> None:
+        for name, value, kinds, optional in (
+            ("model", model, (str, Path), False),
+            ("tokenizer", tokenizer, (str, Path), True),
+            ("device", device, (str,), True),
+            ("revision", revision, (str,), True),
+        ):
+            if not (isinstance(value, kinds) and str(value)) and not (optional and value is None):
+                raise ConfigurationError(f"classifier: {name} must be a string, got {value!r}.")
+        if isinstance(label, bool) or not isinstance(label, str | int | None):
+            raise ConfigurationError(f"classifier: label must be a label's name or index, got {label!r}.")
+        if dtype is not None:
+            checked_choice("classifier: dtype", dtype, _DTYPES)
+        self.model, self.label = str(model), label
+        self.sign = checked_number("classifier: sign", sign, "a finite number")
+        self.batch_size = checked_whole("classifier: batch_size", batch_size, 1)
+        self.max_length = checked_whole("classifier: max_length", max_length, 1)
+        self.text = checked_choice("classifier: text", text, ("completion", "prompt_and_completion"))
+        self.score = checked_choice("classifier: score", score, ("probability", "logit"))
+        self._source = _Source(
+            model=self.model,
+            tokenizer=str(tokenizer or model),
+            revision=revision,
+            dtype=dtype,
+            device=device,
+            truncation_side="right" if text == "completion" else "left",
+            local_files_only=checked_flag("classifier: local_files_only", local_files_only),
+            trust_remote_code=checked_flag("classifier: trust_remote_code", trust_remote_code),
+        )
+
+    def __repr__(self) -> str:
+        return f"Classifier({self.model!r}, label={self.label!r}, sign={self.sign})"
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """Score `B` completions.
+
+        Args:
+            completions: `B` completions, strings or lists of messages.
+            **columns: The other columns; `prompts` is read for "prompt_and_completion".
+
+        Returns:
+            `B` scores; None where the tokenizer makes no token of the text (some do so of an empty one).
+
+        Raises:
+            RewardError: The model cannot be loaded, has no trained head, or gives a score that is not finite; or
+                `prompts` is missing where it is needed.
+            ConfigurationError: The model has no such label; the message lists those that it has.
+        """
+        if not completions:
+            return []
+        prompts: Sequence[Any] | None = None
+        if self.text == "prompt_and_completion":
+            prompts = column("classifier", "prompts", columns, len(completions))
+        loaded = _load(self._source)
+        texts = _texts(completions, prompts, loaded.tokenizer)
+        return self._scores(loaded, [self._shortened(text) for text in texts])
+
+    def _shortened(self, text: str) -> str:
+        text = text.encode("utf-8", "replace").decode()  # a tokenizer takes no lone surrogates
+        most = _CHARACTERS_PER_TOKEN * self.max_length
+        return text[:most] if self.text == "completion" else text[-most:]
+
+    def _scores(self, loaded: _Loaded, texts: Sequence[str]) -> list[float | None]:
+        torch = importlib.import_module("torch")
+        config, tokenizer = loaded.model.config, loaded.tokenizer
+        label = _label_index(self.model, self.label, config)
+        limits = (self.max_length, tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
+        longest = min(limit for limit in limits if limit is not None)
+        encoded = tokenizer(list(texts), truncation=True, max_length=longest, padding=False)
+        rows = [row for row, ids in enumerate(encoded["input_ids"]) if ids]
+        rows.sort(key=lambda row: -len(encoded["input_ids"][row]))  # the largest batch first: if it fits, all do
+        scores: list[float | None] = [None] * len(texts)
+        for start in range(0, len(rows), self.batch_size):
+            batch = rows[start : start + self.batch_size]
+            inputs = {name: [values[row] for row in batch] for name, values in encoded.items()}
+            padded = tokenizer.pad(inputs, padding=True, return_tensors="pt").to(loaded.device)
+            with torch.inference_mode():
+                logits = loaded.model(**padded).logits.float()
+            if self.score == "logit" or config.num_labels == 1:
+                values = logits[:, label]
+            elif config.problem_type == "multi_label_classification":
+                values = logits.sigmoid()[:, label]
+            else:
+                values = logits.softmax(dim=-1)[:, label]
+            for row, value in zip(batch, values.tolist(), strict=True):
+                if not math.isfinite(value):
+                    raise RewardError(f"classifier: the model {self.model!r} gives {value} at row {row}.")
+                scores[row] = self.sign * value
+        return scores
+
+
+def _label_index(model: str, label: str | int | None, config: Any) -> int:
+    names = {int(index): str(name) for index, name in config.id2label.items()}
+    if label is None and len(names) == 1:
+        return 0
+    if isinstance(label, int) and label in names:
+        return label
+    found = [index for index, name in names.items() if name == label]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{index}: {name!r}" for index, name in sorted(names.items()))
+    problem = "needs a label" if label is None else f"has no label {label!r}" if not found else f"has {label!r} twice"
+    raise ConfigurationError(f"classifier: the model {model!r} {problem}; its labels are {{{listed}}}.")
+
+
+def _texts(completions: Sequence[Any], prompts: Sequence[Any] | None, tokenizer: Any) -> list[str]:
+    if prompts is None:
+        return [completion_text(completion) for completion in completions]
+    texts = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        if isinstance(prompt, str):
+            texts.append(prompt + completion_text(completion))
+            continue
+        messages = [
+            {"role": str(m.get("role", "user")), "content": completion_text([{**m, "role": "assistant"}])}
+            for m in prompt
+            if isinstance(m, Mapping)
+        ]
+        messages.append({"role": "assistant", "content": completion_text(completion)})
+        if tokenizer.chat_template:
+            texts.append(tokenizer.apply_chat_template(messages, tokenize=False))
+        else:
+            texts.append("\n".join(message["content"] for message in messages))
+    return texts
+
+
+def _load(source: _Source) -> _Loaded:
+    with _LOADING:
+        if source not in _LOADED:
+            _LOADED[source] = _loaded(source)
+        return _LOADED[source]
+
+
+def _loaded(source: _Source) -> _Loaded:
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    shared = {"local_files_only": source.local_files_only, "trust_remote_code": source.trust_remote_code}
+    own_tokenizer = source.tokenizer == source.model
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            source.tokenizer,
+            revision=source.revision if own_tokenizer else None,
+            truncation_side=source.truncation_side,
+            padding_side="right",  # models with absolute positions count them from the left
+            **shared,
+        )
+        with _no_sharding():
+            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+                source.model,
+                revision=source.revision,
+                dtype="auto" if source.dtype is None else getattr(torch, source.dtype),
+                output_loading_info=True,
+                **shared,
+            )
+    except (OSError, ValueError) as error:
+        raise RewardError(f"classifier: the model {source.model!r} cannot be loaded: {error}") from error
+    untrained = sorted([*report["missing_keys"], *(str(key) for key in report.get("mismatched_keys", ()))])
+    if untrained:
+        raise RewardError(
+            f"classifier: the model {source.model!r} has no trained weights for {untrained}, so its scores would be "
+            "random. Take a model that was trained for sequence classification."
+        )
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise RewardError(f"classifier: the tokenizer of {source.model!r} has no token to pad with.")
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id  # where a decoder finds a text's last token
+    device = torch.device(source.device or _own_device(torch))
+    return _Loaded(model.to(device).eval().requires_grad_(False), tokenizer, device)
+
+
+def _own_device(torch: Any) -> str:
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}" if torch.cuda.is_available() else "cpu"
+
+
+@contextlib.contextmanager
+def _no_sharding() -> Iterator[None]:
+    """Under DeepSpeed ZeRO-3 every model that is loaded is cut over the ranks, which would then wait for each other."""
+    deepspeed = importlib.import_module("transformers.integrations.deepspeed")
+    held = getattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
+    config = held() if held is not None else None
+    if config is None:
+        yield
+        return
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed.set_hf_deepspeed_config(config)

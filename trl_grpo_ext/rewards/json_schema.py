@@ -1,0 +1,226 @@
+"""Does the completion hold JSON that a schema accepts?"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
+from ..guard.workers import Done, WorkerPool
+from .checks import checked_choice, checked_number, checked_whole, optional_module
+from .json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
+from .text import completion_text
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_STATUS = {"timeout": Outcome.TIMEOUT, "died": Outcome.DIED, "error": Outcome.ERROR}
+_OUTCOMES = (
+    *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER),
+    *(Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR),
+)
+
+
+class JSONSchema:
+    """Score 1.0 where the completion's JSON is valid under a schema, `partial` where it only parses, 0.0 elsewhere.
+
+    Parsing and validation run in worker processes that are killed after `timeout` seconds: a schema's patterns, its
+    `uniqueItems` and its references to itself can take longer than linear time on what a model writes. JSON is read
+    strictly: `NaN` is none, and an object that has a key twice is invalid, for readers differ on what it means.
+
+    Validation is that of the package jsonschema: the draft that `$schema` names, else 2020-12. `format` is an
+    annotation, as the draft has it. No reference is ever fetched: what `$ref` names must be in the schema.
+
+    Args:
+        schema: The schema, or the path of a file with it.
+        extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or, if none is marked so, the
+            last one without a mark. "whole": the whole completion. "last": the last object that is closed and no part
+            of another value, wherever it stands.
+        partial: The score of JSON that is not valid: the same as `outcomes: {wrong: ...}`, which goes before.
+        max_characters: Longer JSON is refused, and so is a completion ten times as long as that.
+        max_depth: JSON with deeper nesting is refused.
+        timeout: Seconds that one completion may take.
+        budget: Seconds that a batch may take, before completions that are slow have run out of time.
+        outcomes: What becomes of a completion that is `right`, `wrong`, without JSON (`no_answer`), `refused` (also for
+            a number that is too large), or whose validation ran into `timeout`, `died` or `error`.
+
+    Raises:
+        ConfigurationError: The schema cannot be read, is no valid schema, or refers to what it does not hold; a
+            parameter is of the wrong kind; or jsonschema is not installed.
+    """
+
+    __name__ = "json_schema"
+
+    def __init__(
+        self,
+        schema: Mapping[str, Any] | bool | str | Path,
+        *,
+        extract: str = "fence",
+        partial: float = 0.0,
+        max_characters: int = 100_000,
+        max_depth: int = 50,
+        timeout: float = 5.0,
+        budget: float = 60.0,
+        outcomes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.schema = _checked_schema(_loaded(schema))
+        self.extract = checked_choice("json_schema: extract", extract, ("fence", "whole", "last"))
+        self.partial = checked_number("json_schema: partial", partial, "a finite number")
+        self.max_characters = checked_whole("json_schema: max_characters", max_characters, 1)
+        self.max_depth = checked_whole("json_schema: max_depth", max_depth, 1)
+        self.timeout = checked_number("json_schema: timeout", timeout, "a positive number", lambda x: x > 0)
+        self.budget = checked_number("json_schema: budget", budget, "a positive number", lambda x: x > 0)
+        self.policy = OutcomePolicy("json_schema", _OUTCOMES, outcomes, {Outcome.WRONG: self.partial})
+        task = functools.partial(verdict, json.dumps(self.schema), self.extract, self.max_characters, self.max_depth)
+        self._pool = WorkerPool(task, name="json_schema")
+
+    def __repr__(self) -> str:
+        return f"JSONSchema(extract={self.extract!r}, partial={self.partial})"
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """Score `B` completions.
+
+        Args:
+            completions: `B` completions, strings or lists of messages.
+            **columns: The other columns; not used.
+
+        Returns:
+            `B` scores. No completion raises.
+
+        Raises:
+            RewardError: An outcome's policy is "raise".
+        """
+        judgements = self.judge(completions)
+        self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
+        return self.policy.scores(judgements)
+
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """What becomes of `B` completions."""
+        texts = [completion_text(completion) for completion in completions]
+        longest = self.max_characters if self.extract == "whole" else 10 * self.max_characters
+        judgements = {
+            row: Judgement(Outcome.REFUSED, f"a completion of {len(text)} characters, more than {longest}")
+            for row, text in enumerate(texts)
+            if len(text) > longest
+        }
+        rows = [row for row in range(len(texts)) if row not in judgements]
+        if rows:
+            done = self._pool.run([texts[row] for row in rows], deadline=self.timeout, budget=self.budget)
+            judgements.update(zip(rows, map(_judged, done), strict=True))
+        return [judgements[row] for row in range(len(texts))]
+
+
+def _judged(done: Done) -> Judgement:
+    if done.status == "done":
+        name, detail = done.value
+        return Judgement(Outcome(name), detail)
+    return Judgement(_STATUS[done.status], done.detail)
+
+
+def verdict(schema: str, extract: str, max_characters: int, max_depth: int, completion: str) -> tuple[str, str]:
+    """The outcome of one completion, and why. Runs in a worker."""
+    if extract == "whole":
+        text: str | None = completion.strip()
+    else:
+        text = fenced(completion) if extract == "fence" else last_object(completion)
+    if not text:
+        return Outcome.NO_ANSWER.value, "no JSON"
+    if len(text) > max_characters:
+        return Outcome.REFUSED.value, f"{len(text)} characters, more than max_characters, {max_characters}"
+    try:
+        instance = read_json(text, max_depth)
+    except AmbiguousError as error:
+        return Outcome.WRONG.value, str(error)
+    except RefusedError as error:
+        return Outcome.REFUSED.value, str(error)
+    except ValueError as error:
+        return Outcome.NO_ANSWER.value, f"no JSON: {shown(str(error))}"
+    try:
+        problem = next(_validator(schema).iter_errors(instance), None)
+    except RecursionError:
+        return Outcome.REFUSED.value, "the schema refers to itself without end, or deeper than can be followed"
+    if problem is None:
+        return Outcome.RIGHT.value, ""
+    return Outcome.WRONG.value, f"breaks {problem.validator!r} at {shown(problem.json_path)}"
+
+
+@functools.lru_cache(maxsize=8)
+def _validator(schema: str) -> Any:
+    return _build(json.loads(schema))
+
+
+def _build(schema: Any) -> Any:
+    validators = optional_module("json_schema", "jsonschema.validators")
+    specifications = optional_module("json_schema", "jsonschema_specifications")
+    made = validators.validator_for(schema, default=validators.Draft202012Validator)
+    return made(schema, registry=specifications.REGISTRY)  # the standard's own schemas; nothing is fetched
+
+
+def _loaded(schema: object) -> Any:
+    if isinstance(schema, str | Path):
+        try:
+            return json.loads(Path(schema).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigurationError(
+                f"json_schema: schema must be a mapping or the path of a JSON file, got {str(schema)!r}: {error}."
+            ) from error
+    if isinstance(schema, Mapping | bool):
+        try:
+            return json.loads(json.dumps(schema, default=_plain, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigurationError(f"json_schema: schema must be of JSON values only: {error}.") from error
+    raise ConfigurationError(f"json_schema: schema must be a mapping or the path of a JSON file, got {schema!r}.")
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r} of {type(value).__name__}")
+
+
+def _checked_schema(schema: Any) -> Any:
+    exceptions = optional_module("json_schema", "jsonschema.exceptions")
+    if isinstance(schema, dict) and schema.get("$schema", _DRAFT) != _DRAFT:
+        validators = optional_module("json_schema", "jsonschema.validators")
+        if validators.validator_for(schema, default=None) is None:
+            raise ConfigurationError(
+                f"json_schema: $schema must name a draft that jsonschema knows, got {schema['$schema']!r}."
+            )
+    made = _build(schema)
+    try:
+        type(made).check_schema(schema, format_checker=type(made).FORMAT_CHECKER)
+    except exceptions.SchemaError as error:
+        raise ConfigurationError(
+            f"json_schema: the schema is not valid at {error.json_path}: {error.message[:200]}"
+        ) from error
+    for reference, problem in _unresolved(schema, type(made)):
+        raise ConfigurationError(
+            f"json_schema: the schema refers to {reference!r}, which it does not hold, and references are never "
+            "fetched. Put what it names under $defs."
+        ) from problem
+    return schema
+
+
+def _unresolved(schema: Any, draft: Any) -> Iterator[tuple[str, Exception]]:
+    """References of a schema that lead nowhere."""
+    referencing = optional_module("json_schema", "referencing")
+    specifications = optional_module("json_schema", "jsonschema_specifications")
+    specification = optional_module("json_schema", "referencing.jsonschema").specification_with(
+        draft.META_SCHEMA.get("$schema", _DRAFT)
+    )
+    resource = specification.create_resource(schema)
+    registry = specifications.REGISTRY.with_resource(resource.id() or "", resource)
+    queue = [(resource, registry.resolver_with_root(resource))]
+    while queue:
+        current, resolver = queue.pop()
+        if isinstance(current.contents, dict):
+            for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+                reference = current.contents.get(keyword)
+                if isinstance(reference, str):
+                    try:
+                        resolver.lookup(reference)
+                    except referencing.exceptions.Unresolvable as error:
+                        yield reference, error
+        queue += [(part, resolver.in_subresource(part)) for part in current.subresources()]

@@ -1,0 +1,155 @@
+"""Does the completion match a regular expression?"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
+from ..guard.workers import Done, WorkerPool
+from ..types import Span, SpanScore
+from .checks import checked_flag, checked_number, checked_whole
+from .regex_cost import RegexCost
+from .text import completion_text
+
+_FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
+_FEW_STEPS = 10_000_000  # far below a tenth of a second, for the bound is generous
+_STATUS = {"timeout": Outcome.TIMEOUT, "died": Outcome.DIED, "error": Outcome.ERROR}
+_OUTCOMES = (Outcome.SCORED, Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
+
+
+class RegexMatch:
+    r"""Score `value` where the completion matches, `otherwise` where it does not.
+
+    The pattern is Python's (`re`) and may be found anywhere. A pattern such as `(a+)+b` can take longer than the
+    training does on a text that a model may well write, and `re` cannot be interrupted. So where a bound on the steps
+    (`regex_cost`) is not small for this pattern and this text, the match runs in a worker process that is killed after
+    `timeout` seconds. Simple patterns and short texts need no worker, and none is started for them.
+
+    Args:
+        pattern: The regular expression.
+        full: Whether the whole completion must match, from its first character to its last.
+        flags: Letters out of "aimsx": as in `(?i)`. Without "s" a dot does not match a line's end.
+        value: The score of a match.
+        otherwise: The score of none.
+        count: How many matches, which do not overlap, earn the whole `value`. Fewer earn their share of the way
+            from `otherwise`.
+        max_characters: Longer completions are refused. They are not cut, because `$` and `full` would then lie.
+        timeout: Seconds that a match may take in a worker.
+        budget: Seconds that the workers may take for a batch, before the completions that are slow have run out of
+            time.
+        outcomes: What becomes of a completion that was `refused`, or whose match ran into `timeout`, `died` or
+            `error`; 0.0 each but for the last, which raises.
+
+    Raises:
+        ConfigurationError: The pattern is no regular expression, or a parameter is of the wrong kind.
+    """
+
+    __name__ = "regex_match"
+
+    def __init__(
+        self,
+        pattern: str,
+        *,
+        full: bool = False,
+        flags: str = "",
+        value: float = 1.0,
+        otherwise: float = 0.0,
+        count: int = 1,
+        max_characters: int = 100_000,
+        timeout: float = 1.0,
+        budget: float = 30.0,
+        outcomes: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(pattern, str):
+            raise ConfigurationError(f"regex_match: pattern must be a string, got {pattern!r}.")
+        if not isinstance(flags, str) or not set(flags) <= _FLAGS.keys():
+            raise ConfigurationError(f"regex_match: flags must be letters out of 'aimsx', got {flags!r}.")
+        self.pattern, self.flags = pattern, flags
+        self._bits = functools.reduce(lambda bits, letter: bits | _FLAGS[letter], flags, 0)
+        try:
+            re.compile(pattern, self._bits)
+        except (re.error, ValueError, OverflowError, RecursionError) as error:
+            raise ConfigurationError(
+                f"regex_match: pattern must be a regular expression, got {pattern!r}: {error}."
+            ) from error
+        self.full = checked_flag("regex_match: full", full)
+        self.value = checked_number("regex_match: value", value, "a finite number")
+        self.otherwise = checked_number("regex_match: otherwise", otherwise, "a finite number")
+        self.count = checked_whole("regex_match: count", count, 1)
+        if full and count > 1:
+            raise ConfigurationError(f"regex_match: count must be 1 with full, got {count!r}.")
+        self.max_characters = checked_whole("regex_match: max_characters", max_characters, 1)
+        self.timeout = checked_number("regex_match: timeout", timeout, "a positive number", lambda x: x > 0)
+        self.budget = checked_number("regex_match: budget", budget, "a positive number", lambda x: x > 0)
+        self.policy = OutcomePolicy("regex_match", _OUTCOMES, outcomes)
+        self._cost = RegexCost(pattern, self._bits, full=full)
+        self._find = functools.partial(find_matches, pattern, self._bits, full, self.count)
+        self._pool = WorkerPool(self._find, name="regex_match")
+
+    def __repr__(self) -> str:
+        return f"RegexMatch({self.pattern!r}, full={self.full}, flags={self.flags!r}, count={self.count})"
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """Score `B` completions.
+
+        Args:
+            completions: `B` completions, strings or lists of messages.
+            **columns: The other columns; not used.
+
+        Returns:
+            `B` scores. Their spans are the matches that count, with their shares of `value`.
+
+        Raises:
+            RewardError: An outcome's policy is "raise".
+        """
+        judgements = self.judge(completions)
+        self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
+        return self.policy.scores(judgements)
+
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """What becomes of `B` completions."""
+        texts = [completion_text(completion) for completion in completions]
+        judgements: dict[int, Judgement] = {}
+        slow: list[int] = []
+        for row, text in enumerate(texts):
+            if len(text) > self.max_characters:
+                detail = f"{len(text)} characters, more than max_characters, {self.max_characters}"
+                judgements[row] = Judgement(Outcome.REFUSED, detail)
+            elif self._cost.steps(text) <= _FEW_STEPS:
+                judgements[row] = self._scored(self._find(text))
+            else:
+                slow.append(row)
+        if slow:
+            jobs = [texts[row] for row in slow]
+            done = self._pool.run(jobs, deadline=self.timeout, budget=self.budget)
+            judgements.update(zip(slow, map(self._judged, done), strict=True))
+        return [judgements[row] for row in range(len(texts))]
+
+    def _judged(self, done: Done) -> Judgement:
+        if done.status == "done":
+            return self._scored(done.value)
+        return Judgement(_STATUS[done.status], done.detail)
+
+    def _scored(self, matches: Sequence[Sequence[int]]) -> Judgement:
+        share = len(matches) / self.count
+        spans: list[Span] = [(start, end, self.value / self.count) for start, end in matches]
+        score = SpanScore(share * self.value + (1 - share) * self.otherwise, spans)
+        return Judgement(Outcome.SCORED, score=score)
+
+
+def find_matches(pattern: str, flags: int, full: bool, count: int, text: str) -> list[list[int]]:
+    """The first `count` matches, `[start, end]` each. Runs in a worker, too."""
+    compiled = re.compile(pattern, flags)
+    if full:
+        match = compiled.fullmatch(text)
+        return [list(match.span())] if match else []
+    found: list[list[int]] = []
+    for match in compiled.finditer(text):
+        found.append(list(match.span()))
+        if len(found) == count:
+            break
+    return found

@@ -1,0 +1,100 @@
+"""How much of the completion has been said before?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from ..types import Span, SpanScore
+from .checks import checked_choice, checked_number, checked_whole, column
+from .text import completion_text
+
+_WORD = re.compile(r"\S+")
+
+
+class Repetition:
+    """Score `max_penalty · (1 - distinct n-grams / n-grams)`: 0 where no n-gram repeats.
+
+    Source: Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv:2502.03373), appendix C.2, as
+    TRL's `get_repetition_penalty_reward(ngram_size=n, max_penalty)` has it, to which it is equal over tokens. Over
+    words it is what Open R1's reward of that name does.
+
+    Departures from the paper: one number for the completion. `repetition_penalty`, an advantage hook, puts the penalty
+    on the very tokens that repeat; so does `span_credit` with this reward over words, whose spans say which words end
+    an n-gram that was there before. Words are what white space separates, whatever their case, so for languages that
+    are written without spaces take tokens.
+
+    Args:
+        n: Length of an n-gram.
+        max_penalty: What endless repetition comes to; 0 or less.
+        units: What n-grams are of: "tokens" or "words".
+
+    Raises:
+        ConfigurationError: A parameter is of the wrong kind or out of its range.
+    """
+
+    __name__ = "repetition"
+
+    def __init__(self, n: int = 3, max_penalty: float = -1.0, *, units: str = "tokens") -> None:
+        self.n = checked_whole("repetition: n", n, 1)
+        wanted = "a number, 0 or less"
+        self.max_penalty = checked_number("repetition: max_penalty", max_penalty, wanted, lambda x: x <= 0)
+        self.units = checked_choice("repetition: units", units, ("tokens", "words"))
+
+    def __repr__(self) -> str:
+        return f"Repetition(n={self.n}, max_penalty={self.max_penalty}, units={self.units!r})"
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """Score `B` completions.
+
+        Args:
+            completions: `B` completions, strings or lists of messages.
+            **columns: The other columns. Over tokens, `completion_ids` is read: `B` lists of ids, without padding.
+
+        Returns:
+            `B` scores from `max_penalty` to 0.0. Over words they have spans: each word that ends a repeated n-gram,
+            with its share of the penalty. No completion raises; time and memory are linear in its length.
+
+        Raises:
+            RewardError: Over tokens, `completion_ids` is missing, or has not one entry per completion.
+        """
+        if self.units == "words":
+            return [self._of_words(completion_text(completion)) for completion in completions]
+        ids = column("repetition", "completion_ids", columns, len(completions), "Or set units: words.")
+        return [self._of_tokens(row) for row in ids]
+
+    def _of_tokens(self, ids: Sequence[int]) -> float:
+        return self._penalty(repeated(ids, self.n))
+
+    def _of_words(self, text: str) -> SpanScore:
+        words = list(_WORD.finditer(text))
+        again = repeated([word.group().lower() for word in words], self.n)
+        share = self.max_penalty / max(len(again), 1)
+        ends = words[self.n - 1 :]
+        spans: list[Span] = [(*word.span(), share) for word, is_again in zip(ends, again, strict=True) if is_again]
+        return SpanScore(self._penalty(again), spans)
+
+    def _penalty(self, again: Sequence[bool]) -> float:
+        return self.max_penalty * (1 - again.count(False) / len(again)) if any(again) else 0.0
+
+
+def repeated(items: Sequence[Hashable], n: int) -> list[bool]:
+    """For each n-gram, from the first to the last, whether the same one began at an earlier place.
+
+    Exact. n-grams are numbered, those of twice the length by the pair of numbers of their halves, so that time is
+    O(T log n) and memory O(T), whatever n is.
+    """
+    table: dict[Hashable, int] = {}
+    numbers = [table.setdefault(item, len(table)) for item in items]
+    size = 1
+    while size < n and numbers:
+        step = min(size, n - size)  # the second half may overlap the first
+        pairs: dict[tuple[int, int], int] = {}
+        numbers = [pairs.setdefault(pair, len(pairs)) for pair in zip(numbers, numbers[step:], strict=False)]
+        size += step
+    again, highest = [], -1
+    for number in numbers:  # numbers are given in the order of the first occurrences
+        again.append(number <= highest)
+        highest = max(highest, number)
+    return again
