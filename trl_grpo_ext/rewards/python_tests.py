@@ -1,0 +1,294 @@
+"""Does the completion's Python code pass its tests? Run in a process without rights, with limits."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
+from .checks import checked_choice, checked_flag, checked_number, checked_whole
+from .checks import column as checked_column
+from .python_test_forms import Checks, Examples, UnreadableTestsError, read_tests, same_output
+from .sandbox import LAYERS, Run, isolation, run_all, run_python
+from .sandbox_values import equal
+from .text import completion_text
+
+_OUTCOMES = (
+    *(Outcome.RIGHT, Outcome.WRONG, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
+    *(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED),
+)
+_PYTHON = ("python", "python3", "py")
+_MOST_WORKERS = 8
+
+
+class PythonTests:
+    """Score 1.0 where the completion's code passes all its tests, 0.0 where it does not.
+
+    The dataset's column `tests` has, for each row, one of
+
+    - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
+    - one source text (HumanEval): one test. If it defines `check` and does not call it, `check(<entry_point>)` is
+      called, with what the column `entry_point` has for that row;
+    - a list of `{"input": ..., "output": ...}`: each is a test, in which the code is a program that reads the one and
+      must print the other. White space at the ends of lines does not count.
+
+    The code is the completion's last fence marked python, else its last fence, else its whole text.
+
+    A program runs once per test, in a process of its own. All other tests of a completion run in one process, in order,
+    after the code itself, in its namespace (its `__name__` is "solution"). Only the standard library is there. What the
+    process may do is in `trl_grpo_ext.rewards.sandbox`: with the layers that are required by default, no files but its
+    own, no network, no other process.
+
+    What an outcome means: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised
+    or it ended the process before the tests were through; `died`, it crashed the interpreter, ran out of memory or
+    stored too much; `timeout`, it took longer than `timeout`, which holds for all tests of a completion together;
+    `unparseable_reference`, the tests are in none of the forms; `refused`, the completion is too long. With `partial`,
+    where some tests pass, it is `scored`.
+
+    Can the code forge its verdict? Of a program it cannot: what it prints is compared outside. Nor can it where an
+    assert compares with a literal: the value goes out and is compared there, by type and value, so neither an `__eq__`
+    nor knowledge of the harness helps. A test must also be reported as passed, with a token, so leaving early
+    (`sys.exit(0)`, `os._exit(0)`) or printing does not help either. But any other test, such as
+    `assert isclose(f(2), 0.5)` or `assert f(2)`, is judged by the interpreter that the code runs in: code that replaces
+    `math.isclose`, returns objects that lie about themselves or looks through the frames for the token passes those.
+    Prefer literals and programs.
+
+    Args:
+        partial: Score the share of tests that pass.
+        timeout: Seconds for the tests of one completion, without the start of the interpreter.
+        memory_mb: Memory, in MiB, beyond the interpreter's own.
+        workers: How many completions are tested at a time; None is the number of usable cores, shared with the other
+            ranks of this machine (`LOCAL_WORLD_SIZE`), at most 8.
+        max_characters: Longer completions are refused.
+        code: "fence", as above, or "text" where the whole completion is code.
+        require: Layers that must hold: "files", "network", "processes", "memory". Without them code that a model wrote
+            would run with the trainer's own rights; an empty list takes what there is.
+        outcomes: By outcome, what it is worth: a number, null or "raise".
+
+    Raises:
+        ConfigurationError: A parameter cannot work, or this machine lacks a layer that is required.
+    """
+
+    __name__ = "python_tests"
+
+    def __init__(
+        self,
+        *,
+        partial: bool = False,
+        timeout: float = 5.0,
+        memory_mb: int = 512,
+        workers: int | None = None,
+        max_characters: int = 100_000,
+        code: str = "fence",
+        require: Sequence[str] = LAYERS,
+        outcomes: Mapping[str, Any] | None = None,
+    ) -> None:
+        name = self.__name__
+        self.partial = checked_flag(f"{name}: partial", partial)
+        self.timeout = checked_number(f"{name}: timeout", timeout, "a positive number of seconds", lambda n: n > 0)
+        self.memory_mb = checked_whole(f"{name}: memory_mb", memory_mb, 1)
+        self.workers = None if workers is None else checked_whole(f"{name}: workers", workers, 1)
+        self.max_characters = checked_whole(f"{name}: max_characters", max_characters, 1)
+        self.code = checked_choice(f"{name}: code", code, ("fence", "text"))
+        self.require = _checked_layers(name, require, self.memory_mb)
+        self._policy = OutcomePolicy(name, _OUTCOMES, outcomes)
+
+    def __repr__(self) -> str:
+        return f"PythonTests(partial={self.partial}, timeout={self.timeout}, memory_mb={self.memory_mb})"
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        """Score `B` completions.
+
+        Args:
+            completions: `B` completions, strings or lists of messages.
+            **kwargs: The other columns; `tests` is needed, and `entry_point` is read where tests need it.
+
+        Returns:
+            `B` scores from 0.0 to 1.0, or None where the tests cannot be read, which also warns.
+
+        Raises:
+            RewardError: There is no column `tests`, or it has not one entry per completion; an outcome is to raise; a
+                process cannot be started, or cannot give up what is required.
+        """
+        judgements = self.judge(completions=completions, **kwargs)
+        unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
+        if unread:
+            warnings.warn(
+                f"python_tests cannot read the tests at row {unread[0]} ({judgements[unread[0]].detail}; {len(unread)} "
+                f"of {len(judgements)} in this batch); these completions get None unless `outcomes` says otherwise.",
+                stacklevel=2,
+            )
+        self._policy.log(judgements, kwargs.get("log_metric"), kwargs.get("log_extra"))
+        return self._policy.scores(judgements)
+
+    def judge(self, completions: Sequence[Any], **kwargs: Any) -> list[Judgement]:
+        """The outcome of each completion.
+
+        Raises:
+            RewardError: As for a call, but for outcomes that are to raise.
+        """
+        count = len(completions)
+        advice = "Rename the column that holds the unit tests to 'tests'."
+        tests = checked_column(self.__name__, "tests", kwargs, count, advice)
+        points: Sequence[Any] = [None] * count
+        if kwargs.get("entry_point") is not None:
+            points = checked_column(self.__name__, "entry_point", kwargs, count)
+        judged: list[Judgement | None] = [None] * count
+        jobs: list[tuple[int, str, Checks | Examples]] = []
+        for row, completion in enumerate(completions):
+            text = completion_text(completion)
+            if len(text) > self.max_characters:
+                judged[row] = Judgement(Outcome.REFUSED, f"{len(text)} characters")
+                continue
+            try:
+                read = read_tests(tests[row], points[row])
+            except UnreadableTestsError as error:
+                judged[row] = Judgement(Outcome.UNPARSEABLE, str(error))
+                continue
+            code = text if self.code == "text" else fenced_code(text)
+            if code.strip():
+                jobs.append((row, code, read))
+            else:
+                judged[row] = Judgement(Outcome.NO_ANSWER, "no code")
+
+        def task(code: str, read: Checks | Examples) -> Callable[[threading.Event], Judgement]:
+            if isinstance(read, Checks):
+                return functools.partial(self._check, code, read)
+            return functools.partial(self._try_examples, code, read)
+
+        results = run_all([task(code, read) for _, code, read in jobs], self.workers or _default_workers())
+        for (row, _, _), judgement in zip(jobs, results, strict=True):
+            judged[row] = judgement
+        return [judgement for judgement in judged if judgement is not None]
+
+    def _check(self, code: str, checks: Checks, stop: threading.Event) -> Judgement:
+        run = self._run({"code": code, "tests": checks.sources, "stop": not self.partial}, self.timeout, None, stop)
+        failure = _failure(run)
+        if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
+            return failure
+        passed = _passed(run.messages, checks)
+        if all(passed):
+            return Judgement(Outcome.RIGHT)
+        if failure is None and {"end": True} not in run.messages:
+            failure = Judgement(Outcome.WRONG, "the process ended before its tests did")
+        return self._shared(passed, failure or Judgement(Outcome.WRONG, f"test {passed.index(False)} failed"))
+
+    def _try_examples(self, code: str, examples: Examples, stop: threading.Event) -> Judgement:
+        passed: list[bool] = []
+        first: Judgement | None = None
+        left = self.timeout
+        for given, wanted in examples.pairs:
+            run = self._run({"code": code}, left, given.encode("utf-8", "replace"), stop)
+            left -= run.seconds
+            failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
+            if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
+                return failure
+            if failure is None and run.status != 0:
+                failure = Judgement(Outcome.WRONG, f"it ended with status {run.status}")
+            if failure is None and not same_output(run.output, wanted):
+                failure = Judgement(Outcome.WRONG, f"test {len(passed)}: it printed {shown(run.output[:100])}")
+            passed.append(failure is None)
+            first = first or failure
+            if first is not None and not self.partial:
+                return first
+        return self._shared(passed, first) if first is not None else Judgement(Outcome.RIGHT)
+
+    def _run(self, job: dict[str, Any], seconds: float, stdin: bytes | None, stop: threading.Event) -> Run:
+        for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
+            run = run_python(
+                job, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
+            )
+            if run.ended != "exited" or run.status != -signal.SIGKILL:
+                break
+        return run
+
+    def _shared(self, passed: Sequence[bool], failure: Judgement) -> Judgement:
+        if not self.partial or not any(passed):
+            return failure
+        share = sum(passed) / len(passed)
+        return Judgement(Outcome.SCORED, f"{sum(passed)} of {len(passed)} tests pass", share)
+
+
+def fenced_code(text: str) -> str:
+    """The last fence marked python, else the last fence, else the whole text. One that is left open counts."""
+    blocks: list[tuple[str, list[str]]] = []
+    fence = ""
+    for line in text.split("\n"):
+        stripped = line.strip()
+        if fence:
+            if stripped and set(stripped) == {fence[0]} and len(stripped) >= len(fence):
+                fence = ""
+            else:
+                blocks[-1][1].append(line)
+        elif stripped.startswith(("```", "~~~")):
+            mark = stripped.lstrip(stripped[0])
+            fence = stripped[: len(stripped) - len(mark)]
+            blocks.append((mark.strip().partition(" ")[0].lower(), []))
+    marked = [lines for language, lines in blocks if language in _PYTHON] or [lines for _, lines in blocks]
+    return "\n".join(marked[-1]) if marked else text
+
+
+def _failure(run: Run) -> Judgement | None:
+    """What went wrong with a process, apart from its tests."""
+    if run.ended == "timeout":
+        return Judgement(Outcome.TIMEOUT, f"{run.seconds:.1f} s")
+    for message in run.messages:
+        if "unread" in message:
+            return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(message['unread'])}")
+    if run.ended == "storage":
+        return Judgement(Outcome.DIED, "it stored too much")
+    if run.ended == "output":
+        return Judgement(Outcome.WRONG, "it printed or handed over too much")
+    errors = [message.get("failed") or message.get("error") for message in run.messages]
+    if any(isinstance(error, list) and error[:1] == ["MemoryError"] for error in errors):
+        return Judgement(Outcome.DIED, "out of memory")
+    for message in run.messages:
+        if "failed" in message:
+            return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
+    if run.status < 0:
+        return Judgement(Outcome.DIED, f"ended by signal {-run.status}")
+    return None
+
+
+def _passed(messages: Sequence[Mapping[str, Any]], checks: Checks) -> list[bool]:
+    """Which tests were reported as passed, once, and handed over what they must, and nothing that is not expected."""
+    reports: dict[int, list[Any]] = {}
+    right: dict[int, bool] = {}
+    for message in messages:
+        slot, test = message.get("slot"), message.get("test")
+        if isinstance(test, int):
+            reports.setdefault(test, []).append(message.get("error", ""))
+        elif isinstance(slot, int) and 0 <= slot < len(checks.expected):
+            right[slot] = right.get(slot, True) and equal(message.get("value"), checks.expected[slot])
+    return [
+        reports.get(test) == [None] and certain <= right.keys() and all(right.get(slot, True) for slot in slots)
+        for test, (slots, certain) in enumerate(zip(checks.slots, checks.certain, strict=True))
+    ]
+
+
+def _checked_layers(name: str, require: Any, memory_mb: int) -> tuple[str, ...]:
+    if not isinstance(require, list | tuple) or not all(layer in LAYERS for layer in require):
+        raise ConfigurationError(f"{name}: require must be a list of {', '.join(LAYERS)}, got {require!r}")
+    holds = isolation(memory_mb)
+    missing = [layer for layer in LAYERS if layer in require and layer not in holds]
+    if missing:
+        raise ConfigurationError(
+            f"{name}: this machine cannot hold {', '.join(missing)} back from the code (it can: "
+            f"{', '.join(holds) or 'nothing'}). Landlock (Linux 5.13) and seccomp, on x86-64 or ARM, are needed, and a "
+            f"container may forbid them. `require: {[layer for layer in require if layer in holds]}` runs the code "
+            "without; do that only where nothing on this machine is worth anything."
+        )
+    return tuple(layer for layer in LAYERS if layer in require)
+
+
+def _default_workers() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(_MOST_WORKERS, max(1, math.floor(cores / max(1, int(ranks) if ranks.isdecimal() else 1))))

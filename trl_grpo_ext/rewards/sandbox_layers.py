@@ -1,0 +1,216 @@
+"""What a process gives up before it runs code that nobody has read: Linux, unprivileged, standard library only.
+
+It is loaded by `sandbox_child` in a fresh interpreter without the package, so it imports nothing of it. What each layer
+holds back, and what none of them does, is in `sandbox`.
+"""
+
+# Every completion waits for these imports, and pathlib is a slow one.
+# ruff: noqa: PTH112, PTH118, PTH123
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+import sysconfig
+from collections.abc import Sequence
+from typing import Any
+
+MAX_FILE = 16 * 2**20
+"""Bytes of one file that it may write."""
+_MAX_DESCRIPTORS = 64
+_EXTRA_CPU_SECONDS = 5
+
+# System calls that pass, by number, whatever their arguments: an interpreter that computes needs no other. All others
+# fail with EPERM, also those that a later kernel adds.
+X86_64 = """
+    read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 open=2 openat=257 close=3 close_range=436 stat=4
+    fstat=5 lstat=6 newfstatat=262 statx=332 lseek=8 getdents64=217 getcwd=79 chdir=80 access=21 faccessat=269
+    faccessat2=439 readlink=89 readlinkat=267 dup=32 dup2=33 dup3=292 pipe=22 pipe2=293 unlink=87 unlinkat=263
+    rename=82 renameat=264 renameat2=316 mkdir=83 mkdirat=258 rmdir=84 ftruncate=77 flock=73 fsync=74
+    fdatasync=75 umask=95 sendfile=40 copy_file_range=326 fadvise64=221 mmap=9 munmap=11 mprotect=10 mremap=25
+    brk=12 madvise=28 membarrier=324 mincore=27 futex=202 set_robust_list=273 rseq=334 gettid=186 exit=60
+    exit_group=231 sched_yield=24 sched_getaffinity=204 sched_getparam=143 sched_getscheduler=145
+    set_tid_address=218 arch_prctl=158 sigaltstack=131 rt_sigaction=13 rt_sigprocmask=14 rt_sigreturn=15
+    rt_sigpending=127 rt_sigtimedwait=128 rt_sigsuspend=130 pause=34 restart_syscall=219 clock_gettime=228
+    clock_getres=229 clock_nanosleep=230 nanosleep=35 gettimeofday=96 time=201 times=100 setitimer=38
+    getitimer=36 alarm=37 getrusage=98 select=23 pselect6=270 poll=7 ppoll=271 epoll_create=213
+    epoll_create1=291 epoll_ctl=233 epoll_wait=232 epoll_pwait=281 eventfd=284 eventfd2=290 socketpair=53
+    recvfrom=45 shutdown=48 getsockopt=55 getpid=39 getppid=110 getuid=102 geteuid=107 getgid=104 getegid=108
+    getgroups=115 getresuid=118 getresgid=120 getpgrp=111 uname=63 sysinfo=99 getrandom=318 getrlimit=97
+    getcpu=309
+"""
+AARCH64 = """
+    read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 openat=56 close=57 close_range=436 fstat=80
+    newfstatat=79 statx=291 lseek=62 getdents64=61 getcwd=17 chdir=49 faccessat=48 faccessat2=439
+    readlinkat=78 dup=23 dup3=24 pipe2=59 unlinkat=35 renameat=38 renameat2=276 mkdirat=34 ftruncate=46
+    flock=32 fsync=82 fdatasync=83 umask=166 sendfile=71 copy_file_range=285 fadvise64=223 mmap=222 munmap=215
+    mprotect=226 mremap=216 brk=214 madvise=233 membarrier=283 mincore=232 futex=98 set_robust_list=99
+    rseq=293 gettid=178 exit=93 exit_group=94 sched_yield=124 sched_getaffinity=123 sched_getparam=121
+    sched_getscheduler=120 set_tid_address=96 sigaltstack=132 rt_sigaction=134 rt_sigprocmask=135
+    rt_sigreturn=139 rt_sigpending=136 rt_sigtimedwait=137 rt_sigsuspend=133 restart_syscall=128
+    clock_gettime=113 clock_getres=114 clock_nanosleep=115 nanosleep=101 gettimeofday=169 times=153
+    setitimer=103 getitimer=102 getrusage=165 pselect6=72 ppoll=73 epoll_create1=20 epoll_ctl=21
+    epoll_pwait=22 eventfd2=19 socketpair=199 recvfrom=207 shutdown=210 getsockopt=209 getpid=172 getppid=173
+    getuid=174 geteuid=175 getgid=176 getegid=177 getgroups=158 getresuid=148 getresgid=150 uname=160
+    sysinfo=179 getrandom=278 getrlimit=163 getcpu=168
+"""
+_F_DUPFD, _F_DUPFD_CLOEXEC = 0, 1030
+_HARMLESS_FCNTL = (_F_DUPFD, 1, 2, 3, 4, 5, 6, 7, _F_DUPFD_CLOEXEC)  # not F_SETOWN, which sends signals to others
+_HARMLESS_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
+_CLONE_THREAD = 0x10000
+_ENOSYS, _EPERM = 38, 1
+
+_MACHINES: dict[str, tuple[int, str, dict[str, int]]] = {
+    "x86_64": (
+        0xC000003E,
+        X86_64,
+        {"kill": 62, "tgkill": 234, "clone": 56, "clone3": 435, "prlimit64": 302, "ioctl": 16, "fcntl": 72}
+        | {"sendto": 44, "capset": 126},
+    ),
+    "aarch64": (
+        0xC00000B7,
+        AARCH64,
+        {"kill": 129, "tgkill": 131, "clone": 220, "clone3": 435, "prlimit64": 261, "ioctl": 29, "fcntl": 25}
+        | {"sendto": 206, "capset": 91},
+    ),
+}
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_FILE, _MAKE_REG, _TRUNCATE = 1, 2, 4, 8, 1 << 5, 1 << 8, 1 << 14
+_ALL_FILE_RIGHTS_BY_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 4: 1 << 15, 5: 1 << 16}
+
+
+def isolate(home: str, memory_mb: int, cpu_seconds: float, parent: int) -> list[str]:
+    """Give up what this machine lets a process give up, for good.
+
+    Args:
+        home: The one directory in which files may be written.
+        memory_mb: Memory beyond what the interpreter has now.
+        cpu_seconds: Processor time after which the kernel ends it, should its parent not.
+        parent: Process id of the parent: it ends with it.
+
+    Returns:
+        The layers that hold: of "memory", "files", "network" and "processes".
+    """
+    holds = ["memory"] if _limit(memory_mb, cpu_seconds) else []
+    if sys.platform != "linux":
+        return holds
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before this process could ask to be told
+        os._exit(1)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return holds
+    if _restrict_files(libc, home):
+        holds.append("files")
+    if _restrict_calls(libc):
+        holds += ["network", "processes"]
+    return holds
+
+
+def _limit(memory_mb: int, cpu_seconds: float) -> bool:
+    seconds = int(cpu_seconds) + _EXTRA_CPU_SECONDS
+    for which, limit in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, MAX_FILE),
+        (resource.RLIMIT_NOFILE, _MAX_DESCRIPTORS),
+        (resource.RLIMIT_CPU, seconds),
+    ):
+        hard = resource.getrlimit(which)[1]
+        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(which, (least, least))
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            now = int(file.read().split()[0]) * resource.getpagesize()
+        limit = now + memory_mb * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _restrict_files(libc: Any, home: str) -> bool:
+    """Landlock: read Python's library and the system's, write in `home` alone, execute nothing."""
+    abi = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
+    if abi < 1:
+        return False
+    handled = _ALL_FILE_RIGHTS_BY_ABI.get(abi, 1 << 16) - 1
+    scoped = 3 if abi >= 6 else 0  # abstract sockets of, and signals to, processes outside
+    attributes = struct.pack("=QQQ", handled, 3 if abi >= 4 else 0, scoped)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
+    ruleset = libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
+    if ruleset < 0:
+        return False
+    paths = sysconfig.get_paths()
+    read = {paths["stdlib"], paths["platstdlib"], os.path.join(sys.base_prefix, "lib")}
+    read |= {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache"}
+    rules = dict.fromkeys(read | {"/dev/urandom", "/dev/zero"}, _READ_FILE | _READ_DIR)
+    rules["/dev/null"] = _READ_FILE | _WRITE_FILE
+    rules[home] = _READ_FILE | _READ_DIR | _WRITE_FILE | _REMOVE_FILE | _MAKE_REG | _TRUNCATE
+    for path, rights in rules.items():
+        try:
+            opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # not every system has each of them
+            continue
+        allowed = rights & handled & (-1 if os.path.isdir(path) else ~(_READ_DIR | _REMOVE_FILE | _MAKE_REG))
+        added = libc.syscall(_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", allowed, opened), 0)
+        os.close(opened)
+        if added != 0:
+            return False
+    restricted = libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0) == 0
+    os.close(ruleset)
+    return bool(restricted)
+
+
+def _restrict_calls(libc: Any) -> bool:
+    """Drop all capabilities, which root has, and let only the listed system calls pass, by seccomp."""
+    machine = _MACHINES.get(platform.machine())
+    if machine is None or sys.maxsize < 2**32:
+        return False
+    architecture, listed, numbers = machine
+    header = struct.pack("=Ii", 0x20080522, 0)
+    if libc.syscall(numbers["capset"], header, bytes(24)) != 0:
+        return False
+    program = filter_program(architecture, [int(entry.partition("=")[2]) for entry in listed.split()], numbers)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    described = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    return bool(libc.prctl(_PR_SET_SECCOMP, 2, described, 0, 0) == 0)
+
+
+def filter_program(
+    architecture: int, passing: Sequence[int], numbers: dict[str, int]
+) -> list[tuple[int, int, int, int]]:
+    """Write the seccomp filter: a list of `(code, jump if true, jump if false, k)`."""
+    allow, kill, refuse, absent = 0x7FFF0000, 0x80000000, 0x50000 | _EPERM, 0x50000 | _ENOSYS
+
+    def load(offset: int) -> tuple[int, int, int, int]:
+        return 0x20, 0, 0, offset
+
+    def done(action: int) -> tuple[int, int, int, int]:
+        return 0x06, 0, 0, action
+
+    def only_if(call: str, tests: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+        """If it is this call: run the tests, which allow, else refuse."""
+        return [(0x15, 0, len(tests) + 1, numbers[call]), *tests, done(refuse)]
+
+    def argument_in(index: int, values: Sequence[int]) -> list[tuple[int, int, int, int]]:
+        low = load(16 + 8 * index)  # both machines are little endian
+        return [low, *(line for value in values for line in ((0x15, 0, 1, value), done(allow)))]
+
+    program = [load(4), (0x15, 1, 0, architecture), done(kill), load(0), (0x35, 0, 1, 0x40000000), done(kill)]
+    for number in passing:
+        program += [(0x15, 0, 1, number), done(allow)]
+    own = os.getpid()
+    program += only_if("kill", argument_in(0, [own])) + only_if("tgkill", argument_in(0, [own]))
+    program += only_if("prlimit64", argument_in(0, [0]))
+    program += only_if("fcntl", argument_in(1, _HARMLESS_FCNTL)) + only_if("ioctl", argument_in(1, _HARMLESS_IOCTL))
+    program += only_if("clone", [load(16), (0x45, 0, 1, _CLONE_THREAD), done(allow)])  # threads, but no processes
+    no_address = [load(48), (0x15, 0, 3, 0), load(52), (0x15, 0, 1, 0), done(allow)]
+    program += only_if("sendto", no_address)  # a pair of sockets reaches nobody else without one
+    program += [(0x15, 0, 1, numbers["clone3"]), done(absent)]  # its flags are out of a filter's sight; libc uses clone
+    return [*program, done(refuse)]
