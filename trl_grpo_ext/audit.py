@@ -108,7 +108,7 @@ def audit(
         reward: The reward; one with `judge` is asked for outcomes, any other for scores.
         rows: The data set's rows, as mappings.
         column: The column that holds the references. By default the reward's own `reference_column`, or the only one
-            of the usual names that is there.
+            of the usual names that is there. The reward finds it under the name of its own, too.
         completions: A column that holds a right completion for each row, in place of the reference in its usual
             renderings (as it is, boxed, in answer tags, between dollars), one of which has to be right.
         right_at: From which score on a reward without `judge` says right.
@@ -124,7 +124,7 @@ def audit(
     column = _reference_column(reward, rows[0], column)
     if completions is not None and completions not in rows[0]:
         raise ConfigurationError(f"There is no column {completions!r}; the columns are {', '.join(rows[0])}.")
-    judge = _Judge(reward, right_at)
+    judge = _Judge(reward, column, right_at)
     findings: list[Finding] = []
     spent = 0.0
     starts = range(0, len(rows), batch_size)
@@ -149,12 +149,15 @@ def audit(
 class _Judge:
     """Asks one reward about completions of chosen rows."""
 
-    def __init__(self, reward: Any, right_at: float) -> None:
-        self.reward, self.right_at, self.calls = reward, right_at, 0
+    def __init__(self, reward: Any, column: str, right_at: float) -> None:
+        self.reward, self.column, self.right_at, self.calls = reward, column, right_at, 0
+        self.own_column: str | None = getattr(reward, "reference_column", None)
 
     def __call__(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Judgement]:
         self.calls += len(completions)
         columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name not in _NOT_COLUMNS}
+        if self.own_column is not None:
+            columns.setdefault(self.own_column, [row[self.column] for row in rows])
         columns["prompts"] = [row.get("prompt", "") for row in rows]
         columns["completions"] = list(completions)
         columns["completion_ids"] = [[0] * max(1, len(completion.split())) for completion in completions]
@@ -177,7 +180,7 @@ _NOT_COLUMNS = {"prompt", "prompts", "completions", "completion", "completion_id
 def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str:
     own = getattr(reward, "reference_column", None)
     usual = [name for name in _USUAL_COLUMNS if name in row]
-    column = asked or own or (usual[0] if len(usual) == 1 else None)
+    column = asked or (own if own in row else None) or (usual[0] if len(usual) == 1 else own)
     if column is None:
         raise ConfigurationError(
             f"Which column holds the references? The columns are {', '.join(row)}; name it with --reference."

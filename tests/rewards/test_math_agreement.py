@@ -1,0 +1,134 @@
+"""`math_accuracy` gives the verdicts of TRL's own `accuracy_reward`: on a corpus, and on answers like GSM8K's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
+from trl_grpo_ext.rewards.plain_answers import has_no_answer, plain_answer, plain_reference
+
+from .math_corpus import PAIRS
+
+accuracy_rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
+pytestmark = pytest.mark.filterwarnings("ignore:math_accuracy cannot read the reference")
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[MathAccuracy]:
+    reward = MathAccuracy(timeout=10.0, budget=60.0)
+    yield reward
+    reward.close()
+
+
+def trls(references: list[str], completions: list[str]) -> list[float | None]:
+    messages = [[{"role": "assistant", "content": completion}] for completion in completions]
+    scores: list[float | None] = accuracy_rewards.accuracy_reward(messages, references)
+    return scores
+
+
+def differences(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> list[object]:
+    references, completions = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    ours = reward(prompts=["?"] * len(pairs), completions=completions, solution=references, trainer_state=None)
+    theirs = trls(references, completions)
+    return [row for row in zip(references, completions, ours, theirs, strict=True) if row[2] != row[3]]
+
+
+def test_the_corpus_is_large_and_has_all_three_verdicts() -> None:
+    theirs = trls([pair[0] for pair in PAIRS], [pair[1] for pair in PAIRS])
+    assert len(set(PAIRS)) >= 250
+    assert min(theirs.count(1.0), theirs.count(0.0), theirs.count(None)) >= 5
+
+
+def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy) -> None:
+    assert differences(reward, PAIRS) == []
+
+
+def test_a_batch_of_one_has_the_verdict_that_it_has_in_company(reward: MathAccuracy) -> None:
+    alone = MathAccuracy(cache=0, workers=1)
+    pairs = PAIRS[::17]
+    together = reward(completions=[pair[1] for pair in pairs], solution=[pair[0] for pair in pairs])
+    assert [alone(completions=[completion], solution=[reference])[0] for reference, completion in pairs] == together
+    alone.close()
+
+
+def gsm8k_like(seed: int, count: int) -> list[tuple[str, str]]:
+    """References with numbers like GSM8K's, and completions that give the number, another spelling, or another one."""
+    rng = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        number = rng.choice([rng.randrange(100), rng.randrange(10_000), rng.randrange(10**7)])
+        exact = rng.choice([f"{number}", f"{number:,}", f"{number / 4:.2f}"])
+        value = float(exact.replace(",", ""))
+        other = rng.choice([exact, exact, f"{value:g}", f"{value:.1f}", f"{value:,.2f}", f"{value + 1:g}", f"-{exact}"])
+        reference = rng.choice([exact, f"#### {exact}", f"9 * 2 = <<9*2=18>>18 a day, $5 left.\n#### {exact}"])
+        box = rng.choice(
+            ["\\boxed{%s}", "\\boxed{\\$%s}", "$\\boxed{%s}$", "\\boxed{%s\\text{ dollars}}", "%s", "$%s$"]
+        )
+        pairs.append((reference, f"She makes 9 * 2 = $18 a day. The answer is {box % other}."))
+    return pairs
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_answers_like_gsm8ks_have_trls_verdicts(reward: MathAccuracy, seed: int) -> None:
+    assert differences(reward, gsm8k_like(seed, 200)) == []
+
+
+def test_most_answers_like_gsm8ks_need_no_worker() -> None:
+    plain = [(r, c) for r, c in gsm8k_like(4, 500) if plain_reference(r) and "\\boxed" in c]
+    decided = [plain_answer(c) is not None or has_no_answer(c) for _, c in plain]
+    assert sum(decided) >= 0.9 * len(plain)
+
+
+# What differs from TRL's `accuracy_reward` on purpose ------------------------------------------------------------
+
+
+def test_departure_the_last_message_with_text_counts(reward: MathAccuracy) -> None:
+    messages = [
+        {"role": "assistant", "content": "Let me think: \\boxed{17}"},
+        {"role": "user", "content": "Are you sure?"},
+        {"role": "assistant", "content": "It is \\boxed{18}"},
+    ]
+    assert accuracy_rewards.accuracy_reward([messages], ["18"]) == [0.0]
+    assert reward(completions=[messages], solution=["18"]) == [1.0]
+
+
+def test_departure_a_completion_may_be_a_string(reward: MathAccuracy) -> None:
+    with pytest.raises(TypeError):
+        accuracy_rewards.accuracy_reward(["\\boxed{18}"], ["18"])
+    assert reward(completions=["\\boxed{18}"], solution=["18"]) == [1.0]
+
+
+def test_departure_a_reference_that_never_ends_is_none_and_not_zero() -> None:
+    reward = MathAccuracy(timeout=0.3, budget=2.0, workers=1)
+    judgements = reward.judge(completions=["\\boxed{5}"], solution=["$9^{9^{9^9}}$"])
+    assert [judgement.outcome for judgement in judgements] == [Outcome.UNPARSEABLE]
+    assert reward(completions=["\\boxed{5}"], solution=["$9^{9^{9^9}}$"]) == [None]
+    reward.close()
+
+
+def test_departure_exact_fractions_that_differ_are_not_equal(reward: MathAccuracy) -> None:
+    pairs = [
+        ("$\\frac{1}{2006!}$", "\\boxed{\\frac{1}{2004!}}"),
+        ("$10^{-30}$", "\\boxed{10^{-31}}"),
+        ("$\\frac{1}{10^{20}}$", "\\boxed{\\frac{2}{10^{20}}}"),
+    ]
+    references, completions = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    assert trls(references, completions) == [1.0, 1.0, 1.0]
+    assert reward(completions=completions, solution=references) == [0.0, 0.0, 0.0]
+    # The same numbers, written otherwise, still are.
+    others = ["\\boxed{\\frac{1}{2006 \\cdot 2005!}}", "\\boxed{\\frac{1}{10^{30}}}", "\\boxed{10^{-20}}"]
+    assert reward(completions=others, solution=references) == [1.0, 1.0, 1.0]
+
+
+def test_no_departure_math_verifys_rules_for_decimals_and_percent_are_kept(reward: MathAccuracy) -> None:
+    accepted = [
+        ("0.0", "\\boxed{0.0000001}"),  # rounded to 6 places
+        ("50", "\\boxed{50\\%}"),  # percent signs between integers are ignored
+        ("$\\frac{1}{3}$", "\\boxed{0.333333}"),
+    ]
+    assert trls([pair[0] for pair in accepted], [pair[1] for pair in accepted]) == [1.0, 1.0, 1.0]
+    assert differences(reward, accepted) == []

@@ -1,0 +1,208 @@
+"""`MathAccuracy` with completions made to hang, crash or bloat it: it comes back in time, and others are not harmed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
+
+from .hostile_texts import HOSTILE, HOSTILE_REFERENCES, ORDINARY
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:math_accuracy cannot read the reference"),
+    pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc"),
+]
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[MathAccuracy]:
+    reward = MathAccuracy()
+    reward(completions=["\\boxed{x}"], solution=["$x$"])  # the first batch waits for the imports
+    yield reward
+    reward.close()
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def children() -> dict[int, str]:
+    """The state of every process below this one: R, S, Z, ..."""
+    parents, states = {}, {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            parents[int(folder.name)], states[int(folder.name)] = int(parent), state
+    below, grown = {os.getpid()}, True
+    while grown:
+        found = {pid for pid, parent in parents.items() if parent in below} - below
+        below |= found
+        grown = bool(found)
+    return {pid: states[pid] for pid in below - {os.getpid()}}
+
+
+def seconds_of_ordinary(reward: MathAccuracy) -> float:
+    reward._verifier._verdicts = type(reward._verifier._verdicts)(0)
+    start = time.monotonic()
+    scores = reward(completions=[row[1] for row in ORDINARY], solution=[row[0] for row in ORDINARY])
+    assert scores == [row[2] for row in ORDINARY]
+    return time.monotonic() - start
+
+
+def test_a_batch_of_hostile_completions_ends_in_time_and_the_next_one_is_as_before(reward: MathAccuracy) -> None:
+    before, memory = seconds_of_ordinary(reward), resident_mb()
+    start = time.monotonic()
+    judgements = reward.judge(completions=HOSTILE, solution=["18"] * len(HOSTILE))
+    assert time.monotonic() - start < 1.25 * reward.budget + 2
+    assert resident_mb() - memory < 100
+    found = {judgement.outcome for judgement in judgements}
+    assert found <= {Outcome.WRONG, Outcome.NO_ANSWER, Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED}
+    assert {Outcome.TIMEOUT, Outcome.REFUSED} <= found
+    assert seconds_of_ordinary(reward) < 5 * before + 1
+
+
+def test_ordinary_completions_among_hostile_ones_have_their_right_verdicts() -> None:
+    reward = MathAccuracy(budget=8.0)
+    rows = [row for pair in zip(ORDINARY, HOSTILE, strict=True) for row in (pair[0], ("18", pair[1], 0.0))]
+    scores = reward(completions=[row[1] for row in rows], solution=[row[0] for row in rows])
+    assert scores == [row[2] for row in rows]
+    reward.close()
+
+
+def test_hostile_references_are_nobodys_fault(reward: MathAccuracy) -> None:
+    references = [reference for reference in HOSTILE_REFERENCES for _ in range(4)]
+    completions = ["\\boxed{18}", "\\boxed{x+1}", "The answer is $\\frac{1}{2}$", "\\boxed{18.5}"] * len(
+        HOSTILE_REFERENCES
+    )
+    start = time.monotonic()
+    judgements = reward.judge(completions=completions, solution=references)
+    assert time.monotonic() - start < 1.25 * reward.budget + 2
+    found = [judgement.outcome for judgement in judgements]
+    assert set(found) <= {Outcome.UNPARSEABLE, Outcome.WRONG}  # wrong where math-verify did come to an end
+    assert found.count(Outcome.UNPARSEABLE) >= 16
+
+
+@pytest.mark.parametrize("text", [HOSTILE[0], HOSTILE[-1], HOSTILE[40], "\\boxed{" + "\\frac{1}{" * 50])
+def test_one_hostile_completion_alone_ends_within_its_deadline(text: str) -> None:
+    reward = MathAccuracy(timeout=0.5, budget=2.0, workers=1)
+    reward(completions=["\\boxed{x}"], solution=["$x$"])
+    start = time.monotonic()
+    [judgement] = reward.judge(completions=[text], solution=["18"])
+    assert time.monotonic() - start < 4.0
+    assert judgement.outcome is not Outcome.RIGHT
+    reward.close()
+
+
+def test_a_worker_that_is_killed_from_outside_again_and_again_is_an_outcome() -> None:
+    reward = MathAccuracy(timeout=20.0, budget=40.0, workers=1)
+    reward(completions=["\\boxed{x}"], solution=["$x$"])
+    over = threading.Event()
+
+    def kill_workers() -> None:
+        while not over.wait(0.1):
+            for pid in children():
+                with contextlib.suppress(OSError):
+                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                    if parent != os.getpid():  # the server of the workers is ours, the workers are its own
+                        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_workers)
+    killer.start()
+    try:
+        [judgement] = reward.judge(completions=[HOSTILE[0]], solution=["18"])
+    finally:
+        over.set()
+        killer.join()
+    assert judgement.outcome is Outcome.DIED
+    assert "twice" in judgement.detail
+    assert reward(completions=["\\boxed{1+x}"], solution=["$x+1$"]) == [1.0]
+    reward.close()
+
+
+mathematics = st.text("0123456789+-*/^_=<>(){}[]\\$%,.! xyi\n") | st.lists(
+    st.sampled_from(
+        [
+            "\\boxed{",
+            "\\frac{",
+            "}{",
+            "}",
+            "\\sqrt",
+            "x",
+            "2",
+            "^",
+            "_",
+            "$",
+            "\\[",
+            "\\]",
+            "answer ",
+            "\\pm",
+            "\\text{",
+            "\\begin{pmatrix}",
+            "\\end{pmatrix}",
+            "&",
+            "\\\\",
+            "\\sum",
+            "\\infty",
+            "\\%",
+            ",",
+            "=",
+            "<",
+            "\\{",
+            "\\}",
+            "!",
+        ]
+    ),
+    max_size=30,
+).map("".join)
+
+
+@given(reference=st.text() | mathematics, completion=st.text() | mathematics, boxed=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_no_text_raises(reward: MathAccuracy, reference: str, completion: str, boxed: bool) -> None:
+    text = f"\\boxed{{{completion}}}" if boxed else completion
+    [judgement] = reward.judge(completions=[text], solution=[f"${reference}$" if boxed else reference])
+    assert judgement.outcome is not Outcome.ERROR
+
+
+def random_texts(seed: int, count: int) -> list[str]:
+    """Random bytes in and around boxes, decoded in the ways in which tokenizers leave them."""
+    rng = random.Random(seed)
+    made = []
+    for row in range(count):
+        data = rng.randbytes(rng.randrange(1, 60))
+        text = data.decode("utf-8", ("surrogateescape", "replace", "backslashreplace")[row % 3])
+        made.append((text, f"\\boxed{{{text}}}", f"answer ${text}$", f"\\boxed{{{rng.randrange(99)}}} {text}")[row % 4])
+    return made
+
+
+def test_ten_thousand_random_completions_leave_no_process_behind() -> None:
+    reward = MathAccuracy(cache=0)
+    others = set(children())
+    for batch in range(20):
+        completions = random_texts(batch, 500)
+        judgements = reward.judge(completions=completions, solution=["18", "$x+1$"] * 250)
+        assert Outcome.ERROR not in {judgement.outcome for judgement in judgements}
+        assert len(judgements) == 500
+    running = {pid: state for pid, state in children().items() if pid not in others}
+    assert len(running) <= reward._verifier.pool.workers + 1
+    assert "Z" not in running.values()
+    reward.close()
+    patience = time.monotonic() + 10
+    while set(children()) - others and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert set(children()) - others == set()

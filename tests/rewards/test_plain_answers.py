@@ -1,0 +1,348 @@
+"""Numbers that are decided without math-verify: by hand, and against math-verify itself on thousands of texts."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.rewards.math_limits import (
+    DEEPEST,
+    LONGEST_ANSWER,
+    MOST_DIGITS,
+    excess_of_completion,
+    excess_of_reference,
+    only_box,
+)
+from trl_grpo_ext.rewards.plain_answers import has_no_answer, plain_answer, plain_reference, verdict
+
+
+def value(number: object) -> Fraction | None:
+    return None if number is None else number.value  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("reference", "number"),
+    [
+        ("18", 18),
+        ("-18", -18),
+        ("1,234", 1234),
+        ("#### 1,234", 1234),
+        (" 18\n", 18),
+        ("12.50", Fraction(25, 2)),
+        ("$18$", 18),
+        ("$\\boxed{18}$", 18),
+        ("\\boxed{-1,234.5}", Fraction(-2469, 2)),
+        ("3/4", Fraction(3, 4)),
+        ("-\\frac{3}{4}", Fraction(-3, 4)),
+        ("\\frac{-3}{4}", Fraction(-3, 4)),
+        ("-\\frac{-3}{4}", Fraction(3, 4)),
+        ("$\\dfrac{6}{8}$", Fraction(3, 4)),
+    ],
+)
+def test_references_that_are_plain_numbers_are_read(reference: str, number: object) -> None:
+    assert value(plain_reference(reference)) == number
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "",
+        "18.",
+        "+18",
+        "12,34",
+        "0,5",
+        "50%",
+        "\\$18",
+        "$18",
+        "1 234",
+        "\\dfrac{3}{4}",
+        "3/0",
+        "0/3",
+        "x",
+        "18 cm",
+        "２",
+        "9" * 31,
+        "0.1234567",
+        "2\\frac{1}{2}",
+        "$\\frac34$",
+        "1/2/3",
+        "#### 3/4",
+        "a $18$",
+        "18\n19",
+        "1e5",
+        ".5",
+        "007",
+        "-01",
+        "00",
+    ],
+)
+def test_references_that_math_verify_may_read_otherwise_are_left_to_it(reference: str) -> None:
+    assert plain_reference(reference) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("She makes 9*2 = $18 per day. The answer is \\boxed{18}.", 18),
+        ("costs $5 and $6, \\boxed{11}, change $3", 11),
+        ("$$x = \\boxed{ 18 }$$", 18),
+        ("\\boxed{\\$1,234.50}", Fraction(2469, 2)),
+        ("\\boxed{$18}", 18),
+        ("\\boxed{18\\text{ apples}}", 18),
+        ("\\boxed{\\$18 \\text{ dollars}}", 18),
+        ("\\boxed{-\\dfrac{3}{4}} and a set {1}", Fraction(-3, 4)),
+        ("50% of 36 is \\boxed{18}", 18),
+    ],
+)
+def test_the_only_box_with_a_plain_number_is_read(text: str, number: object) -> None:
+    assert value(plain_answer(text)) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "18",
+        "$18$",
+        "\\boxed{17} \\boxed{18}",
+        "\\boxed{18} \\boxed",
+        "\\boxed{18} \\fbox{17}",
+        "\\boxed {18}",
+        "\\boxed{18",
+        "\\boxed{}",
+        "\\boxed{18} The final answer is $17$. I hope it is right.",
+        "$\\boxed{18}$ %",
+        "$\\boxed{18}$ percent",
+        "\\boxed{18\\%}",
+        "\\boxed{18\\text{ percent}}",
+        "\\boxed{18\\text{ or so}}",
+        "\\boxed{18 cm}",
+        "\\boxed{18\\text{ cm}^2}",
+        "\\boxed{x=18}",
+        "\\boxed{{18}}",
+        "\\boxed{1 234}",
+        "\\boxed{٣}",
+        "\\boxed{18\x00}",
+        "\\boxed{" + "9" * 200 + "}",
+    ],
+)
+def test_other_texts_are_left_to_math_verify(text: str) -> None:
+    assert plain_answer(text) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "outcome"),
+    [
+        ("18", "18", Outcome.RIGHT),
+        ("18", "18.00", Outcome.RIGHT),
+        ("18", "36/2", Outcome.RIGHT),
+        ("1,234", "1234", Outcome.RIGHT),
+        ("0.75", "\\frac{3}{4}", Outcome.RIGHT),
+        ("18", "17", Outcome.WRONG),
+        ("18", "-18", Outcome.WRONG),
+        ("1/3", "0.3333", Outcome.WRONG),
+        ("1/3", "333333/1000000", Outcome.WRONG),
+        ("1/3", "0.333333", None),
+        ("2", "2.000001", None),
+        ("2", "2.000003", Outcome.WRONG),
+    ],
+)
+def test_numbers_are_compared_exactly_and_near_decimals_are_left(reference: str, answer: str, outcome: object) -> None:
+    gold, found = plain_reference(reference), plain_answer(f"\\boxed{{{answer}}}")
+    assert gold is not None
+    assert found is not None
+    assert verdict(gold, found) == outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "nothing"),
+    [
+        ("", True),
+        ("18", True),
+        ("the answer is 18", True),
+        ("$18$", True),
+        ("\\boxed 18", True),
+        ("the answer is $18$", False),
+        ("ANSWER: \\frac{1}{2}", False),
+        ("an\u017fwer: $18$", False),  # a long s is an s to a regular expression that ignores case
+        ("\\boxed{}", False),
+    ],
+)
+def test_a_text_has_no_answer_where_nothing_can_begin_one(text: str, nothing: bool) -> None:
+    assert has_no_answer(text) == nothing
+
+
+# Against math-verify -----------------------------------------------------------------------------------------------
+
+digits = st.integers(0, 10**7) | st.integers(0, 30) | st.integers(0, 10**30 - 1)
+signs = st.sampled_from(["", "", "-"])
+tails = st.sampled_from(["0", "00", "5", "50", "25", "75", "333333", "333334", "000001", "142857", "999999", "1"])
+small = st.integers(0, 40)
+numbers = st.one_of(
+    st.builds("{}{}".format, signs, digits),
+    st.builds("{}{:,}".format, signs, digits),
+    st.builds("{}0{}".format, signs, digits),
+    st.builds("{}{}.{}".format, signs, st.integers(0, 10**8), tails),
+    st.builds("{}{:,}.{}".format, signs, st.integers(0, 10**8), tails),
+    st.builds("{}{}/{}".format, signs, small, small),
+    st.builds("{}\\frac{{{}}}{{{}}}".format, signs, small, small),
+    st.builds("{}\\{}frac{{{}{}}}{{{}}}".format, signs, st.sampled_from("dt"), signs, small, small),
+)
+pieces = st.sampled_from(
+    [
+        "She makes 9*2 = $18 per day. ",
+        "The answer is ",
+        "$",
+        "$$",
+        "\\[",
+        "\\]",
+        "\\(",
+        "\\)",
+        " [",
+        "] ",
+        "\n",
+        "%",
+        "{",
+        "}",
+        "final answer is ",
+        " I hope",
+        "answer: ",
+        "= 3",
+        " percent",
+        " and ",
+        ", ",
+        "\\$5 ",
+        "\\",
+        "#### 5 ",
+        "**",
+        "^2",
+        "\\frac{1}{2} ",
+        "x",
+        ".",
+        "\\text{",
+        "\x00",
+        "1,234",
+        " or ",
+    ]
+)
+texts = st.lists(pieces, max_size=6).map("".join)
+forms = st.sampled_from(
+    [
+        "{}",
+        "{}",
+        "{}",
+        "${}",
+        "\\${}",
+        " {} ",
+        "{}\\text{{ apples}}",
+        "{} \\text{{ dollars}}",
+        "\\${}\\text{{meters}}",
+        "{}%",
+        "{}\\text{{inches}}",
+        "{}\\text{{ cents }}",
+        "{}$",
+    ]
+)
+reference_forms = st.sampled_from(
+    ["{}", "{}", "#### {}", "${}$", "\\boxed{{{}}}", "$\\boxed{{{}}}$", " {}\n", "\\({}\\)"]
+)
+
+
+@st.composite
+def spellings(draw: st.DrawFn) -> tuple[str, str]:
+    """A number, and with even odds another spelling of it or another number."""
+    written = draw(numbers)
+    number = plain_answer(f"\\boxed{{{written}}}")
+    if number is None or draw(st.booleans()):
+        return written, draw(numbers)
+    above, below = number.value.numerator, number.value.denominator
+    ways = [written, f"{above}/{below}", f"\\frac{{{above}}}{{{below}}}", f"{above * 3}/{below * 3}"]
+    ways += [f"{float(number.value):.{places}f}" for places in (0, 2, 5, 6)]
+    ways += [f"{above:,}", f"{above}.0"] if below == 1 else []
+    return written, draw(st.sampled_from(ways))
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[str, str]:
+    reference, answer = draw(spellings())
+    box = "\\boxed{" if draw(st.integers(0, 9)) else draw(st.sampled_from(["boxed{", "$", "{", "\\boxed{1}\\boxed{"]))
+    completion = f"{draw(texts)}{box}{draw(forms).format(answer)}}}{draw(texts)}"
+    return draw(reference_forms).format(reference), completion
+
+
+@given(pair=pairs())
+@example(pair=("1.5", "\\boxed{3/2}"))
+@example(pair=("2/3", "\\boxed{0.666667}"))
+@example(pair=("-01", "boxed{-01}"))
+@settings(max_examples=1500, deadline=None)
+def test_what_is_decided_here_is_math_verifys_verdict(pair: tuple[str, str]) -> None:
+    accuracy_rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
+    reference, completion = pair
+    gold = plain_reference(reference)
+    if gold is None:
+        return
+    found = plain_answer(completion)
+    outcome = verdict(gold, found) if found is not None else None
+    if outcome is None and has_no_answer(completion):
+        outcome = Outcome.NO_ANSWER
+    if outcome is not None:
+        [theirs] = accuracy_rewards.accuracy_reward([[{"content": completion}]], [reference])
+        assert theirs == float(outcome is Outcome.RIGHT)
+
+
+# Limits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("a \\boxed{18} b", "18"),
+        ("\\boxed{\\frac{1}{2}} {x}", "\\frac{1}{2}"),
+        ("\\boxed{}", ""),
+        ("\\boxed{1", None),
+        ("\\boxed{1}\\boxed{2}", None),
+        ("\\boxed{1} \\fbox{2}", None),
+        ("final answer is $1$. I hope \\boxed{2}", None),
+        ("1", None),
+    ],
+)
+def test_the_only_box_is_found_by_its_braces(text: str, content: str | None) -> None:
+    box = only_box(text)
+    assert (None if box is None else text[slice(*box)]) == content
+
+
+def test_a_box_is_too_deep_only_beyond_the_limit() -> None:
+    for opening, closing in (("(", ")"), ("{", "}"), ("[", "]"), ("\\{", "\\}"), ("\\left(", "\\right)")):
+        content = f"{opening * DEEPEST}1{closing * DEEPEST}"
+        if "\\{" not in opening:
+            assert excess_of_completion(f"\\boxed{{{content}}}", 10**6) is None
+        assert excess_of_reference(content, 10**6) is None
+        deeper = f"{opening}{content}{closing}"
+        assert excess_of_reference(deeper, 10**6) == f"brackets {DEEPEST + 1} deep, more than {DEEPEST}"
+
+
+def test_digits_in_a_row_and_the_length_of_a_box_are_limited() -> None:
+    assert excess_of_completion(f"\\boxed{{{'9' * MOST_DIGITS}}}", 10**6) is None
+    assert excess_of_completion(f"\\boxed{{{'9' * (MOST_DIGITS + 1)}}}", 10**6) == "more than 2000 digits in a row"
+    assert excess_of_completion(f"\\boxed{{{'9,' * (LONGEST_ANSWER // 2)}}}", 10**6) is None
+    assert (
+        excess_of_completion(f"\\boxed{{{'9,' * LONGEST_ANSWER}}}", 10**6)
+        == "a box with 40000 characters, more than 20000"
+    )
+
+
+def test_a_hostile_middle_does_not_count_beside_an_ordinary_box() -> None:
+    assert excess_of_completion("(" * 5000 + "9" * 5000 + " so \\boxed{18}", 20_000) is None
+    assert excess_of_completion("x" * 20_001, 20_000) == "20001 characters, more than max_characters, 20000"
+    assert excess_of_reference("x" * 20_001, 20_000) == "20001 characters, more than max_characters, 20000"
+
+
+@given(text=st.text() | st.text("\\boxed{}()[]$9 "))
+def test_any_text_is_read_without_an_error(text: str) -> None:
+    for read in (plain_reference, plain_answer, has_no_answer, only_box):
+        read(text)
+    assert excess_of_completion(text, 10**6) is None or len(text) > DEEPEST

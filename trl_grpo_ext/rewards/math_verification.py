@@ -1,0 +1,153 @@
+r"""What a worker process does for `math_accuracy`: ask math-verify, exactly as TRL's `accuracy_reward` asks it.
+
+Imported only by the server that forks the workers, so math-verify and sympy are imported once, and never by the
+training process. There are no timeouts here: a worker that takes too long is killed.
+
+`parse` of math-verify keeps the regular expressions of one configuration only, so parsing references and answers in
+turn would build both anew each time. `_parsed` is `parse` with the expressions kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, verify
+from math_verify.parser import extract_target_from_pred, get_extraction_regexes
+from sympy import Add, Float, Mul, Pow, Rational, Symbol
+from sympy.core.expr import UnevaluatedExpr
+
+for _name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)  # "Timeout is disabled", once per worker
+
+_REFERENCE = get_extraction_regexes([LatexExtractionConfig(), ExprExtractionConfig()])
+_ANSWER = get_extraction_regexes(
+    [
+        LatexExtractionConfig(
+            normalization_config=NormalizationConfig(units=True),
+            boxed_match_priority=0,
+            try_extract_without_anchor=False,
+        )
+    ]
+)
+_PROBE = "x \\boxed{7}"
+_SHOWN = 200
+
+
+def check(job: Mapping[str, Any]) -> dict[str, str]:
+    """Judge one completion, or one reference alone.
+
+    Args:
+        job: `reference`, and `answer`, the completion's text. Without `answer` the reference is compared with a plain
+            number, to see whether it can be parsed and compared at all.
+
+    Returns:
+        `outcome` ("right", "wrong", "no_answer", "unparseable_reference", or "scored" for a reference alone that is in
+        order), and what was read, `gold` and `found`, as LaTeX. Sympy's own spelling is not asked for: writing out
+        a number of a million digits is what never returns.
+    """
+    gold = _reference(job["reference"])
+    if not gold:
+        return {"outcome": "unparseable_reference"}
+    if "answer" not in job:
+        verify(list(gold), _parsed(_PROBE, _ANSWER, "first_match"), timeout_seconds=None)
+        return {"outcome": "scored", "gold": _shown(gold)}
+    answer = _parsed(job["answer"], _ANSWER, "first_match")
+    if not answer:
+        return {"outcome": "no_answer", "gold": _shown(gold)}
+    right = _same_text(gold, answer) or (
+        verify(list(gold), answer, timeout_seconds=None) and not _different_fractions(gold[0], answer[0])
+    )
+    return {"outcome": "right" if right else "wrong", "gold": _shown(gold), "found": _shown(answer)}
+
+
+@lru_cache(maxsize=1024)
+def _reference(text: str) -> tuple[Any, ...]:
+    return tuple(_parsed(text, _REFERENCE, "any_match"))
+
+
+def _parsed(text: str, expressions: list[Any], mode: str) -> list[Any]:
+    try:
+        found: list[Any] = extract_target_from_pred(
+            text, expressions, fallback_mode="first_match", extraction_mode=mode
+        )
+    except MemoryError:
+        raise  # the worker says so, and its successor tries again
+    except Exception:  # as math-verify's own `parse`: an expression that breaks its parser is no expression
+        return []
+    return found
+
+
+def _same_text(gold: Any, answer: Any) -> bool:
+    """The last thing that `verify` compares is the text; where it is the same, nothing else needs to be compared."""
+    first, second = gold[-1], answer[-1]
+    return (
+        isinstance(first, str) and isinstance(second, str) and bool(first.strip()) and first.strip() == second.strip()
+    )
+
+
+def _different_fractions(first: Any, second: Any) -> bool:
+    r"""Whether two exact fractions differ that math-verify takes for equal, because their difference is nearly 0.
+
+    It compares `\frac{1}{2004!}` with `\frac{1}{2006!}`, and `10^{-30}` with `10^{-31}`, by `evalf(chop=True)`.
+    Decimals, percent signs, symbols and roots are left to its rules.
+    """
+    values = []
+    for expression in (first, second):
+        if not isinstance(expression, Add | Mul | Pow | Rational) or expression.atoms(Float, UnevaluatedExpr, Symbol):
+            return False
+        value = expression.doit()
+        if not isinstance(value, Rational):
+            return False
+        values.append(value)
+    return bool(values[0] != values[1])
+
+
+def _shown(parsed: Any) -> str:
+    text = parsed[-1]
+    return text[:_SHOWN] if isinstance(text, str) else "[parsed]"
+
+
+_FORMS = (
+    ("18", "17"),
+    ("1,234.5", "18 dollars"),
+    ("-\\frac{3}{4}", "0.75"),
+    ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"),
+    ("2^{10}", "3 \\times 10^5"),
+    ("x^2+2x+1", "(x+1)^2"),
+    ("\\frac{x^2-1}{x-1}", "x+1"),
+    ("\\sin^2 x+\\cos^2 x", "\\ln 2"),
+    ("\\log_2 8", "e^{2}"),
+    ("2\\pi", "90^\\circ"),
+    ("\\binom{5}{2}", "5!"),
+    ("\\sum_{k=1}^{3} k", "\\int_0^1 x\\,dx"),
+    ("3+4i", "4i-3"),
+    ("\\{1,2,3\\}", "\\{3,2,1\\}"),
+    ("\\{1,2\\}", "1, 2"),
+    ("(1,2)", "[1,2]"),
+    ("(0,1)\\cup(2,3]", "(2,3]\\cup(0,1)"),
+    ("(-\\infty,3)", "x<3"),
+    ("1<x<2", "(1,2)"),
+    ("2x+3y=6", "4x+6y=12"),
+    ("x=3", "x=4"),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix}1&2\\\\3&5\\end{bmatrix}"),
+    ("\\text{yes}", "\\text{(B)}"),
+    ("50\\%", "18 \\text{ cm}"),
+    ("\\pm 2", "2 \\text{ or } -2"),
+)
+
+
+def _warm_up() -> None:
+    """Let parser and sympy fill their tables with the usual forms before workers are forked, which inherit them.
+
+    In a new process the first interval or integral takes ten times as long as the second.
+    """
+    for first, second in _FORMS:
+        for other in (first, second):
+            check({"reference": f"${first}$", "answer": f"\\boxed{{{other}}}"})
+
+
+_warm_up()
