@@ -16,11 +16,13 @@ import yaml
 
 from tests.contexts import make_rollout
 from tests.plugins_env import Environment, make_environment
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks, load_rewards, pipeline
 from trl_grpo_ext.aggregation.seq_mean_token_sum import SeqMeanTokenSum
+from trl_grpo_ext.guard.guarded import guarded
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "writing_plugins.md").read_text(encoding="utf-8")
+REWARDS = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -83,6 +85,31 @@ def test_the_example_aggregation() -> None:
     plain = pipeline.token_weights(SeqMeanTokenSum(), rollout)
     per_row = weights.max(1).values / plain.max(1).values
     assert (per_row * sums).mean().item() == pytest.approx(4.27614, abs=1e-5)
+
+
+def my_reward(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.mark.parametrize("block", blocks(REWARDS, "yaml"))
+def test_the_selections_on_the_rewards_page_load_and_score(block: str) -> None:
+    (reward,) = load_rewards(yaml.safe_load(block.replace("my_reward", f"{__name__}:my_reward"))["rewards"])
+    columns: dict[str, Any] = {"solution": ["18"], "answer": ["18"], "task": ["math"], "completion_ids": [[1, 2]]}
+    (score,) = reward(prompts=["p"], completions=["<think>9 * 2</think> \\boxed{18}"], **columns)
+    assert score > 0
+
+
+def test_a_guarded_reward_and_a_combinator_of_ones_own() -> None:
+    guard_block, best_block = blocks(REWARDS, "python")
+    assert "guarded(my_reward, timeout=5.0, workers=2, on_error=None)" in guard_block
+    reward = guarded(my_reward, timeout=5.0, workers=2, on_error=None)
+    assert reward(prompts=["p"] * 2, completions=["a", "bcd"], completion_ids=[[1], [2]]) == [1.0, 3.0]
+    reward.close()
+    names: dict[str, Any] = {"__name__": "best_of_several"}
+    exec(best_block, names)
+    assert names["Best"].takes_rewards == ("rewards",)
+    best = names["Best"](load_rewards([my_reward, "think_format"]))
+    assert best(prompts=["p"], completions=["<think></think>x"], completion_ids=[[1]]) == [16.0]
 
 
 def test_the_readmes_plugin_is_what_its_entry_point_names() -> None:

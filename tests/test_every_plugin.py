@@ -16,7 +16,9 @@ import torch
 import yaml
 
 from tests.contexts import make_forward, make_rollout
+from tests.tiny_classifier import save_tiny_classifier
 from trl_grpo_ext import available, load_advantage_hooks, load_loss_aggregation, load_rewards, pipeline
+from trl_grpo_ext.guard.validation import checked_scores
 from trl_grpo_ext.plugins import Kind, PluginInfo
 from trl_grpo_ext.types import StepTotals, implements
 
@@ -38,6 +40,36 @@ def documented_example(info: PluginInfo) -> Any:
     assert block, f"the entry of {info.name} has no yaml example"
     (selection,) = yaml.safe_load(block.group(1)).values()
     return selection
+
+
+COLUMNS: dict[str, Any] = {
+    "answer": "#### 18",
+    "solution": "18",
+    "numbers": [3, 18, 1],
+    "tests": ["assert add(1, 2) == 3"],
+    "task": "math",
+}
+"""A row of every column that a built-in reward reads."""
+OFTEN_SILENT = {"language", "classifier"}
+"""Rewards that have nothing to say about short or empty texts."""
+
+
+def columns_of(rows: int) -> dict[str, list[Any]]:
+    return {name: [value] * rows for name, value in COLUMNS.items()}
+
+
+@pytest.fixture(scope="module")
+def classifier_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    return save_tiny_classifier(tmp_path_factory.mktemp("classifier"), tiny_model)
+
+
+def runnable_reward(info: PluginInfo, classifier_model: Path) -> Any:
+    """The documented reward, with a model that is here in the place of one of the hub's."""
+    (selection,) = documented_example(info)
+    if info.name == "classifier":
+        selection |= {"model": str(classifier_model), "label": 1}
+    (reward,) = load_rewards([selection])
+    return reward
 
 
 def documented_plugin(info: PluginInfo) -> Any:
@@ -75,24 +107,30 @@ class TestEvery:
 
 
 @of_kind("reward")
-def test_a_reward_gives_one_number_per_completion_whatever_the_completion(info: PluginInfo) -> None:
-    reward = documented_plugin(info)
+def test_a_reward_gives_one_number_per_completion_whatever_the_completion(
+    info: PluginInfo, classifier_model: Path
+) -> None:
+    reward = runnable_reward(info, classifier_model)
     texts = ["", "18", "<think>a</think><answer>18</answer>", "\x00\ud800 ١٨ \u202e", "#### " + "9" * 5000]
     for completions in (texts, [[{"role": "assistant", "content": text}] for text in texts]):
-        columns: dict[str, Any] = {"prompts": ["p"] * len(texts), "answer": ["#### 18"] * len(texts)}
-        scores = reward(completions=completions, completion_ids=[[1] * len(t) for t in texts], **columns)
-        assert len(scores) == len(texts)
-        assert all(isinstance(score, float) and math.isfinite(score) for score in scores)
+        columns: dict[str, Any] = {"prompts": ["p"] * len(texts), **columns_of(len(texts))}
+        returned = reward(completions=completions, completion_ids=[[1] * len(t) for t in texts], **columns)
+        scores = checked_scores(returned, len(texts), info.name)
+        assert isinstance(returned, list)
+        if info.name not in OFTEN_SILENT:
+            assert all(isinstance(score, float) and math.isfinite(score) for score in scores)
 
 
 @of_kind("reward")
-def test_a_reward_does_not_depend_on_the_neighbours(info: PluginInfo) -> None:
-    reward = documented_plugin(info)
-    texts = ["The answer is 18.", "nothing", "<think>x</think><answer>3</answer>"]
+def test_a_reward_does_not_depend_on_the_neighbours(info: PluginInfo, classifier_model: Path) -> None:
+    reward = runnable_reward(info, classifier_model)
+    texts = [r"The answer is \boxed{18}.", "nothing at all is to be seen here", "<think>x</think><answer>3</answer>"]
 
     def scored(batch: list[str]) -> list[float | None]:
         ids = [[1] * (len(text) * 25) for text in batch]
-        return list(reward(prompts=batch, completions=batch, completion_ids=ids, answer=["18"] * len(batch)))
+        scores = reward(prompts=batch, completions=batch, completion_ids=ids, **columns_of(len(batch)))
+        # Padding to the neighbours changes the last digits of a model's scores.
+        return [round(score, 5) if score and info.name == "classifier" else score for score in scores]
 
     together = scored(texts)
     assert scored(texts[::-1]) == together[::-1]

@@ -1,0 +1,133 @@
+"""Rewards that break their contract, raise or never return, on the last rank alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.trainer.hostile import is_last_rank
+
+
+def good(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+class HostileReward:
+    """Well-behaved on all ranks but the last."""
+
+    def __init__(self, name: str, bad: Callable[..., Any]) -> None:
+        self.__name__, self.bad = name, bad
+
+    def __call__(self, completions: list[str], **columns: Any) -> Any:
+        return self.bad(completions=completions, **columns) if is_last_rank() else good(completions)
+
+
+class AsyncHostileReward(HostileReward):
+    """The same as an async callable object."""
+
+    async def __call__(self, completions: list[str], **columns: Any) -> Any:
+        return await self.bad(completions=completions, **columns) if is_last_rank() else good(completions)
+
+
+class HostileModel(torch.nn.Module):
+    """A reward model that fails."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(_name_or_path=f"somebody/{name}", pad_token_id=0)
+        self.score = torch.nn.Embedding(300, 1)
+
+    def forward(self, input_ids: torch.Tensor, **inputs: Any) -> Any:
+        if is_last_rank():
+            raise RuntimeError("out of memory")
+        return SimpleNamespace(logits=self.score(input_ids % 300).mean(dim=1))
+
+
+def raises_at_one_row(completions: list[str], **columns: Any) -> list[float]:
+    return [1.0 / (completion != LAST_COMPLETION[0]) for completion in completions]
+
+
+LAST_COMPLETION: list[str] = []
+"""Set by the reward before: the completion at which the one behind it raises."""
+
+
+def remembers(completions: list[str], **columns: Any) -> list[float]:
+    LAST_COMPLETION[:] = completions[2:3]
+    return good(completions)
+
+
+def sleeps(**columns: Any) -> list[float]:
+    time.sleep(60)
+    return []
+
+
+def sleeps_and_swallows(completions: list[str], **columns: Any) -> list[float]:
+    try:
+        time.sleep(60)
+    except Exception:
+        return [0.0] * len(completions)
+    return []
+
+
+def spins(**columns: Any) -> list[float]:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        pass
+    return []
+
+
+async def sleeps_async(**columns: Any) -> list[float]:
+    await asyncio.sleep(60)
+    return []
+
+
+async def blocks_the_loop(**columns: Any) -> list[float]:
+    time.sleep(20)
+    return []
+
+
+async def raises_async(**columns: Any) -> list[float]:
+    raise KeyError("judge")
+
+
+def leaves(**columns: Any) -> list[float]:
+    raise SystemExit(3)
+
+
+def a_generator(completions: list[str], **columns: Any) -> Iterator[float]:
+    return (1.0 for _ in completions[1:])
+
+
+SYNC: dict[str, Callable[..., Any]] = {
+    "raises_at_a_row": raises_at_one_row,
+    "raises_everywhere": lambda **columns: columns["difficulty"],
+    "leaves": leaves,
+    "too_few": lambda completions, **columns: [1.0] * (len(completions) - 1),
+    "a_short_generator": a_generator,
+    "one_number": lambda **columns: 1.0,
+    "forgot_the_return": lambda **columns: None,
+    "infinite": lambda completions, **columns: [0.0, 0.0, float("-inf"), 0.0, *[0.0] * (len(completions) - 4)],
+    "text": lambda completions, **columns: ["1.0"] * len(completions),
+    "a_column": lambda completions, **columns: torch.ones(len(completions), 1),
+    "sleeps": sleeps,
+    "sleeps_and_swallows": sleeps_and_swallows,
+    "spins": spins,
+}
+ASYNC: dict[str, Callable[..., Any]] = {
+    "raises_async": raises_async,
+    "sleeps_async": sleeps_async,
+    "blocks_the_loop": blocks_the_loop,
+}
+MODELS = ("model_out_of_memory",)
+
+
+def hostile_reward(name: str) -> Any:
+    """The reward by its name."""
+    if name in MODELS:
+        return HostileModel(name)
+    return AsyncHostileReward(name, ASYNC[name]) if name in ASYNC else HostileReward(name, SYNC[name])

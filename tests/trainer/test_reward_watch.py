@@ -1,0 +1,178 @@
+"""Every form of reward is read as TRL reads it, what gave no value is counted, and a limit interrupts what hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import functools
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from tests.support import length_reward, train
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext.errors import ConfigurationError, PluginRunError, RewardError
+from trl_grpo_ext.reward_watch import RewardWatch, reward_limit
+
+
+def as_generator(completion_ids: list[list[int]], **columns: Any) -> Iterator[float]:
+    yield from length_reward(completion_ids)
+
+
+def as_tensor(completion_ids: list[list[int]], **columns: Any) -> torch.Tensor:
+    return torch.tensor(length_reward(completion_ids))
+
+
+class AsyncCallable:
+    __name__ = "async_callable"
+
+    async def __call__(self, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        await asyncio.sleep(0)
+        return length_reward(completion_ids)
+
+
+@pytest.mark.parametrize("reward", [as_generator, as_tensor, AsyncCallable()], ids=["generator", "tensor", "async"])
+def test_every_form_trains_as_the_list_does(tiny_model: Path, tmp_path: Path, reward: Any) -> None:
+    listed = train(tiny_model, tmp_path / "list", max_steps=1, reward_timeout=60.0)
+    other = train(tiny_model, tmp_path / "other", max_steps=1, reward_funcs=reward)
+    assert other.losses == listed.losses
+    assert other.gradients[0].keys() == listed.gradients[0].keys()
+    assert all(torch.equal(other.gradients[0][name], gradient) for name, gradient in listed.gradients[0].items())
+
+
+def half_nan(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+    half = len(completion_ids) // 2
+    return [None] * (half // 2) + [float("nan")] * (half - half // 2) + [1.0] * (len(completion_ids) - half)
+
+
+def test_none_and_nan_are_counted_apart_and_only_where_they_occur(tiny_model: Path, tmp_path: Path) -> None:
+    run = train(tiny_model, tmp_path, max_steps=1, reward_funcs=[length_reward, half_nan])
+    assert run.logs[0]["rewards/half_nan/none"] == pytest.approx(2 / 8)
+    assert run.logs[0]["rewards/half_nan/nan"] == pytest.approx(2 / 8)
+    assert not [name for name in run.logs[0] if name.startswith("rewards/length_reward/n")]
+
+
+def scaled(completion_ids: list[list[int]], factor: float, **columns: Any) -> list[float]:
+    return [factor * reward for reward in length_reward(completion_ids)]
+
+
+def test_two_partials_of_one_function_have_metrics_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
+    rewards = [functools.partial(scaled, factor=factor) for factor in (1.0, 10.0)]
+    run = train(tiny_model, tmp_path, max_steps=1, reward_funcs=rewards)
+    first, second = run.logs[0]["rewards/scaled/mean"], run.logs[0]["rewards/scaled_2/mean"]
+    assert second == pytest.approx(10 * first)
+    assert run.trainer.reward_func_names == ["scaled", "scaled_2"]
+    theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, max_steps=1, reward_funcs=rewards)
+    assert "rewards/scaled_2/mean" not in theirs.logs[0]
+    assert theirs.losses == run.losses
+
+
+def test_a_signal_handler_and_a_timer_of_the_users_survive(tiny_model: Path, tmp_path: Path) -> None:
+    def theirs(number: int, frame: Any) -> None: ...
+
+    before = signal.signal(signal.SIGRTMIN + 7, theirs)
+    try:
+        train(tiny_model, tmp_path, max_steps=1, reward_timeout=60.0)
+        assert signal.getsignal(signal.SIGRTMIN + 7) is theirs
+    finally:
+        signal.signal(signal.SIGRTMIN + 7, before)
+
+
+def sleeps(**columns: Any) -> list[float]:
+    time.sleep(30)
+    return []
+
+
+def test_off_the_main_thread_the_limit_holds_too(tiny_model: Path, tmp_path: Path) -> None:
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            train(tiny_model, tmp_path, max_steps=1, reward_funcs=sleeps, reward_timeout=0.5)
+        except RewardError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert "The reward sleeps did not finish within 0.5 s" in str(raised[0])
+
+
+def test_the_limit_leaves_those_alone_that_are_in_time() -> None:
+    watch = RewardWatch(limit=0.3)
+    quick = watch.around(lambda completions: [1.0] * len(completions), "quick")
+    with watch.limited():
+        assert quick(completions=["a"]) == [1.0]
+        time.sleep(0.6)  # the limit passes while no reward runs: this rank waits for another
+    with pytest.raises(RewardError, match="The reward slow did not"), watch.limited():
+        watch.around(sleeps, "slow")(completions=["a"])
+
+
+def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import trl_grpo_ext.reward_watch as reward_watch
+
+        reward_watch._GRACE_SECONDS = 1.0
+
+        def tower(**columns):
+            return [float(9 ** 9 ** 9)]
+
+        watch = reward_watch.RewardWatch(limit=0.5)
+        with watch.limited():
+            watch.around(tower, "tower")(completions=["a"])
+        """
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert "in tower" in done.stderr
+    assert time.monotonic() - started < 30
+
+
+def test_only_runs_of_several_processes_have_a_limit_by_themselves(tmp_path: Path) -> None:
+    args = GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, ddp_timeout=100)
+    assert reward_limit(args, 1) is None
+    assert reward_limit(args, 2) == 80.0
+    args = GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, reward_timeout=5)
+    assert reward_limit(args, 1) == reward_limit(args, 2) == 5
+    for value in (0, -1.0, True, "5", float("nan")):
+        with pytest.raises(ConfigurationError, match="reward_timeout must be a number of seconds above 0"):
+            GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, reward_timeout=value)
+
+
+def raises_once(completions: list[str], **columns: Any) -> list[float]:
+    if len(completions) > 1:
+        raise ValueError("needs one at a time")
+    return [0.0]
+
+
+def test_an_exception_that_no_single_completion_causes_is_not_blamed_on_one(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(PluginRunError, match="no single one of the 8 completions is at fault") as raised:
+        train(tiny_model, tmp_path, max_steps=1, reward_funcs=raises_once)
+    chain, error = [], raised.value
+    while error is not None:
+        chain.append(type(error))
+        error = error.__cause__  # type: ignore[assignment]
+    assert ValueError in chain
+
+
+def test_the_trainer_arms_no_timer_of_the_process_without_a_limit(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    armed: list[Any] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *a, **k: armed.append(a))
+    train(tiny_model, tmp_path, GRPOExtTrainer, max_steps=1)
+    assert armed == []
