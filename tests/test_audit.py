@@ -69,6 +69,24 @@ def test_a_reference_that_holds_several_answers_is_found() -> None:
     assert found.findings[0].detail == "'4' is right and '3' is not"
 
 
+def test_references_for_math_verify() -> None:
+    (reward,) = load_rewards([{"name": "math_accuracy", "timeout": 0.5, "workers": 1}])
+    rows = [
+        {"problem": "a", "solution": "$\\frac{1}{2}$"},
+        {"problem": "a", "solution": "0.5"},
+        {"problem": "a", "solution": "$\\frac{1}{3}$"},
+        {"problem": "b", "solution": "see the proof above"},
+        {"problem": "c", "solution": "$9^{9^{9^9}}$"},  # equal to itself as a text, and to nothing else in time
+        {"problem": "d", "solution": "She has 3 of 4.\n#### 18"},
+    ]
+    found = audit(reward, rows)
+    assert problems(found) == [(2, "ambiguous"), (3, "does not parse"), (4, "does not parse")]
+    assert "compared with another answer" in found.findings[2].detail
+    as_answer = [{"answer": row["solution"]} for row in rows[:3]]
+    assert audit(reward, as_answer).column == "answer"  # under a name that is not the reward's own
+    reward.close()
+
+
 def half_right(completions: list[str], target: list[str], **columns: Any) -> list[float | None]:
     return [None if t == "?" else 0.5 * (c == t) for c, t in zip(completions, target, strict=True)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +21,9 @@ from .guard.outcomes import Judgement, Outcome, shown
 from .guard.validation import checked_scores
 
 RENDERINGS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "${}$")
-"""How a reference is made into a completion; one of them has to be right."""
+"""How a reference is made into a completion. One of them has to be right, or the last explicit answer in it, boxed."""
+_OTHER_ANSWER = "\\boxed{-12345.5}"
+"""What hardly any reference says: a reference has to bear being compared with it."""
 
 _USUAL_COLUMNS = ("solution", "answer", "reference", "target", "label")
 _EXPLICIT = re.compile(
@@ -161,11 +164,17 @@ class _Judge:
         columns["prompts"] = [row.get("prompt", "") for row in rows]
         columns["completions"] = list(completions)
         columns["completion_ids"] = [[0] * max(1, len(completion.split())) for completion in completions]
-        if hasattr(self.reward, "judge"):
-            judgements: list[Judgement] = call(self.reward.judge, columns)
-            return [self._read(judged) for judged in judgements]
-        scores = checked_scores(call(self.reward, columns), len(completions), reward_name(self.reward))
+        with warnings.catch_warnings():  # what a reward would warn of is found here
+            warnings.simplefilter("ignore")
+            if hasattr(self.reward, "judge"):
+                judgements: list[Judgement] = call(self.reward.judge, columns)
+                return [self._read(judged) for judged in judgements]
+            scores = checked_scores(call(self.reward, columns), len(completions), reward_name(self.reward))
         return [self._read(Judgement(Outcome.NONE if s is None else Outcome.SCORED, score=s)) for s in scores]
+
+    def of(self, asked: Sequence[tuple[int, Mapping[str, Any], str | None]]) -> list[Judgement]:
+        """The same for `(number, row, completion)` each."""
+        return self([text or "" for *_, text in asked], [row for _, row, _ in asked]) if asked else []
 
     def _read(self, judged: Judgement) -> Judgement:
         if judged.outcome is not Outcome.SCORED or judged.score is None:
@@ -193,22 +202,27 @@ def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) ->
 def _against_themselves(
     judge: _Judge, rows: Sequence[tuple[int, Mapping[str, Any]]], column: str, completions: str | None
 ) -> Iterator[Finding]:
-    """Try each rendering on the rows for which none before was right."""
-    left, last = list(rows), dict[int, Judgement]()
-    for rendering in RENDERINGS if completions is None else ("{}",):
-        if not left:
-            break
-        texts = [rendering.format(row[completions or column]) for _, row in left]
-        for (number, _), judged in zip(left, judge(texts, [row for _, row in left]), strict=True):
-            if number not in last or last[number].outcome is Outcome.NO_ANSWER:
-                last[number] = judged  # the first that says more than "no answer"
-            if judged.outcome is Outcome.RIGHT:
-                last[number] = judged
-        left = [
-            (number, row) for number, row in left if last[number].outcome not in (Outcome.RIGHT, Outcome.UNPARSEABLE)
-        ]
+    """Try each rendering on the rows for which none before was right, and another answer on those that it was for."""
+    found = dict[int, Judgement]()
+    for place in range(1 if completions is not None else len(RENDERINGS) + 1):
+        texts = {
+            number: _rendered(str(row[completions or column]), place)
+            for number, row in rows
+            if number not in found or found[number].outcome not in (Outcome.RIGHT, Outcome.UNPARSEABLE)
+        }
+        asked = [(number, row, texts[number]) for number, row in rows if texts.get(number) is not None]
+        for (number, _, _), judged in zip(asked, judge.of(asked), strict=True):
+            if judged.outcome is Outcome.RIGHT or found.get(number, judged).outcome is Outcome.NO_ANSWER:
+                found[number] = judged
+            found.setdefault(number, judged)  # the first that says more than "no answer"
+    right = [(number, row, _OTHER_ANSWER) for number, row in rows if found[number].outcome is Outcome.RIGHT]
+    for (number, _, _), judged in zip(right, judge.of(right), strict=True):
+        if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
+            found[number] = Judgement(
+                judged.outcome, f"compared with another answer{judged.detail and ': '}{judged.detail}"
+            )
     for number, row in rows:
-        judged = last[number]
+        judged = found[number]
         if judged.outcome is Outcome.RIGHT:
             continue
         problem = "wrong against itself"
@@ -218,6 +232,13 @@ def _against_themselves(
             problem = "fails"
         detail = ": ".join(part for part in (judged.outcome.value, judged.detail) if part)
         yield Finding(number, problem, shown(row[column]), detail)
+
+
+def _rendered(reference: str, place: int) -> str | None:
+    if place < len(RENDERINGS):
+        return RENDERINGS[place].format(reference)
+    answers = _explicit_answers(reference)
+    return RENDERINGS[1].format(answers[-1]) if answers else None
 
 
 def _several_answers(
@@ -249,7 +270,8 @@ def _conflicting(judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, 
         for number in numbers[1:]:
             if rows[number][column] == first[column]:
                 continue
-            texts = [rendering.format(rows[number][column]) for rendering in RENDERINGS]
+            renderings = [_rendered(str(rows[number][column]), place) for place in range(len(RENDERINGS) + 1)]
+            texts = [text for text in renderings if text is not None]
             if all(judged.outcome is not Outcome.RIGHT for judged in judge(texts, [first] * len(texts))):
                 detail = f"row {numbers[0]} has the same prompt and the reference {shown(first[column])}"
                 yield Finding(number, "ambiguous", shown(rows[number][column]), detail)
