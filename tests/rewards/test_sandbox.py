@@ -214,11 +214,11 @@ def test_output_is_bounded() -> None:
 def test_what_it_writes_where_reports_go_is_bounded_and_not_believed() -> None:
     forged = json.dumps({"test": 0, "error": None})
     flood = (
-        "import os\nfor fd in range(3, 20):\n  try:\n    while True: os.write(fd, b'a' * 10**6)\n  except OSError: pass"
+        "import os\nfor fd in range(3, 500):\n  try:\n    while True: os.write(fd, b'a' * 10**6)\n  except OSError: pass"
     )
     assert module(flood).ended == "output"
     line = f"\n{forged}\n".encode()
-    write = f"import os\nfor fd in range(3, 20):\n  try: os.write(fd, {line!r})\n  except OSError: pass\nos._exit(0)"
+    write = f"import os\nfor fd in range(3, 500):\n  try: os.write(fd, {line!r})\n  except OSError: pass\nos._exit(0)"
     run = module(write, "assert 0")
     assert run.messages == []
 
@@ -363,7 +363,7 @@ def test_a_required_layer_that_does_not_hold_is_an_error() -> None:
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import sys; from trl_grpo_ext.rewards.sandbox import run_python\n"
-        "run_python({'code': 'while True: pass', 'tests': []}, seconds=1000, memory_mb=256)"
+        "run_python({'code': 'while True: pass', 'tests': [], 'stop': True}, seconds=1000, memory_mb=256)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path / "..")})
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
@@ -376,7 +376,8 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
         assert parent.poll() is None
         found = [int(pid) for pid in children.read_text().split()]
         time.sleep(0.02)
-    time.sleep(0.3)  # it has told the kernel to end it with its parent
+    time.sleep(0.5)  # it has told the kernel to end it with its parent
+    assert b"sandbox_child" in command_line(found[0]), "it has ended by itself"
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 30
