@@ -136,7 +136,7 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     else:
         embedded, why = named is None and not cuda, "a CUDA device is here" if cuda else "no CUDA device is here"
     why = why if named is None else "the model is named"
-    defaults: dict[str, object] = {"output_dir": "outputs/gsm8k_grpo", "report_to": "none"}
+    defaults: dict[str, object] = {"output_dir": "outputs/gsm8k_grpo", "report_to": "none", "compact_updates": "exact"}
     defaults |= read_yaml(EMBEDDED_DEFAULTS if embedded else GPU_DEFAULTS)
     if embedded:
         defaults["model_name_or_path"] = str(EMBEDDED_MODEL)

@@ -212,9 +212,8 @@ def _against_themselves(
         }
         asked = [(number, row, texts[number]) for number, row in rows if texts.get(number) is not None]
         for (number, _, _), judged in zip(asked, judge.of(asked), strict=True):
-            if judged.outcome is Outcome.RIGHT or found.get(number, judged).outcome is Outcome.NO_ANSWER:
+            if number not in found or _says(judged) > _says(found[number]):
                 found[number] = judged
-            found.setdefault(number, judged)  # the first that says more than "no answer"
     right = [(number, row, _OTHER_ANSWER) for number, row in rows if found[number].outcome is Outcome.RIGHT]
     for (number, _, _), judged in zip(right, judge.of(right), strict=True):
         if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
@@ -232,6 +231,12 @@ def _against_themselves(
             problem = "fails"
         detail = ": ".join(part for part in (judged.outcome.value, judged.detail) if part)
         yield Finding(number, problem, shown(row[column]), detail)
+
+
+def _says(judged: Judgement) -> int:
+    """How much a verdict says about a reference: that it is right, that it is not, that it fails, nothing."""
+    order = (Outcome.NO_ANSWER, *_FAILURES, Outcome.WRONG, Outcome.RIGHT)
+    return order.index(judged.outcome) if judged.outcome in order else len(order)
 
 
 def _rendered(reference: str, place: int) -> str | None:

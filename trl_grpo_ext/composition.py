@@ -68,7 +68,7 @@ class Preserving:
 
     def __getattr__(self, name: str) -> Any:
         """Answer with the hook's `needs`, `teachers`, `state_dict` and the like."""
-        if name in ("needs", "teachers", "state_dict", "load_state_dict"):
+        if name in ("needs", "teachers", "per_completion", "state_dict", "load_state_dict"):
             return getattr(self.__dict__["hook"], name)
         raise AttributeError(name)
 

@@ -28,6 +28,15 @@ class GRPOExtConfig(GRPOConfig):
             `preserve_sum`.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
+        reward_timeout: Seconds that all reward functions together may take for one generation batch, on each rank.
+            Past them the run stops, on all ranks, with an error that names the reward. None is no limit in one process
+            and 80 % of `ddp_timeout` in several, where the other ranks would give up then.
+        compact_updates: `off`, or `exact`: the update runs on rows in order of length, trimmed, without those that have
+            no signal, with the same gradient (see `trl_grpo_ext.compact`).
+        balance_ranks: With `compact_updates: exact`, deal the rows of each optimizer window to the ranks anew, so that
+            all have as many tokens to compute. Pays where many rows are left out.
+        max_tokens_per_micro_batch: With `compact_updates: exact`, how many tokens a forward pass may compute, padding
+            counted; micro-batches are cut further where they would have more. None is as many as without a plan.
         token_records: How many completions of each generation batch to record token by token, in whole groups, as
             parquet files under `output_dir/token_records`, one per logging step. 0 records nothing.
 
@@ -47,6 +56,18 @@ class GRPOExtConfig(GRPOConfig):
         default=None, metadata={"help": f"One loss aggregation in place of TRL's own reduction. {_HOW}"}
     )
 
+    reward_timeout: float | None = field(
+        default=None, metadata={"help": "Seconds that the reward functions may take for one generation batch."}
+    )
+    compact_updates: str = field(
+        default="off", metadata={"help": "off, or exact: cheaper updates with the same gradient."}
+    )
+    balance_ranks: bool = field(
+        default=False, metadata={"help": "Deal the rows of a compact update to the ranks anew, so that none waits."}
+    )
+    max_tokens_per_micro_batch: int | None = field(
+        default=None, metadata={"help": "Tokens that one forward pass of a compact update may compute."}
+    )
     token_records: int = field(
         default=0, metadata={"help": "Completions of each generation batch to record token by token, in whole groups."}
     )
@@ -60,6 +81,19 @@ class GRPOExtConfig(GRPOConfig):
             self.loss_aggregation = None if selected is None else selected[0]
         if isinstance(self.token_records, bool) or not isinstance(self.token_records, int) or self.token_records < 0:
             raise ConfigurationError(f"token_records must be a number from 0 up, got {self.token_records!r}.")
+        self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
+        if self.compact_updates not in ("off", "exact"):
+            raise ConfigurationError(f"compact_updates must be off or exact, got {self.compact_updates!r}.")
+        budget = self.max_tokens_per_micro_batch
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+            raise ConfigurationError(f"max_tokens_per_micro_batch must be a number from 1 up, got {budget!r}.")
+        if budget is not None and self.compact_updates == "off":
+            raise ConfigurationError(f"max_tokens_per_micro_batch={budget} needs compact_updates: exact.")
+        if self.balance_ranks and self.compact_updates == "off":
+            raise ConfigurationError("balance_ranks needs compact_updates: exact.")
+        limit = self.reward_timeout
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
+            raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")
         super().__post_init__()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
         if weighted and self.reward_weights is not None:

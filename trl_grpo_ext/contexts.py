@@ -7,8 +7,7 @@ under the keys of `RowKeys`.
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import torch
 
 from .errors import AlignmentError, UpstreamError
 from .text_alignment import token_offsets
-from .types import Forward, Rollout, Span, SpanScore, Totals
+from .types import Forward, Rollout, Span, StepTotals, Totals, implements
 from .zero_variance import SPREAD
 
 if TYPE_CHECKING:
@@ -179,33 +178,19 @@ def make_forward(
     )
 
 
-class SpanKeeper:
-    """Wraps reward functions for the time of one scoring, to keep the spans that `SpanScore`s carry.
+def step_totals(trainer: GRPOExtMixin, micro_batches: Sequence[dict[str, Any]]) -> list[StepTotals | None]:
+    """For every micro-batch, the counts of its optimizer step over all ranks, with one collective.
 
-    TRL reduces what a function returns to numbers, so this is the only place where the spans can be seen.
+    Only for `reduce`, and where each step lies within this generation batch.
     """
-
-    def __init__(self) -> None:
-        self.spans: dict[str, list[Sequence[Span] | None]] = {}
-
-    def around(self, function: Any, name: str) -> Any:
-        """The same function, watched. Reward models pass through; async functions stay async, as TRL needs."""
-        if isinstance(function, torch.nn.Module) or not callable(function):
-            return function
-        if _is_async(function):
-
-            async def watched_async(*arguments: Any, **columns: Any) -> Any:
-                return self._keep(await function(*arguments, **columns), name)
-
-            return watched_async
-        return lambda *arguments, **columns: self._keep(function(*arguments, **columns), name)
-
-    def _keep(self, scores: Any, name: str) -> Any:
-        if isinstance(scores, list | tuple) and any(isinstance(score, SpanScore) for score in scores):
-            self.spans[name] = [
-                score.spans if isinstance(score, SpanScore) else None if score is None else () for score in scores
-            ]
-        return scores
+    length = int(trainer.args.gradient_accumulation_steps) if trainer.model.training else 1
+    if not implements(trainer.loss_aggregation, "reduce") or len(micro_batches) % length:
+        return [None] * len(micro_batches)
+    masks = [trainer._loss_mask(micro_batch) for micro_batch in micro_batches]
+    counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(mask.size(0)))]) for mask in masks])
+    counts_S_C = trainer.accelerator.reduce(counts_M_C.view(-1, length, 2).sum(1), reduction="sum")
+    steps = [StepTotals(tokens=round(t), sequences=round(n), micro_batches=length) for t, n in counts_S_C.tolist()]
+    return [steps[number // length] for number in range(len(micro_batches))]
 
 
 def agreed_spans(trainer: GRPOExtMixin, scored: Scored) -> Scored:
@@ -222,13 +207,6 @@ def agreed_spans(trainer: GRPOExtMixin, scored: Scored) -> Scored:
         if points
     }
     return replace(scored, spans=spans)
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    """Whether TRL would await what this returns."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _text(tokenizer: Any, completion: Any, ids: Sequence[int]) -> str:

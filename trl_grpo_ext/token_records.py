@@ -107,12 +107,18 @@ class TokenRecorder:
             size = len(record["token_ids"])
             done = record["at_rollout"]  # what stands behind is of an earlier pass over the batch
             record["stages"][done:] = [name for name, _ in stages]
-            record["advantages"][done:] = [values_B_T[row, :size].tolist() for _, values_B_T in stages]
-            record |= {name: values_B_T[row, :size].float().tolist() for name, values_B_T in used.items()}
+            record["advantages"][done:] = [_row(values_B_T, row, size) for _, values_B_T in stages]
+            record |= {name: _row(values_B_T, row, size) for name, values_B_T in used.items()}
 
     def records(self) -> list[dict[str, Any]]:
         """This rank's records of the latest generation batch."""
         return list(self._records.values())
+
+
+def _row(values_B_T: torch.Tensor, row: int, size: int) -> list[float]:
+    """One row's values; a compact update cuts away columns in which nothing counts."""
+    values: list[float] = values_B_T[row, :size].float().tolist()
+    return values + [0.0] * (size - len(values))
 
 
 def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int) -> Path | None:

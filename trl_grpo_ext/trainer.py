@@ -2,7 +2,7 @@
 
 | TRL calls | we add |
 | --- | --- |
-| `_calculate_rewards` | keep what was scored and the rewards' spans, for the context of the hooks |
+| `_calculate_rewards` | check what rewards return; their errors and time limits, on all ranks; keep their spans |
 | `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; aggregation: weights `(B, T)`; metrics |
 | `_prepare_inputs` | counts of every optimizer step, once its rows are dealt |
 | `_get_per_token_logps_and_entropies` | forward hooks; keep the log-probabilities for the KL term |
@@ -20,25 +20,29 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather, gather_object
 from trl import GRPOTrainer
 
 from . import pipeline, self_check, upstream
 from .agreement import Agreement
-from .contexts import RowKeys, Scored, SpanKeeper, agreed_spans, make_forward, make_rollout, row_entries
+from .compact import CompactUpdates
+from .compact_rows import FACTOR_KEY
+from .contexts import RowKeys, Scored, agreed_spans, make_forward, make_rollout, row_entries, step_totals
 from .errors import ConfigurationError, UpstreamError
+from .guard.calls import unique_names
 from .hook_chain import Change, HookChain, change_tables, metrics_of
 from .hook_states import states_of
 from .plugins import RewardList, load_advantage_hooks, load_loss_aggregation, load_rewards
 from .reaggregation import LossForward, check_aggregation, pieces, trl_weights
+from .reward_watch import RewardWatch, reward_limit
 from .scoring import Scorer
 from .token_records import TokenRecorder, write_records
-from .types import Rollout, StepTotals, Totals, implements
+from .types import Rollout, Totals, implements
 from .weight_metrics import row_table, weight_metrics
 from .zero_variance import share_without_signal, signal_table
 
 
-class GRPOExtMixin:
+class GRPOExtMixin(CompactUpdates):
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
     Takes `GRPOTrainer`'s arguments and two more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`, then plugins
@@ -120,6 +124,8 @@ class GRPOExtMixin:
             **keywords,
         )
         upstream.check_instance(self)
+        self._trl.reward_func_names = unique_names(self._trl.reward_func_names)
+        self._check_compact()
         self._chain = HookChain(self.advantage_hooks)
         self._scorer = Scorer(self, self.advantage_hooks)
         records = getattr(self.args, "token_records", 0)
@@ -152,16 +158,25 @@ class GRPOExtMixin:
     # ------------------------------------------------------------------ once per generation batch
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        if not self._needs_rollout:
-            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
-        trl, keeper = self._trl, SpanKeeper()
-        functions = trl.reward_funcs
-        trl.reward_funcs = [keeper.around(*pair) for pair in zip(functions, trl.reward_func_names, strict=True)]
+        trl, watch = self._trl, RewardWatch(reward_limit(self.args, self.accelerator.num_processes))
+        functions, failure = trl.reward_funcs, None
+        trl.reward_funcs = [watch.around(*pair) for pair in zip(functions, trl.reward_func_names, strict=True)]
         try:
-            rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
+            with watch.limited():
+                rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: the other ranks wait in the one gather of this method
+            failure = error
+            gather(torch.full((len(prompts), len(functions)), torch.nan, device=self.accelerator.device))
         finally:
             trl.reward_funcs = functions
-        self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, keeper.spans)
+        with self._agreement.section():
+            if failure is not None:
+                raise failure
+        self._log_metrics(watch.counts(rewards_N_K, trl.reward_func_names, self.accelerator.gather))
+        if self._needs_rollout:
+            self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, watch.spans)
         return rewards_N_K
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -193,29 +208,15 @@ class GRPOExtMixin:
         return batch
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
+        inputs = super()._prepare_inputs(generation_batch)
         totals, self._undealt_totals = self._undealt_totals, None
         if totals is None:
             return inputs
         micro_batches = self._trl._buffered_inputs if self.model.training else [inputs]
-        steps = self._step_totals(micro_batches)
+        steps = step_totals(self, micro_batches)
         for micro_batch, step in zip(micro_batches, steps, strict=True):
             micro_batch[self._totals_key] = replace(totals, step=step)
         return inputs
-
-    def _step_totals(self, micro_batches: Sequence[dict[str, Any]]) -> list[StepTotals | None]:
-        """For every micro-batch, the counts of its optimizer step over all ranks, with one collective.
-
-        Only for `reduce`, and where each step lies within this generation batch.
-        """
-        length = int(self.args.gradient_accumulation_steps) if self.model.training else 1
-        if not implements(self.loss_aggregation, "reduce") or len(micro_batches) % length:
-            return [None] * len(micro_batches)
-        masks = [self._loss_mask(micro_batch) for micro_batch in micro_batches]
-        counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(mask.size(0)))]) for mask in masks])
-        counts_S_C = self.accelerator.reduce(counts_M_C.view(-1, length, 2).sum(1), reduction="sum")
-        steps = [StepTotals(tokens=round(t), sequences=round(n), micro_batches=length) for t, n in counts_S_C.tolist()]
-        return [steps[number // length] for number in range(len(micro_batches))]
 
     def _log_changes(self, changes: Sequence[Change], places_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
         """Log what each hook did, and let TRL's table of completions show the advantage that the loss gets.
@@ -250,7 +251,7 @@ class GRPOExtMixin:
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
         """Compute TRL's loss and stop if the selected plugins had no part in it."""
         self._loss_path_ran = False
-        loss = super().compute_loss(*arguments, **keywords)  # type: ignore[misc]
+        loss = super().compute_loss(*arguments, **keywords)
         if self._acts_at_forward and not self._loss_path_ran:
             raise UpstreamError(
                 f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) does not go "
@@ -283,6 +284,9 @@ class GRPOExtMixin:
         used = {"advantage": pipeline.expand_advantages(inputs["advantages"], forward.mask_B_T)}
         if self.loss_aggregation is None and self._trl.loss_type in upstream.LOSS_TYPES:
             forward.weights_B_T = trl_weights(self, inputs, forward.mask_B_T) / self.accelerator.num_processes
+        if (factor_B := inputs.get(FACTOR_KEY)) is not None and forward.weights_B_T is not None:
+            used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # as it was before it was put into a part
+            forward.weights_B_T = forward.weights_B_T * factor_B.unsqueeze(1)
         seen = {"weight": forward.weights_B_T, "logp": forward.logps_B_T, "entropy": forward.entropies_B_T}
         used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
         stages = [(change.name, change.after_B_T) for change in forward.changes]
@@ -315,14 +319,14 @@ class GRPOExtMixin:
     def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
         forward = self._loss_forward
         if forward is None:  # the old policy's or the reference's pass, at generation
-            return super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)  # type: ignore[misc]
+            return super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
         inputs = forward.inputs
         # TRL reads the advantages after this call, from the same dict: here is where they can still change.
         if forward.made_up_output is not None:
             result: Any = forward.made_up_output
         else:
             with torch.set_grad_enabled(forward.keep_graph):
-                result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)  # type: ignore[misc]
+                result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
             if self._chain.acts("on_forward"):
                 with self._agreement.section():
                     context = make_forward(self, forward, result[0], result[1])

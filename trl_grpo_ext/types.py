@@ -319,12 +319,14 @@ class AdvantageHook(Protocol):
     each completion a list of `(start, end, value)` or None: their values are then added to the advantages of the
     tokens that wrote those characters.
 
-    Three further attributes are read where a hook has them:
+    Four further attributes are read where a hook has them:
 
     - `needs`: names out of `NEEDS`. The run is refused at construction where one of them cannot be had;
       log-probabilities that TRL does not compute are computed once more.
     - `teachers`: ids or paths of causal language models whose log-probabilities the hook reads from
       `rollout.teacher_logps_B_T`.
+    - `per_completion = True`: `on_forward` looks at each completion by itself, so that compact updates may put other
+      completions beside it.
     - `state_dict()` and `load_state_dict(state)`: what must survive a checkpoint, as a mapping of JSON values.
     """
 

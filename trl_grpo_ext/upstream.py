@@ -71,6 +71,14 @@ BATCH_KEYS: tuple[str, ...] = (
 """What `_generate_and_score_completions` always returns and we read. Where they apply also `tool_mask`,
 `old_per_token_logps`, `ref_per_token_logps`, `sampling_per_token_logps` and `importance_sampling_ratio`."""
 
+MULTIMODAL_KEYS = frozenset(
+    {
+        *("image_grid_thw", "image_position_ids", "image_sizes", "mm_token_type_ids", "num_images", "num_tiles"),
+        *("pixel_attention_mask", "pixel_values", "spatial_shapes", "token_type_ids"),
+    }
+)
+"""Entries of a batch that belong to images, which compact updates leave alone."""
+
 MEAN_OF_SEQUENCE_MEANS = frozenset({"grpo", "sapo"})
 MEAN_OF_SEQUENCE_SUMS = frozenset({"luspo"})
 LOCAL_TOKEN_MEAN = frozenset({"bnpo"})

@@ -213,9 +213,8 @@ def test_output_is_bounded() -> None:
 
 def test_what_it_writes_where_reports_go_is_bounded_and_not_believed() -> None:
     forged = json.dumps({"test": 0, "error": None})
-    flood = (
-        "import os\nfor fd in range(3, 500):\n  try:\n    while True: os.write(fd, b'a' * 10**6)\n  except OSError: pass"
-    )
+    writes = "while True: os.write(fd, b'a' * 10**6)"
+    flood = f"import os\nfor fd in range(3, 500):\n  try:\n    {writes}\n  except OSError: pass"
     assert module(flood).ended == "output"
     line = f"\n{forged}\n".encode()
     write = f"import os\nfor fd in range(3, 500):\n  try: os.write(fd, {line!r})\n  except OSError: pass\nos._exit(0)"

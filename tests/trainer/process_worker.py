@@ -11,15 +11,17 @@ import gc
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
-from tests.support import length_reward, prompts, train
+from tests.support import length_reward, prompts, scripted_rollout, train
 from tests.trainer.hostile import hostile_plugin
+from tests.trainer.hostile_rewards import MODELS, hostile_reward, remembers
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
 from trl_grpo_ext.types import Span, SpanScore, span_reward
@@ -33,9 +35,12 @@ Job = dict[str, Any]
 - `span_rewards: true`: two rewards that return spans stand beside the one that all trainings have,
 - `uneven_spans: true`: one reward returns spans for one prompt alone,
 - `flat_groups: true`: every other prompt's completions all get the same reward,
+- `uneven: true`: prompts of unlike length, and the old policy and the reference run a few rows at a time,
+- `quiet_rank: true`: the completions of the first of two ranks all get the same reward,
 - `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
 - `float64: true`: log-probabilities in float64, which TRL's own are not,
-- `hostile: NAME`: a plugin of `tests.trainer.hostile` is selected; its error is kept instead of a result.
+- `hostile: NAME`: a plugin of `tests.trainer.hostile` is selected; its error is kept instead of a result,
+- `hostile_reward: NAME`: the same with a reward of `tests.trainer.hostile_rewards`.
 """
 
 
@@ -59,6 +64,40 @@ class Float64Trainer(GRPOTrainer):
 
 class Float64ExtTrainer(GRPOExtMixin, Float64Trainer):
     """The same with plugins: our mixin in front of somebody's own trainer."""
+
+
+class Float64ChunkedTrainer(Float64Trainer):
+    """With TRL's own parameters: the old policy and the reference run a few rows at a time."""
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Any,
+        attention_mask: Any,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        pixel_values: Any = None,
+        image_grid_thw: Any = None,
+        num_images: Any = None,
+        pixel_attention_mask: Any = None,
+        spatial_shapes: Any = None,
+        num_tiles: Any = None,
+        image_sizes: Any = None,
+        token_type_ids: Any = None,
+        mm_token_type_ids: Any = None,
+        image_position_ids: Any = None,
+    ) -> Any:
+        method = super()._get_per_token_logps_and_entropies
+        chunk = batch_size or len(input_ids)
+        chunks = zip(input_ids.split(chunk), attention_mask.split(chunk), strict=True)
+        outputs = [method(model, ids, mask, logits_to_keep) for ids, mask in chunks]
+        return torch.cat([logps for logps, *_ in outputs]), torch.cat([entropies for _, entropies, _ in outputs]), None
+
+
+class Float64CompactTrainer(GRPOExtMixin, Float64ChunkedTrainer):
+    """The same with plugins."""
 
 
 class Watch:
@@ -93,6 +132,20 @@ class Change(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         self.trainer.loss_aggregation = self.aggregations[state.global_step]
+
+
+def uneven_rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+    """`scripted_rollout` after prompts of 3 to 8 tokens."""
+    output = scripted_rollout(prompts_, trainer)
+    lengths = [zlib.crc32(prompt.encode()) % 6 for prompt in prompts_]
+    output["prompt_ids"] = [[*ids[:1] * more, *ids] for ids, more in zip(output["prompt_ids"], lengths, strict=True)]
+    return output
+
+
+def reward_of_the_second_rank(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    """Of four prompts dealt to two ranks, the first rank's have nothing to learn from."""
+    rewards = length_reward(completion_ids)
+    return [0.1 if "abef".find(prompt[0]) >= 0 else r for prompt, r in zip(prompts, rewards, strict=True)]
 
 
 def reward_with_flat_groups(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -141,6 +194,11 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
         job |= {"eval_strategy": "steps", "eval_steps": 1}
     if job.pop("flat_groups", False):
         job["reward_funcs"] = reward_with_flat_groups
+    if job.pop("uneven", False):
+        trainer_class = Float64CompactTrainer if float64 else trainer_class
+        trainer_arguments["rollout_func"] = uneven_rollout
+    if job.pop("quiet_rank", False):
+        job["reward_funcs"] = reward_of_the_second_rank
     if job.pop("span_rewards", False):
         job["reward_funcs"] = [length_reward, vowels, first_half]
     if job.pop("uneven_spans", False):
@@ -153,14 +211,18 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     if in_turn is not None:
         job |= {"loss_aggregation": in_turn[0], "max_steps": len(in_turn)}
         trainer_arguments["callbacks"] = [Change(in_turn)]
-    hostile = job.pop("hostile", None)
-    if hostile is not None:
-        trainer_arguments |= hostile_plugin(hostile)
+    hostile, hostile_name = job.pop("hostile", None), job.pop("hostile_reward", None)
+    if hostile_name is not None:
+        job["reward_funcs"] = [remembers, hostile_reward(hostile_name)]
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        trainer_arguments["reward_processing_classes"] = [None, tokenizer if hostile_name in MODELS else None]
+    if hostile is not None or hostile_name is not None:
+        trainer_arguments |= hostile_plugin(hostile) if hostile is not None else {}
         try:
             train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
         except TRLGRPOExtError as error:
             return {"error": type(error).__name__, "message": str(error), "cause": repr(error.__cause__)}
-        raise AssertionError(f"{hostile} was not refused")
+        raise AssertionError(f"{hostile or hostile_name} was not refused")
     run = train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
     accelerator = run.trainer.accelerator
     return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import textwrap
 import types
 import warnings
@@ -16,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import accelerate.utils
 import pytest
 import torch
 from packaging.version import Version
@@ -27,7 +29,7 @@ from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, upstream
 from trl_grpo_ext.errors import ConfigurationError, UpstreamError
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
-ADAPTER = ("contexts.py", "reaggregation.py", "scoring.py", "trainer.py", "self_check.py")
+ADAPTER = ("compact.py", "contexts.py", "reaggregation.py", "scoring.py", "trainer.py", "self_check.py")
 """The files that touch TRL's trainer."""
 
 MAPPED_BY_TRANSFORMERS = {
@@ -160,6 +162,19 @@ def test_versions_that_are_silent(installed: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- how TRL behaves
+
+
+def test_scoring_makes_one_gather_and_it_is_of_the_scores() -> None:
+    # Where a reward fails, our trainer makes that gather in its place, so that the other ranks are not left waiting.
+    tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._calculate_rewards)))
+    calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    collectives = [
+        call
+        for call in calls
+        if re.match(r"(?!asyncio)[\w.]*(gather|reduce|broadcast|barrier|wait_for_everyone)\w*\(", call)
+    ]
+    assert collectives == ["gather(rewards_per_func)"]
+    assert importlib.import_module(GRPOTrainer.__module__).gather is accelerate.utils.gather
 
 
 class LateAdvantages(GRPOTrainer):

@@ -33,6 +33,7 @@ class EntropyShaping:
     """
 
     __name__ = "entropy_shaping"
+    per_completion = True
 
     def __init__(self, *, alpha: float = 0.4, kappa: float = 2.0) -> None:
         if not (math.isfinite(alpha) and alpha > 0):

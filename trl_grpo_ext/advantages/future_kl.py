@@ -49,6 +49,7 @@ class FutureKL:
     """
 
     __name__ = "future_kl"
+    per_completion = True
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ class LowProbability:
     """
 
     __name__ = "low_probability"
+    per_completion = True
 
     def __init__(self, *, alpha: float = 0.3) -> None:
         self.alpha = checked_number("low_probability: alpha", alpha, "a number from 0 to 1", lambda x: 0 <= x <= 1)
