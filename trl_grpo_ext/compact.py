@@ -329,10 +329,14 @@ class CompactUpdates:
         if not self._compact or torch.is_grad_enabled():
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
-        given = {name: value for name, value in bound.items() if value is not None and value is not False}
+        named = {**bound, **bound.pop("kwargs", {})}
+        named |= dict(zip(_LOGPS_ARGUMENTS, named.pop("args", ()), strict=False))  # TRL 1.14 names fewer of them
+        given = {name: value for name, value in named.items() if value is not None and value is not False}
+        if not {"input_ids", "attention_mask", "logits_to_keep"} <= given.keys() <= {"model", *_LOGPS_ARGUMENTS}:
+            return method(model, *arguments, **keywords)
         rows = given["input_ids"].size(0)
         chunk = given.get("batch_size") or rows
-        if not given.keys() <= {"model", *_LOGPS_ARGUMENTS} or rows <= chunk:
+        if rows <= chunk:
             return method(model, *arguments, **keywords)
         assert self._freedom is not None
         return in_order_of_length(method, given, chunk, self._freedom.trim_left)

@@ -1,4 +1,4 @@
-"""The only adapter to TRL's trainer. It wraps seven of its methods and copies none.
+"""The adapter to TRL's trainer. It wraps seven of its methods and copies none; `compact` wraps four.
 
 | TRL calls | we add |
 | --- | --- |

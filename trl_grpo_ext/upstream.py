@@ -38,6 +38,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "_last_world_entropy",
     "_logs",
     "_metrics",
+    "_step",
     "_tokenizer",
     "aux_loss_enabled",
     "beta",
@@ -53,6 +54,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "reward_weights",
     "rollout_func",
     "temperature",
+    "top_entropy_quantile",
     "use_vllm",
 )
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a moment and restore)."""

@@ -65,7 +65,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--updates", type=int, default=3, help="of each arm in each cell, timed")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--profiles", nargs="+", type=int, default=[0, 1, 2], choices=[0, 1, 2], help=", ".join(PROFILES)
+        "--profiles",
+        nargs="+",
+        type=int,
+        default=[0, 1, 2],
+        choices=[0, 1, 2],
+        help=", ".join(PROFILES).replace("%", "%%"),
     )
     parser.add_argument("--shares", nargs="+", type=int, default=SHARES, choices=SHARES, help="percent without signal")
     parser.add_argument("--quick", action="store_true", help="a tiny model and one update of each")
