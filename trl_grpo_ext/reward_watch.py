@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .errors import PluginRunError, RewardError, TRLGRPOExtError
+from .errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from .guard.calls import call, is_async, rows_of
 from .guard.outcomes import shown
 from .guard.validation import checked_scores
@@ -120,6 +120,22 @@ class RewardWatch:
                 signal.signal(_SIGNAL, before)
         finally:
             _end_process_after(None)
+
+    @staticmethod
+    def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
+        """Refuse infinities, which reward models can give: TRL calls those itself.
+
+        Raises:
+            PluginOutputError: Names the reward and the row, counted over all ranks.
+        """
+        infinite_N_K = torch.isinf(rewards_N_K)
+        if infinite_N_K.any():
+            row, column = infinite_N_K.nonzero()[0].tolist()
+            value = rewards_N_K[row, column].item()
+            raise PluginOutputError(
+                f"The reward {names[column]!r} returned {value} at row {row} of all {len(rewards_N_K)}; it must be "
+                "finite."
+            )
 
     def counts(self, rewards_N_K: torch.Tensor, names: Sequence[str], gather: Callable[..., Any]) -> dict[str, float]:
         """Shares of completions without a value, by metric; nothing for functions that gave every value.

@@ -174,6 +174,7 @@ class GRPOExtMixin(CompactUpdates):
         with self._agreement.section():
             if failure is not None:
                 raise failure
+            watch.check_finite(rewards_N_K, trl.reward_func_names)
         self._log_metrics(watch.counts(rewards_N_K, trl.reward_func_names, self.accelerator.gather))
         if self._needs_rollout:
             self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, watch.spans)

@@ -43,8 +43,10 @@ class HostileModel(torch.nn.Module):
         self.score = torch.nn.Embedding(300, 1)
 
     def forward(self, input_ids: torch.Tensor, **inputs: Any) -> Any:
-        if is_last_rank():
+        if is_last_rank() and "memory" in self.config._name_or_path:
             raise RuntimeError("out of memory")
+        if is_last_rank():
+            return SimpleNamespace(logits=torch.tensor([[0.0], [float("inf")], [0.0], [0.0]]))
         return SimpleNamespace(logits=self.score(input_ids % 300).mean(dim=1))
 
 
@@ -123,7 +125,7 @@ ASYNC: dict[str, Callable[..., Any]] = {
     "sleeps_async": sleeps_async,
     "blocks_the_loop": blocks_the_loop,
 }
-MODELS = ("model_out_of_memory",)
+MODELS = ("model_out_of_memory", "infinite_model")
 
 
 def hostile_reward(name: str) -> Any:

@@ -31,6 +31,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "text": ("PluginOutputError", "returned str, '1.0', at row 0; it must be a number or None"),
     "a_column": ("PluginOutputError", "returned Tensor of shape (4, 1); it must be (4,)"),
     "raises_async": ("PluginRunError", "raised KeyError: 'judge'"),
+    "infinite_model": ("PluginOutputError", "The reward 'infinite_model' returned inf at row"),
     "model_out_of_memory": ("PluginRunError", "RuntimeError: out of memory"),
     **dict.fromkeys(NEVER_RETURN, ("RewardError", LATE)),
 }
@@ -63,7 +64,7 @@ def test_all_ranks_raise_what_one_did(ranks: list[Results], name: str) -> None:
     first, last = (results[name] for results in ranks)
     assert first["error"] == last["error"] == kind
     assert first["message"] == last["message"]
-    assert last["message"].startswith("On rank 1: ")
+    assert last["message"].startswith("On rank 0: " if name == "infinite_model" else "On rank 1: ")  # both see it
     assert message in last["message"]
     if name not in ("leaves", "model_out_of_memory"):
         assert name in last["message"]
