@@ -26,6 +26,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.interrupts import interruptible
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.workers import Done, WorkerPool
 
@@ -430,10 +431,11 @@ def test_an_interrupt_leaves_the_pool_usable(pool: WorkerPool, tmp_path: Path) -
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        pool.run([("mark", str(trace), 60)] * 2, deadline=60.0, slice=60.0)
-    thread.join()
+    with interruptible():
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.run([("mark", str(trace), 60)] * 2, deadline=60.0, slice=60.0)
+        thread.join()
     for worker, _ in pids_in(trace):
         wait_until(lambda pid=worker: not is_running(pid))  # type: ignore[misc]
     assert one(pool, ("length", "xy")).value == 2

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.interrupts import interruptible
 from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.rewards import sandbox
 from trl_grpo_ext.rewards.sandbox import LAYERS, Run, isolation, run_all, run_python
@@ -398,9 +399,10 @@ def test_an_interrupt_ends_all_runs() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=send)
-    thread.start()
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run_all([forever, forever], workers=2)
-    thread.join()
+    with interruptible():
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_all([forever, forever], workers=2)
+        thread.join()
     assert time.monotonic() - start < 30

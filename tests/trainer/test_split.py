@@ -60,7 +60,8 @@ def jobs_of(cut: Job) -> dict[str, Job]:
     stock = {**common, "stock": True, "hooks": None, "float64": True, "max_steps": 2}
     return {
         "float64": {**common, "aggregations": IN_TURN, "float64": True},
-        "float32": {**common, "aggregations": IN_TURN},
+        # Small steps: by rounding the weights of the cuts drift apart, which a late step's gradient would show.
+        "float32": {**common, "aggregations": IN_TURN, "learning_rate": 0.001},
         "skipping": {**common, "aggregations": skipping, "float64": True, "flat_groups": True},
         "trl bnpo": {**stock, "loss_type": "bnpo"},
         "trl dapo": {**stock, "loss_type": "dapo"},
