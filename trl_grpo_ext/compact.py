@@ -35,8 +35,17 @@ from accelerate.utils import gather_object
 
 from . import upstream
 from .compact_exchange import dealt_rows, exchanged, shown_rows
-from .compact_plan import Lengths, Plan, plan_block, unmoved
-from .compact_rows import PARTS_KEY, Layout, counting_mask, in_order_of_length, joined, laid_out, row_table
+from .compact_plan import Lengths, Plan, plan_block, saves_nothing, unmoved
+from .compact_rows import (
+    PARTS_KEY,
+    Layout,
+    counting_mask,
+    in_order_of_length,
+    joined,
+    laid_out,
+    row_table,
+    trimmed,
+)
 from .errors import ConfigurationError
 from .types import implements
 
@@ -240,6 +249,8 @@ class CompactUpdates:
             rows_per_part=None if self._freedom.any_count else rows,
             max_tokens=self.args.max_tokens_per_micro_batch,
         )
+        if numbers is None and all(map(saves_nothing, made, lengths_R_B)):
+            return made, [trimmed(step, lengths_R_B[rank], layout) for step in steps]
         if numbers is None:
             return made, laid_out(steps, made[rank], lengths_R_B[rank], layout)
         kept = exchanged(joined(steps), numbers[rank], self.accelerator.gather, gather_object)

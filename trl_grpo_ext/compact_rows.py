@@ -87,6 +87,14 @@ def laid_out(
     return steps
 
 
+def trimmed(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str, Any]:
+    """A micro-batch as TRL dealt it, without columns that are padding in every row of the block."""
+    left, right = (max(1, int(longest)) for longest in lengths.max(axis=0))
+    kept = dict(batch)
+    _trim(kept, left if layout.trim_left else None, right)
+    return kept
+
+
 def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The rows of several micro-batches as one."""
     joined: dict[str, Any] = {}
