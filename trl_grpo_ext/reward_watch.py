@@ -99,27 +99,24 @@ class RewardWatch:
         if self._limit is None:
             yield
             return
-        _end_process_after(self._limit + max(self._limit, _GRACE_SECONDS))
+        if _SIGNAL is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(_SIGNAL, self._interrupt)
+        main, number = threading.get_ident(), _SIGNAL
+        timer = threading.Timer(self._limit, lambda: signal.pthread_kill(main, number))
+        timer.daemon = True
+        timer.start()
         try:
-            if _SIGNAL is None or threading.current_thread() is not threading.main_thread():
-                yield
-                return
-            before = signal.signal(_SIGNAL, self._interrupt)
-            main, number = threading.get_ident(), _SIGNAL
-            timer = threading.Timer(self._limit, lambda: signal.pthread_kill(main, number))
-            timer.daemon = True
-            timer.start()
-            try:
-                yield
-            except _Overrun as overrun:
-                raise RewardError(str(overrun)) from overrun
-            finally:
-                timer.cancel()
-                self._running.clear()  # the signal may be under way
-                timer.join()
-                signal.signal(_SIGNAL, before)
+            yield
+        except _Overrun as overrun:
+            raise RewardError(str(overrun)) from overrun
         finally:
-            _end_process_after(None)
+            timer.cancel()
+            self._running.clear()  # the signal may be under way
+            _end_process_after(None)  # an async function that blocks its loop may run on
+            timer.join()
+            signal.signal(_SIGNAL, before)
 
     @staticmethod
     def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
@@ -159,11 +156,15 @@ class RewardWatch:
     @contextmanager
     def _run(self, name: str) -> Iterator[None]:
         self._running.append(name)
+        if self._limit is not None:
+            _end_process_after((self._left() or 0.0) + max(self._limit, _GRACE_SECONDS))
         try:
             yield
         finally:
             if name in self._running:
                 self._running.remove(name)
+            if self._limit is not None and not self._running:  # from now on this rank only waits for the others
+                _end_process_after(None)
 
     def _called(self, function: Callable[..., Any], columns: Mapping[str, Any], name: str) -> Any:
         if self._limit is None or threading.current_thread() is threading.main_thread():

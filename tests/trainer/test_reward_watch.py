@@ -142,6 +142,24 @@ def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: 
     assert time.monotonic() - started < 30
 
 
+def test_a_rank_that_waits_for_the_others_is_not_ended() -> None:
+    script = textwrap.dedent(
+        """
+        import time
+        import trl_grpo_ext.reward_watch as reward_watch
+
+        reward_watch._GRACE_SECONDS = 0.2
+        watch = reward_watch.RewardWatch(limit=0.3)
+        with watch.limited():
+            watch.around(lambda completions: [1.0], "quick")(completions=["a"])
+            time.sleep(2)  # in the gather: another rank is still generating
+        print("went on")
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+
+
 def test_only_runs_of_several_processes_have_a_limit_by_themselves(tmp_path: Path) -> None:
     args = GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, ddp_timeout=100)
     assert reward_limit(args, 1) is None
