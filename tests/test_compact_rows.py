@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
+from trl_grpo_ext import compact_rows
 from trl_grpo_ext.compact import CompactUpdates, Freedom, _has_to_run, freedom_of
 from trl_grpo_ext.compact_plan import Plan, plan_block, unmoved
 from trl_grpo_ext.compact_rows import (
@@ -31,6 +32,8 @@ from trl_grpo_ext.compact_rows import (
     row_table,
     trimmed,
 )
+from trl_grpo_ext.contexts import RowKeys
+from trl_grpo_ext.trainer import GRPOExtMixin
 
 PLACE, WEIGHTS = "trl_grpo_ext_place", "trl_grpo_ext_weights"
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
@@ -495,3 +498,9 @@ def test_micro_batches_of_like_rows_are_trls_own_without_the_padding_of_others()
     assert torch.equal(kept["advantages"], batch["advantages"])
     behind = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, False, False))
     assert torch.equal(behind["prompt_ids"], batch["prompt_ids"])
+
+
+def test_the_keys_of_other_modules_are_called_the_same_here() -> None:
+    # `compact_rows` knows no trainer and has these names by itself: under others, placeholders would keep their values.
+    assert RowKeys.place == compact_rows._PLACE_KEY
+    assert GRPOExtMixin._weights_key == compact_rows._WEIGHTS_KEY
