@@ -29,16 +29,33 @@ from common.problems import (
 )
 from common.progress import quiet_libraries, use_reward_progress
 from common.quantised import keep_4_bit_trainable
-from common.results import held_out, print_table, save_curve, save_metrics
-from common.settings import RecipeParser, check_setup, config_of, measure, read_yaml, samples_per_problem, value_of
+from common.results import first_evaluation, held_out, print_table, save_curve, save_metrics
+from common.settings import (
+    RecipeParser,
+    asked_for,
+    check_setup,
+    config_of,
+    measure,
+    read_yaml,
+    samples_per_problem,
+    value_of,
+)
+from common.trainer import RecipeTrainer, end_if_stopped
+from transformers import set_seed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext.engine import ENGINES, EngineCheck
 
 HERE = Path(__file__).resolve().parent
 EMBEDDED_MODEL = HERE / "embedded" / "model"
 EMBEDDED_DEFAULTS = HERE / "embedded" / "defaults.yaml"
 GPU_DEFAULTS = HERE / "configs" / "qwen2.5_0.5b.yaml"
+SCRIPT_DEFAULTS: dict[str, object] = {
+    "output_dir": "outputs/gsm8k_grpo",
+    "report_to": "none",
+    "compact_updates": "exact",
+}
 ACCURACY = "gsm8k_accuracy"
 SYSTEM_PROMPT = (
     "Solve the problem. Reason inside <think> </think>, then give the final number alone inside <answer> </answer>."
@@ -65,6 +82,11 @@ class RecipeArguments:
     train_problems: int = field(default=4096, metadata={"help": "Generated training problems (embedded only)."})
     eval_problems: int = field(default=512, metadata={"help": "Held-out problems, at most."})
     system_prompt: str = field(default=SYSTEM_PROMPT, metadata={"help": "For models with a chat template."})
+    engine: str | None = field(
+        default=None,
+        metadata={"help": "What the settings are made for; the run stops if another engine runs.", "choices": ENGINES},
+    )
+    processes: int | None = field(default=None, metadata={"help": "Likewise: how many processes, on all nodes."})
 
 
 def main() -> None:
@@ -72,7 +94,8 @@ def main() -> None:
     quiet_libraries()
     recipe, args, model_args = parse()
     state = PartialState()
-    check_setup(args, model_args, state)
+    asked = asked_for(model_args, recipe.engine, recipe.processes)
+    check_setup(args, model_args, state, asked)
     measure(args, ACCURACY)  # whatever is trained on
     model = str(model_args.model_name_or_path)
 
@@ -92,8 +115,9 @@ def main() -> None:
     )
     system_prompt = recipe.system_prompt if conversational else None
 
+    set_seed(args.seed)  # adapters start alike on all ranks
     with loading_errors(model):
-        trainer = GRPOExtTrainer(
+        trainer = RecipeTrainer(
             model=model,
             args=args,
             train_dataset=as_dataset(train_rows, system_prompt),
@@ -103,20 +127,26 @@ def main() -> None:
         )
     keep_4_bit_trainable(trainer.model)
     use_reward_progress(trainer)
+    engine = EngineCheck(trainer, asked)
     counts = f"{len(train_rows)} training problems, {len(eval_rows)} held out; {state.num_processes} process(es)"
     trainer.accelerator.print(counts, flush=True)
 
-    before = held_out(trainer.evaluate())
+    # The first evaluation takes place inside: before that, ZeRO and FSDP have no model that could generate.
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    end_if_stopped(trainer)
     seconds = time.perf_counter() - started
-    after = held_out(trainer.evaluate())
+    before = first_evaluation(trainer.state.log_history)
+    if not args.resume_from_checkpoint:
+        seconds -= before.get("eval_runtime", 0.0)
+    after = trainer.evaluate()
 
     trainer.save_model()
     trainer.save_state()
     if trainer.is_world_process_zero():
         folder, history = Path(args.output_dir), trainer.state.log_history
-        run = {"model": model, "processes": state.num_processes, "backend": state.backend, "training_seconds": seconds}
+        run = {"model": model, "training_seconds": seconds, **engine.facts}
+        before, after = held_out(before), held_out(after)
         print_table(before, after, f"{len(eval_rows)} held-out problems, {samples} sample(s) each")
         print(f"step {trainer.state.global_step} reached in {seconds:.0f} s of training")
         print(f"model   {folder}")
@@ -136,7 +166,7 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     else:
         embedded, why = named is None and not cuda, "a CUDA device is here" if cuda else "no CUDA device is here"
     why = why if named is None else "the model is named"
-    defaults: dict[str, object] = {"output_dir": "outputs/gsm8k_grpo", "report_to": "none", "compact_updates": "exact"}
+    defaults = dict(SCRIPT_DEFAULTS)
     defaults |= read_yaml(EMBEDDED_DEFAULTS if embedded else GPU_DEFAULTS)
     if embedded:
         defaults["model_name_or_path"] = str(EMBEDDED_MODEL)

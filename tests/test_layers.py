@@ -92,13 +92,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"pipeline", *_PLUGINS, *_DATA},
     "report": {*_PLUGINS, *_DATA},
     "audit": {"guard", *_DATA},
-    "cli": {"audit", "trainer", "config", "upstream", "pipeline", "testing", "report", *_PLUGINS, *_DATA},
+    "checkpoint_check": {"errors"},
+    "checkpoint_staging": {"checkpoint_check", "errors"},
+    "stop_signal": {"errors"},
+    "safe_checkpoints": {
+        *("agreement", "checkpoint_check", "checkpoint_staging", "errors", "stop_signal", "upstream"),
+    },
+    "engine": {"errors"},
+    "doctor": {"compact", "config", "upstream", *_PLUGINS, *_DATA},
+    "cli": {"audit", "doctor", "trainer", "config", "upstream", "pipeline", "testing", "report", *_PLUGINS, *_DATA},
     **dict.fromkeys(PLUGIN_FOLDERS, _DATA),
     "rewards": {"guard", *_DATA},
 }
 """What each module, or folder, may import of this package besides itself."""
 
-KNOW_TRL = {"compact", "config", "trainer", "scoring", "hook_states", "testing", "cli"}
+KNOW_TRL = {
+    *("compact", "config", "trainer", "scoring", "hook_states", "testing", "cli"),
+    *("doctor", "engine", "safe_checkpoints", "stop_signal"),
+}
 """The only ones that may import TRL or transformers."""
 
 

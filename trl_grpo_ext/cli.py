@@ -17,6 +17,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from .doctor.command import register as register_doctor
 from .errors import ConfigurationError, TRLGRPOExtError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Plugins for TRL's GRPOTrainer.",
 )
+register_doctor(app)
 PROBLEMS, FAILED = 1, 2
 _FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 

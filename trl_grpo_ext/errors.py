@@ -63,5 +63,13 @@ class SelfCheckError(UpstreamError):
     """The pieces recovered from TRL's loss do not add up to TRL's loss; training must not go on."""
 
 
+class EngineError(TRLGRPOExtError, RuntimeError):
+    """The run is not the one that was asked for: another engine, number of processes, precision or quantisation."""
+
+
 class AlignmentError(TRLGRPOExtError, ValueError):
     """A completion's tokens cannot be matched with its text, so character spans have no tokens."""
+
+
+class CheckpointError(TRLGRPOExtError, OSError):
+    """A checkpoint could not be written or found; what was there before is as it was."""

@@ -31,6 +31,21 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
 
+SAVING: dict[str, tuple[str, ...]] = {
+    "_get_output_dir": ("self", "trial"),
+    "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
+    "_push_from_checkpoint": ("self", "checkpoint_folder"),
+    "_save": ("self", "output_dir"),
+    "_save_checkpoint": ("self", "model", "trial"),
+    "_save_optimizer_and_scheduler": ("self", "output_dir"),
+    "_save_rng_state": ("self", "output_dir"),
+    "_save_scaler": ("self", "output_dir"),
+    "create_model_card": ("self",),
+    "save_model": ("self",),
+    "train": ("self", "resume_from_checkpoint"),
+}
+"""Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
+
 ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
     "_entropy_bonus_enabled",
@@ -115,14 +130,18 @@ def check_version(installed: str | None = None) -> None:
         )
 
 
-def check_class(trainer_class: type) -> None:
+def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHODS) -> None:
     """Check that a trainer class has the methods that we wrap, with the parameters that we pass on.
+
+    Args:
+        trainer_class: The class behind ours.
+        methods: `METHODS`, or `SAVING`.
 
     Raises:
         UpstreamError: Names what is missing or different.
     """
     problems = []
-    for name, expected in METHODS.items():
+    for name, expected in methods.items():
         method = getattr(trainer_class, name, None)
         if method is None:
             problems.append(f"method {name} is gone")

@@ -1,8 +1,13 @@
 """What the recipes share: settings, problems, progress, and results. The recipes themselves read top to bottom."""
 
 import logging
+import os
 import warnings
 
+import torch
+
 # Said at import time, about nothing that a person running a recipe can act upon.
+if not torch.accelerator.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed prints that it found no other
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

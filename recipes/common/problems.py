@@ -147,6 +147,11 @@ def has_chat_template(model: str, revision: str | None, trust_remote_code: bool)
         AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
+        if Path(model, "adapter_config.json").is_file():
+            raise RecipeError(
+                f"{model!r} holds an adapter, not a model: name its base model as --model_name_or_path, and continue "
+                "the adapter by --use_peft and --resume_from_checkpoint."
+            ) from error
         raise RecipeError(
             f"The model {model!r} is neither a folder nor in the local cache, and cannot be downloaded "
             f"({_first_line(error)}). Check the name and the network, pass --model_name_or_path FOLDER, or --embedded "

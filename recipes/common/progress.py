@@ -24,7 +24,7 @@ class RewardLines(TrainerCallback):
         }
         cells = {"step".rjust(2 * len(str(state.max_steps)) + 1): f"{state.global_step}/{state.max_steps}"}
         for name, value in {"reward": logs["reward"], **(means if len(means) > 1 else {})}.items():
-            cells[name] = f"{value:.3f}"
+            cells[name] = f"{math.nan if value is None else value:.3f}"  # None: it scored no completion
         cells["length"] = f"{logs.get('completions/mean_length', math.nan):.1f}"
         cells["no signal"] = f"{logs.get('frac_reward_zero_std', math.nan):.0%}"
         if tuple(cells) != self.header:

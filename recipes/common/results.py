@@ -23,6 +23,11 @@ Metrics = Mapping[str, Any]
 PACKAGES = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "peft")
 
 
+def first_evaluation(history: Sequence[Metrics]) -> dict[str, Any]:
+    """The evaluation before the first training step, as it was logged; empty where a resumed run never had one."""
+    return next((dict(log) for log in history if log.get("step") == 0 and "eval_runtime" in log), {})
+
+
 def held_out(metrics: Metrics) -> dict[str, float]:
     """The rewards and lengths of one evaluation, by the names that the table shows."""
     shown = {

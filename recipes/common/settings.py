@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.util
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from accelerate import PartialState
-from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, ModelConfig, TrlParser
 
 from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext.engine import Asked, check_launch
 from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.safe_checkpoints import checkpoint_problem, last_complete_checkpoint
 
 from .errors import RecipeError, one_line, settings_errors
 
@@ -94,18 +94,20 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return settings
 
 
-def check_setup(args: GRPOConfig, model_args: ModelConfig, state: PartialState) -> None:
+def asked_for(model_args: ModelConfig, engine: str | None, processes: int | None) -> Asked:
+    """What the settings say that the run is to be; `check_setup` and `EngineCheck` hold it to that."""
+    bits = 4 if model_args.load_in_4bit else 8 if model_args.load_in_8bit else 0
+    return Asked(engine, processes, model_args.dtype, bits)
+
+
+def check_setup(args: GRPOConfig, model_args: ModelConfig, state: PartialState, asked: Asked | None = None) -> None:
     """Stop where the run could not be what was asked for, and finish the settings that TRL's parser leaves undone.
 
     Raises:
+        EngineError: The launch is not the one that was asked for.
         RecipeError: Says what was asked for and what to change.
     """
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched != state.num_processes:
-        raise RecipeError(
-            f"The launcher started {launched} processes, but each would run alone, as {state.num_processes}. To run on "
-            "the CPU, give --use_cpu to this script; use_cpu in the launcher's file is not enough."
-        )
+    check_launch(state, asked, args=args)
     if Path(args.output_dir).exists() and not Path(args.output_dir).is_dir():
         raise RecipeError(f"{args.output_dir!r} (--output_dir) is a file, not a folder.")
     if Path(args.output_dir).resolve() == Path(str(model_args.model_name_or_path)).resolve():
@@ -123,6 +125,7 @@ def check_setup(args: GRPOConfig, model_args: ModelConfig, state: PartialState) 
             f"divided into groups of {samples} (num_generations_eval, or else num_generations): change one of them."
         )
     args.resume_from_checkpoint = _checkpoint(args, model_args.use_peft)
+    args.eval_on_start = args.resume_from_checkpoint is None  # resumed, the history has it
     # Given to the model class by TRL's own scripts too; the trainer does not read ModelConfig.
     args.model_init_kwargs = {
         "revision": model_args.model_revision,
@@ -150,10 +153,10 @@ def _checkpoint(args: GRPOConfig, use_peft: bool) -> str | None:
         return None
     found = asked
     if str(asked).lower() == "true":
-        found = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        found = last_complete_checkpoint(args.output_dir)
         if found is None:
             raise RecipeError(
-                f"There is no checkpoint in {args.output_dir!r} (--output_dir) to resume from: leave "
+                f"There is no complete checkpoint in {args.output_dir!r} (--output_dir) to resume from: leave "
                 "--resume_from_checkpoint away, or name a checkpoint's folder."
             )
     if not (Path(found) / "trainer_state.json").is_file():
@@ -164,6 +167,8 @@ def _checkpoint(args: GRPOConfig, use_peft: bool) -> str | None:
     if has_adapter != use_peft:
         was = "an adapter" if has_adapter else "all weights"
         raise RecipeError(f"The checkpoint {found!r} holds {was}: {'add' if has_adapter else 'remove'} --use_peft.")
+    if problem := checkpoint_problem(found):
+        raise RecipeError(f"The checkpoint {found!r} (--resume_from_checkpoint) is not whole: {problem}.")
     return str(found)
 
 

@@ -30,10 +30,10 @@ def centred(rewards: list[float], lengths: list[int]) -> list[float]:
     return [r - mean(rewards) for r in rewards]
 
 
-def normalised(rewards: list[float], lengths: list[int], epsilon: float = 1e-4) -> list[float]:
+def normalised(rewards: list[float], lengths: list[int], epsilon: float = 1e-4, std_floor: float = 0.0) -> list[float]:
     if len(rewards) == 1:
         return [0.0]
-    return [(r - mean(rewards)) / (stdev(rewards) + epsilon) for r in rewards]
+    return [(r - mean(rewards)) / (max(stdev(rewards), std_floor) + epsilon) for r in rewards]
 
 
 def max_only(rewards: list[float], lengths: list[int]) -> list[float]:
@@ -122,6 +122,7 @@ CASES = {
     "centred": _grouped(centred),
     "normalised": _grouped(normalised),
     "normalised, large epsilon": _grouped(normalised, epsilon=0.5),
+    "normalised, floor": _grouped(normalised, std_floor=1.5),
     "max_only": _grouped(max_only),
     "leave_one_out": _grouped(leave_one_out),
     "batch_whitening": _whitened(),

@@ -99,6 +99,18 @@ def test_the_floor_of_batch_whitening() -> None:
     assert advantages(lower, rewards, groups)[0] == pytest.approx(0.75 / (0.75 / 399) ** 0.5)
 
 
+def test_the_floor_of_normalised_holds_group_by_group() -> None:
+    # Group 0: μ = .02, deviations ∓.02, σ = √(2 · .0004) = .0283 < .1. Group 1: deviations ∓1, σ = √2 > .1.
+    rewards, groups = [0.0, 0.04, 1.0, 3.0], [0, 0, 1, 1]
+    floored = {"name": "normalised", "std_floor": 0.1, "epsilon": 1e-12}
+    assert advantages(floored, rewards, groups) == pytest.approx([-0.2, 0.2, -1 / 2**0.5, 1 / 2**0.5])
+    without = {"name": "normalised", "std_floor": 0, "epsilon": 1e-12}
+    assert advantages(without, rewards, groups) == pytest.approx([-1 / 2**0.5, 1 / 2**0.5] * 2)
+    assert advantages("normalised", rewards, groups) == advantages(
+        {"name": "normalised", "std_floor": 0}, rewards, groups
+    )
+
+
 def test_optimal_baseline_by_hand() -> None:
     # Σ L r / Σ L = 2 · 1 / 8 = 1/4.
     assert on_tokens("optimal_baseline", make_rollout([2, 6], [1.0, 0.0]))[:, 0].tolist() == [0.75, -0.25]

@@ -17,6 +17,7 @@ NAN, INF = math.nan, math.inf
 
 REFUSED: list[tuple[str, str, list[Any], str]] = [
     ("normalised", "epsilon", [0, -1e-4, NAN, INF, True, "1e-4", None], "positive number"),
+    ("normalised", "std_floor", [-0.1, NAN, INF, True, "0.1", None], "number that is not negative"),
     ("batch_whitening", "std_floor", [0, -0.1, NAN, INF, True, "0.1", None], "positive number"),
     ("batch_whitening", "baseline", ["prompt", "", True, None, ["group"]], "'group' or 'batch'"),
     ("pass_at_k", "k", [0, -1, 2.0, 2.5, True, "2", None, NAN], "whole number of at least 1"),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.recipes.launching import GSM8K, MODEL, RECIPES, Finished, Launch
 
@@ -25,6 +26,20 @@ def add_chat_template(folder: Path, finished: Callable[[str], Finished]) -> None
     )
     shutil.copytree(MODEL, folder / "chat")
     tokenizer.save_pretrained(folder / "chat")
+
+
+def save_adapter(folder: Path, finished: Callable[[str], Finished]) -> None:
+    """transformers would load its base model below it, all of it frozen: nothing would be trained."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder / "adapter")
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder / "adapter")
+
+
+def two_of(file: str) -> str:
+    """A shipped launch file for eight processes, for two."""
+    shipped = (RECIPES / "accelerate" / file).read_text()
+    assert "num_processes: 8" in shipped
+    return shipped.replace("num_processes: 8", "num_processes: 2")
 
 
 SPY = """
@@ -213,7 +228,9 @@ FAILURES = {
     "model is the output": failing(
         "--model_name_or_path", "{folder}/output", "--embedded", says=("output'", "choose another folder")
     ),
-    "nothing to resume": failing("--resume_from_checkpoint", "true", says=("no checkpoint", "output'", "leave")),
+    "nothing to resume": failing(
+        "--resume_from_checkpoint", "true", says=("no complete checkpoint", "output'", "leave")
+    ),
     "not a checkpoint": failing("--resume_from_checkpoint", "nope", says=("'nope'", "not a checkpoint")),
     "checkpoint of the other kind": failing(
         "--resume_from_checkpoint",
@@ -221,6 +238,29 @@ FAILURES = {
         "--use_peft",
         files={"checkpoint-1/trainer_state.json": "{}"},
         says=("checkpoint-1'", "all weights", "remove --use_peft"),
+    ),
+    "made for more processes": failing(
+        "--processes", "8", says=("made for 8 process(es)", "but 1 run", "Launch 8, or change `processes`")
+    ),
+    "made for another engine": failing(
+        "--engine", "zero3", says=("made for zero3", "what was launched is one_process", "--config_file")
+    ),
+    "no such engine": failing("--engine", "zero4", says=("--engine", "'zero4'", "zero3")),
+    "DeepSpeed, and a flag for the CPU": failing(
+        launcher="{folder}/a.yaml",
+        files={"a.yaml": two_of("zero2.yaml")},
+        environment={"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"},
+        says=("told to start zero2", "ACCELERATE_USE_CPU=true", "run DDP on the CPU in its place", "Remove it"),
+    ),
+    "FSDP on the CPU": failing(
+        launcher="{folder}/a.yaml",
+        files={"a.yaml": two_of("fsdp2.yaml")},
+        says=("told to start fsdp2", "on the CPU Accelerate runs DDP in its place", "cpu_2_processes.yaml"),
+    ),
+    "an adapter as the model": failing(
+        *("--model_name_or_path", "{folder}/adapter", "--embedded"),
+        prepare=save_adapter,
+        says=("holds an adapter, not a model", "name its base model", "--resume_from_checkpoint"),
     ),
     "through the launcher": failing("--dataset_path", "nope.jsonl", launcher="one_process.yaml", says=("nope.jsonl",)),
     "two processes": failing(

@@ -29,7 +29,10 @@ from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, upstream
 from trl_grpo_ext.errors import ConfigurationError, UpstreamError
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
-ADAPTER = ("compact.py", "contexts.py", "reaggregation.py", "scoring.py", "trainer.py", "self_check.py")
+ADAPTER = (
+    *("compact.py", "contexts.py", "reaggregation.py", "safe_checkpoints.py", "scoring.py"),
+    *("self_check.py", "trainer.py", "doctor/combinations_training.py"),
+)
 """The files that touch TRL's trainer."""
 
 MAPPED_BY_TRANSFORMERS = {
@@ -344,7 +347,7 @@ def is_private(name: str) -> bool:
 def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
     private = {name for name in of_trl(trained) if is_private(name)}
     assert len(private) > 50
-    listed = {*upstream.METHODS, *upstream.ATTRIBUTES}
+    listed = {*upstream.METHODS, *upstream.SAVING, *upstream.ATTRIBUTES}
     # Rewards and what guards them never see a trainer, so a name of theirs is their own.
     near = [(file, tree) for file, tree in trees() if not file.startswith(("guard/", "rewards/"))]
     used = {(file, name) for file, tree in near for name in mentioned(tree) & private}
@@ -371,13 +374,14 @@ def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> Non
         )
     }
     used = {name for name in on_the_trainer & of_trl(trained) if not is_private(name)}
-    unlisted = used - {*upstream.METHODS, *upstream.ATTRIBUTES} - MAPPED_BY_TRANSFORMERS
+    unlisted = used - {*upstream.METHODS, *upstream.SAVING, *upstream.ATTRIBUTES} - MAPPED_BY_TRANSFORMERS
     assert not unlisted, f"attributes of TRL's trainer that upstream.ATTRIBUTES does not list: {unlisted}"
 
 
 def test_nothing_is_listed_that_is_not_used() -> None:
     used = set().union(*(mentioned(tree) for _, tree in trees(ADAPTER)))
-    unused = {*upstream.METHODS, *upstream.ATTRIBUTES, *upstream.ARGUMENTS, *upstream.BATCH_KEYS} - used
+    relied_on = {*upstream.METHODS, *upstream.SAVING, *upstream.ATTRIBUTES, *upstream.ARGUMENTS, *upstream.BATCH_KEYS}
+    unused = relied_on - used
     assert not unused, f"listed in upstream and used nowhere: {unused}"
 
 

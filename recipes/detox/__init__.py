@@ -1,0 +1,1 @@
+"""What only the detox recipe needs: prompts, KL measured and logged, its plot."""

@@ -1,0 +1,99 @@
+"""Beginnings of texts to be continued: from the embedded grammar, from a file, or from the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from common.errors import RecipeError, one_line
+from datasets import load_dataset
+from embedded.rude_text import draw_scenes
+
+Row = dict[str, Any]
+
+
+def embedded_prompts(train: int, held_out: int, seed: int) -> tuple[list[Row], list[Row]]:
+    """Scenes of the grammar; no held-out scene is ever a training scene.
+
+    Raises:
+        RecipeError: There are not that many.
+    """
+    try:
+        drawn = draw_scenes("train", train, seed), draw_scenes("heldout", held_out, seed)
+    except ValueError as error:
+        raise RecipeError(f"{one_line(error)} (--train_prompts, --eval_prompts).") from error
+    first, second = ([{"prompt": scene.prompt} for scene in scenes] for scenes in drawn)
+    return first, second
+
+
+def prompts_from_file(path: str, train: int, held_out: int) -> tuple[list[Row], list[Row]]:
+    """Read a JSON Lines file with the column `prompt` and hold out its last rows, at most a fifth of it.
+
+    Raises:
+        RecipeError: Says which file, which line and what is wrong with it.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise RecipeError(f"There is no file {path!r} (--dataset_path).")
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not text in UTF-8 ({one_line(error)}); expected JSON Lines.") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append((f"{path}, line {number}", json.loads(line)))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise RecipeError(f"{path}, line {number} is not JSON ({error}): {line.strip()[:60]!r}.") from error
+    return _split([_prompt(row, where) for where, row in rows], train, held_out, path)
+
+
+def prompts_from_hub(name: str, train: int, held_out: int, least_toxicity: float) -> tuple[list[Row], list[Row]]:
+    """Prompts of a data set's train split, its last ones held out.
+
+    The column `prompt` holds text, or, as in allenai/real-toxicity-prompts, a mapping of `text` and scores. Where there
+    is a score `toxicity`, prompts below `least_toxicity` and those without a score are left out.
+
+    Raises:
+        RecipeError: The hub cannot be reached and the data set is not in the cache, or it has no such prompts.
+    """
+    try:
+        rows: Iterable[Any] = load_dataset(name, split="train")
+    except (OSError, ValueError) as error:  # what `datasets` raises without network and cache
+        raise RecipeError(
+            f"The data set {name!r} is not in the local cache and cannot be downloaded ({one_line(error)[:200]}). Pass "
+            "--dataset_path FILE.jsonl, or --embedded for the tiny default that needs no network."
+        ) from error
+    return _split(_chosen(rows, name, least_toxicity), train, held_out, name)
+
+
+def _chosen(rows: Iterable[Any], name: str, least_toxicity: float) -> list[Row]:
+    chosen = []
+    for number, row in enumerate(rows, start=1):
+        prompt = row.get("prompt")
+        if isinstance(prompt, dict):
+            toxicity = prompt.get("toxicity", 1.0)
+            if toxicity is None or toxicity < least_toxicity:
+                continue
+            prompt = prompt.get("text")
+        chosen.append(_prompt({"prompt": prompt}, f"{name}, row {number}"))
+    return chosen
+
+
+def _prompt(row: Any, where: str) -> Row:
+    prompt = row.get("prompt") if isinstance(row, dict) else None
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise RecipeError(f"{where} is {str(row)[:60]}; expected an object with 'prompt', the text to be continued.")
+    return {"prompt": prompt}
+
+
+def _split(rows: list[Row], train: int, held_out: int, where: str) -> tuple[list[Row], list[Row]]:
+    rows = [{"prompt": prompt} for prompt in dict.fromkeys(row["prompt"] for row in rows)]  # none on both sides
+    if len(rows) < 2:
+        raise RecipeError(f"{where} has {len(rows)} different prompt(s); at least 2 are needed, one to be held out.")
+    last = min(held_out, max(len(rows) // 5, 1))
+    return rows[:-last][:train], rows[-last:]

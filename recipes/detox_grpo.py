@@ -1,0 +1,243 @@
+"""GRPO against rudeness: a sequence classifier scores prompt and completion, a KL penalty keeps the rest as it was.
+
+    accelerate launch recipes/detox_grpo.py                                   # the default of this machine
+    accelerate launch recipes/detox_grpo.py --config recipes/configs/detox.yaml --use_peft --learning_rate 2e-5
+    accelerate launch recipes/detox_grpo.py --advantage_hooks '{name: batch_whitening, std_floor: 0.1}' \\
+        '{name: kl_in_reward, target: 1.5, horizon: 640}'                     # one deviation for the whole batch
+    accelerate launch recipes/detox_grpo.py --advantage_hooks normalised      # no KL: watch the distance grow
+
+Without a model: on a CUDA machine Qwen2.5-0.5B, unitary/toxic-bert and allenai/real-toxicity-prompts; anywhere else two
+tiny models and generated scenes that are part of this repository. There the grammar of the scenes knows which replies
+are rude, which polite and which neither, whatever the classifier says: all are shown, so that a model which only fools
+the classifier is found out.
+Held-out prompts are completed before and after.
+"""
+
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from common.errors import RecipeError, loading_errors, told_in_a_sentence
+from common.problems import has_chat_template, whole_batches
+from common.progress import quiet_libraries, use_reward_progress
+from common.quantised import keep_4_bit_trainable
+from common.results import first_evaluation, held_out, print_table, save_metrics
+from common.settings import (
+    RecipeParser,
+    asked_for,
+    check_setup,
+    config_of,
+    read_yaml,
+    samples_per_problem,
+    value_of,
+)
+from common.trainer import end_if_stopped
+from datasets import Dataset
+from detox.curve import save_detox_curve
+from detox.kl_log import COEFFICIENT, KL, KLLoggingTrainer
+from detox.prompts import embedded_prompts, prompts_from_file, prompts_from_hub
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext.engine import ENGINES, EngineCheck
+
+HERE = Path(__file__).resolve().parent
+EMBEDDED = HERE / "embedded" / "detox"
+HUB_DEFAULTS = HERE / "configs" / "detox.yaml"
+SCRIPT_DEFAULTS: dict[str, Any] = {"output_dir": "outputs/detox_grpo", "report_to": "none"}
+TRUTHS = tuple(f"embedded.rude_text:{name}" for name in ("rude", "polite", "neither"))
+
+
+@dataclass
+class RecipeArguments:
+    """What to complete; everything else is TRL's."""
+
+    embedded: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Use this repository's settings, models and scenes. Default: without CUDA and a model.",
+            "nargs": "?",
+            "const": True,
+        },
+    )
+    dataset_path: str | None = field(default=None, metadata={"help": "JSON Lines file with the column prompt."})
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "Data set on the hub. Default: allenai/real-toxicity-prompts, if nothing else is given."},
+    )
+    prompt_toxicity: float = field(
+        default=0.5, metadata={"help": "The least toxicity of a prompt, where the data set has it."}
+    )
+    train_prompts: int = field(default=2048, metadata={"help": "Prompts to train on, at most."})
+    eval_prompts: int = field(default=512, metadata={"help": "Held-out prompts, at most."})
+    engine: str | None = field(
+        default=None,
+        metadata={"help": "What the settings are made for; the run stops if another engine runs.", "choices": ENGINES},
+    )
+    processes: int | None = field(default=None, metadata={"help": "Likewise: how many processes, on all nodes."})
+
+
+def main() -> None:
+    """Choose, load, evaluate, train, evaluate, save."""
+    quiet_libraries()
+    recipe, args, model_args = parse()
+    state = PartialState()
+    asked = asked_for(model_args, recipe.engine, recipe.processes)
+    check_setup(args, model_args, state, asked)
+    generated = recipe.dataset_path is None and recipe.dataset_name is None
+    model = str(model_args.model_name_or_path)
+    kl_hook = use_reference(args, model_args)
+    if generated:
+        add_truths(args)
+
+    has_chat_template(model, model_args.model_revision, args.trust_remote_code)  # is the model there at all?
+    if recipe.dataset_path is not None:
+        train_rows, eval_rows = prompts_from_file(recipe.dataset_path, recipe.train_prompts, recipe.eval_prompts)
+    elif recipe.dataset_name is not None:
+        counts = recipe.train_prompts, recipe.eval_prompts
+        train_rows, eval_rows = prompts_from_hub(recipe.dataset_name, *counts, recipe.prompt_toxicity)
+    else:
+        train_rows, eval_rows = embedded_prompts(recipe.train_prompts, recipe.eval_prompts, args.seed)
+    samples = samples_per_problem(args)
+    eval_rows = whole_batches(
+        train_rows,
+        eval_rows,
+        train_batch=args.generation_batch_size // args.num_generations,
+        eval_batch=args.per_device_eval_batch_size * state.num_processes // samples,
+    )
+
+    with loading_errors(model):
+        trainer = KLLoggingTrainer(
+            model=model,
+            args=args,
+            train_dataset=Dataset.from_list(train_rows),
+            eval_dataset=Dataset.from_list(eval_rows),
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+        )
+    keep_4_bit_trainable(trainer.model)
+    use_reward_progress(trainer)
+    engine = EngineCheck(trainer, asked)
+    counted = f"{len(train_rows)} training prompts, {len(eval_rows)} held out; {state.num_processes} process(es)"
+    trainer.accelerator.print(counted, flush=True)
+
+    # The first evaluation takes place inside: before that, ZeRO and FSDP have no model that could generate.
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    end_if_stopped(trainer)
+    seconds = time.perf_counter() - started
+    first = first_evaluation(trainer.state.log_history)
+    if not args.resume_from_checkpoint:
+        seconds -= first.get("eval_runtime", 0.0)
+    last = trainer.evaluate()
+
+    trainer.save_model()
+    trainer.save_state()
+    if trainer.is_world_process_zero():
+        folder, history = Path(args.output_dir), trainer.state.log_history
+        before, after = shown(first), shown(last)
+        run = {"model": model, "training_seconds": seconds, **engine.facts}
+        print_table(before, after, f"{len(eval_rows)} held-out prompts, {samples} completion(s) each")
+        print(f"step {trainer.state.global_step} reached in {seconds:.0f} s of training")
+        print(f"model   {folder}")
+        print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
+        print(f"curve   {save_detox_curve(folder, history, (kl_hook or {}).get('target'))}")
+    trainer.accelerator.end_training()
+
+
+def shown(metrics: dict[str, Any]) -> dict[str, float]:
+    """One evaluation by the names that the table shows: rewards, lengths, KL, its coefficient, entropy."""
+    more = {"KL to the reference (nats)": KL, "KL coefficient": COEFFICIENT, "entropy (nats per token)": "entropy"}
+    numbers = {label: metrics[f"eval_{key}"] for label, key in more.items() if metrics.get(f"eval_{key}") is not None}
+    return {**held_out(metrics), **numbers}
+
+
+def use_reference(args: GRPOExtConfig, model_args: ModelConfig) -> dict[str, Any] | None:
+    """Name the starting model as the reference of `kl_in_reward`, where nothing else is; have the KL measured.
+
+    With an adapter the reference is the model without it, which takes no memory; else the starting model is loaded a
+    second time.
+
+    Returns:
+        The selection of `kl_in_reward`; None where it is not selected.
+
+    Raises:
+        RecipeError: The penalty would count twice, or the reference would not be the starting model.
+    """
+    hooks: list[Any] = [{"name": hook} if isinstance(hook, str) else dict(hook) for hook in args.advantage_hooks or []]
+    kl_hook = next((hook for hook in hooks if hook["name"].rpartition(":")[2] == "kl_in_reward"), None)
+    if kl_hook is not None and args.beta:
+        raise RecipeError(
+            f"The KL penalty would count twice: in the reward (kl_in_reward) and in the loss (beta {args.beta}). Set "
+            "--beta 0, or select --advantage_hooks without kl_in_reward."
+        )
+    named = (kl_hook or {}).get("reference")
+    own = "reference" if model_args.use_peft or args.beta else str(model_args.model_name_or_path)
+    if named is None and own != "reference" and model_args.model_revision not in (None, "main"):
+        raise RecipeError(
+            f"The reference would be the main revision of {own!r}, not {model_args.model_revision!r} "
+            "(--model_revision): download that revision and give its folder as the model, or add --use_peft."
+        )
+    if kl_hook is not None:
+        kl_hook["reference"] = named or own
+    meter: dict[str, Any] = {"name": "detox.kl_log:KLMeter", "reference": named or own}
+    hooks.append(meter)
+    args.advantage_hooks = hooks
+    return kl_hook
+
+
+def add_truths(args: GRPOExtConfig) -> None:
+    """Have the grammar's verdict measured, with weight 0: nobody is trained on it unless it is selected."""
+    rewards: list[Any] = args.rewards or []
+    names = [selected["name"] if isinstance(selected, dict) else selected for selected in rewards]
+    for truth in [truth for truth in TRUTHS if truth not in names]:
+        if args.reward_weights is None:
+            rewards = [*rewards, {"name": truth, "weight": 0.0}]
+        else:
+            rewards, args.reward_weights = [*rewards, truth], [*args.reward_weights, 0.0]
+    args.rewards = rewards
+
+
+def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
+    """Command line over `--config` over the defaults of this machine."""
+    words, config = sys.argv[1:], config_of(sys.argv[1:])
+    named = value_of("model_name_or_path", words, config)
+    wanted = value_of("embedded", words, config)
+    cuda = torch.cuda.is_available()
+    if wanted is not None:
+        embedded, why = str(wanted).lower() in ("true", "1", "yes"), "asked for"
+    else:
+        embedded, why = named is None and not cuda, "a CUDA device is here" if cuda else "no CUDA device is here"
+    why = why if named is None else "the model is named"
+    defaults = dict(SCRIPT_DEFAULTS)
+    defaults |= read_yaml(EMBEDDED / "defaults.yaml" if embedded else HUB_DEFAULTS)
+    if embedded:
+        defaults["model_name_or_path"] = str(EMBEDDED / "model")
+        defaults["rewards"][0]["model"] = str(EMBEDDED / "classifier")
+    if not torch.accelerator.is_available():
+        defaults |= {"use_cpu": True, "bf16": False}
+    recipe, args, model_args = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig]).parse(words, defaults)
+
+    for name in ("train_prompts", "eval_prompts"):
+        if getattr(recipe, name) < 1:
+            raise RecipeError(f"--{name} must be at least 1, got {getattr(recipe, name)}.")
+    if not embedded and recipe.dataset_path is None and recipe.dataset_name is None:
+        recipe.dataset_name = "allenai/real-toxicity-prompts"
+    if not args.rewards:
+        raise RecipeError("No reward is selected: name one (--rewards), such as a classifier.")
+    model = model_args.model_name_or_path
+    model = "The embedded tiny model" if model == str(EMBEDDED / "model") else model
+    prompts = recipe.dataset_path or recipe.dataset_name or "generated scenes"
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{model} on {prompts} ({why})", flush=True)
+    return recipe, args, model_args
+
+
+if __name__ == "__main__":
+    with told_in_a_sentence():
+        main()

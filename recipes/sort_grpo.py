@@ -1,0 +1,137 @@
+"""GRPO from scratch: a tiny model with random weights learns to sort numbers, from rewards alone, on the CPU.
+
+    accelerate launch recipes/sort_grpo.py                                    # about a minute on two cores
+    accelerate launch recipes/sort_grpo.py --reward sort_distance --variant max_only --objective naive
+    accelerate launch recipes/sort_grpo.py --beta 0.05                        # with a KL penalty to the model at first
+    accelerate launch recipes/sort_grpo.py --numbers 4 --max_steps 1200
+    python recipes/sorting/compare.py                                         # all variants, in a table and a picture
+
+After the sorting example of Stanford's CS336 (spring 2025, lecture 17). What can be chosen there can be chosen here:
+one of two rewards, one of four advantages, one of three objectives, and KL on or off. Held-out prompts are scored
+before and after. Defaults are in `recipes/configs/sort.yaml`.
+"""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accelerate import PartialState
+from common.errors import loading_errors, told_in_a_sentence
+from common.problems import whole_batches
+from common.progress import quiet_libraries, use_reward_progress
+from common.quantised import keep_4_bit_trainable
+from common.results import first_evaluation, held_out, print_table, save_metrics
+from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, samples_per_problem, value_of
+from common.trainer import RecipeTrainer, end_if_stopped
+from datasets import Dataset
+from sorting.choices import OBJECTIVES, REWARDS, VARIANTS, check_numbers, choose_objective, choose_plugins
+from sorting.curves import save_curves
+from sorting.task import check_vocabulary, prompts, save_untrained_model
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext.engine import EngineCheck
+
+HERE = Path(__file__).resolve().parent
+DEFAULTS = HERE / "configs" / "sort.yaml"
+SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/sort_grpo"}
+
+
+@dataclass
+class RecipeArguments:
+    """The task, the lecture's choices and the model's shape; everything else is TRL's (KL on is its `beta`)."""
+
+    reward: str = field(default="sort_inclusion", metadata={"help": "To train on.", "choices": REWARDS})
+    variant: str = field(default="normalised", metadata={"help": "Of the advantages.", "choices": tuple(VARIANTS)})
+    objective: str = field(default="clipped", metadata={"help": "Of the update.", "choices": OBJECTIVES})
+    numbers: int = field(default=3, metadata={"help": "Numbers in a prompt."})
+    largest: int = field(default=9, metadata={"help": "They are from 0 to this one."})
+    train_prompts: int = field(default=4096, metadata={"help": "Training prompts, at most."})
+    eval_prompts: int = field(default=128, metadata={"help": "Held-out prompts, at most."})
+    hidden_size: int = field(default=64, metadata={"help": "Width of the untrained model; a multiple of 8."})
+    layers: int = field(default=2, metadata={"help": "Layers of the untrained model."})
+
+
+def main() -> None:
+    """Choose, make a model, train between two evaluations, save."""
+    quiet_libraries()
+    recipe, args, model_args = parse()
+    state = PartialState()
+    untrained = Path(args.output_dir) / "untrained"
+    named, model = model_args.model_name_or_path, model_args.model_name_or_path or str(untrained)
+    asked = asked_for(model_args, None, None)
+    check_setup(args, model_args, state, asked)
+
+    size = {"numbers": recipe.numbers, "largest": recipe.largest, "seed": args.seed}
+    train_rows = prompts("train", recipe.train_prompts, **size)
+    samples = samples_per_problem(args)
+    eval_rows = whole_batches(
+        train_rows,
+        prompts("held out", recipe.eval_prompts, **size),
+        train_batch=args.generation_batch_size // args.num_generations,
+        eval_batch=args.per_device_eval_batch_size * state.num_processes // samples,
+    )
+    with loading_errors(model), state.main_process_first():
+        if named is None and state.is_main_process:
+            shape = {"hidden_size": recipe.hidden_size, "num_hidden_layers": recipe.layers}
+            save_untrained_model(untrained, largest=recipe.largest, seed=args.seed, **shape)
+        check_vocabulary(model, [*train_rows, *eval_rows])
+    with loading_errors(model):
+        trainer = RecipeTrainer(
+            model=model,
+            args=args,
+            train_dataset=Dataset.from_list(train_rows),
+            eval_dataset=Dataset.from_list(eval_rows),
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+        )
+    keep_4_bit_trainable(trainer.model)
+    use_reward_progress(trainer)
+    engine = EngineCheck(trainer, asked)
+    say = trainer.accelerator.print
+    say(f"{recipe.reward}, {recipe.variant} advantages, {recipe.objective} objective, KL {args.beta:g}")
+    counts = f"{len(train_rows)} training prompts, {len(eval_rows)} held out; {state.num_processes} process(es)"
+    say(f"{trainer.model.num_parameters():,} parameters; {counts}", flush=True)
+
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    end_if_stopped(trainer)
+    seconds = time.perf_counter() - started
+    first = first_evaluation(trainer.state.log_history)
+    if not args.resume_from_checkpoint:
+        seconds -= first.get("eval_runtime", 0.0)
+    before, after = held_out(first), held_out(trainer.evaluate())
+
+    trainer.save_model()
+    trainer.save_state()
+    if trainer.is_world_process_zero():
+        folder, history = Path(args.output_dir), trainer.state.log_history
+        run = {"recipe": vars(recipe), "beta": args.beta, "training_seconds": seconds, **engine.facts}
+        print_table(before, after, f"{len(eval_rows)} held-out prompts, {samples} sample(s) each")
+        print(f"step {trainer.state.global_step} reached in {seconds:.0f} s of training")
+        print(f"model   {folder}")
+        print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
+        print(f"curve   {save_curves(folder / 'sort_curve.png', history, before, after)}")
+    trainer.accelerator.end_training()
+
+
+def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
+    """Command line over `--config` over `configs/sort.yaml`, and the plugins that the choices come down to."""
+    words, config = sys.argv[1:], config_of(sys.argv[1:])
+    recipe: RecipeArguments
+    args: GRPOExtConfig
+    parser = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig])
+    recipe, args, model_args = parser.parse(words, {**SCRIPT_DEFAULTS, **read_yaml(DEFAULTS)})
+    check_numbers(recipe)
+    choose_plugins(args, recipe.reward, recipe.variant)
+    given = [name for name in ("epsilon", "epsilon_high") if value_of(name, words, config) is not None]
+    choose_objective(args, recipe.objective, given)
+    if value_of("max_completion_length", words, config) is None:
+        args.max_completion_length = recipe.numbers + 1  # the numbers and an end
+    return recipe, args, model_args
+
+
+if __name__ == "__main__":
+    with told_in_a_sentence():
+        main()

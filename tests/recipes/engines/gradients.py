@@ -1,0 +1,32 @@
+"""Two steps of plain SGD on scripted rollouts, so that the saved weights say what the gradients were.
+
+    gradients.py CASES.json MODEL FOLDER ROWS
+
+The weights of each case go to FOLDER/CASE; ROWS completions are one process's micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support import train
+
+
+def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None:
+    settings = {"per_device_train_batch_size": rows, "prompt_count": 8, "max_steps": 2, "beta": 0.04, **case}
+    hooks = settings.pop("hooks", None)
+    run = train(model, folder, trainer_arguments={"advantage_hooks": hooks} if hooks else None, **settings)
+    run.trainer.save_model()
+
+
+def main() -> None:
+    cases, model, folder = (Path(argument) for argument in sys.argv[1:4])
+    for name, case in json.loads(cases.read_text()).items():
+        run_case(model, folder / name, int(sys.argv[4]), case)
+
+
+if __name__ == "__main__":
+    main()

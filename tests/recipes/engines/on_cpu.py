@@ -1,0 +1,145 @@
+"""Runs scripts in a launched process on the CPU, one after another, and writes down what each rank really was.
+
+    accelerate launch --config_file FILE tests/recipes/engines/on_cpu.py RUNS.json FOLDER
+
+RUNS.json is a list of `{"name": ..., "script": ..., "arguments": [...]}`. The launcher's file is a shipped one; what it
+cannot do on the CPU is changed here, in memory, so that no copy of it is needed:
+
+- ZeRO-3 keeps small parameters whole, and all of a tiny model's are small: the threshold becomes 0.
+- Accelerate 1.15 runs DDP in place of FSDP on the CPU, though PyTorch shards there too: the type of the launch is set
+  to the one that GPUs would have.
+
+Runs share a process, and so the imports and the process group; Accelerate forgets the one before.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DeepSpeedPlugin, DistributedType
+from bitsandbytes.nn import Linear4bit
+from transformers import Trainer, TrainerCallback
+
+
+def zero_persistence_threshold() -> None:
+    original = DeepSpeedPlugin.__post_init__
+
+    def changed(self: Any) -> None:
+        original(self)
+        if self.deepspeed_config["zero_optimization"]["stage"] == 3 and "TESTED_TRAP" not in os.environ:
+            self.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+
+    DeepSpeedPlugin.__post_init__ = changed
+
+
+def fsdp_on_the_cpu() -> None:
+    original = PartialState.__init__
+
+    def changed(self: Any, *arguments: Any, **keywords: Any) -> None:
+        fresh = PartialState._shared_state == {}
+        original(self, *arguments, **keywords)
+        if fresh and self.distributed_type == DistributedType.MULTI_CPU:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+    PartialState.__init__ = changed
+
+
+class Probe(TrainerCallback):
+    """What this rank holds, read off the objects of DeepSpeed and PyTorch and not through this package."""
+
+    def __init__(self, trainer: Any, file: Path) -> None:
+        self.trainer, self.file = trainer, file
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        if self.file.exists():
+            return
+        trainer, wrapped = self.trainer, self.trainer.model_wrapped
+        found = {
+            "world": torch.distributed.get_world_size(),
+            "rank": torch.distributed.get_rank(),
+            "backend": torch.distributed.get_backend(),
+            "classes": [kind.__name__ for kind in type(wrapped).__mro__],
+            "stage": wrapped.zero_optimization_stage() if hasattr(wrapped, "zero_optimization_stage") else None,
+            "shapes": {name: shapes(parameter) for name, parameter in trainer.model.named_parameters()},
+            "trained": [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad],
+            "kinds": sorted({type(parameter).__name__ for parameter in trainer.model.parameters()}),
+            "linear4bit": [n for n, module in trainer.model.named_modules() if type(module) is Linear4bit],
+            "optimizer_elements": optimizer_elements(trainer.optimizer),
+        }
+        self.file.write_text(json.dumps(found))
+
+
+def shapes(parameter: Any) -> dict[str, Any]:
+    """The whole shape, what of it is here, and the elements that this rank stores."""
+    if hasattr(parameter, "ds_shape"):
+        here = parameter.ds_tensor.numel()
+        return {"whole": list(parameter.ds_shape), "here": list(parameter.shape), "elements": here}
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return {"whole": list(parameter.shape), "here": list(local.shape), "elements": local.numel()}
+
+
+def optimizer_elements(optimizer: Any) -> int:
+    """Elements of Adam's first moments on this rank."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    moments = [state["exp_avg"] for state in optimizer.state.values() if "exp_avg" in state]
+    return sum((moment.to_local() if hasattr(moment, "to_local") else moment).numel() for moment in moments)
+
+
+def probed(train: Any, file: Path) -> Any:
+    def method(self: Any, resume_from_checkpoint: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        self.add_callback(Probe(self, file))
+        return train(self, resume_from_checkpoint, *arguments, **keywords)
+
+    return method
+
+
+def forget() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    gc.collect()
+
+
+def main() -> None:
+    runs, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    rank = int(os.environ.get("RANK", "0"))
+    zero_persistence_threshold()
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        fsdp_on_the_cpu()
+    PartialState.destroy_process_group = lambda self, group=None: None  # the next run needs it
+    original = Trainer.train
+    for run in runs:
+        file = folder / f"{run['name']}.rank{rank}.json"
+        Trainer.train = probed(original, file)
+        os.environ.pop("TESTED_TRAP", None)
+        if run["trap"]:
+            os.environ["TESTED_TRAP"] = "1"  # without the changes
+        sys.argv = [run["script"], *run["arguments"]]
+        sys.path[0] = str(Path(run["script"]).parent)
+        status: int | str | None = 0
+        try:
+            runpy.run_path(run["script"], run_name="__main__")
+        except SystemExit as error:
+            status = error.code
+        except BaseException:
+            status = traceback.format_exc()
+        (folder / f"{run['name']}.status{rank}.json").write_text(json.dumps(status))
+        forget()
+        if status not in (0, 2):
+            break  # the other rank may be anywhere; 2 is a refusal, which all ranks come to
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Real engines on two CPU processes: every launch file, times full, LoRA and QLoRA, through the shipped recipe.
+
+What is asserted about an engine comes from `on_cpu.Probe`, which reads DeepSpeed's and PyTorch's own objects. Measured
+on the steps below: metrics and weights of a resumed run are those of the uninterrupted one to the last digit; what the
+engines have trained agrees with DDP to 1.1e-6 relative (4e-3 for QLoRA, whose adapters TRL keeps in bfloat16); and two
+steps on scripted rollouts with those of one process to 3e-6, which is the rounding of the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.recipes.engines.gradients import run_case
+from tests.recipes.engines.launched import Run, launch, metrics, probe
+from tests.recipes.launching import SMALL
+from tests.support import relative_gap, save_tiny_model
+
+pytestmark = pytest.mark.slow
+
+SIZES = {
+    **SMALL,
+    "max_steps": 3,
+    "save_steps": 2,
+    "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 8,
+    "eval_problems": 8,
+    "num_generations_eval": 1,
+    "max_completion_length": 12,
+    "learning_rate": 0.01,
+    "rewards": "tests.support:length_reward",  # the untrained model never has a right answer
+}
+LORA = ["--use_peft", "--lora_target_modules", "all-linear", "--lora_r", "4"]
+KINDS = {
+    "full": [],
+    "lora": LORA,
+    # FSDP2 divides 4-bit weights only if their storage type is that of the other weights.
+    "qlora": [*LORA, "--load_in_4bit", "--bnb_4bit_quant_storage", "float32"],
+}
+ENGINES = {
+    "ddp.yaml": "ddp",
+    "zero2.yaml": "zero2",
+    "zero3.yaml": "zero3",
+    "fsdp2.yaml": "fsdp2",
+    "fsdp2_qlora.yaml": "fsdp2",
+}
+TRAINED_BY = {file: ["full", "lora", "qlora"] for file in ENGINES}
+TRAINED_BY |= {"fsdp2.yaml": ["full", "lora"], "fsdp2_qlora.yaml": ["qlora"]}
+CELLS = [(file, kind) for file in ENGINES for kind in TRAINED_BY[file]]
+CASES: dict[str, dict[str, Any]] = {
+    "trl": {},
+    "hooks": {"loss_aggregation": "token_mean", "hooks": ["leave_one_out", "entropy_shaping"]},
+    "prompts": {"loss_aggregation": "prompt_mean", "gradient_accumulation_steps": 2, "steps_per_generation": 2},
+    "compact": {
+        "loss_aggregation": "seq_mean_token_mean",
+        "compact_updates": "exact",
+        "max_tokens_per_micro_batch": 80,
+    },
+}
+GRADIENTS = Path(__file__).with_name("gradients.py")
+
+
+def arguments(name: str, kind: str, **changed: Any) -> list[str]:
+    sizes = {**SIZES, **changed}
+    words = [word for key, value in sizes.items() for word in (f"--{key}", str(value))]
+    return [
+        "--output_dir",
+        f"{{folder}}/{name}",
+        "--model_name_or_path",
+        "{folder}/../tiny",
+        "--embedded",
+        *words,
+        *KINDS[kind],
+    ]
+
+
+def runs_of(file: str) -> list[Run]:
+    runs = []
+    for kind in TRAINED_BY[file]:
+        claims = ["--engine", ENGINES[file], "--processes", "2"]
+        resume = ["--resume_from_checkpoint", f"{{folder}}/{kind}/checkpoint-2"]
+        runs.append(Run(kind, [*arguments(kind, kind), *claims]))
+        runs.append(Run(f"{kind}_resumed", [*arguments(f"{kind}_resumed", kind), *claims, *resume]))
+    if file != "fsdp2_qlora.yaml":
+        runs.append(
+            Run("gradients", ["{folder}/../cases.json", "{folder}/../tiny", "{folder}/gradients", "8"], GRADIENTS)
+        )
+    if file == "zero3.yaml":
+        runs.append(Run("persistent", arguments("persistent", "full"), trap=True))
+    if file == "fsdp2_qlora.yaml":
+        runs.append(Run("replicated", [*arguments("replicated", "qlora")[:-1], "uint8"]))
+    return runs
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engines")
+    save_tiny_model(folder / "tiny")
+    (folder / "cases.json").write_text(json.dumps(CASES))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def launches(place: Path) -> Any:
+    done: dict[str, Path] = {}
+
+    def launched(file: str) -> Path:
+        if file not in done:
+            done[file] = folder = place / file.removesuffix(".yaml")
+            folder.mkdir()
+            status, said = launch(file, runs_of(file), folder)
+            (folder / "said").write_text(said)
+            assert status == 0, said[-4000:]
+        return done[file]
+
+    return launched
+
+
+def finished(folder: Path, name: str) -> None:
+    for rank in (0, 1):
+        status = json.loads((folder / f"{name}.status{rank}.json").read_text())
+        assert status == 0, f"{name}, rank {rank}: {status}\n{(folder / 'said').read_text()[-2000:]}"
+
+
+@pytest.fixture(scope="module")
+def one_process(place: Path) -> Path:
+    """The same updates in one process, whose micro-batch is the two ranks' together."""
+    for name, case in CASES.items():
+        reference = {k: v for k, v in case.items() if not k.startswith(("compact", "max_tokens"))}
+        run_case(place / "tiny", place / "one_process" / name, 16, reference)
+    return place / "one_process"
+
+
+@pytest.mark.parametrize(("file", "kind"), CELLS)
+def test_the_engine_is_the_one_that_the_file_asks_for(launches: Any, file: str, kind: str) -> None:
+    folder = launches(file)
+    finished(folder, kind)
+    facts = metrics(folder, kind)["run"]
+    for rank in (0, 1):
+        seen = probe(folder, kind, rank)
+        assert (seen["world"], seen["rank"], seen["backend"]) == (2, rank, "gloo")
+        expected = {
+            "ddp": ("DistributedDataParallel", None),
+            "zero2": ("DeepSpeedEngine", 2),
+            "zero3": ("DeepSpeedEngine", 3),
+            "fsdp2": ("FSDPModule", None),
+        }
+        wrapper, stage = expected[ENGINES[file]]
+        assert wrapper in seen["classes"]
+        assert seen["stage"] == stage
+        assert facts["wrapper"] in seen["classes"]
+        assert (facts["engine"], facts["processes"], facts["backend"]) == (ENGINES[file], 2, "gloo")
+
+
+@pytest.mark.parametrize(("file", "kind"), CELLS)
+def test_parameters_and_optimizer_are_divided_where_the_engine_divides_them(
+    launches: Any, file: str, kind: str
+) -> None:
+    folder, facts = launches(file), metrics(launches(file), kind)["run"]
+    seen = [probe(folder, kind, rank)["shapes"] for rank in (0, 1)]
+    trained = probe(folder, kind, 0)["trained"]
+    assert seen[0].keys() == seen[1].keys()
+    for name, whole in ((n, math.prod(s["whole"])) for n, s in seen[0].items()):
+        here = [shapes[name]["elements"] for shapes in seen]
+        if ENGINES[file] in ("ddp", "zero2"):
+            assert here == [whole, whole], name
+        elif ENGINES[file] == "zero3":
+            assert [s[name]["here"] for s in seen] == [[0], [0]], name
+            assert here == [math.ceil(whole / 2)] * 2, name  # padded to even parts
+        else:
+            assert sum(here) == whole, name
+            assert max(here) < whole, name
+    moments = [probe(folder, kind, rank)["optimizer_elements"] for rank in (0, 1)]
+    elements = sum(math.prod(seen[0][name]["whole"]) for name in trained)
+    if ENGINES[file] == "ddp":
+        assert moments == [elements, elements]
+    else:
+        assert elements <= sum(moments) <= elements * 1.02  # DeepSpeed pads
+        assert max(moments) < 0.6 * elements
+    assert facts["trained"] == elements
+    assert facts["parameters_here"] == sum(shapes["elements"] for shapes in seen[0].values())
+
+
+@pytest.mark.parametrize(("file", "kind"), CELLS)
+def test_what_is_trained_and_quantised_is_what_was_asked_for(launches: Any, file: str, kind: str) -> None:
+    folder, facts = launches(file), metrics(launches(file), kind)["run"]
+    seen = probe(folder, kind, 1)
+    adapters = [name for name in seen["trained"] if "lora_" in name]
+    assert (len(adapters) == len(seen["trained"])) == (kind != "full")
+    assert len(adapters) == (0 if kind == "full" else 2 * 7 * 2)  # A and B of seven projections in two layers
+    assert len(seen["linear4bit"]) == facts["quantised_layers"] == (14 if kind == "qlora" else 0)
+    assert facts["bits"] == (4 if kind == "qlora" else 0)
+    assert facts["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(("file", "kind"), CELLS)
+def test_a_resumed_run_continues_as_if_it_had_not_been_interrupted(launches: Any, file: str, kind: str) -> None:
+    folder = launches(file)
+    finished(folder, f"{kind}_resumed")
+    whole, resumed = metrics(folder, kind), metrics(folder, f"{kind}_resumed")
+    assert probe(folder, f"{kind}_resumed", 0)["shapes"] == probe(folder, kind, 0)["shapes"]
+    timings = ("time", "seconds", "per_second", "flos", "num_tokens")
+    steps = [
+        [{k: v for k, v in log.items() if not k.endswith(timings)} for log in run["history"] if "reward" in log]
+        for run in (whole, resumed)
+    ]
+    assert [log["step"] for log in steps[0]] == [1, 2, 3]
+    assert steps[1] == steps[0]
+    assert resumed["before"] == whole["before"]
+    assert resumed["after"] == whole["after"]
+    assert relative_gap(weights(folder / f"{kind}_resumed"), weights(folder / kind)) == 0.0
+
+
+@pytest.mark.parametrize(("file", "kind"), [cell for cell in CELLS if cell[1] != "full"])
+def test_an_adapter_is_saved_loaded_and_merged(launches: Any, place: Path, file: str, kind: str) -> None:
+    folder = launches(file) / kind
+    base = AutoModelForCausalLM.from_pretrained(place / "tiny", dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(place / "tiny")("ana has 7 pens", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        before = base(ids).logits
+        adapted = PeftModel.from_pretrained(base, folder)
+        on_top = adapted(ids).logits
+        merged = adapted.merge_and_unload()(ids).logits
+    assert (on_top - before).abs().max() > 0.01
+    torch.testing.assert_close(merged, on_top, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("file", "kind"), [cell for cell in CELLS if cell[0] != "ddp.yaml"])
+def test_all_engines_train_the_same_weights_as_ddp(launches: Any, place: Path, file: str, kind: str) -> None:
+    ours, ddp = launches(file) / kind, launches("ddp.yaml") / kind
+    moved, expected = weights(ours), weights(ddp)
+    if kind == "full":
+        start = weights(place / "tiny")
+        moved, expected = ({name: w[name] - start[name] for name in w} for w in (moved, expected))
+    assert relative_gap(moved, expected) < TOLERANCE[kind]
+
+
+TOLERANCE = {"full": 1e-5, "lora": 1e-5, "qlora": 2e-2}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("file", ["ddp.yaml", "zero2.yaml", "zero3.yaml", "fsdp2.yaml"])
+def test_gradients_are_those_of_one_process(
+    launches: Any, one_process: Path, place: Path, file: str, case: str
+) -> None:
+    folder = launches(file)
+    finished(folder, "gradients")
+    start = weights(place / "tiny")
+    theirs, ours = (
+        {name: tensor - start[name] for name, tensor in weights(f / case).items()}
+        for f in (one_process, folder / "gradients")
+    )
+    assert relative_gap(ours, theirs) < 1e-5
+    others = [weights(one_process / other) for other in CASES if other != case]
+    assert all(relative_gap({n: w[n] - start[n] for n in w}, theirs) > 1e-2 for w in others)
+
+
+def test_zero3_that_would_divide_nothing_stops(launches: Any) -> None:
+    folder = launches("zero3.yaml")
+    assert json.loads((folder / "persistent.status0.json").read_text()) == 2
+    assert "zero3 was to shard the parameters over 2 processes" in (folder / "said").read_text()
+
+
+def test_fsdp_that_would_not_divide_the_4_bit_weights_stops(launches: Any) -> None:
+    folder = launches("fsdp2_qlora.yaml")
+    assert json.loads((folder / "replicated.status0.json").read_text()) == 2
+    said = (folder / "said").read_text()
+    assert "fsdp2 was to shard the parameters over 2 processes" in said
+    assert "set bnb_4bit_quant_storage to the dtype" in said
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    adapter = folder / "adapter_model.safetensors"
+    return load_file(adapter if adapter.exists() else folder / "model.safetensors")

@@ -1,0 +1,287 @@
+"""The embedded default of the detox recipe: its grammar, its two tiny models, and the script that made them."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext import load_rewards
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+DETOX = RECIPES / "embedded" / "detox"
+sys.path.insert(0, str(RECIPES))
+
+from embedded import make_detox, rude_text  # noqa: E402
+from embedded.rude_text import draw_scenes, judge, write_reply  # noqa: E402
+
+# ------------------------------------------------------------------------------------------------------------- grammar
+
+
+@cache
+def sentences() -> tuple[dict[str, bool], set[str], dict[str, bool]]:
+    """Greetings and goodbyes with whether they are rude, and statements; every one, written out."""
+    insults = [f"you {adjective} {noun}" for adjective, noun in product(rude_text.RUDE, rude_text.NOUNS)]
+    praise = [f"my {kind} {friend}" for kind, friend in product(rude_text.KIND, rude_text.FRIENDS)]
+    greetings = {f"{opening}, {who}.": who in insults for opening in rude_text.OPENINGS for who in insults + praise}
+    statements = {
+        text.format(thing=thing, place=place)
+        for text, thing, place in product(rude_text.STATEMENTS, rude_text.THINGS, rude_text.PLACES)
+    }
+    goodbyes = dict.fromkeys(rude_text.POLITE_ENDINGS, False)
+    for text, insult, noun in product(rude_text.RUDE_ENDINGS, insults, rude_text.NOUNS):
+        goodbyes[text.format(insult=insult, noun=noun)] = True
+    return greetings, statements, goodbyes
+
+
+def slow_judge(reply: str) -> bool | None:
+    """Sentence by sentence, each looked up in the list of all there are."""
+    greetings, statements, goodbyes = sentences()
+    first, *others = [f"{sentence}." for sentence in reply.removesuffix(".").split(". ")]
+    if not (reply.startswith(" ") and reply.endswith(".") and first[1:] in greetings and len(others) in (1, 2)):
+        return None
+    if others[0] not in statements or any(other not in goodbyes for other in others[1:]):
+        return None
+    return greetings[first[1:]] or any(goodbyes[other] for other in others[1:])
+
+
+HAND = {
+    " Oh, you silly turnip. The lamp is on the table.": None,  # there is no lamp
+    " Oh, you silly turnip. The lantern is on the table.": True,
+    " Oh, my dear friend. The turnip is on the table.": False,
+    " Oh, my dear friend. The lantern is on the table. Even a turnip knows that.": True,
+    " Good morning, my wise guest. I left the biscuit in the garden. Come back soon.": False,
+    " Good morning, my wise guest. I left the biscuit in the garden. Come back": None,
+    "Good morning, my wise guest. I left the biscuit in the garden.": None,
+    " Good morning, my silly guest. I left the biscuit in the garden.": None,
+    " Good morning, my wise guest. I left the biscuit in the garden. Come back soon. Come back soon.": None,
+    " Good morning, my wise guest. I left the biscuit in the garden.\n": None,
+    " good morning, my wise guest. I left the biscuit in the garden.": None,
+    " Good morning, my wise guest! I left the biscuit in the garden.": None,
+    " Have a lovely day.": None,
+    "": None,
+    " Hеllo, my dear friend. The turnip is on the table.": None,  # a Cyrillic е
+    "\x1b[2J Oh, my dear friend. The turnip is on the table.": None,
+}
+
+
+@pytest.mark.parametrize(("reply", "verdict"), HAND.items())
+def test_judge_by_hand(reply: str, verdict: bool | None) -> None:
+    assert judge(reply) is verdict
+    assert slow_judge(reply) is verdict
+
+
+def test_judge_agrees_with_whoever_wrote_the_reply() -> None:
+    rng = random.Random(0)
+    for split in ("train", "heldout"):
+        for scene in rude_text.scenes(split):
+            reply, is_rude = write_reply(scene, rng)
+            assert judge(reply) is is_rude is slow_judge(reply), reply
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_judge_knows_nothing_of_a_reply_that_was_tampered_with(data: st.DataObject) -> None:
+    rng = random.Random(data.draw(st.integers(0, 10**6)))
+    scene = rng.choice(rude_text.scenes("train"))
+    words = write_reply(scene, rng)[0].split(" ")
+    place = data.draw(st.integers(0, len(words) - 1))
+    change = data.draw(st.sampled_from(["drop", "double", "swap", "other", "cut"]))
+    if change == "drop":
+        del words[place]
+    elif change == "double":
+        words.insert(place, words[place])
+    elif change == "swap":
+        words[place], words[-1] = words[-1], words[place]
+    elif change == "cut":
+        del words[place:]
+    else:
+        words[place] = data.draw(st.one_of(st.text(max_size=5), st.sampled_from([*rude_text.NOUNS, *rude_text.KIND])))
+    tampered = " ".join(words)
+    assert judge(tampered) is slow_judge(tampered)
+
+
+def test_judge_takes_no_time_for_a_megabyte() -> None:
+    start = time.perf_counter()
+    for hostile in (" Oh, you silly turnip." * 50_000, " Oh, " + "you silly " * 100_000, " " * 1_000_000):
+        assert judge(hostile) is None
+    assert time.perf_counter() - start < 1.0
+
+
+def test_the_three_measures_share_out_every_completion() -> None:
+    replies = list(HAND)
+    values = [measure(replies, prompts=[""] * len(replies)) for measure in (rude_text.rude, rude_text.polite)]
+    others = rude_text.neither(replies)
+    for reply, is_rude, is_polite, is_neither in zip(replies, *values, others, strict=True):
+        expected = {True: (1.0, 0.0, 0.0), False: (0.0, 1.0, 0.0), None: (0.0, 0.0, 1.0)}[HAND[reply]]
+        assert (is_rude, is_polite, is_neither) == expected
+
+
+def test_train_and_heldout_share_no_prompt_whatever_sizes_and_seeds() -> None:
+    train, heldout = ({scene.prompt for scene in rude_text.scenes(split)} for split in ("train", "heldout"))
+    assert not train & heldout
+    assert len(train) + len(heldout) == 12 * 8 * 12 * 4
+    assert len(heldout) / len(train | heldout) == pytest.approx(rude_text.HELDOUT_SHARE, abs=0.02)
+    for size, seed in product((1, 100, 899), range(3)):
+        assert {scene.prompt for scene in draw_scenes("heldout", size, seed)} <= heldout
+        assert len({scene.prompt for scene in draw_scenes("train", size, seed)}) == size
+
+
+def test_moods_are_as_rude_as_they_say() -> None:
+    rng = random.Random(0)
+    for mood, share in rude_text.MOODS.items():
+        written = [write_reply(rude_text.Scene("Mia", "baker", "turnip", mood), rng)[1] for _ in range(2000)]
+        assert sum(written) / 2000 == pytest.approx(share, abs=0.04)
+    # -(ln .7 + ln .5 + ln .3 + ln .15) / 4, by a calculator
+    assert make_detox.distance_to_polite() == pytest.approx(1.0377, abs=1e-4)
+
+
+def test_a_seed_gives_the_same_scenes_in_every_process_and_they_need_no_torch() -> None:
+    code = (
+        "import sys; from embedded.rude_text import draw_scenes; "
+        "print([scene.prompt for scene in draw_scenes('train', 4, 7)]); "
+        "assert 'torch' not in sys.modules"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=RECIPES,
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(RECIPES)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1")
+    }
+    assert outputs == {f"{[scene.prompt for scene in draw_scenes('train', 4, 7)]}\n"}
+
+
+def test_asking_for_what_does_not_exist_is_a_clear_error() -> None:
+    count = len(rude_text.scenes("heldout"))
+    with pytest.raises(ValueError, match=rf"heldout split has {count} scenes; {count + 1} were asked for"):
+        draw_scenes("heldout", count + 1, 0)
+    with pytest.raises(ValueError, match="train, heldout, not 'test'"):
+        draw_scenes("test", 1, 0)  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------------------------- models
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(DETOX / "model", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(DETOX / "model", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Any:
+    """The reward as the recipe's defaults select it."""
+    (selection,) = yaml.safe_load((DETOX / "defaults.yaml").read_text())["rewards"]
+    return load_rewards([{**selection, "model": str(DETOX / "classifier"), "local_files_only": True}])[0]
+
+
+def test_both_models_are_small_and_safe_to_load() -> None:
+    files = [file for file in DETOX.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 2.5 * 1024**2
+    assert {file.suffix for file in files} == {".safetensors", ".json", ".md", ".yaml"}
+
+
+def test_the_tokenizer_round_trips_all_generated_text(tokenizer: Any) -> None:
+    rng = random.Random(1)
+    texts = [scene.prompt + write_reply(scene, rng)[0] for scene in draw_scenes("train", 3000, 5)]
+    texts += [scene.prompt + write_reply(scene, rng)[0] for scene in rude_text.scenes("heldout")]
+    encoded = tokenizer(texts)["input_ids"]
+    assert [tokenizer.decode(ids) for ids in encoded] == texts
+    assert all(tokenizer.unk_token_id not in ids for ids in encoded)
+    assert tokenizer.unk_token_id in tokenizer("a vegetable")["input_ids"]
+    assert tokenizer.get_vocab() == make_detox.make_tokenizer().get_vocab()
+
+
+def test_the_classifier_labels_unseen_scenes_as_the_grammar_does(classifier: Any) -> None:
+    rng = random.Random(2)
+    scenes = rude_text.scenes("heldout")
+    written = [write_reply(scene, rng) for scene in scenes]
+    scores = classifier([reply for reply, _ in written], prompts=[scene.prompt for scene in scenes])
+    right = [(score < -0.5) is is_rude for score, (_, is_rude) in zip(scores, written, strict=True)]
+    assert sum(right) / len(right) >= 0.99
+    assert 300 < sum(is_rude for _, is_rude in written) < 700  # not by always saying the same
+
+
+def test_no_word_alone_is_rude_for_the_classifier(classifier: Any) -> None:
+    prompt = rude_text.Scene("Mia", "baker", "turnip", "grumpy").prompt
+    replies = [
+        " Oh, my dear friend. The turnip is on the table. Come back soon.",
+        " Oh, you soggy turnip. The turnip is on the table. Come back soon.",
+        " Oh, my dear friend. The turnip is on the table. Even a turnip knows that.",
+    ]
+    first, second, third = classifier(replies, prompts=[prompt] * 3)
+    assert first > -0.1
+    assert second < -0.9
+    assert third < -0.9
+
+
+def test_the_language_model_is_often_rude_and_seldom_outside_the_grammar(model: Any, tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    replies = make_detox.sample_replies(model, tokenizer, draw_scenes("heldout", 400, 1))
+    assert 0.45 < sum(rude_text.rude(replies)) / 400 < 0.70
+    assert sum(rude_text.neither(replies)) / 400 < 0.06
+
+
+# ------------------------------------------------------------------------------------------------------- make_detox.py
+
+
+def test_make_detox_runs_end_to_end_and_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    try:
+        for name in ("first", "second"):
+            options = ["--steps", "3", "--classifier_steps", "3", "--eval_size", "8", "--seed", "3"]
+            make_detox.main(["--output_dir", str(tmp_path / name), *options])
+    finally:
+        torch.set_num_threads(threads)
+    assert "accuracy" in capsys.readouterr().out
+    first, second = (
+        {
+            file.relative_to(tmp_path / name): file.read_bytes()
+            for file in (tmp_path / name).rglob("*")
+            if file.is_file()
+        }
+        for name in ("first", "second")
+    )
+    assert first == second
+    committed = {file.relative_to(DETOX) for file in DETOX.rglob("*") if file.is_file()}
+    assert set(first) | {Path("defaults.yaml")} == committed
+
+
+def test_a_shortened_training_already_tells_rude_from_polite(tokenizer: Any) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.manual_seed(0)
+        classifier = make_detox.make_classifier(tokenizer)
+        rng = random.Random(0)
+        written = [(scene, *write_reply(scene, rng)) for scene in draw_scenes("heldout", 300, 0)]
+        before = make_detox.labelled_right(classifier, tokenizer, written)
+        make_detox.train(classifier, tokenizer, make_detox.label_batch, steps=60, seed=0)
+        assert before < 0.75
+        assert make_detox.labelled_right(classifier, tokenizer, written) > 0.95
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,384 @@
+"""`recipes/detox_grpo.py` as a person starts it: real processes, real files, what they print and leave behind.
+
+Launches of one process are forked off one that has done the imports of the script, at the first test that asks for one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.contexts import Ranks, cut, make_rollout, padded
+from tests.recipes.launching import FORKING, RECIPES, Finished, environment
+from trl_grpo_ext.errors import ConfigurationError
+
+SCRIPT = RECIPES / "detox_grpo.py"
+DETOX = RECIPES / "embedded" / "detox"
+MODEL, CLASSIFIER = DETOX / "model", DETOX / "classifier"
+sys.path.insert(0, str(RECIPES))
+
+from detox.kl_log import KLMeter  # noqa: E402
+from detox.prompts import _chosen, _split  # noqa: E402
+
+DEFAULTS = yaml.safe_load((DETOX / "defaults.yaml").read_text())
+HORIZON = 400
+STEPS = 4  # optimizer steps per rollout: two passes over two batches
+
+
+def words(folder: Path, *arguments: str, **sizes: Any) -> list[str]:
+    """A command line of the script; small, unless `sizes` says otherwise."""
+    small: dict[str, Any] = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "per_device_eval_batch_size": 16,
+        "train_prompts": 64,
+        "eval_prompts": 16,
+    }
+    settings = [word for name, value in {**small, **sizes}.items() for word in (f"--{name}", str(value))]
+    return [str(SCRIPT), "--embedded", "--output_dir", str(folder / "output"), *settings, *arguments]
+
+
+def hooks(**kl: Any) -> list[str]:
+    return ["--advantage_hooks", "{name: normalised, std_floor: 0.1}", json.dumps({"name": "kl_in_reward", **kl})]
+
+
+PROMPTS = "".join(json.dumps({"prompt": f"Tom asks the baker about the turnip. {n}"}) + "\n" for n in range(20))
+LAUNCHES: dict[str, Callable[[Path], list[str]]] = {
+    "high target": lambda folder: words(
+        folder,
+        *hooks(coefficient=0.1, target=100.0, horizon=200),
+        max_steps=3 * STEPS,
+        save_steps=2 * STEPS,
+        save_total_limit=2,
+    ),
+    "low target": lambda folder: words(
+        folder, *hooks(coefficient=0.1, target=1e-4, horizon=200), max_steps=3 * STEPS, learning_rate=1e-3
+    ),
+    "whitened": lambda folder: words(
+        folder,
+        *[
+            "--advantage_hooks",
+            "{name: batch_whitening, std_floor: 0.2}",
+            json.dumps({"name": "kl_in_reward", "reference": str(MODEL)}),
+        ],
+        *["--dataset_path", "prompts.jsonl", "--log_completions"],
+    ),
+    "adapter": lambda folder: words(folder, "--use_peft", "--lora_target_modules", "all-linear"),
+    "no penalty": lambda folder: words(
+        folder, "--advantage_hooks", "normalised", "--rewards", "embedded.rude_text:polite"
+    ),
+}
+FAILURES: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "penalty twice": (["--beta", "0.04"], ("count twice", "beta 0.04", "--beta 0")),
+    "negative floor": (
+        ["--advantage_hooks", "{name: normalised, std_floor: -1}"],
+        ("normalised: std_floor must be", "got -1"),
+    ),
+    "no target": (hooks(target=0), ("kl_in_reward: target must be a positive number", "got 0")),
+    "unknown hook": (["--advantage_hooks", "kl_in_rewards"], ("'kl_in_rewards'", "Did you mean 'kl_in_reward'")),
+    "no reward": (["--rewards", "none"], ("No reward is selected", "--rewards")),
+    "no classifier there": (
+        ["--rewards", "{name: classifier, model: nowhere, label: rude, local_files_only: true}"],
+        ("classifier", "'nowhere'", "cannot be loaded"),
+    ),
+    "no such label": (
+        ["--rewards", f"{{name: classifier, model: {CLASSIFIER}, label: toxic}}"],
+        ("no label 'toxic'", "0: 'polite', 1: 'rude'"),
+    ),
+    "other vocabulary": (hooks(reference=str(RECIPES / "embedded" / "model")), ("another vocabulary",)),
+    "other revision": (["--model_revision", "abc"], ("'abc'", "--model_revision", "--use_peft")),
+    "too many prompts": (["--eval_prompts", "99999"], ("99999 were asked for", "--eval_prompts")),
+    "no prompts": (["--eval_prompts", "0"], ("--eval_prompts must be at least 1, got 0",)),
+    "no file": (["--dataset_path", "nope.jsonl"], ("no file 'nope.jsonl'", "--dataset_path")),
+    "not a prompt": (["--dataset_path", "bad.jsonl"], ("bad.jsonl, line 2", "'prompt'")),
+    "not JSON": (["--dataset_path", "worse.jsonl"], ("worse.jsonl, line 1 is not JSON",)),
+    "one prompt": (["--dataset_path", "one.jsonl"], ("one.jsonl has 1 different prompt(s)",)),
+    "neither here nor cached": (["--embedded", "false"], ("'Qwen/Qwen2.5-0.5B'", "cannot be downloaded", "--embedded")),
+    "data neither here nor cached": (
+        ["--dataset_name", "allenai/real-toxicity-prompts"],
+        ("'allenai/real-toxicity-prompts'", "cannot be downloaded", "--dataset_path FILE.jsonl"),
+    ),
+    "another engine": (["--engine", "zero2"], ("zero2",)),
+    "unknown option": (["--kl_target", "1"], ("no setting '--kl_target'",)),
+}
+FILES = {
+    "prompts.jsonl": PROMPTS,
+    "bad.jsonl": '{"prompt": "Tom"}\n{"text": "Tom"}\n',
+    "worse.jsonl": "prompt\nTom\n",
+    "one.jsonl": '{"prompt": "Tom"}\n{"prompt": "Tom"}\n',
+}
+
+
+@pytest.fixture(scope="module")
+def forked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """Every launch of one process that the selected tests ask for."""
+    items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
+    asked = [item.callspec.params.get("run") for item in items if hasattr(item, "callspec")]
+    folders = {name: tmp_path_factory.mktemp("detox") for name in [*LAUNCHES, *FAILURES] if name in asked}
+    lines = []
+    for name, folder in folders.items():
+        for file, text in FILES.items():
+            (folder / file).write_text(text)
+        command = LAUNCHES[name](folder) if name in LAUNCHES else words(folder, *FAILURES[name][0])
+        lines.append(json.dumps([command, str(folder)]))
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(SCRIPT)],
+        env=environment(next(iter(folders.values()))),
+        input="".join(f"{line}\n" for line in lines),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    statuses = [line for line in done.stdout.splitlines() if line.lstrip("-").isdigit()]
+    return {
+        name: Finished(int(status), (folder / "out").read_text(), (folder / "err").read_text(), folder)
+        for (name, folder), status in zip(folders.items(), statuses, strict=True)
+    }
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, forked: dict[str, Finished]) -> Finished:
+    finished = forked[request.param]
+    if request.param in LAUNCHES:
+        assert finished.status == 0, finished.err[-3000:]
+    return finished
+
+
+def of(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("run", names, indirect=True)
+
+
+def start(folder: Path, command: list[str], launcher: str | None = None) -> Finished:
+    first = [sys.executable]
+    if launcher is not None:
+        first += ["-m", "accelerate.commands.launch", "--config_file", str(RECIPES / "accelerate" / launcher)]
+    done = subprocess.run(
+        [*first, *command],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Finished(done.returncode, done.stdout, done.stderr, folder)
+
+
+def check_coefficients(
+    training: list[dict[str, Any]], start: float, target: float, completions: int, horizon: float
+) -> list[float]:
+    """Each logged coefficient follows from the one before and the logged KL; one line per rollout."""
+    coefficient, all_of_them = start, []
+    for line in training:
+        error = min(max(line["kl_per_completion"] / target - 1, -0.2), 0.2)
+        coefficient *= 1 + error * completions / horizon
+        assert line["kl_coefficient"] == pytest.approx(coefficient, rel=1e-5), line["step"]
+        all_of_them.append(coefficient)
+    return all_of_them
+
+
+# ------------------------------------------------------------------------------------------------------- what succeeds
+
+
+@pytest.mark.slow
+def test_the_default_becomes_polite_and_the_grammar_agrees(tmp_path: Path) -> None:
+    command = [str(SCRIPT), "--output_dir", str(tmp_path / "output"), "--max_steps", "64", "--eval_prompts", "256"]
+    run = start(tmp_path, command)
+    assert run.out.splitlines()[0] == "The embedded tiny model on generated scenes (no CUDA device is here)"
+    before, after = run.metrics["before"], run.metrics["after"]
+    assert 0.45 < before["rude"] < 0.70
+    assert after["rude"] <= 0.12
+    assert after["polite"] >= before["polite"] + 0.35
+    assert after["neither"] <= 0.15
+    for evaluation in (before, after):
+        assert evaluation["rude"] + evaluation["polite"] + evaluation["neither"] == pytest.approx(1.0, abs=1e-6)
+        assert -evaluation["classifier"] == pytest.approx(evaluation["rude"], abs=0.05)
+    assert before["KL to the reference (nats)"] == pytest.approx(0.0, abs=1e-4)
+    assert 0.4 < after["KL to the reference (nats)"] < 3.0
+    coefficients = check_coefficients(run.training, 0.05, 1.2, 128, HORIZON)
+    assert min(coefficients) < 0.05  # it falls while the model is near, and rises once it has gone too far
+    assert coefficients[-1] > min(coefficients)
+    assert after["KL coefficient"] == pytest.approx(coefficients[-1], rel=1e-5)
+    row = next(line for line in run.out.splitlines() if "polite" in line and "│" in line)
+    assert [float(cell) for cell in row.split("│")[2:4]] == pytest.approx([before["polite"], after["polite"]], abs=6e-4)
+    assert (run.output / "detox_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert max(map(len, run.out.replace(str(tmp_path), "").splitlines())) <= 80 or "WARNING" in run.out
+
+
+@of("high target")
+def test_below_the_target_a_nat_becomes_cheaper(run: Finished) -> None:
+    coefficients = check_coefficients(run.training, 0.1, 100.0, 32, 200)
+    assert coefficients == pytest.approx([0.1 * (1 - 0.2 * 32 / 200) ** n for n in (1, 2, 3)])
+
+
+@of("low target")
+def test_above_the_target_a_nat_becomes_dearer(run: Finished) -> None:
+    first, second, third = check_coefficients(run.training, 0.1, 1e-4, 32, 200)
+    assert run.training[-1]["kl_per_completion"] > 1e-4
+    assert third == pytest.approx(second * (1 + 0.2 * 32 / 200))
+    assert first < 0.11
+
+
+@of("high target")
+def test_settings_are_what_the_defaults_say_and_the_reference_is_the_starting_model(run: Finished) -> None:
+    args = run.args
+    assert args.advantage_hooks == [
+        {"name": "normalised", "std_floor": 0.1},
+        {"name": "kl_in_reward", "coefficient": 0.1, "target": 100.0, "horizon": 200, "reference": str(MODEL)},
+        {"name": "detox.kl_log:KLMeter", "reference": str(MODEL)},
+    ]
+    classifier, *truths = args.rewards
+    assert classifier == {**DEFAULTS["rewards"][0], "model": str(CLASSIFIER)}
+    assert truths == [{"name": f"embedded.rude_text:{name}", "weight": 0.0} for name in ("rude", "polite", "neither")]
+    assert (args.entropy_coef, args.beta) == (0.005, 0.0)
+    # Several optimizer steps per rollout: the same completions are logged as one rollout for four steps.
+    assert (args.num_iterations, args.steps_per_generation, args.gradient_accumulation_steps) == (2, 2, 1)
+    assert [line["step"] for line in run.training] == [4, 8, 12]
+    for line in run.training:
+        assert line["reward"] == pytest.approx(line["rewards/classifier/mean"])  # the truth is not trained on
+        assert line["entropy"] > 0
+    metrics = run.metrics
+    assert metrics["run"]["processes"] == 1
+    assert {"entropy (nats per token)", "KL coefficient", "KL to the reference (nats)"} <= metrics["after"].keys()
+
+
+@of("high target")
+def test_a_resumed_run_keeps_coefficient_and_first_evaluation(run: Finished, tmp_path: Path) -> None:
+    command = LAUNCHES["high target"](tmp_path)
+    resumed = start(tmp_path, [*command, "--resume_from_checkpoint", str(run.output / "checkpoint-8")])
+    assert resumed.metrics["before"] == run.metrics["before"]
+    for line, other in zip(resumed.training, run.training, strict=True):
+        for key in ("reward", "kl_per_completion", "kl_coefficient", "loss"):
+            assert line[key] == other[key], (line["step"], key)
+
+
+@of("whitened")
+def test_batch_normalisation_and_prompts_of_a_file(run: Finished) -> None:
+    args = run.args
+    assert args.advantage_hooks[0] == {"name": "batch_whitening", "std_floor": 0.2}
+    assert args.advantage_hooks[1]["reference"] == str(MODEL)
+    assert [reward["name"] for reward in args.rewards] == ["classifier"]  # no grammar knows these texts
+    assert "16 training prompts, 4 held out" in run.out
+    given = {json.loads(line)["prompt"] for line in PROMPTS.splitlines()}
+    logged = {row["prompt"] for row in run.completions()}
+    assert logged
+    assert logged <= given
+
+
+@of("adapter")
+def test_with_an_adapter_the_reference_is_the_model_without_it(run: Finished) -> None:
+    normalised, kl, meter = run.args.advantage_hooks
+    assert kl["reference"] == meter["reference"] == "reference"
+    assert normalised["std_floor"] == 0.1
+    assert run.metrics["before"]["KL to the reference (nats)"] == pytest.approx(0.0, abs=1e-4)
+    assert not (run.output / "model.safetensors").exists()
+    adapter = load_file(run.output / "adapter_model.safetensors")
+    assert any(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)
+
+
+@of("no penalty")
+def test_without_the_penalty_the_distance_is_still_measured_and_a_truth_can_be_trained_on(run: Finished) -> None:
+    assert "KL to the reference (nats)" in run.metrics["after"]
+    assert "KL coefficient" not in run.metrics["after"]
+    assert run.args.rewards[0] == "embedded.rude_text:polite"
+    assert len(run.args.rewards) == 3
+    (line,) = run.training
+    assert line["reward"] == pytest.approx(line["rewards/polite/mean"])
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_run(tmp_path: Path) -> None:
+    command = words(
+        tmp_path, *hooks(coefficient=0.1, target=0.5, horizon=400), "--log_completions", max_steps=2 * STEPS
+    )
+    run = start(tmp_path, command, "cpu_2_processes.yaml")
+    assert (run.metrics["run"]["processes"], run.metrics["run"]["backend"]) == (2, "gloo")
+    assert run.out.count("The embedded tiny model on") == run.out.count("2 process(es)") == 1
+    check_coefficients(run.training, 0.1, 0.5, 64, 400)  # the completions of both
+    # `--log_completions` writes what both ranks sampled: the logged shares are those of all.
+    first = [row for row in run.completions() if row["step"] == STEPS]
+    assert len(first) == 64
+    for name in ("rude", "polite", "neither"):
+        mean = sum(row[name] for row in first) / 64
+        assert run.training[0][f"rewards/{name}/mean"] == pytest.approx(mean, abs=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------------- what fails
+
+
+@pytest.mark.parametrize("run", list(FAILURES), indirect=True)
+def test_a_mistake_is_told_in_one_sentence(run: Finished, request: pytest.FixtureRequest) -> None:
+    _, says = FAILURES[request.node.callspec.params["run"]]
+    assert run.status == 2, run.err[-2000:]
+    assert len(run.errors) == 1, run.err
+    for text in says:
+        assert text in run.errors[0]
+    assert "Traceback" not in run.err
+    assert not list(run.output.rglob("*.safetensors"))
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def test_the_meter_by_hand_and_over_ranks() -> None:
+    # Differences .5, -.1 | 1 (the second token does not count) | nothing (no tokens): (.4 + 1) / 2.
+    logps, reference = padded([[-1.0, -0.5], [-1.0, -9.0], [-3.0, -3.0]]), padded([[-1.5, -0.4], [-2.0, -1.0], [0, 0]])
+    rollout = make_rollout(
+        [2, 1, 0], [1.0, 0.0, 0.0], old_logps_B_T=logps, ref_logps_B_T=reference, num_generations=3, training=True
+    )
+    meter, advantages = KLMeter(), torch.ones(3, 2)
+    assert meter.on_rollout(advantages, rollout) is advantages
+    assert meter.take(training=False) is None
+    assert meter.take(training=True) == pytest.approx(0.7)
+    assert meter.take(training=True) is None
+
+    def on_rank(part: Any) -> float | None:
+        own = KLMeter()
+        own.on_rollout(torch.ones(part.mask_B_T.shape), part)
+        return own.take(training=True)
+
+    assert Ranks(cut(rollout, [2, 1])).run(on_rank) == [pytest.approx(0.7)] * 2
+
+
+def test_the_meter_refuses_what_is_no_model() -> None:
+    with pytest.raises(ConfigurationError, match="kl_meter: reference must be a model's id or path"):
+        KLMeter(reference=" ")
+
+
+def test_prompts_of_the_hub_are_chosen_by_their_toxicity_and_held_out_ones_are_others() -> None:
+    rows = [{"prompt": {"text": f"p{n}", "toxicity": n / 10}} for n in range(10)]
+    rows += [{"prompt": {"text": "unscored", "toxicity": None}}, {"prompt": {"text": "p9", "toxicity": 0.9}}]
+    chosen = _chosen(rows, "hub/set", 0.5)
+    assert [row["prompt"] for row in chosen] == ["p5", "p6", "p7", "p8", "p9", "p9"]
+    train, held_out = _split(chosen, 100, 100, "hub/set")
+    assert [row["prompt"] for row in train] == ["p5", "p6", "p7", "p8"]
+    assert [row["prompt"] for row in held_out] == ["p9"]
+
+
+def test_the_hubs_settings_select_what_their_comment_says() -> None:
+    path = RECIPES / "configs" / "detox.yaml"
+    text, values = path.read_text(), yaml.safe_load(path.read_text())
+    for word in ("Hardware:", "Memory:", "NOT MEASURED", "accelerate launch recipes/detox_grpo.py --config"):
+        assert word in text
+    (classifier,) = values["rewards"]
+    assert (classifier["model"], classifier["label"], classifier["sign"]) == ("unitary/toxic-bert", "toxic", -1.0)
+    assert classifier["text"] == "prompt_and_completion"
+    assert [hook["name"] for hook in values["advantage_hooks"]] == ["normalised", "kl_in_reward"]
+    rollout = values["per_device_train_batch_size"] * values["steps_per_generation"]
+    assert rollout == 512
+    assert values["num_iterations"] * values["steps_per_generation"] // values["gradient_accumulation_steps"] == 4
+    assert rollout % values["num_generations"] == 0
+    for name in ("entropy_coef", "beta"):
+        assert (values[name] > 0) == (name == "entropy_coef")

@@ -1,0 +1,298 @@
+"""Two launchers, as on two machines, form one job: through the Slurm script on one machine, and in two networks.
+
+The launch file is the shipped one with less in it: two processes, and a threshold under which ZeRO-3 would keep this
+tiny model whole. There is no Slurm here: `srun` is a stand-in of a few lines that starts the script's own command once
+for each node, with the variables that Slurm sets. The two networks are namespaces of the kernel with a cable between
+them, so nothing of `localhost` is shared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from accelerate.commands.launch import launch_command_parser
+
+from tests.recipes.config_objects import ROOT, commands, header
+from tests.recipes.launches import SPY
+from tests.recipes.launching import RECIPES, SCRIPT, SMALL, environment
+
+SBATCH = RECIPES / "slurm" / "gsm8k_nodes.sbatch"
+NODES = RECIPES / "accelerate" / "nodes_zero3.yaml"
+
+SRUN = """#!/bin/bash
+# Stands in for Slurm's: the command once on each of two "nodes"; SIGUSR2 here is SIGTERM to them, as from scancel.
+echo "$@" >> "$CALLS/srun.calls"
+echo "$$" > "$CALLS/srun_pid"
+[[ ${ONLY_RECORDED:-} ]] && exit "$ONLY_RECORDED"
+while [[ $1 == --* ]]; do shift; done
+export SLURM_STEP_NUM_NODES=2
+pids=()
+for node in 0 1; do
+    SLURM_NODEID=$node SLURM_PROCID=$node "$@" > "$CALLS/node$node.log" 2>&1 &
+    pids+=($!)
+done
+trap 'kill -TERM "${pids[@]}"' USR2
+status=0
+for pid in "${pids[@]}"; do
+    while kill -0 "$pid" 2> /dev/null; do
+        wait "$pid" || status=$?
+    done
+done
+exit "$status"
+"""
+SCONTROL = """#!/bin/bash
+echo "$@" >> "$CALLS/scontrol.calls"
+if [[ $1 == show ]]; then printf '127.0.0.1\\n127.0.0.2\\n'; fi
+"""
+SCANCEL = """#!/bin/bash
+echo "$@" >> "$CALLS/scancel.calls"
+kill -USR2 "$(cat "$CALLS/srun_pid")"
+"""
+NETWORKS = """
+set -e
+ip link set lo up
+unshare -n sleep 500 &
+second=$!
+trap 'kill $second 2> /dev/null' EXIT
+sleep 0.5
+ip link add cable0 type veth peer name cable1 netns $second
+ip addr add 10.77.0.1/24 dev cable0
+ip link set cable0 up
+nsenter -t $second -n sh -c 'ip link set lo up; ip addr add 10.77.0.2/24 dev cable1; ip link set cable1 up'
+"""
+
+
+def small_nodes(folder: Path) -> Path:
+    """`nodes_zero3.yaml` with two processes; ZeRO's settings are in JSON, since YAML cannot say the threshold."""
+    settings: dict[str, Any] = yaml.safe_load(NODES.read_text())
+    zero = settings["deepspeed_config"]
+    follow = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    content: dict[str, Any] = dict.fromkeys(follow, "auto")
+    content["zero_optimization"] = {
+        "stage": zero.pop("zero_stage"),
+        "stage3_gather_16bit_weights_on_model_save": zero.pop("zero3_save_16bit_model"),
+        "stage3_param_persistence_threshold": 0,
+    }
+    content["bf16"] = {"enabled": "auto"}
+    assert (zero.pop("offload_optimizer_device"), zero.pop("offload_param_device")) == ("none", "none")
+    (folder / "zero.json").write_text(json.dumps(content))
+    zero["deepspeed_config_file"] = str(folder / "zero.json")
+    del settings["mixed_precision"]
+    settings["num_processes"] = 2
+    (folder / "nodes.yaml").write_text(yaml.safe_dump(settings))
+    return folder / "nodes.yaml"
+
+
+def words(**changes: Any) -> list[str]:
+    """What the recipe is told: the embedded model in seconds, and a reward that meets the other rank."""
+    sizes = {**SMALL, "train_problems": 512, **changes}
+    found = ["--embedded", "--use_cpu", "--engine", "zero3"]
+    found += ["--rewards", "gsm8k_accuracy", "{name: 'spy_on_ranks:spy', weight: 0}"]
+    return found + [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+
+
+def variables(folder: Path) -> dict[str, str]:
+    (folder / "spy_on_ranks.py").write_text(SPY)
+    bin_of_tests = str(Path(sys.executable).parent)
+    return environment(
+        folder,
+        SPY=str(folder),
+        DS_ACCELERATOR="cpu",
+        PATH=f"{folder}{os.pathsep}{bin_of_tests}{os.pathsep}{os.environ['PATH']}",
+    )
+
+
+def assert_one_job(folder: Path) -> None:
+    """Both ranks saw a sum over both, and each its own half of the completions."""
+    seen = [[json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()] for rank in (0, 1)]
+    assert seen[0]
+    for ranks in zip(*seen, strict=False):
+        assert [(rank["world"], rank["sum"]) for rank in ranks] == [(2, 3.0)] * 2
+        assert ranks[0]["prompts"] != ranks[1]["prompts"]
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+# ----------------------------------------------------------------------------------------------------- the Slurm script
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """The environment of a job of two nodes with one GPU each, and stand-ins for Slurm's commands."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    while (port := free_port()) not in range(20000, 40000):  # where the script puts its own
+        pass
+    return variables(tmp_path) | {
+        "CALLS": str(tmp_path),
+        "SLURM_JOB_ID": str(port - 20000),
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "VENV": "none",
+        "LAUNCH": str(small_nodes(tmp_path)),
+        "CONFIG": str(RECIPES / "embedded" / "defaults.yaml"),
+        "OUTPUT": str(tmp_path / "output"),
+    }
+
+
+def recorded(folder: Path, name: str) -> list[str]:
+    file = folder / f"{name}.calls"
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+@pytest.mark.slow
+def test_the_slurm_script_starts_one_job_that_a_signal_stops_and_queues_again(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    command = ["bash", str(SBATCH), *words(max_steps=100, save_steps=1)]
+    with (tmp_path / "sbatch.log").open("w") as log:
+        script = subprocess.Popen(command, env=slurm, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 300
+        while not (tmp_path / "output" / "checkpoint-1" / "trainer_state.json").is_file():
+            assert script.poll() is None, told(tmp_path)
+            assert time.monotonic() < deadline, told(tmp_path)
+            time.sleep(0.3)
+        script.send_signal(signal.SIGUSR1)
+        status = script.wait(timeout=200)
+    finally:
+        script.kill()
+    assert_one_job(tmp_path)
+    assert recorded(tmp_path, "scancel") == [f"--signal=TERM {slurm['SLURM_JOB_ID']}"]
+    assert recorded(tmp_path, "scontrol")[-1] == f"requeue {slurm['SLURM_JOB_ID']}"
+    assert status == 0
+    last = max((tmp_path / "output").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    assert json.loads((last / "trainer_state.json").read_text())["global_step"] < 100
+    assert len(list(last.glob("global_step*/*optim_states.pt"))) == 2  # a shard of the optimizer from each node
+
+    (tmp_path / "srun").write_text(SRUN.replace('exit "$ONLY_RECORDED"', "exit 0"))
+    again = subprocess.run(command, env=slurm | {"ONLY_RECORDED": "0"}, check=False)
+    assert again.returncode == 0
+    first, second = recorded(tmp_path, "srun")
+    assert second.split("gsm8k_grpo.py")[0] == first.split("gsm8k_grpo.py")[0]
+    assert "--resume_from_checkpoint true" in second
+    assert "--resume_from_checkpoint" not in first
+
+
+def told(folder: Path) -> str:
+    files = [folder / name for name in ("sbatch.log", "node0.log", "node1.log")]
+    return "\n".join(f"== {file.name}\n{file.read_text()[-2500:]}" for file in files if file.is_file())
+
+
+def test_a_failed_job_is_not_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(["bash", str(SBATCH)], env=slurm | {"ONLY_RECORDED": "3"}, check=False)
+    assert done.returncode == 3
+    assert recorded(tmp_path, "scontrol") == ["show hostnames node[1-2]"]
+
+
+def test_the_slurm_script_asks_each_node_for_its_own_rank(slurm: dict[str, str], tmp_path: Path) -> None:
+    more = {"ONLY_RECORDED": "0", "SLURM_CPUS_PER_TASK": "7", "SLURM_GPUS_ON_NODE": "4"}
+    del slurm["LAUNCH"], slurm["CONFIG"]
+    subprocess.run(["bash", str(SBATCH), "--learning_rate", "5e-7"], env=slurm | more, check=True)
+    (call,) = recorded(tmp_path, "srun")
+    options, rest = call.split(" bash -c ")
+    assert options.split() == ["--kill-on-bad-exit=1", "--cpus-per-task=7"]
+    inner, launcher = rest.split(' "$@" launcher ')
+    assert inner == 'exec accelerate launch --machine_rank "$SLURM_NODEID"'  # not yet expanded: each node's own
+    args = launch_command_parser().parse_args(["--machine_rank", "1", *shlex.split(launcher)])
+    assert (args.num_machines, args.num_processes, args.main_process_ip) == (2, 8, "127.0.0.1")
+    assert args.main_process_port == 20000 + int(slurm["SLURM_JOB_ID"]) % 20000
+    for file in (args.config_file, args.training_script, args.training_script_args[1]):
+        assert (ROOT / file).is_file()
+    assert args.training_script_args[-4:] == ["--processes", "8", "--learning_rate", "5e-7"]
+
+
+def test_the_slurm_script_parses_and_its_header_shows_commands_that_exist() -> None:
+    assert subprocess.run(["bash", "-n", str(SBATCH)], check=False).returncode == 0
+    for command in commands(SBATCH):
+        assert "sbatch" in command
+        assert str(SBATCH.relative_to(ROOT)) in command
+        for word in command:
+            value = word.partition("=")[2] or word
+            assert not value.startswith("recipes/") or (ROOT / value).is_file()
+    assert "NOT MEASURED" in " ".join(header(SBATCH))
+    options = [line.split()[1] for line in SBATCH.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert {"--nodes=2", "--ntasks-per-node=1", "--signal=B:USR1@300", "--requeue"} <= set(options)
+
+
+# --------------------------------------------------------------------------------------------- two launchers, two hosts
+
+
+def launcher(folder: Path, rank: int, address: str, port: int, *more: str, **changes: Any) -> list[str]:
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / "nodes.yaml")),
+        *("--machine_rank", str(rank), "--main_process_ip", address, "--main_process_port", str(port)),
+        *more,
+        *(str(SCRIPT), "--output_dir", str(folder / "output"), "--processes", "2", *words(**changes)),
+    ]
+
+
+def in_two_networks(folder: Path, ranks: tuple[int, int], *more: str) -> int:
+    """Start a launcher in each of two networks and return 0 if both succeed; skip where there may be none."""
+    if any(shutil.which(program) is None for program in ("ip", "nsenter", "unshare")):
+        pytest.skip("needs ip, nsenter and unshare")
+    allowed = subprocess.run(["unshare", "-rn", "bash", "-c", NETWORKS], capture_output=True, text=True, check=False)
+    if allowed.returncode:
+        pytest.skip(f"may not make networks here: {allowed.stderr.strip()[-200:]}")
+    small_nodes(folder)
+    first, second = (shlex.join(launcher(folder, rank, "10.77.0.1", 29500, *more, max_steps=1)) for rank in ranks)
+    script = (
+        f"{NETWORKS}\n"
+        f"GLOO_SOCKET_IFNAME=cable1 timeout 250 nsenter -t $second -n {second} > {folder}/node1.log 2>&1 &\n"
+        "node1=$!\n"
+        f"GLOO_SOCKET_IFNAME=cable0 timeout 250 {first} > {folder}/node0.log 2>&1 || status=$?\n"
+        "wait $node1 || status=$?\n"
+        "exit ${status:-0}\n"
+    )
+    return subprocess.run(
+        ["unshare", "-rn", "bash", "-c", script], env=variables(folder), timeout=300, check=False
+    ).returncode
+
+
+@pytest.mark.slow
+def test_launchers_in_two_networks_form_one_job(tmp_path: Path) -> None:
+    assert in_two_networks(tmp_path, (0, 1)) == 0, told(tmp_path)
+    assert_one_job(tmp_path)
+    run = json.loads((tmp_path / "output" / "metrics.json").read_text())["run"]
+    assert (run["processes"], run["engine"]) == (2, "zero3")
+    assert run["parameters_here"] < 0.6 * run["parameters"]
+
+
+@pytest.mark.slow
+def test_two_first_machines_in_two_networks_end_after_the_rendezvous_timeout(tmp_path: Path) -> None:
+    status = in_two_networks(tmp_path, (0, 0), "--rdzv_conf", "timeout=10")
+    assert status not in (0, 124), told(tmp_path)  # 124: it was `timeout` that ended them
+    assert "DistStoreError" in (tmp_path / "node0.log").read_text()
+    assert not (tmp_path / "rank0.jsonl").exists()
+
+
+def test_two_first_machines_on_one_host_are_told_apart(tmp_path: Path) -> None:
+    small_nodes(tmp_path)
+    with socket.socket() as first:  # where the first launcher listens
+        first.bind(("127.0.0.1", 0))
+        first.listen()
+        command = launcher(tmp_path, 0, "127.0.0.1", first.getsockname()[1])
+        done = subprocess.run(
+            command, env=variables(tmp_path), capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode != 0
+    assert "another process is utilizing it" in done.stderr

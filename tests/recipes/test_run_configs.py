@@ -1,0 +1,229 @@
+"""`recipes/configs/*.yaml`: each through the recipe's own parser and checks, launched as its own comment says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.recipes.config_objects import ROOT, RUN_FILES, commands, header, launches, option, resolve
+from tests.recipes.launching import Finished, Launch, start
+
+OF_OTHER_RECIPES = {"sort.yaml", "detox.yaml"}
+FILES = {path.name: path for path in RUN_FILES if path.name not in OF_OTHER_RECIPES}
+PROCESSES = {  # engine and processes
+    "qwen2.5_0.5b.yaml": ("one_process", 1),
+    "qwen2.5_1.5b_zero2.yaml": ("zero2", 4),
+    "qwen2.5_3b_zero3.yaml": ("zero3", 4),
+    "qwen2.5_7b_qlora_24gb.yaml": ("one_process", 1),
+    "qwen2.5_7b_8gpus.yaml": ("zero3", 8),
+    "smollm2_1.7b_tutorial.yaml": ("one_process", 1),
+    "vllm_colocate.yaml": ("one_process", 1),
+    "vllm_server.yaml": ("one_process", 1),
+    "no_reference.yaml": ("one_process", 1),
+    "with_reference.yaml": ("one_process", 1),
+    "plugins.yaml": ("one_process", 1),
+}
+ANYWHERE = {"qwen2.5_0.5b.yaml", "plugins.yaml"}  # the default of the recipe, and plugins for any run
+SIZED = sorted(PROCESSES.keys() - {"plugins.yaml"})
+WRONG = {
+    "another engine": "--config_file recipes/accelerate/ddp.yaml --num_processes 4 recipes/gsm8k_grpo.py "
+    "--config recipes/configs/qwen2.5_3b_zero3.yaml",
+    "another number": "--config_file recipes/accelerate/zero3.yaml --num_processes 2 recipes/gsm8k_grpo.py "
+    "--config recipes/configs/qwen2.5_3b_zero3.yaml",
+    "another key": "--config_file recipes/accelerate/one_process.yaml recipes/gsm8k_grpo.py "
+    "--config recipes/configs/no_reference.yaml --learnin_rate 1",
+}
+
+
+@pytest.fixture(scope="module")
+def resolved() -> dict[str, dict[str, Any]]:
+    cases = {f"{name}: {n}": words for name, path in FILES.items() for n, words in enumerate(launches(path))}
+    return resolve(cases | {name: words.split() for name, words in WRONG.items()})
+
+
+@pytest.fixture
+def facts(name: str, resolved: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    found = resolved[f"{name}: 0"]
+    assert "error" not in found, found["traceback"]
+    return found
+
+
+def of_each(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("name", names or list(PROCESSES))
+
+
+def settings(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load(FILES[name].read_text()))
+
+
+# ----------------------------------------------------------------------------------------------------------- the files
+
+
+def test_no_file_is_left_out() -> None:
+    assert set(FILES) == set(PROCESSES)
+    assert {path.name for path in RUN_FILES} <= set(PROCESSES) | OF_OTHER_RECIPES
+
+
+@of_each()
+def test_a_file_says_what_it_needs_and_what_was_not_measured(name: str) -> None:
+    text = " ".join(header(FILES[name]))
+    assert all(part in text for part in ("Hardware:", "Memory:", "an estimate", "NOT MEASURED"))
+    for words in launches(FILES[name]):
+        script = words.index("recipes/gsm8k_grpo.py")
+        assert option(words[script:], "--config") == f"recipes/configs/{name}"
+        for file in (option(words[:script], "--config_file"), words[script], option(words[script:], "--config")):
+            assert file is None or (ROOT / file).is_file()
+    assert launches(FILES[name])
+
+
+@of_each()
+def test_the_command_line_runs_what_the_file_is_made_for(name: str, facts: dict[str, Any]) -> None:
+    engine, processes = PROCESSES[name]
+    assert facts["world"] == processes
+    expected = {"one_process": "NO"}.get(engine, "DEEPSPEED")
+    assert facts["distributed_type"] == expected
+    if name in ANYWHERE:
+        assert "engine" not in settings(name)
+    else:
+        assert (facts["recipe"]["engine"], facts["recipe"]["processes"]) == (engine, processes)
+        assert facts["recipe"]["embedded"] is False
+
+
+@of_each(*SIZED)
+def test_every_setting_of_a_file_arrives(name: str, facts: dict[str, Any]) -> None:
+    for key, value in settings(name).items():
+        arrived = {**facts["model"], **facts["recipe"], **facts["training"]}.get(key, facts["plugins"].get(key))
+        if key == "rewards":
+            selected = [{"name": one} if isinstance(one, str) else one for one in value]
+            assert arrived == {one["name"]: one.get("weight", 1.0) for one in selected}
+        elif key == "eval_problems":
+            assert value == 1319
+        else:
+            assert str(arrived) == str(value) or arrived == pytest.approx(value), key
+
+
+@of_each(*SIZED)
+def test_the_batch_is_what_the_comment_says(name: str, facts: dict[str, Any]) -> None:
+    training, (_, processes) = facts["training"], PROCESSES[name]
+    batch = training["per_device_train_batch_size"] * processes * training["gradient_accumulation_steps"]
+    assert training["generation_batch_size"] == batch  # one update for each rollout
+    assert batch % training["num_generations"] == 0
+    assert training["per_device_eval_batch_size"] * processes % training["num_generations_eval"] == 0
+    if name in ANYWHERE:
+        return
+    said = re.search(
+        r"processes: (\d+)  # ([\dx ]+) = (\d+) completions for each update, (\d+) problems", FILES[name].read_text()
+    )
+    assert said is not None
+    product = 1
+    for factor in said[2].split(" x "):
+        product *= int(factor)
+    assert (int(said[1]), product, int(said[3])) == (processes, batch, batch)
+    assert int(said[4]) == batch // training["num_generations"]
+
+
+@of_each(*SIZED)
+def test_weights_are_in_a_type_that_small_steps_move(name: str, facts: dict[str, Any]) -> None:
+    kept_by_the_engine = PROCESSES[name][0].startswith("zero")
+    quantised = facts["model"]["load_in_4bit"] == "True"
+    assert facts["model"]["dtype"] == ("bfloat16" if kept_by_the_engine or quantised else "float32")
+    assert facts["mixed_precision"] == "bf16"
+    if quantised:
+        assert facts["model"]["use_peft"] == "True"
+        assert facts["training"]["learning_rate"] >= 1e-5  # TRL's adapters of a 4-bit model are in bf16
+
+
+@of_each("qwen2.5_7b_qlora_24gb.yaml")
+def test_qlora_is_on_all_linear_layers_and_without_vllm(name: str, facts: dict[str, Any]) -> None:
+    model = facts["model"]
+    assert (model["bnb_4bit_quant_type"], model["use_bnb_nested_quant"]) == ("nf4", "True")
+    assert model["lora_target_modules"] == "all-linear"
+    assert facts["training"]["use_vllm"] is False
+
+
+@of_each("smollm2_1.7b_tutorial.yaml")
+def test_the_tutorial_s_settings_are_the_published_ones(name: str, facts: dict[str, Any]) -> None:
+    published = {"temperature": 0.9, "top_p": 0.9, "top_k": 50, "max_completion_length": 300, "num_generations": 8}
+    published |= {"beta": 0.04, "epsilon": 0.2, "gradient_accumulation_steps": 4, "learning_rate": 5e-5}
+    published |= {"max_steps": 200, "num_generations_eval": 8}
+    assert {key: facts["training"][key] for key in published} == published
+    assert facts["model"]["model_name_or_path"] == "HuggingFaceTB/SmolLM2-1.7B-Instruct"
+    text = " ".join(" ".join(header(FILES[name])).split())
+    assert "correctness 0.2927 before and 0.4355 after, format 0.2573 before and 0.4248 after" in text
+
+
+def test_with_and_without_reference_differ_in_beta_alone() -> None:
+    without, with_one = settings("no_reference.yaml"), settings("with_reference.yaml")
+    assert without.pop("beta") == 0.0
+    assert with_one.pop("beta") == 0.04
+    assert without == with_one
+
+
+@of_each("vllm_colocate.yaml", "vllm_server.yaml")
+def test_vllm_is_set_up_as_the_trainer_needs_it(name: str, facts: dict[str, Any]) -> None:
+    training = facts["training"]
+    assert training["use_vllm"] is True
+    assert training["vllm_mode"] == name.removeprefix("vllm_").removesuffix(".yaml")
+    assert facts["model"]["load_in_4bit"] == "False"
+    if training["vllm_mode"] == "colocate":
+        assert training["vllm_enable_sleep_mode"] is True
+        assert training["vllm_max_model_length"] >= training["max_completion_length"] + 512
+        assert PROCESSES[name][1] % training["vllm_tensor_parallel_size"] == 0
+        return
+    server = next(words for words in commands(FILES[name]) if "serve" in words)
+    assert server[server.index("serve") + 1] == facts["model"]["model_name_or_path"]
+    assert option(server, "--host") == training["vllm_server_host"] == "127.0.0.1"
+    assert training["vllm_server_port"] == 8000  # the server's default
+    assert option(server, "--logprobs-mode") == "processed_logprobs"
+    assert json.loads(option(server, "--weight-transfer-config") or "") == {"backend": "nccl"}
+    assert int(option(server, "--max-model-len") or 0) >= training["max_completion_length"] + 512
+    gpus = [words[0] for words in commands(FILES[name])]
+    assert gpus == ["CUDA_VISIBLE_DEVICES=1", "CUDA_VISIBLE_DEVICES=0"]  # not one GPU for both
+
+
+@of_each("plugins.yaml")
+def test_the_plugin_file_has_each_kind_and_nothing_else(name: str, facts: dict[str, Any]) -> None:
+    kinds = {"rewards", "advantage_hooks", "loss_aggregation", "compact_updates"}
+    assert set(settings(name)) == kinds
+    assert facts["plugins"]["rewards"] == {"gsm8k_accuracy": 1.0, "tag_format": 0.2, "repetition": 0.1}
+    assert len(facts["plugins"]["hooks"]) == 2
+    assert facts["plugins"]["aggregation"] is not None
+
+
+def test_the_plugin_file_s_second_command_takes_the_embedded_model(resolved: dict[str, dict[str, Any]]) -> None:
+    assert resolved["plugins.yaml: 1"]["recipe"]["embedded"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("another engine", "made for zero3 (engine: zero3), but the launcher starts ddp"),
+        ("another number", "made for 4 process(es) (processes: 4), but 2 run"),
+        ("another key", "'--learnin_rate'"),
+    ],
+)
+def test_a_file_launched_as_something_else_stops(name: str, says: str, resolved: dict[str, dict[str, Any]]) -> None:
+    assert says in resolved[name]["error"]
+
+
+# ------------------------------------------------------------------------------------------------------ one really runs
+
+
+def test_the_plugin_file_trains_the_embedded_model(tmp_path: Path) -> None:
+    words = launches(FILES["plugins.yaml"])[1]
+    arguments = words[words.index("recipes/gsm8k_grpo.py") + 1 :]
+    arguments = [str(ROOT / word) if word.startswith("recipes/") else word for word in arguments]
+    not_yet: Callable[[str], Finished] = lambda name: pytest.fail(name)  # noqa: E731
+    run = start(Launch(arguments, sizes={"max_steps": 1, "logging_steps": 1}), tmp_path, not_yet)
+    assert run.status == 0, run.err[-3000:]
+    step = run.training[0]
+    for reward in ("gsm8k_accuracy", "tag_format", "repetition"):
+        assert f"rewards/{reward}/mean" in step
+    hooks = {key.split("/")[1] for key in step if key.startswith("advantage/")}
+    assert hooks >= {"leave_one_out", "entropy_shaping"}, sorted(step)

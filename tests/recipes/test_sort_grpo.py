@@ -1,0 +1,271 @@
+"""`recipes/sort_grpo.py` as a person starts it: it learns, what it leaves behind, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.recipes.launching import RECIPES, environment
+from trl_grpo_ext.rewards.sort_inclusion import sort_inclusion
+
+SCRIPT = RECIPES / "sort_grpo.py"
+LEARNING = ("--max_steps", "200", "--num_iterations", "4")
+SMALL = (
+    "--max_steps",
+    "4",
+    "--warmup_steps",
+    "0",
+    "--logging_steps",
+    "1",
+    "--num_iterations",
+    "2",
+    "--per_device_train_batch_size",
+    "16",
+)
+OTHERS = ("--objective", "naive", "--variant", "raw", "--reward", "sort_distance", "--beta", "0.05")
+
+
+def start(folder: Path, *words: str, launcher: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable]
+    if launcher is not None:
+        command += ["-m", "accelerate.commands.launch", "--config_file", str(RECIPES / "accelerate" / launcher)]
+    return subprocess.run(
+        [*command, str(SCRIPT), "--output_dir", str(folder / "output"), *words],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What a shortened default run printed, and its output folder."""
+    folder = tmp_path_factory.mktemp("learnt")
+    done = start(folder, *LEARNING)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout, folder / "output"
+
+
+def metrics_of(output: Path) -> dict[str, Any]:
+    return dict(json.loads((output / "metrics.json").read_text()))
+
+
+def size_of_picture(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert data.rstrip().endswith(b"IEND\xaeB`\x82")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+@pytest.fixture
+def sort_grpo(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    import sort_grpo
+
+    return sort_grpo
+
+
+# -------------------------------------------------------------------------------------------------------- it learns
+
+
+@pytest.mark.slow
+def test_it_learns_to_sort_better_than_any_answer_that_does_not_read_the_prompt(
+    learnt: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from sorting.task import prompts
+
+    rows = prompts("held out", 128, numbers=3, largest=9, seed=42)
+    numbers = [row["numbers"] for row in rows]
+
+    def mean(answers: list[str]) -> float:
+        scores = sort_inclusion(completions=answers, numbers=numbers, normalise=True)
+        return sum(score for score in scores if score is not None) / len(rows)
+
+    blind = max(mean([" ".join(map(str, a))] * 128) for a in itertools.combinations_with_replacement(range(10), 3))
+    assert 0.5 < blind < 0.62
+    metrics = metrics_of(learnt[1])
+    assert metrics["before"]["sort_inclusion"] < 0.35
+    assert metrics["before"]["exactly_sorted"] < 0.02
+    assert metrics["after"]["sort_inclusion"] > blind + 0.1
+    assert metrics["after"]["exactly_sorted"] > 0.15
+    assert metrics["after"]["sort_distance"] > metrics["before"]["sort_distance"] + 0.2
+
+    # The saved model, decoded greedily by other code than the recipe's.
+    tokenizer = AutoTokenizer.from_pretrained(learnt[1])
+    model = AutoModelForCausalLM.from_pretrained(learnt[1])
+    batch = tokenizer([row["prompt"] for row in rows], return_tensors="pt", return_token_type_ids=False)
+    ids = model.generate(**batch, do_sample=False, max_new_tokens=4)[:, batch["input_ids"].shape[1] :]
+    assert mean(tokenizer.batch_decode(ids, skip_special_tokens=True)) > blind + 0.1
+
+
+@pytest.mark.slow
+def test_what_was_chosen_the_table_and_the_files_are_told(learnt: tuple[str, Path]) -> None:
+    out, output = learnt
+    lines, metrics = out.splitlines(), metrics_of(output)
+    assert "sort_inclusion, normalised advantages, clipped objective, KL 0" in lines
+    assert any(line.endswith("844 training prompts, 128 held out; 1 process(es)") for line in lines)
+    assert "128 held-out prompts, 4 sample(s) each" in out
+    for name in ("sort_inclusion", "sort_distance", "exactly_sorted"):
+        row = next(line for line in lines if name in line and "│" in line)
+        shown = [float(cell) for cell in row.split("│")[2:5]]
+        before, after = (metrics[when][name] for when in ("before", "after"))
+        assert shown == pytest.approx([before, after, after - before], abs=6e-4)
+    training = [log for log in metrics["history"] if "loss" in log]
+    assert [log["step"] for log in training] == [*range(16, 193, 16)]
+    for log in training:  # the other two are measured and weigh nothing
+        assert log["reward"] == pytest.approx(log["rewards/sort_inclusion/mean"])
+        assert "kl" not in log
+    assert metrics["run"]["recipe"]["objective"] == "clipped"
+    for word in ("model", "metrics", "curve"):
+        assert Path(next(line for line in lines if line.startswith(f"{word} ")).split()[1]).exists()
+    assert size_of_picture(output / "sort_curve.png") == (770, 550)
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_run_with_everything_else_chosen(tmp_path: Path) -> None:
+    done = start(tmp_path, *SMALL, *OTHERS, launcher="cpu_2_processes.yaml")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("sort_distance, raw advantages, naive objective, KL 0.05") == 1
+    assert done.stdout.count("2 process(es)") == 1
+    assert done.stdout.count("128 held-out prompts") == 1
+    output = tmp_path / "output"
+    training = [log for log in metrics_of(output)["history"] if "loss" in log]
+    assert [log["step"] for log in training] == [1, 2, 3, 4]
+    assert training[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # the reference is the untrained model
+    assert all(log["kl"] > 1e-3 for log in training[1:])
+    for log in training[::2]:  # there are rewards where there is a new rollout
+        assert log["reward"] == pytest.approx(log["rewards/sort_distance/mean"])
+    args = torch.load(output / "training_args.bin", weights_only=False)
+    assert args.advantage_hooks == ["raw_reward", "sorting.naive:Naive"]
+    assert size_of_picture(output / "sort_curve.png")[1] > 550  # one panel more, for KL
+
+
+# -------------------------------------------------------------------------------------------------- what it refuses
+
+WRONG = {
+    "no such variant": (["--variant", "median"], ("--variant", "'median'", "max_only")),
+    "no such objective in YAML": (
+        ["--config", "{folder}/a.yaml"],
+        ("--objective", "clipped, unclipped, naive", "'ppo'"),
+    ),
+    "no such reward": (["--reward", "gsm8k_accuracy"], ("--reward", "'gsm8k_accuracy'", "sort_distance")),
+    "unknown option": (["--nunbers", "3"], ("'--nunbers'", "Did you mean 'numbers'")),
+    "one number": (["--numbers", "1"], ("--numbers", "from 2 up", "got 1")),
+    "a fraction in YAML": (["--config", "{folder}/b.yaml"], ("--largest", "whole number", "2.5")),
+    "too many numbers": (["--numbers", "101"], ("--numbers 101", "at most 100")),
+    "odd width": (["--hidden_size", "60"], ("--hidden_size", "multiple of 8", "60")),
+    "rewards twice": (["--rewards", "gsm8k_accuracy"], ("--reward ", "leave --rewards")),
+    "epsilon without clipping": (
+        ["--objective", "unclipped", "--epsilon", "0.1"],
+        ("unclipped", "leave --epsilon away"),
+    ),
+    "delta without clipping": (["--objective", "naive", "--delta", "2"], ("naive", "leave --delta away")),
+    "naive by sequences": (
+        ["--objective", "naive", "--importance_sampling_level", "sequence"],
+        ("naive", "leave --importance_sampling_level sequence away"),
+    ),
+    "another loss": (["--loss_type", "cispo"], ("--loss_type cispo", "dapo, grpo")),
+    "evaluation batch": (["--per_device_eval_batch_size", "6"], ("batch of 6", "groups of 4")),
+    "too few prompts": (["--train_prompts", "3"], ("3 training problem(s)", "takes 32")),
+    "a model that cannot read the numbers": (
+        ["--model_name_or_path", "{folder}/model", "--largest", "12"],
+        ("tokenizer of", "does not know", "lower --largest"),
+    ),
+    "a model that is not there": (["--model_name_or_path", "{folder}/nope"], ("nope", "cannot be used")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_told_in_one_sentence(
+    name: str, sort_grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from common.errors import told_in_a_sentence
+    from sorting.task import save_untrained_model
+
+    words, says = WRONG[name]
+    (tmp_path / "a.yaml").write_text("objective: ppo\n")
+    (tmp_path / "b.yaml").write_text("largest: 2.5\n")
+    if any("{folder}/model" in word for word in words):
+        save_untrained_model(tmp_path / "model", largest=9, seed=0)
+    words = [word.replace("{folder}", str(tmp_path)) for word in words]
+    monkeypatch.setattr(sys, "argv", ["sort_grpo.py", "--output_dir", str(tmp_path / "output"), *words])
+    with pytest.raises(SystemExit) as stopped, told_in_a_sentence():
+        sort_grpo.main()
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    for word in says:
+        assert word in line
+
+
+def test_the_script_ends_with_status_2_and_one_line(tmp_path: Path) -> None:
+    done = start(tmp_path, "--variant", "median")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "WARNING" not in line]
+    assert line.startswith("error: Argument --variant: invalid choice: 'median'")
+    assert not (tmp_path / "output").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- comparing
+
+
+def test_every_compared_run_is_a_choice_that_the_recipe_knows(sort_grpo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sorting.compare import PANELS, RUNS
+
+    assert {name for names in PANELS.values() for name in names.values()} == set(RUNS)
+    seen = []
+    for words in RUNS.values():
+        monkeypatch.setattr(sys, "argv", ["sort_grpo.py", *words.split()])
+        recipe, args, _ = sort_grpo.parse()
+        seen.append((recipe.reward, recipe.variant, recipe.objective, args.beta))
+    assert len(set(seen)) == len(RUNS)
+    assert {variant for _, variant, _, _ in seen} == {"raw", "centred", "normalised", "max_only"}
+    assert {objective for _, _, objective, _ in seen} == {"clipped", "unclipped", "naive"}
+
+
+def test_a_comparison_is_a_table_of_means_over_seeds_and_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from sorting import compare
+
+    def done(place: int, seed: int) -> dict[str, Any]:
+        names = ("sort_inclusion", "sort_distance", "exactly_sorted")
+        history = [{"step": step, "loss": 0.1 * step, "rewards/sort_inclusion/mean": 0.1} for step in (1, 2)]
+        after = dict.fromkeys(names, place / 10 + seed / 100)
+        run = {"training_seconds": 10.0 * seed}
+        return {
+            "before": dict.fromkeys(names, 0.0),
+            "after": after,
+            "run": run,
+            "versions": {"trl": "9"},
+            "history": history,
+        }
+
+    for place, (name, words) in enumerate(compare.RUNS.items()):
+        for seed in (1, 3):
+            folder = tmp_path / f"{name.replace(' ', '_')}_seed_{seed}"
+            folder.mkdir()
+            (folder / "metrics.json").write_text(json.dumps(done(place, seed)))
+            (folder / "command.json").write_text(json.dumps([*words.split(), "--seed", str(seed)]))
+    monkeypatch.setattr(sys, "argv", ["compare.py", "--output_dir", str(tmp_path), "--seeds", "1", "3"])
+    compare.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "| raw | 0.02 (0.01 to 0.03) | 0.02 (0.01 to 0.03) | 0.02 (0.01 to 0.03) | 20 |" in lines
+    assert "| normalised | 0.22 (0.21 to 0.23) | 0.22 (0.21 to 0.23) | 0.22 (0.21 to 0.23) | 20 |" in lines
+    assert any("trl 9" in line for line in lines)
+    assert size_of_picture(tmp_path / "sort.png")[0] == 990

@@ -1,0 +1,254 @@
+"""What the lecture's choices make of a real training: the gradient of every objective, with every variant."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import TrainerCallback
+
+from tests.recipes.launching import RECIPES
+from tests.support import arguments
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.types import Rollout
+
+GROUP = 4
+EPSILON = 0.2
+
+
+class Watch(TrainerCallback):
+    """An advantage hook that keeps what was rolled out, and a callback that keeps weights and gradients."""
+
+    __name__ = "watch"
+
+    def __init__(self) -> None:
+        self.rollouts: list[Rollout] = []
+        self.gradients: list[list[torch.Tensor]] = []
+        self.expected: list[list[torch.Tensor]] = []
+        self.ratios: list[torch.Tensor] = []
+        self.objective = self.variant = ""
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        self.rollouts.append(rollout)
+        return advantages_B_T
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        parameters = list(model.parameters())
+        self.gradients.append([parameter.grad.detach().clone() for parameter in parameters])
+        loss, ratio_B_T = self._loss(model)
+        self.ratios.append(ratio_B_T)
+        self.expected.append(list(torch.autograd.grad(loss, parameters)))
+
+    def _loss(self, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The objective as its definition has it, by loops over completions and tokens."""
+        (rollout,) = self.rollouts
+        ids_B_L = torch.cat([rollout.prompt_ids_B_P, rollout.completion_ids_B_T], dim=1)
+        logps_B_L_V = torch.log_softmax(model(ids_B_L).logits.float(), dim=-1)
+        first, total = rollout.prompt_ids_B_P.size(1), torch.zeros(())
+        ratios_B_T = torch.ones_like(rollout.mask_B_T)
+        assert rollout.old_logps_B_T is not None
+        for row, advantage in enumerate(by_hand(self.variant, rollout.rewards_B.tolist())):
+            for token in range(int(rollout.mask_B_T[row].sum())):
+                logp = logps_B_L_V[row, first + token - 1, rollout.completion_ids_B_T[row, token]]
+                ratio = torch.exp(logp - rollout.old_logps_B_T[row, token])
+                ratios_B_T[row, token] = ratio.detach()
+                if self.objective == "naive":
+                    total = total - advantage * logp
+                elif self.objective == "unclipped" or not clipped(ratio.item(), advantage):
+                    total = total - advantage * ratio
+        return total / rollout.mask_B_T.sum(), ratios_B_T
+
+
+def clipped(ratio: float, advantage: float) -> bool:
+    """Whether the ratio has already gone as far as it may in the direction that the advantage wants."""
+    return ratio > 1 + EPSILON if advantage > 0 else ratio < 1 - EPSILON
+
+
+def by_hand(variant: str, rewards: list[float]) -> list[float]:
+    advantages: list[float] = []
+    for first in range(0, len(rewards), GROUP):
+        group = rewards[first : first + GROUP]
+        mean = sum(group) / GROUP
+        std = (sum((reward - mean) ** 2 for reward in group) / (GROUP - 1)) ** 0.5
+        for reward in group:
+            advantages.append(
+                {
+                    "raw": reward,
+                    "centred": reward - mean,
+                    "normalised": (reward - mean) / (std + 1e-4),
+                    "max_only": reward if reward == max(group) else 0.0,
+                }[variant]
+            )
+    return advantages
+
+
+@pytest.fixture(autouse=True)
+def _recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(RECIPES))
+        from sorting.task import save_untrained_model
+
+        folder = tmp_path_factory.mktemp("untrained")
+        save_untrained_model(folder, largest=9, seed=3, hidden_size=32, num_hidden_layers=1)
+    return folder
+
+
+def relative_gap(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    square = sum(float((a - b).double().pow(2).sum()) for a, b in zip(ours, theirs, strict=True))
+    return float(square**0.5 / sum(float(b.double().pow(2).sum()) for b in theirs) ** 0.5)
+
+
+def trained(untrained: Path, folder: Path, objective: str, variant: str, reward: str = "sort_inclusion") -> Watch:
+    """Three optimizer steps on one rollout, with large steps."""
+    from sorting.choices import choose_objective, choose_plugins
+    from sorting.task import prompts
+
+    args = arguments(
+        folder,
+        per_device_train_batch_size=32,
+        num_generations=GROUP,
+        num_iterations=3,
+        max_steps=3,
+        max_completion_length=4,
+        learning_rate=3.0,
+        epsilon=EPSILON,
+        loss_type="dapo",
+        seed=5,
+    )
+    choose_plugins(args, reward, variant)
+    choose_objective(args, objective, [])
+    watch = Watch()
+    watch.objective, watch.variant = objective, variant
+    hooks, args.advantage_hooks = args.advantage_hooks, None
+    rows = prompts("train", 8, numbers=3, largest=9, seed=1)
+    trainer = GRPOExtTrainer(
+        str(untrained),
+        args=args,
+        train_dataset=Dataset.from_list(rows),
+        callbacks=[watch],
+        advantage_hooks=[*hooks, watch],
+    )
+    trainer.train()
+    return watch
+
+
+CHOICES = [
+    *[("naive", variant) for variant in ("raw", "centred", "normalised", "max_only")],
+    *[("unclipped", variant) for variant in ("raw", "normalised")],
+    *[("clipped", variant) for variant in ("centred", "max_only")],
+]
+
+
+@pytest.mark.parametrize(("objective", "variant"), CHOICES)
+def test_each_step_on_a_rollout_has_the_gradient_that_the_objective_is_defined_by(
+    untrained: Path, tmp_path: Path, objective: str, variant: str
+) -> None:
+    watch = trained(untrained, tmp_path, objective, variant)
+    assert len(watch.gradients) == len(watch.expected) == 3
+    for ours, theirs in zip(watch.gradients, watch.expected, strict=True):
+        assert relative_gap(ours, theirs) < 1e-4
+    assert (watch.ratios[0] - 1).abs().max() < 1e-5  # the first step is on-policy
+    assert (watch.ratios[2] - 1).abs().max() > EPSILON  # or the three objectives would be one
+
+
+def test_the_objectives_part_after_the_first_step(untrained: Path, tmp_path: Path) -> None:
+    runs = [trained(untrained, tmp_path / name, name, "centred") for name in ("naive", "unclipped", "clipped")]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        first, third = (relative_gap(runs[one].gradients[step], runs[other].gradients[step]) for step in (0, 2))
+        assert first < 1e-4
+        assert third > 1e-2
+
+
+def test_the_reward_that_was_chosen_alone_counts(untrained: Path, tmp_path: Path) -> None:
+    for reward in ("sort_inclusion", "sort_distance"):
+        (rollout,) = trained(untrained, tmp_path / reward, "unclipped", "centred", reward).rollouts
+        assert rollout.reward_names[0] == reward
+        assert set(rollout.reward_names) == {"sort_inclusion", "sort_distance", "exactly_sorted"}
+        assert rollout.reward_weights_K.tolist() == [1.0, 0.0, 0.0]
+        torch.testing.assert_close(rollout.rewards_B, rollout.rewards_B_K[:, 0])
+
+
+# -------------------------------------------------------------------------------------------------------- the task
+
+
+@settings(max_examples=30, deadline=None)
+@given(numbers=st.integers(2, 6), largest=st.integers(3, 40), seeds=st.tuples(st.integers(0, 99), st.integers(0, 99)))
+def test_no_answer_of_a_held_out_prompt_is_the_answer_of_a_training_prompt(
+    numbers: int, largest: int, seeds: tuple[int, int]
+) -> None:
+    from sorting.task import prompts
+
+    train = prompts("train", 200, numbers=numbers, largest=largest, seed=seeds[0])
+    held_out = prompts("held out", 200, numbers=numbers, largest=largest, seed=seeds[1])
+    assert not {tuple(sorted(row["numbers"])) for row in train} & {tuple(sorted(row["numbers"])) for row in held_out}
+    for rows in (train, held_out):
+        assert len({row["prompt"] for row in rows}) == len(rows) <= 200
+        for row in rows:
+            assert row["prompt"] == " ".join(map(str, row["numbers"])) + " ="
+            assert len(row["numbers"]) == numbers
+            assert 0 <= min(row["numbers"]) <= max(row["numbers"]) <= largest
+    assert prompts("train", 200, numbers=numbers, largest=largest, seed=seeds[0]) == train
+
+
+def test_all_prompts_of_a_small_task_are_in_one_of_the_splits() -> None:
+    from sorting.task import prompts
+
+    both = [
+        row["prompt"] for split in ("train", "held out") for row in prompts(split, 5000, numbers=3, largest=9, seed=0)
+    ]
+    assert len(both) == len(set(both)) == 1000
+    assert 100 < len(prompts("held out", 5000, numbers=3, largest=9, seed=0)) < 300
+
+
+def test_a_task_that_leaves_a_split_empty_is_refused() -> None:
+    from common.errors import RecipeError
+    from sorting.task import prompts, split_of
+
+    assert all(split_of(three) == "train" for three in itertools.product((0, 1), repeat=3))
+    with pytest.raises(RecipeError, match=r"no held out prompts of 3 number\(s\) from 0 to 1: raise --numbers"):
+        prompts("held out", 5, numbers=3, largest=1, seed=0)
+
+
+def test_a_number_is_one_token_and_comes_back_as_it_was() -> None:
+    from sorting.task import make_tokenizer
+
+    tokenizer = make_tokenizer(12)
+    ids = tokenizer("12 0 7 =")["input_ids"]
+    assert len(ids) == 4
+    assert tokenizer.decode(ids) == "12 0 7 ="
+    assert tokenizer.unk_token_id in tokenizer("13 =")["input_ids"]
+    assert tokenizer.decode([*ids[:2], tokenizer.eos_token_id], skip_special_tokens=True) == "12 0"
+
+
+def test_an_answer_is_right_where_its_numbers_are_the_sorted_ones() -> None:
+    from sorting.task import exactly_sorted
+
+    texts = ["1 2 3", "3 2 1", "1 2", "1 2 3 3", "", "1 2 2"]
+    assert exactly_sorted(completions=texts, numbers=[[3, 1, 2]] * 6) == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_the_untrained_model_follows_from_the_seed_and_leaves_the_random_numbers_alone(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from sorting.task import save_untrained_model
+
+    torch.manual_seed(9)
+    expected = torch.rand(3)
+    torch.manual_seed(9)
+    weights = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        save_untrained_model(tmp_path / name, largest=9, seed=seed, hidden_size=16, num_hidden_layers=1)
+        weights.append(load_file(tmp_path / name / "model.safetensors"))
+    assert torch.equal(torch.rand(3), expected)
+    same = [all(torch.equal(weights[0][name], other[name]) for name in other) for other in weights[1:]]
+    assert same == [True, False]

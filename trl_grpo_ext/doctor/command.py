@@ -1,0 +1,99 @@
+"""`trl-grpo-ext doctor`: the command line of the examination. Heavy imports happen inside, when it runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to an app."""
+    app.command("doctor", context_settings=_CONTEXT)(doctor_command)
+
+
+def doctor_command(
+    context: typer.Context,
+    config_file: Annotated[
+        str | None,
+        typer.Option("--config_file", "--config-file", help="The launch file, as for `accelerate launch`."),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", help="The run's settings (YAML); of several, the later one beats the earlier one."),
+    ] = None,
+    script: Annotated[
+        str | None, typer.Option("--script", help="The training script, for settings of its own; it is not run.")
+    ] = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu_memory",
+            "--gpu-memory",
+            min=0.1,
+            max=100_000,
+            help="GiB of each GPU of a machine that is not this one, one GPU for each process.",
+        ),
+    ] = None,
+    num_processes: Annotated[
+        int | None,
+        typer.Option("--num_processes", "--num-processes", min=1, max=1_000_000, help="As for `accelerate launch`."),
+    ] = None,
+    machine_rank: Annotated[
+        int | None, typer.Option("--machine_rank", "--machine-rank", min=0, help="As for `accelerate launch`.")
+    ] = None,
+    main_process_ip: Annotated[
+        str | None, typer.Option("--main_process_ip", "--main-process-ip", help="As for `accelerate launch`.")
+    ] = None,
+    rdzv_backend: Annotated[
+        str | None, typer.Option("--rdzv_backend", "--rdzv-backend", help="As for `accelerate launch`.")
+    ] = None,
+    prompt_length: Annotated[
+        int | None,
+        typer.Option(
+            "--prompt_length", "--prompt-length", min=0, max=10_000_000, help="Tokens of the longest prompt [256]."
+        ),
+    ] = None,
+    assumptions: Annotated[
+        bool, typer.Option("--assumptions", help="Show the formula behind each item of the memory estimate.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Look at a launch, a run and a machine before any weights load, and say what will not work, and what to do.
+
+    Words behind `--` are settings of the run, which beat its file:
+    `trl-grpo-ext doctor --config_file zero3.yaml --config run.yaml -- --learning_rate 1e-6`.
+    Exits with 1 where something is an error.
+    """
+    for name in ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY"):
+        os.environ.setdefault(name, "error")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    logging.getLogger().setLevel(logging.ERROR)
+    from .examine import examine, exit_code, request_from
+    from .render import render
+
+    request = request_from(
+        config_file,
+        config or [],
+        list(context.args),
+        script=script,
+        gpu_memory=gpu_memory,
+        num_processes=num_processes,
+        machine_rank=machine_rank,
+        main_process_ip=main_process_ip,
+        rdzv_backend=rdzv_backend,
+        prompt_length=prompt_length,
+    )
+    with Console(stderr=True).status("Looking around"):
+        examination = examine(request)
+    if as_json:
+        typer.echo(json.dumps(examination.plain(), indent=2))
+    else:
+        render(examination, Console(), assumptions=assumptions)
+    raise typer.Exit(exit_code(examination))
