@@ -1,1 +1,1 @@
-"""The embedded default of the GSM8K recipe: a tiny model and a problem generator that need neither network nor GPU."""
+"""The embedded defaults of the recipes: tiny models and generators of text that need neither network nor GPU."""

@@ -39,6 +39,7 @@ TINY = Qwen2Config(
 @pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_the_table_gives_the_published_number_of_parameters(name: str) -> None:
     published = {
+        "Qwen/Qwen2.5-0.5B": 494_032_768,
         "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
         "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
         "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,

@@ -35,6 +35,7 @@ def _qwen2(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: in
 
 
 KNOWN_MODELS: dict[str, KnownModel] = {
+    "Qwen/Qwen2.5-0.5B": _qwen2(896, 4_864, 24, 14, 2, 494_032_768),
     "Qwen/Qwen2.5-0.5B-Instruct": _qwen2(896, 4_864, 24, 14, 2, 494_032_768),
     "Qwen/Qwen2.5-1.5B-Instruct": _qwen2(1_536, 8_960, 28, 12, 2, 1_543_714_304),
     "Qwen/Qwen2.5-3B-Instruct": _qwen2(2_048, 11_008, 36, 16, 2, 3_085_938_688),

@@ -1,0 +1,73 @@
+"""What the doctor says of every shipped file, by the first command line in its header; the table of docs/recipes.md.
+
+python -m tests.recipes.config_memory
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from tests.recipes.config_objects import header, launches, option
+from tests.recipes.launching import RECIPES
+from trl_grpo_ext.cli import app
+
+RUN_FILES = sorted((RECIPES / "configs").glob("*.yaml"))
+LAUNCH_FILES = sorted((RECIPES / "accelerate").glob("*.yaml"))
+GIB = 2**30
+
+
+@cache
+def examined(path: Path, command: int = 0, gpu_memory: float = 80) -> tuple[int, dict[str, Any]]:
+    """The doctor's status and everything that it says, as JSON, for GPUs of so many GiB."""
+    words = launches(path)[command]
+    script = next(place for place, word in enumerate(words) if word.endswith(".py"))
+    front, behind = words[:script], words[script + 1 :]
+    config: list[str] = []
+    if "--config" in behind:
+        place = behind.index("--config")
+        config, behind = behind[place : place + 2], behind[:place] + behind[place + 2 :]
+    asked = ["doctor", *front, *config, "--script", words[script], "--gpu_memory", str(gpu_memory), "--json"]
+    result = CliRunner().invoke(app, [*asked, *(["--", *behind] if behind else [])])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def peak(path: Path) -> tuple[float, str, float] | None:
+    """Gigabytes of each GPU at the peak, its stage, and gigabytes of a checkpoint; None where sizes are unknown."""
+    memory = examined(path)[1]["memory"]
+    if memory is None:
+        return None
+    stages = memory["device_bytes"]
+    stage = max(stages, key=stages.get)
+    return stages[stage] / 1e9, stage, memory["checkpoint_bytes"] / 1e9
+
+
+def gpu_named(path: Path) -> float | None:
+    """Gigabytes of the smallest GPU that the line `# Hardware:` names; None for files that need none."""
+    text = " ".join(line.lstrip("# ") for line in header(path))
+    found = re.search(r"Hardware:.*?(\d+) GB", text)
+    return float(found[1]) if found else None
+
+
+def table() -> str:
+    """Markdown: the run files, what they are launched with, and what the doctor estimates."""
+    rows = [
+        "| run file | launch file | GPUs | peak of each, GB | stage | checkpoint, GB |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for path in RUN_FILES:
+        found, said = peak(path), examined(path)[1]
+        if found is not None and gpu_named(path) is not None:
+            launch = option(launches(path)[0], "--config_file")
+            cells = [f"`{path.name}`", f"`{Path(launch or 'none').name}`", str(said["launch"]["processes"])]
+            rows.append(f"| {' | '.join([*cells, f'{found[0]:.0f}', found[1], f'{found[2]:.1f}'])} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())
