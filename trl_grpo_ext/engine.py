@@ -54,7 +54,8 @@ class Running:
     """What a run is, as one rank sees it.
 
     Attributes:
-        engine: One of `ENGINES`; `apart` where several processes each train alone.
+        engine: One of `ENGINES`; `apart` where several processes each train alone; for others (XLA, tensor parallel)
+            Accelerate's name, and nothing is held against them.
         processes: Of the whole job.
         backend: Of `torch.distributed`; None in one process.
         wrapper: Class of the model that the trainer calls.
@@ -189,7 +190,7 @@ def running(trainer: Any, dtype: str) -> Running:
     bits, layers = _quantised(trainer.model)
     backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
     return Running(
-        engine=_engine_of(wrapped, state.num_processes),
+        engine=_engine_of(wrapped, state),
         processes=state.num_processes,
         backend=backend,
         wrapper=_wrapper_name(wrapped),
@@ -212,7 +213,7 @@ def differences(asked: Asked, run: Running, kept_whole: list[str] | None = None)
         kept_whole: Names of the parameters that are not sharded, the largest first, for the message.
     """
     found = []
-    if asked.engine is not None and run.engine != asked.engine:
+    if asked.engine is not None and run.engine != asked.engine and run.engine in (*ENGINES, "apart"):
         what = f"{run.processes} processes that train apart" if run.engine == "apart" else run.engine
         found.append(f"The engine asked for is {asked.engine}; what runs is {what} (the model is a {run.wrapper}).")
     if asked.processes is not None and run.processes != asked.processes:
@@ -312,7 +313,7 @@ def _stage(env: Mapping[str, str], deepspeed: Any) -> int:
     return int(content.get("zero_optimization", {}).get("stage", 0))
 
 
-def _engine_of(wrapped: Any, processes: int) -> str:
+def _engine_of(wrapped: Any, state: Any) -> str:
     if hasattr(wrapped, "zero_optimization_stage"):
         return f"zero{wrapped.zero_optimization_stage()}"
     if isinstance(wrapped, torch.distributed.fsdp.FSDPModule):
@@ -321,7 +322,11 @@ def _engine_of(wrapped: Any, processes: int) -> str:
         return "fsdp1"
     if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
         return "ddp"
-    return "one_process" if processes == 1 else "apart"
+    if state.num_processes == 1:
+        return "one_process"
+    parallel = any(hasattr(parameter, "device_mesh") for parameter in wrapped.parameters())
+    plain = state.distributed_type is DistributedType.NO or state.distributed_type.value.startswith("MULTI_")
+    return "apart" if plain and not parallel else str(state.distributed_type.value).lower()
 
 
 def _wrapper_name(wrapped: Any) -> str:
