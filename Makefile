@@ -1,5 +1,6 @@
 # make demo   set up, then train the embedded tiny model in front of you (a few minutes on two cores)
-# make test   set up, then lint, type-check and run the tests
+# make test   set up, then lint, type-check and run all tests (about twenty minutes on two cores)
+# make quick  the same without the slow tests, which is also what a plain `pytest` runs
 # make lint   ruff and mypy alone
 #
 # Everything lives in $(VENV); nothing else on the machine is touched.
@@ -12,7 +13,8 @@ THREADS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: demo test lint format setup clean
+.PHONY: demo test quick lint format setup clean
+TESTS := HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Left to itself the launcher gives a process one thread.
 demo: $(READY)
@@ -20,7 +22,10 @@ demo: $(READY)
 		recipes/gsm8k_grpo.py --embedded $(TRAIN_ARGS)
 
 test: lint
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(TESTS) -m '' $(PYTEST_ARGS)
+
+quick: lint
+	$(TESTS) $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -126,6 +126,8 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         "OMP_WAIT_POLICY": "passive",
         "CUDA_VISIBLE_DEVICES": "",
         "COLUMNS": "80",
+        # As in an activated environment: DeepSpeed compiles a small extension with its own ninja.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
         **{name: value.replace("{folder}", str(folder)) for name, value in more.items()},
     }
