@@ -151,7 +151,7 @@ def main() -> None:
         print(f"step {trainer.state.global_step} reached in {seconds:.0f} s of training")
         print(f"model   {folder}")
         print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
-        print(f"curve   {save_curve(folder, history, before[ACCURACY], after[ACCURACY], ACCURACY)}")
+        print(f"curve   {save_curve(folder, history, before.get(ACCURACY), after[ACCURACY], ACCURACY)}")
     trainer.accelerator.end_training()
 
 

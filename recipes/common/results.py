@@ -68,16 +68,22 @@ def save_metrics(folder: Path, results: Metrics, history: Sequence[Metrics]) -> 
     return path
 
 
-def save_curve(folder: Path, history: Sequence[Metrics], before: float, after: float, reward: str) -> Path:
-    """Plot one reward over the training steps, with the held-out values at both ends, as `reward_curve.png`."""
+def save_curve(folder: Path, history: Sequence[Metrics], before: float | None, after: float, reward: str) -> Path:
+    """Plot one reward over the training steps, with the held-out values at both ends, as `reward_curve.png`.
+
+    Without a value at first (a run resumed from a checkpoint that never had one) only the last is shown.
+    """
     key = f"rewards/{reward}/mean"
     points = [(log["step"], log[key]) for log in history if log.get(key) is not None]
     last = max((log["step"] for log in history if "step" in log), default=0)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot([step for step, _ in points], [value for _, value in points], ".-", label="training batch")
-    axes.plot([0, last], [before, after], "o", color="black", label="held-out problems")
-    for step, value, side in ((0, before, "left"), (last, after, "right")):
+    ends = [(last, after, "right"), *([(0, before, "left")] if before is not None else [])]
+    axes.plot(
+        [step for step, *_ in ends], [value for _, value, _ in ends], "o", color="black", label="held-out problems"
+    )
+    for step, value, side in ends:
         axes.annotate(f"{value:.2f}", (step, value), xytext=(0, 8), textcoords="offset points", ha=side)
     axes.set(xlabel="optimizer step", ylabel=reward, ylim=(0, 1.1), title=f"{reward} under GRPO")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -324,6 +324,23 @@ def test_what_one_process_alone_met_it_tells_itself(
         assert capsys.readouterr().err == expected
 
 
+def test_a_history_without_a_first_evaluation_leaves_a_gap_and_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from common.results import first_evaluation, held_out, print_table, save_curve
+
+    first = {"step": 0, "eval_runtime": 1.0, "eval_rewards/a/mean": 0.25}
+    later = [{"step": 3, "reward": 1.0, "rewards/a/mean": 0.5}, {"step": 3, "eval_runtime": 2.0}]
+    assert first_evaluation([first, *later]) == first
+    assert first_evaluation(later) == {}
+    assert held_out(first_evaluation([first, *later])) == {"a": 0.25}
+    print_table({}, {"a": 0.5}, "title")
+    assert [cell.strip() for cell in capsys.readouterr().out.split("│")[1:5]] == ["a", "nan", "0.500", "+nan"]
+    for before in (None, 0.25):
+        assert save_curve(tmp_path, later, before, 0.5, "a").stat().st_size > 1000
+
+
 def test_an_evaluation_has_whole_batches_so_that_every_problem_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
     from common.problems import whole_batches
