@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,27 @@ ENGINES = {
     "zero3.yaml": "zero3",
     "fsdp2.yaml": "fsdp2",
     "fsdp2_qlora.yaml": "fsdp2",
+    "zero3_offload.yaml": "zero3",
 }
 TRAINED_BY = {file: ["full", "lora", "qlora"] for file in ENGINES}
-TRAINED_BY |= {"fsdp2.yaml": ["full", "lora"], "fsdp2_qlora.yaml": ["qlora"]}
-CELLS = [(file, kind) for file in ENGINES for kind in TRAINED_BY[file]]
+TRAINED_BY |= {"fsdp2.yaml": ["full", "lora"], "fsdp2_qlora.yaml": ["qlora"], "zero3_offload.yaml": ["full", "lora"]}
+COMPILES = pytest.mark.skipif(
+    "TRL_GRPO_EXT_TEST_OFFLOAD" not in os.environ,
+    reason="compiles DeepSpeed's CPU Adam for minutes; set TRL_GRPO_EXT_TEST_OFFLOAD=1",
+)
+
+
+def cells(*kinds: str, but: str | None = None) -> list[Any]:
+    """Launch files times what is trained under them."""
+    return [
+        pytest.param(file, kind, marks=[COMPILES] if file == "zero3_offload.yaml" else [], id=f"{file}-{kind}")
+        for file in ENGINES
+        for kind in TRAINED_BY[file]
+        if kind in kinds and file != but
+    ]
+
+
+CELLS = cells("full", "lora", "qlora")
 CASES: dict[str, dict[str, Any]] = {
     "trl": {},
     "hooks": {"loss_aggregation": "token_mean", "hooks": ["leave_one_out", "entropy_shaping"]},
@@ -91,7 +109,7 @@ def runs_of(file: str) -> list[Run]:
         resume = ["--resume_from_checkpoint", f"{{folder}}/{kind}/checkpoint-2"]
         runs.append(Run(kind, [*arguments(kind, kind), *claims]))
         runs.append(Run(f"{kind}_resumed", [*arguments(f"{kind}_resumed", kind), *claims, *resume]))
-    if file != "fsdp2_qlora.yaml":
+    if file not in ("fsdp2_qlora.yaml", "zero3_offload.yaml"):
         runs.append(
             Run("gradients", ["{folder}/../cases.json", "{folder}/../tiny", "{folder}/gradients", "8"], GRADIENTS)
         )
@@ -218,10 +236,11 @@ def test_a_resumed_run_continues_as_if_it_had_not_been_interrupted(launches: Any
     assert steps[1] == steps[0]
     assert resumed["before"] == whole["before"]
     assert resumed["after"] == whole["after"]
-    assert relative_gap(weights(folder / f"{kind}_resumed"), weights(folder / kind)) == 0.0
+    gap = relative_gap(weights(folder / f"{kind}_resumed"), weights(folder / kind))
+    assert gap <= (1e-5 if file == "zero3_offload.yaml" else 0.0)  # DeepSpeed's CPU Adam: 8e-7 measured
 
 
-@pytest.mark.parametrize(("file", "kind"), [cell for cell in CELLS if cell[1] != "full"])
+@pytest.mark.parametrize(("file", "kind"), cells("lora", "qlora"))
 def test_an_adapter_is_saved_loaded_and_merged(launches: Any, place: Path, file: str, kind: str) -> None:
     folder = launches(file) / kind
     base = AutoModelForCausalLM.from_pretrained(place / "tiny", dtype=torch.float32)
@@ -235,7 +254,7 @@ def test_an_adapter_is_saved_loaded_and_merged(launches: Any, place: Path, file:
     torch.testing.assert_close(merged, on_top, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("file", "kind"), [cell for cell in CELLS if cell[0] != "ddp.yaml"])
+@pytest.mark.parametrize(("file", "kind"), cells("full", "lora", "qlora", but="ddp.yaml"))
 def test_all_engines_train_the_same_weights_as_ddp(launches: Any, place: Path, file: str, kind: str) -> None:
     ours, ddp = launches(file) / kind, launches("ddp.yaml") / kind
     moved, expected = weights(ours), weights(ddp)
