@@ -55,14 +55,15 @@ def gpu_named(path: Path) -> float | None:
 
 
 def table() -> str:
-    """Markdown: the run files, what they are launched with, and what the doctor estimates."""
+    """Markdown: the run files of gsm8k_grpo.py, what they are launched with, and what the doctor estimates."""
     rows = [
         "| run file | launch file | GPUs | peak of each, GB | stage | checkpoint, GB |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for path in RUN_FILES:
         found, said = peak(path), examined(path)[1]
-        if found is not None and gpu_named(path) is not None:
+        of_gsm8k = any(word.endswith("gsm8k_grpo.py") for word in launches(path)[0])
+        if of_gsm8k and found is not None and gpu_named(path) is not None:
             launch = option(launches(path)[0], "--config_file")
             cells = [f"`{path.name}`", f"`{Path(launch or 'none').name}`", str(said["launch"]["processes"])]
             rows.append(f"| {' | '.join([*cells, f'{found[0]:.0f}', found[1], f'{found[2]:.1f}'])} |")
