@@ -15,7 +15,6 @@ Held-out prompts are completed before and after.
 
 import os
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ import torch
 from accelerate import PartialState
 from common.errors import RecipeError, loading_errors, told_in_a_sentence
 from common.problems import has_chat_template, whole_batches
-from common.progress import quiet_libraries, use_reward_progress
-from common.quantised import keep_4_bit_trainable
-from common.results import first_evaluation, held_out, print_table, save_metrics
+from common.progress import quiet_libraries
+from common.results import held_out, print_table, save_metrics
 from common.settings import (
     RecipeParser,
     asked_for,
@@ -36,7 +34,7 @@ from common.settings import (
     samples_per_problem,
     value_of,
 )
-from common.trainer import end_if_stopped
+from common.trainer import train_and_score
 from datasets import Dataset
 from detox.curve import save_detox_curve
 from detox.kl_log import COEFFICIENT, KL, KLLoggingTrainer
@@ -44,7 +42,7 @@ from detox.prompts import embedded_prompts, prompts_from_file, prompts_from_hub
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_grpo_ext import GRPOExtConfig
-from trl_grpo_ext.engine import ENGINES, EngineCheck
+from trl_grpo_ext.engine import ENGINES
 
 HERE = Path(__file__).resolve().parent
 EMBEDDED = HERE / "embedded" / "detox"
@@ -120,30 +118,14 @@ def main() -> None:
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
-    keep_4_bit_trainable(trainer.model)
-    use_reward_progress(trainer)
-    engine = EngineCheck(trainer, asked)
     counted = f"{len(train_rows)} training prompts, {len(eval_rows)} held out; {state.num_processes} process(es)"
-    trainer.accelerator.print(counted, flush=True)
-
-    # The first evaluation takes place inside: before that, ZeRO and FSDP have no model that could generate.
-    started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    end_if_stopped(trainer)
-    seconds = time.perf_counter() - started
-    first = first_evaluation(trainer.state.log_history)
-    if not args.resume_from_checkpoint:
-        seconds -= first.get("eval_runtime", 0.0)
-    last = trainer.evaluate()
-
-    trainer.save_model()
-    trainer.save_state()
+    done = train_and_score(trainer, asked, counted)
     if trainer.is_world_process_zero():
         folder, history = Path(args.output_dir), trainer.state.log_history
-        before, after = shown(first), shown(last)
-        run = {"model": model, "training_seconds": seconds, **engine.facts}
+        before, after = shown(done.before), shown(done.after)
+        run = {"model": model, "training_seconds": done.seconds, **done.facts}
         print_table(before, after, f"{len(eval_rows)} held-out prompts, {samples} completion(s) each")
-        print(f"step {trainer.state.global_step} reached in {seconds:.0f} s of training")
+        print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
         print(f"model   {folder}")
         print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
         print(f"curve   {save_detox_curve(folder, history, (kl_hook or {}).get('target'))}")

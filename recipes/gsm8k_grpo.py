@@ -12,7 +12,6 @@ generated word problems that are part of this repository. Held-out problems are 
 
 import os
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,9 +26,8 @@ from common.problems import (
     problems_from_hub,
     whole_batches,
 )
-from common.progress import quiet_libraries, use_reward_progress
-from common.quantised import keep_4_bit_trainable
-from common.results import first_evaluation, held_out, print_table, save_curve, save_metrics
+from common.progress import quiet_libraries
+from common.results import held_out, print_table, save_curve, save_metrics
 from common.settings import (
     RecipeParser,
     asked_for,
@@ -40,12 +38,12 @@ from common.settings import (
     samples_per_problem,
     value_of,
 )
-from common.trainer import RecipeTrainer, end_if_stopped
+from common.trainer import RecipeTrainer, train_and_score
 from transformers import set_seed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_grpo_ext import GRPOExtConfig
-from trl_grpo_ext.engine import ENGINES, EngineCheck
+from trl_grpo_ext.engine import ENGINES
 
 HERE = Path(__file__).resolve().parent
 EMBEDDED_MODEL = HERE / "embedded" / "model"
@@ -125,30 +123,14 @@ def main() -> None:
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
-    keep_4_bit_trainable(trainer.model)
-    use_reward_progress(trainer)
-    engine = EngineCheck(trainer, asked)
     counts = f"{len(train_rows)} training problems, {len(eval_rows)} held out; {state.num_processes} process(es)"
-    trainer.accelerator.print(counts, flush=True)
-
-    # The first evaluation takes place inside: before that, ZeRO and FSDP have no model that could generate.
-    started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    end_if_stopped(trainer)
-    seconds = time.perf_counter() - started
-    before = first_evaluation(trainer.state.log_history)
-    if not args.resume_from_checkpoint:
-        seconds -= before.get("eval_runtime", 0.0)
-    after = trainer.evaluate()
-
-    trainer.save_model()
-    trainer.save_state()
+    done = train_and_score(trainer, asked, counts)
     if trainer.is_world_process_zero():
         folder, history = Path(args.output_dir), trainer.state.log_history
-        run = {"model": model, "training_seconds": seconds, **engine.facts}
-        before, after = held_out(before), held_out(after)
+        run = {"model": model, "training_seconds": done.seconds, **done.facts}
+        before, after = held_out(done.before), held_out(done.after)
         print_table(before, after, f"{len(eval_rows)} held-out problems, {samples} sample(s) each")
-        print(f"step {trainer.state.global_step} reached in {seconds:.0f} s of training")
+        print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
         print(f"model   {folder}")
         print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
         print(f"curve   {save_curve(folder, history, before.get(ACCURACY), after[ACCURACY], ACCURACY)}")

@@ -12,18 +12,16 @@ before and after. Defaults are in `recipes/configs/sort.yaml`.
 """
 
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import PartialState
 from common.errors import loading_errors, told_in_a_sentence
 from common.problems import whole_batches
-from common.progress import quiet_libraries, use_reward_progress
-from common.quantised import keep_4_bit_trainable
-from common.results import first_evaluation, held_out, print_table, save_metrics
+from common.progress import quiet_libraries
+from common.results import held_out, print_table, save_metrics
 from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, samples_per_problem, value_of
-from common.trainer import RecipeTrainer, end_if_stopped
+from common.trainer import RecipeTrainer, train_and_score
 from datasets import Dataset
 from sorting.choices import OBJECTIVES, REWARDS, VARIANTS, check_numbers, choose_objective, choose_plugins
 from sorting.curves import save_curves
@@ -31,7 +29,6 @@ from sorting.task import check_vocabulary, prompts, save_untrained_model
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_grpo_ext import GRPOExtConfig
-from trl_grpo_ext.engine import EngineCheck
 
 HERE = Path(__file__).resolve().parent
 DEFAULTS = HERE / "configs" / "sort.yaml"
@@ -86,30 +83,15 @@ def main() -> None:
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
-    keep_4_bit_trainable(trainer.model)
-    use_reward_progress(trainer)
-    engine = EngineCheck(trainer, asked)
-    say = trainer.accelerator.print
-    say(f"{recipe.reward}, {recipe.variant} advantages, {recipe.objective} objective, KL {args.beta:g}")
+    chosen = f"{recipe.reward}, {recipe.variant} advantages, {recipe.objective} objective, KL {args.beta:g}"
     counts = f"{len(train_rows)} training prompts, {len(eval_rows)} held out; {state.num_processes} process(es)"
-    say(f"{trainer.model.num_parameters():,} parameters; {counts}", flush=True)
-
-    started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    end_if_stopped(trainer)
-    seconds = time.perf_counter() - started
-    first = first_evaluation(trainer.state.log_history)
-    if not args.resume_from_checkpoint:
-        seconds -= first.get("eval_runtime", 0.0)
-    before, after = held_out(first), held_out(trainer.evaluate())
-
-    trainer.save_model()
-    trainer.save_state()
+    done = train_and_score(trainer, asked, chosen, f"{trainer.model.num_parameters():,} parameters; {counts}")
     if trainer.is_world_process_zero():
         folder, history = Path(args.output_dir), trainer.state.log_history
-        run = {"recipe": vars(recipe), "beta": args.beta, "training_seconds": seconds, **engine.facts}
+        before, after = held_out(done.before), held_out(done.after)
+        run = {"recipe": vars(recipe), "beta": args.beta, "training_seconds": done.seconds, **done.facts}
         print_table(before, after, f"{len(eval_rows)} held-out prompts, {samples} sample(s) each")
-        print(f"step {trainer.state.global_step} reached in {seconds:.0f} s of training")
+        print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
         print(f"model   {folder}")
         print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
         print(f"curve   {save_curves(folder / 'sort_curve.png', history, before, after)}")
