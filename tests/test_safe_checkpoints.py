@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -151,8 +152,13 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_checkpoint_is_passed_over_with_its_reason(
-    plain: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+    plain: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A library that configures logging may have silenced the loggers that were there; that is not what is asked here.
+    logger = logging.getLogger("trl_grpo_ext.checkpoint_check")
+    caplog.set_level(logging.WARNING, logger.name)
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
     shutil.copytree(plain, tmp_path, dirs_exist_ok=True)
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
     damage, reason = BROKEN[name]
