@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trl import ModelConfig, TrlParser
 
@@ -209,6 +209,7 @@ NAMES = (
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4))
+@example({"learning_rate": 0})
 def test_any_values_at_all_end_in_a_plan_with_problems(tmp_path_factory: Any, values: dict[str, Any]) -> None:
     import yaml
 
@@ -219,6 +220,6 @@ def test_any_values_at_all_end_in_a_plan_with_problems(tmp_path_factory: Any, va
     except ConfigurationError:
         return
     assert all(len(problem.message) < 1500 and "\x1b" not in problem.message for problem in plan.problems)
-    assert isinstance(plan["learning_rate"], float)
+    assert type(plan["learning_rate"]) in (int, float)  # TRL leaves a whole number as it is
     assert isinstance(plan["max_steps"], int)
     assert isinstance(plan["bf16"], bool | None)
