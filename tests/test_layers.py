@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "contexts",
             "hook_chain",
             "hook_states",
+            "manifest",
             "pipeline",
             "reaggregation",
         ),
@@ -89,9 +90,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         ),
         *(*_PLUGINS, *_DATA),
     },
-    "testing": {"pipeline", *_PLUGINS, *_DATA},
+    "testing": {"contexts", "guard", "pipeline", "plugin_docs", "weight_metrics", *_PLUGINS, *_DATA},
     "report": {*_PLUGINS, *_DATA},
     "audit": {"guard", *_DATA},
+    "plugin_docs": {*_PLUGINS, *_DATA},
+    "scaffold": {"plugin_metadata", *_DATA},
+    "manifest": {"pipeline", *_PLUGINS, *_DATA},
+    "replay": {
+        *("guard", "hook_chain", "pipeline", "text_alignment", "token_records", "weight_metrics", "zero_variance"),
+        *(*_PLUGINS, *_DATA),
+    },
     "checkpoint_check": {"errors"},
     "checkpoint_staging": {"checkpoint_check", "errors"},
     "stop_signal": {"errors"},
@@ -100,14 +108,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "engine": {"errors"},
     "doctor": {"compact", "config", "upstream", *_PLUGINS, *_DATA},
-    "cli": {"audit", "doctor", "trainer", "config", "upstream", "pipeline", "testing", "report", *_PLUGINS, *_DATA},
+    "commands": {"audit", "plugin_docs", "replay", "report", "scaffold", "testing", *_PLUGINS, *_DATA},
+    "cli": {"commands", "doctor", "errors"},
     **dict.fromkeys(PLUGIN_FOLDERS, _DATA),
     "rewards": {"guard", *_DATA},
 }
 """What each module, or folder, may import of this package besides itself."""
 
 KNOW_TRL = {
-    *("compact", "config", "trainer", "scoring", "hook_states", "testing", "cli"),
+    *("compact", "config", "trainer", "scoring", "hook_states", "manifest", "replay", "testing"),
     *("doctor", "engine", "safe_checkpoints", "stop_signal"),
 }
 """The only ones that may import TRL or transformers."""
