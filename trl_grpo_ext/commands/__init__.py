@@ -1,1 +1,1 @@
-"""The commands of `trl-grpo-ext`, a module each with `register(app)`. Importing one must be cheap: no torch, no plugin."""
+"""The commands of `trl-grpo-ext`, one module each with `register(app)`. Importing one is cheap: no torch, no plugin."""
