@@ -23,6 +23,7 @@ import torch
 from accelerate import PartialState
 from common.errors import RecipeError, loading_errors, told_in_a_sentence
 from common.problems import has_chat_template, whole_batches
+from common.processes import leave
 from common.progress import quiet_libraries
 from common.results import held_out, print_table, save_metrics
 from common.settings import (
@@ -129,7 +130,7 @@ def main() -> None:
         print(f"model   {folder}")
         print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
         print(f"curve   {save_detox_curve(folder, history, (kl_hook or {}).get('target'))}")
-    trainer.accelerator.end_training()
+    leave(trainer.accelerator)
 
 
 def shown(metrics: dict[str, Any]) -> dict[str, float]:

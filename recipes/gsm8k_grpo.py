@@ -26,6 +26,7 @@ from common.problems import (
     problems_from_hub,
     whole_batches,
 )
+from common.processes import leave
 from common.progress import quiet_libraries
 from common.results import held_out, print_table, save_curve, save_metrics
 from common.settings import (
@@ -134,7 +135,7 @@ def main() -> None:
         print(f"model   {folder}")
         print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
         print(f"curve   {save_curve(folder, history, before.get(ACCURACY), after[ACCURACY], ACCURACY)}")
-    trainer.accelerator.end_training()
+    leave(trainer.accelerator)
 
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:

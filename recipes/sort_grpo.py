@@ -18,6 +18,7 @@ from pathlib import Path
 from accelerate import PartialState
 from common.errors import loading_errors, told_in_a_sentence
 from common.problems import whole_batches
+from common.processes import leave
 from common.progress import quiet_libraries
 from common.results import held_out, print_table, save_metrics
 from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, samples_per_problem, value_of
@@ -95,7 +96,7 @@ def main() -> None:
         print(f"model   {folder}")
         print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
         print(f"curve   {save_curves(folder / 'sort_curve.png', history, before, after)}")
-    trainer.accelerator.end_training()
+    leave(trainer.accelerator)
 
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:

@@ -11,6 +11,7 @@ from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.engine import Asked, EngineCheck
 from trl_grpo_ext.safe_checkpoints import SafeCheckpoints, exit_status
 
+from .processes import leave
 from .progress import use_reward_progress
 from .quantised import keep_4_bit_trainable
 from .results import first_evaluation
@@ -82,5 +83,5 @@ def end_if_stopped(trainer: RecipeTrainer) -> None:
     trainer.accelerator.print(
         f"{stopped_by.name}: saved checkpoint-{step} in {folder}; go on with --resume_from_checkpoint true", flush=True
     )
-    trainer.accelerator.end_training()
+    leave(trainer.accelerator)
     sys.exit(exit_status(stopped_by))

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,7 @@ def main() -> None:
     rank = torch.distributed.get_rank()
     torch.save(results, out / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
+    time.sleep(0.2)  # as `leave` of the recipes does: gloo's threads may still hold tensors
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def as_rank(model: Path, folder: Path, name: str, job: Job) -> int:
     result = run(model, place, job)
     (folder / f"{name}.{os.environ['RANK']}").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
+    time.sleep(0.2)  # as `leave` of the recipes does: gloo's threads may still hold tensors
     return int(result["status"])
 
 

@@ -19,6 +19,7 @@ import json
 import os
 import runpy
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,7 @@ def main() -> None:
             break  # the other rank may be anywhere; 2 is a refusal, which all ranks come to
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+        time.sleep(0.2)  # as `leave` of the recipes does: gloo's threads may still hold tensors
 
 
 if __name__ == "__main__":
