@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 from common.errors import RecipeError, loading_errors, told_in_a_sentence
 from common.problems import has_chat_template, whole_batches
@@ -31,9 +30,10 @@ from common.settings import (
     asked_for,
     check_setup,
     config_of,
+    embedded_or_hub,
+    machine_defaults,
     read_yaml,
     samples_per_problem,
-    value_of,
 )
 from common.trainer import train_and_score
 from datasets import Dataset
@@ -188,22 +188,13 @@ def add_truths(args: GRPOExtConfig) -> None:
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     """Command line over `--config` over the defaults of this machine."""
-    words, config = sys.argv[1:], config_of(sys.argv[1:])
-    named = value_of("model_name_or_path", words, config)
-    wanted = value_of("embedded", words, config)
-    cuda = torch.cuda.is_available()
-    if wanted is not None:
-        embedded, why = str(wanted).lower() in ("true", "1", "yes"), "asked for"
-    else:
-        embedded, why = named is None and not cuda, "a CUDA device is here" if cuda else "no CUDA device is here"
-    why = why if named is None else "the model is named"
-    defaults = dict(SCRIPT_DEFAULTS)
-    defaults |= read_yaml(EMBEDDED / "defaults.yaml" if embedded else HUB_DEFAULTS)
+    words = sys.argv[1:]
+    embedded, why = embedded_or_hub(words, config_of(words))
+    file = EMBEDDED / "defaults.yaml" if embedded else HUB_DEFAULTS
+    defaults = {**SCRIPT_DEFAULTS, **read_yaml(file), **machine_defaults()}
     if embedded:
         defaults["model_name_or_path"] = str(EMBEDDED / "model")
         defaults["rewards"][0]["model"] = str(EMBEDDED / "classifier")
-    if not torch.accelerator.is_available():
-        defaults |= {"use_cpu": True, "bf16": False}
     recipe, args, model_args = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig]).parse(words, defaults)
 
     for name in ("train_prompts", "eval_prompts"):

@@ -15,7 +15,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from accelerate import PartialState
 from common.errors import loading_errors, told_in_a_sentence
 from common.problems import (
@@ -34,10 +33,11 @@ from common.settings import (
     asked_for,
     check_setup,
     config_of,
+    embedded_or_hub,
+    machine_defaults,
     measure,
     read_yaml,
     samples_per_problem,
-    value_of,
 )
 from common.trainer import RecipeTrainer, train_and_score
 from transformers import set_seed
@@ -140,21 +140,11 @@ def main() -> None:
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     """Command line over `--config` over the defaults of this machine."""
-    words, config = sys.argv[1:], config_of(sys.argv[1:])
-    named = value_of("model_name_or_path", words, config)
-    wanted = value_of("embedded", words, config)
-    cuda = torch.cuda.is_available()
-    if wanted is not None:
-        embedded, why = str(wanted).lower() in ("true", "1", "yes"), "asked for"
-    else:
-        embedded, why = named is None and not cuda, "a CUDA device is here" if cuda else "no CUDA device is here"
-    why = why if named is None else "the model is named"
-    defaults = dict(SCRIPT_DEFAULTS)
-    defaults |= read_yaml(EMBEDDED_DEFAULTS if embedded else GPU_DEFAULTS)
+    words = sys.argv[1:]
+    embedded, why = embedded_or_hub(words, config_of(words))
+    defaults = {**SCRIPT_DEFAULTS, **read_yaml(EMBEDDED_DEFAULTS if embedded else GPU_DEFAULTS), **machine_defaults()}
     if embedded:
         defaults["model_name_or_path"] = str(EMBEDDED_MODEL)
-    if not torch.accelerator.is_available():
-        defaults |= {"use_cpu": True, "bf16": False}
     recipe, args, model_args = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig]).parse(words, defaults)
 
     if not embedded and recipe.dataset_path is None and recipe.dataset_name is None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import yaml
 from accelerate import PartialState
 from trl import GRPOConfig, ModelConfig, TrlParser
@@ -75,6 +76,26 @@ def value_of(name: str, command_line: Sequence[str], config: Mapping[str, Any]) 
     parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true", dest="value")
     value = parser.parse_known_args(list(command_line))[0].value
     return config.get(name) if value is None else value
+
+
+def embedded_or_hub(command_line: Sequence[str], config: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether to take the embedded model and data, and why: as asked for, else where no model is named and no GPU is.
+
+    Read before the rest is parsed, because the defaults depend on it.
+    """
+    named = value_of("model_name_or_path", command_line, config)
+    wanted = value_of("embedded", command_line, config)
+    if wanted is not None:
+        embedded, why = str(wanted).lower() in ("true", "1", "yes"), "asked for"
+    else:
+        cuda = torch.cuda.is_available()
+        embedded, why = named is None and not cuda, "a CUDA device is here" if cuda else "no CUDA device is here"
+    return embedded, why if named is None else "the model is named"
+
+
+def machine_defaults() -> dict[str, Any]:
+    """What TRL needs set on a machine without an accelerator; it beats the recipe's own defaults."""
+    return {} if torch.accelerator.is_available() else {"use_cpu": True, "bf16": False}
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
