@@ -32,7 +32,9 @@ IN_CHILD_PROCESSES = {
 """What modules import that only a process of their own loads."""
 
 _DATA = {"types", "errors"}
-_PLUGINS = {"plugins", "plugin_building", "plugin_discovery", "plugin_metadata", "plugin_selection"}
+_PLUGINS = {
+    *("plugins", "plugin_building", "plugin_contract", "plugin_discovery", "plugin_metadata", "plugin_selection"),
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),  # at run time; what it offers is loaded lazily
     "errors": set(),
@@ -48,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugin_selection": _DATA,
     "plugin_metadata": set(),
     "plugin_discovery": {"plugin_metadata", "plugin_selection", *_DATA},
-    "plugin_building": {"plugin_discovery", "plugin_metadata", "plugin_selection", *_DATA},
+    "plugin_contract": {"plugin_discovery", *_DATA},
+    "plugin_building": {"plugin_contract", "plugin_discovery", "plugin_metadata", "plugin_selection", *_DATA},
     "plugins": {"composition", "guard", "zero_variance", *(_PLUGINS - {"plugins"}), *_DATA},
     "config": {*_PLUGINS, *_DATA},
     "composition": {"pipeline", *_DATA},
@@ -61,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "upstream": _DATA,
     "reaggregation": {"upstream", "pipeline", *_DATA},
     "self_check": {"reaggregation", "upstream", "pipeline", *_DATA},
+    "own_loss": {"compact_rows", "pipeline", "upstream", *_DATA},
     "compact_plan": set(),
     "compact_exchange": {"compact_plan"},
     "compact_rows": {"compact_plan"},
@@ -75,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "hook_chain",
             "hook_states",
             "manifest",
+            "own_loss",
             "pipeline",
             "reaggregation",
         ),
@@ -97,7 +102,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scaffold": {"plugin_metadata", *_DATA},
     "manifest": {"pipeline", *_PLUGINS, *_DATA},
     "replay": {
-        *("guard", "hook_chain", "pipeline", "text_alignment", "token_records", "weight_metrics", "zero_variance"),
+        *(
+            "guard",
+            "hook_chain",
+            "pipeline",
+            "reward_watch",
+            "text_alignment",
+            "token_records",
+            "weight_metrics",
+            "zero_variance",
+        ),
         *(*_PLUGINS, *_DATA),
     },
     "checkpoint_check": {"errors"},
@@ -117,7 +131,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 KNOW_TRL = {
     *("compact", "config", "trainer", "scoring", "hook_states", "manifest", "replay", "testing"),
-    *("doctor", "engine", "safe_checkpoints", "stop_signal"),
+    *("doctor", "engine", "own_loss", "safe_checkpoints", "stop_signal"),
 }
 """The only ones that may import TRL or transformers."""
 
@@ -200,7 +214,8 @@ def entry_points() -> dict[str, dict[str, str]]:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     declared: dict[str, dict[str, str]] = {folder: {} for folder in PLUGIN_FOLDERS}
     for group, points in groups.items():
-        for name, target in points.items() if not group.endswith(".aliases") else ():
+        plugins = group.startswith("trl_grpo_ext.") and not group.endswith(".aliases")
+        for name, target in points.items() if plugins else ():
             folder, module = target.partition(":")[0].split(".")[1:]
             declared[folder][name] = module
     return declared

@@ -20,6 +20,12 @@ from .guard.calls import call, reward_name
 from .guard.outcomes import Judgement, Outcome, shown
 from .guard.validation import checked_scores
 
+__all__ = [
+    "Audit",
+    "Finding",
+    "audit",
+]
+
 RENDERINGS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "${}$")
 """How a reference is made into a completion. One of them has to be right, or the last explicit answer in it, boxed."""
 _OTHER_ANSWER = "\\boxed{-12345.5}"

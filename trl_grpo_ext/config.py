@@ -39,6 +39,8 @@ class GRPOExtConfig(GRPOConfig):
             counted; micro-batches are cut further where they would have more. None is as many as without a plan.
         token_records: How many completions of each generation batch to record token by token, in whole groups, as
             parquet files under `output_dir/token_records`, one per logging step. 0 records nothing.
+        plugin_changes: What to do when a run is resumed from a checkpoint that was trained with other plugins: `stop`,
+            with an error that names every difference, or `warn` and go on (see `trl_grpo_ext.manifest`).
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
@@ -71,6 +73,9 @@ class GRPOExtConfig(GRPOConfig):
     token_records: int = field(
         default=0, metadata={"help": "Completions of each generation batch to record token by token, in whole groups."}
     )
+    plugin_changes: str = field(
+        default="stop", metadata={"help": "stop or warn when a resumed run's plugins are not the checkpoint's."}
+    )
 
     def __post_init__(self) -> None:
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
@@ -81,6 +86,8 @@ class GRPOExtConfig(GRPOConfig):
             self.loss_aggregation = None if selected is None else selected[0]
         if isinstance(self.token_records, bool) or not isinstance(self.token_records, int) or self.token_records < 0:
             raise ConfigurationError(f"token_records must be a number from 0 up, got {self.token_records!r}.")
+        if self.plugin_changes not in ("stop", "warn"):
+            raise ConfigurationError(f"plugin_changes must be stop or warn, got {self.plugin_changes!r}.")
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
         if self.compact_updates not in ("off", "exact"):
             raise ConfigurationError(f"compact_updates must be off or exact, got {self.compact_updates!r}.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import AlignmentError, UpstreamError
+from .errors import AlignmentError, ConfigurationError, UpstreamError
 from .text_alignment import token_offsets
 from .types import Forward, Rollout, Span, StepTotals, Totals, implements
 from .zero_variance import SPREAD
@@ -79,6 +79,7 @@ def make_rollout(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored | 
 
     Raises:
         UpstreamError: The rewards were never seen.
+        ConfigurationError: They were seen for other rows.
     """
     if scored is None:
         raise UpstreamError(
@@ -86,6 +87,7 @@ def make_rollout(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored | 
             f"{type(trainer).__qualname__} overrides _generate_and_score_completions without calling "
             "_calculate_rewards. Advantage hooks and loss aggregations need it."
         )
+    _check_rows(trainer, batch, scored)
     trl, training = trainer._trl, bool(trainer.model.training)
     rows, sequences = len(scored.prompts), scored.rewards_N_K.size(0)
     first = trainer.accelerator.process_index * rows
@@ -141,6 +143,21 @@ def make_rollout(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored | 
         gather=trainer._agreement.gather,
         local_rows=local,
         offsets=functools.cache(lambda row: token_offsets(trl._tokenizer, scored.completion_ids[row], texts[row])),
+    )
+
+
+def _check_rows(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored) -> None:
+    """Rewards and groups are known of the rows as they were scored; a batch of other rows would get wrong ones."""
+    rows = batch["completion_ids"].tolist()
+    same = [row[: len(ids)] == list(ids) for row, ids in zip(rows, scored.completion_ids, strict=False)]
+    if len(rows) == len(scored.completion_ids) and all(same):
+        return
+    what = f"row {same.index(False)} is another" if False in same else f"{len(rows)} of {len(scored.completion_ids)}"
+    raise ConfigurationError(
+        f"_generate_and_score_completions of a base class of {type(trainer).__qualname__} returned other rows than "
+        f"were scored ({what}), so advantage hooks and loss aggregations would see wrong rewards and groups. Let it "
+        "keep all rows in their order and set the advantages of those that are not wanted to zero, or derive that "
+        "class from GRPOExtTrainer, so that it acts on what the hooks have made."
     )
 
 

@@ -27,6 +27,17 @@ from transformers import TrainerCallback
 
 from .errors import EngineError
 
+__all__ = [
+    "ENGINES",
+    "Asked",
+    "EngineCheck",
+    "Running",
+    "check_launch",
+    "differences",
+    "launched_engine",
+    "running",
+]
+
 ENGINES = ("one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 SHARDED = ("zero3", "fsdp1", "fsdp2")
 """Engines of which no rank holds all parameters."""

@@ -6,6 +6,28 @@ Every error of this package is a `TRLGRPOExtError` and also the standard excepti
 
 from __future__ import annotations
 
+__all__ = [
+    "AlignmentError",
+    "AmbiguousPluginError",
+    "BrokenPluginError",
+    "CheckpointError",
+    "ConfigurationError",
+    "EngineError",
+    "ManifestError",
+    "PluginBlockedError",
+    "PluginContractError",
+    "PluginError",
+    "PluginOutputError",
+    "PluginParameterError",
+    "PluginRunError",
+    "PluginTypeError",
+    "RewardError",
+    "SelfCheckError",
+    "TRLGRPOExtError",
+    "UnknownPluginError",
+    "UpstreamError",
+]
+
 
 class TRLGRPOExtError(Exception):
     """Root of every error that this package raises on purpose."""
@@ -37,6 +59,10 @@ class PluginTypeError(PluginError, TypeError):
 
 class PluginParameterError(PluginError, TypeError):
     """The plugin does not take the parameters it was given, or refused their values. The cause is chained."""
+
+
+class PluginContractError(PluginError, RuntimeError):
+    """The plugin was written for another version of the plugin contract than this package has."""
 
 
 class PluginBlockedError(PluginError, PermissionError):
@@ -73,3 +99,7 @@ class AlignmentError(TRLGRPOExtError, ValueError):
 
 class CheckpointError(TRLGRPOExtError, OSError):
     """A checkpoint could not be written or found; what was there before is as it was."""
+
+
+class ManifestError(TRLGRPOExtError, ValueError):
+    """A checkpoint's plugins are not those of this run, or the file that records them cannot be used."""

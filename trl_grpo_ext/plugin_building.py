@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import BrokenPluginError, PluginParameterError, UnknownPluginError
+from .plugin_contract import check_contract
 from .plugin_discovery import GROUPS, PluginInfo, called, near, neither
 from .plugin_metadata import metadata_directory
 from .plugin_selection import Kind, Selection, looks_like_a_number
@@ -35,7 +36,7 @@ _PASSED_BY_TRL = frozenset(
 
 
 def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because: str | None) -> Any:
-    """Import a plugin's module and take its attribute."""
+    """Import a plugin's module, take its attribute, and check the contract that it was written for."""
     module_name, _, rest = info.target.partition(":")
     module_name, attribute = module_name.strip(), rest.partition("[")[0].strip()
     if not module_name or not attribute:
@@ -72,6 +73,7 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
         except BaseException as error:  # a module may load its attributes lazily
             problem = f"reading {attribute!r} from {module_name!r} raised {type(error).__name__}: {error}"
             raise BrokenPluginError(broken(info, problem)) from error
+    check_contract(info, found)
     return found
 
 

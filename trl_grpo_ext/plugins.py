@@ -12,7 +12,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import (
@@ -40,6 +40,7 @@ __all__ = [
     "GROUPS",
     "Kind",
     "Loaded",
+    "LoadedList",
     "PluginInfo",
     "RewardList",
     "Selection",
@@ -52,6 +53,7 @@ __all__ = [
     "load_rewards",
     "parse_selection",
     "resolve",
+    "resolve_loss_aggregation",
 ]
 
 _METHODS: dict[Kind, tuple[str, ...]] = {
@@ -65,16 +67,54 @@ _METHODS: dict[Kind, tuple[str, ...]] = {
 class Loaded:
     """A usable plugin. `info` and `selection` are None for an object that came in already built.
 
-    `own` says that the object was made for this selection, so nobody else holds it.
+    `own` says that the object was made for this selection, so nobody else holds it. `inner` are the rewards that its
+    parameters select, each with its place among them, such as `rewards[0]`.
     """
 
     object: Any
     info: PluginInfo | None = None
     selection: Selection | None = None
     own: bool = False
+    inner: tuple[tuple[str, Loaded], ...] = ()
 
 
-class RewardList(list[Any]):
+class LoadedList(list[Any]):
+    """Plugins that still know where they came from, while they are in this list or one that was `joined` from it."""
+
+    _sources: Sequence[Loaded] = ()
+
+    @property
+    def loaded(self) -> list[Loaded]:
+        """What each plugin of the list was made of; nothing is known of those that were put in by other hands."""
+        return [self.source(item) or Loaded(item) for item in self]
+
+    def source(self, item: Any) -> Loaded | None:
+        """What one of the plugins was made of, if this list knows."""
+        return next((loaded for loaded in self._sources if loaded.object is item), None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Plugins that are copied or sent to another process forget where they came from."""
+        return {name: value for name, value in vars(self).items() if name != "_sources"}
+
+    @classmethod
+    def made_of(cls, loaded: Iterable[Loaded]) -> LoadedList:
+        """The objects of these, in their order."""
+        sources = list(loaded)
+        made = LoadedList(item.object for item in sources)
+        made._sources = sources
+        return made
+
+    @classmethod
+    def joined(cls, *lists: list[Any]) -> LoadedList:
+        """One list after the other."""
+        return cls.made_of(
+            item
+            for plugins in lists
+            for item in (plugins.loaded if isinstance(plugins, LoadedList) else map(Loaded, plugins))
+        )
+
+
+class RewardList(LoadedList):
     """Reward functions as `GRPOTrainer(reward_funcs=...)` takes them, with their weights and names.
 
     Attributes:
@@ -107,7 +147,8 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     asked = parse_selection(kind, selection_or_object)
     info, not_an_entry_point_because = find_and_explain(kind, asked)
     exported = import_plugin(info, asked, not_an_entry_point_because)
-    parameters = _with_rewards(info, exported, asked.parameters) if kind == "reward" else asked.parameters
+    inner: list[tuple[str, Loaded]] = []
+    parameters = _with_rewards(info, exported, asked.parameters, inner) if kind == "reward" else asked.parameters
     built = build(info, exported, parameters)
     _check_kind(kind, built, f"{called(info)} from {info.source}")
     own = isinstance(exported, type)
@@ -122,7 +163,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         from .composition import Preserving  # here, because it imports torch
 
         built = Preserving(built, **dict.fromkeys(asked.switches, True))
-    return Loaded(built, info, asked, own)
+    return Loaded(built, info, asked, own, tuple(inner))
 
 
 def load_rewards(selections: Any) -> RewardList:
@@ -136,7 +177,7 @@ def load_rewards(selections: Any) -> RewardList:
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
     """
-    return _reward_list(selections, [resolve("reward", item) for item in _several(selections)])
+    return _reward_list(selections, _resolve_several("reward", selections))
 
 
 def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
@@ -157,7 +198,9 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
         twice = sorted({name for name in new if new.count(name) > 1})
         if twice:
             warnings.warn(f"Several models are called {', '.join(twice)}; TRL logs them as one metric.", stacklevel=3)
-    return RewardList(rewards, (1.0 if weight is None else weight for weight in given))
+    made = RewardList(rewards, (1.0 if weight is None else weight for weight in given))
+    made._sources = [replace(item, object=reward) for item, reward in zip(loaded, rewards, strict=True)]
+    return made
 
 
 def load_advantage_hooks(selections: Any) -> list[Any]:
@@ -166,7 +209,7 @@ def load_advantage_hooks(selections: Any) -> list[Any]:
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
     """
-    return [resolve("advantage_hook", item).object for item in _several(selections)]
+    return LoadedList.made_of(_resolve_several("advantage_hook", selections))
 
 
 def load_loss_aggregation(selection: Any) -> Any:
@@ -175,9 +218,18 @@ def load_loss_aggregation(selection: Any) -> Any:
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
     """
+    return resolve_loss_aggregation(selection).object
+
+
+def resolve_loss_aggregation(selection: Any) -> Loaded:
+    """Load the loss aggregation and keep where it came from.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
     if isinstance(selection, list | tuple):
         raise ConfigurationError(f"There is one loss aggregation, not a list: select one of {selection!r}.")
-    return resolve("loss_aggregation", selection).object
+    return resolve("loss_aggregation", selection)
 
 
 def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
@@ -191,15 +243,24 @@ def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
     return SkipZeroVariance(aggregation)
 
 
-def _several(selections: Any) -> Sequence[Any]:
-    return selections if isinstance(selections, list | tuple) else [selections]
+def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
+    """Resolve one selection or a list of them; plugins of a `LoadedList` are loaded already, and belong to others."""
+    several = selections if isinstance(selections, list | tuple) else [selections]
+    source = selections.source if isinstance(selections, LoadedList) else lambda item: None
+    known = [source(item) for item in several]
+    return [
+        resolve(kind, item) if loaded is None else replace(loaded, own=False)
+        for item, loaded in zip(several, known, strict=True)
+    ]
 
 
-def _with_rewards(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+def _with_rewards(
+    info: PluginInfo, exported: Any, parameters: dict[str, Any], inner: list[tuple[str, Loaded]]
+) -> dict[str, Any]:
     """Load the rewards that are selected inside a reward's parameters, those that its class lists in `takes_rewards`.
 
     One selection becomes the reward; a list becomes a `RewardList`, which has the weights; a mapping without a `name`
-    is one from keys to selections. What is None or callable stays as it is.
+    is one from keys to selections. What is None or callable stays as it is. All are added to `inner`, with their place.
     """
     takes = getattr(exported, "takes_rewards", ()) if isinstance(exported, type) else ()
     if not takes:
@@ -220,10 +281,12 @@ def _with_rewards(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -
                 )
         except (ConfigurationError, PluginError) as error:
             raise type(error)(f"{called(info)} from {info.source}, in {place}: {error}") from error
+        inner.append((place, loaded))
         return loaded
 
     def several(value: Any, place: str) -> Any:
         if value is None or (callable(value) and not isinstance(value, type)):
+            inner.extend([] if value is None else [(place, Loaded(value))])
             return value
         if isinstance(value, list | tuple):
             items = [load(item, f"{place}[{index}]", weighed=True) for index, item in enumerate(value)]

@@ -114,7 +114,8 @@ def _compare(
             f"The loss of {type(trainer).__qualname__} (loss_type={trainer._trl.loss_type!r}) is not made of the "
             f"pieces that trl-grpo-ext knows: its {what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is "
             f"{expected.flatten()[worst].item():.6g}. A loss aggregation would not be exact, so training stops. "
-            "Remove loss_aggregation, or the override of _compute_loss, or install a TRL that was tested."
+            "Remove loss_aggregation, move a term of your own from _compute_loss to compute_loss, or install a TRL "
+            "that was tested."
         )
 
 

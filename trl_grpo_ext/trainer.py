@@ -1,4 +1,4 @@
-"""The adapter to TRL's trainer. It wraps seven of its methods and copies none; `compact` wraps four.
+"""The adapter to TRL's trainer. It wraps seven of its methods, `compact` four, `manifest` four, and copies none.
 
 | TRL calls | we add |
 | --- | --- |
@@ -32,7 +32,9 @@ from .errors import ConfigurationError, UpstreamError
 from .guard.calls import unique_names
 from .hook_chain import Change, HookChain, change_tables, metrics_of
 from .hook_states import states_of
-from .plugins import RewardList, load_advantage_hooks, load_loss_aggregation, load_rewards
+from .manifest.training import RecordsPlugins
+from .own_loss import OwnLosses, built_with, places_of
+from .plugins import LoadedList, RewardList, load_advantage_hooks, load_rewards, resolve_loss_aggregation
 from .reaggregation import LossForward, check_aggregation, pieces, trl_weights
 from .reward_watch import RewardWatch, reward_limit
 from .scoring import Scorer
@@ -42,7 +44,7 @@ from .weight_metrics import row_table, weight_metrics
 from .zero_variance import share_without_signal, signal_table
 
 
-class GRPOExtMixin(CompactUpdates):
+class GRPOExtMixin(OwnLosses, CompactUpdates, RecordsPlugins):
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
     Takes `GRPOTrainer`'s arguments and two more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`, then plugins
@@ -102,8 +104,9 @@ class GRPOExtMixin(CompactUpdates):
             _given_once("advantage_hooks", advantage_hooks, getattr(args, "advantage_hooks", None)) or []
         )
         aggregation = _given_once("loss_aggregation", loss_aggregation, getattr(args, "loss_aggregation", None))
-        self.loss_aggregation: Any = None if aggregation is None else load_loss_aggregation(aggregation)
-
+        loaded_aggregation = None if aggregation is None else resolve_loss_aggregation(aggregation)
+        self.loss_aggregation: Any = loaded_aggregation and loaded_aggregation.object
+        self._find_own_losses(GRPOExtMixin, args, self.loss_aggregation)
         upstream.check_loss_type(getattr(args, "loss_type", None) if self.loss_aggregation is not None else None)
         given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         selected = load_rewards(getattr(args, "rewards", None) or [])
@@ -112,17 +115,11 @@ class GRPOExtMixin(CompactUpdates):
             classes = reward_processing_classes
             classes = classes if isinstance(classes, list) else [classes]
             reward_processing_classes = [*classes, *([None] * len(selected))]
-        super().__init__(  # type: ignore[call-arg]
-            model,
-            [*given, *selected] if selected else reward_funcs,
-            args,
-            train_dataset,
-            eval_dataset,
-            processing_class,
-            reward_processing_classes,
-            *arguments,
-            **keywords,
-        )
+        chosen = [*given, *selected]  # as they are now: TRL adds an environment's reward to the list that it was given
+        functions = LoadedList.joined(given, selected) if selected else reward_funcs
+        sources = (train_dataset, eval_dataset, processing_class, reward_processing_classes)
+        positional, named = built_with((model, functions, args), sources, arguments, keywords)
+        super().__init__(*positional, **named)
         upstream.check_instance(self)
         self._trl.reward_func_names = unique_names(self._trl.reward_func_names)
         self._check_compact()
@@ -134,13 +131,14 @@ class GRPOExtMixin(CompactUpdates):
             self._trl.add_callback(states)
         if self.args.reward_weights is None:
             self.reward_weights: torch.Tensor
-            self.reward_weights[: len(weights)] = torch.tensor(weights)
+            self.reward_weights[places_of(chosen, self._trl.reward_funcs, weights)] = torch.tensor(weights)
         if self.loss_aggregation is not None:
             check_aggregation(self)
         accelerator = self.accelerator
         self._agreement = Agreement(
             accelerator.process_index, accelerator.num_processes, accelerator.gather, accelerator.device
         )
+        self._record_plugins(loaded_aggregation)
 
     @property
     def _trl(self) -> Any:
@@ -204,6 +202,7 @@ class GRPOExtMixin(CompactUpdates):
             batch["advantages"] = advantages_B_T
             self._log_changes(changes, batch[RowKeys.place], rollout.mask_B_T)
         if self.loss_aggregation is not None:
+            self._check_one_batch(self._undealt_totals)
             self._undealt_totals = rollout.totals
             self._log_weights(rollout, advantages_B_T, batch.get(self._weights_key))
         return batch
@@ -253,18 +252,20 @@ class GRPOExtMixin(CompactUpdates):
         """Compute TRL's loss and stop if the selected plugins had no part in it."""
         self._loss_path_ran = False
         loss = super().compute_loss(*arguments, **keywords)
-        if self._acts_at_forward and not self._loss_path_ran:
+        needed = self._acts_at_forward or (self.advantage_hooks and not self._own_losses)  # those have been tried out
+        if needed and not self._loss_path_ran:
             raise UpstreamError(
                 f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) does not go "
-                "through TRL's _compute_loss, so the selected loss aggregation and forward hooks would be ignored. "
-                "Remove that override, or the plugins."
+                "through TRL's _compute_loss, so the selected loss aggregation and advantage hooks would be ignored. "
+                "Put GRPOExtMixin in front of that override, or remove it, or the plugins."
             )
         return loss
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        if not self._acts_at_forward and self._recorder is None:
+        if self._made_up_pass is not None or (not self._acts_at_forward and self._recorder is None):
+            self._loss_path_ran = True
             return super()._compute_loss(model, inputs)  # type: ignore[misc]
-        if self.model.training and self._acts_at_forward and not self._self_checked:
+        if self.model.training and self._acts_at_forward and self._per_token and not self._self_checked:
             self_check.check_loss(self, inputs)
             self._self_checked = True
         forward = LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=torch.is_grad_enabled())
@@ -283,7 +284,7 @@ class GRPOExtMixin(CompactUpdates):
         if self._recorder is None or not self._recorder.wants(places_B):
             return
         used = {"advantage": pipeline.expand_advantages(inputs["advantages"], forward.mask_B_T)}
-        if self.loss_aggregation is None and self._trl.loss_type in upstream.LOSS_TYPES:
+        if self.loss_aggregation is None and not self._own_losses and self._trl.loss_type in upstream.LOSS_TYPES:
             forward.weights_B_T = trl_weights(self, inputs, forward.mask_B_T) / self.accelerator.num_processes
         if (factor_B := inputs.get(FACTOR_KEY)) is not None and forward.weights_B_T is not None:
             used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # as it was before it was put into a part
@@ -319,6 +320,8 @@ class GRPOExtMixin(CompactUpdates):
 
     def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
         forward = self._loss_forward
+        if self._made_up_pass is not None:
+            return self._made_up_pass()
         if forward is None:  # the old policy's or the reference's pass, at generation
             return super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
         inputs = forward.inputs
@@ -326,12 +329,16 @@ class GRPOExtMixin(CompactUpdates):
         if forward.made_up_output is not None:
             result: Any = forward.made_up_output
         else:
+            if self._chain.acts("on_forward") and len(arguments) <= upstream.ENTROPY_ARGUMENT:
+                keywords.setdefault("compute_entropy", True)  # which a loss of somebody's own may not have asked for
             with torch.set_grad_enabled(forward.keep_graph):
                 result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
             if self._chain.acts("on_forward"):
                 with self._agreement.section():
                     context = make_forward(self, forward, result[0], result[1])
                     inputs["advantages"], forward.changes = self._chain.on_forward(inputs["advantages"], context)
+                    if not self._per_token:
+                        inputs["advantages"] = self._one_per_completion(inputs)
                 self._log_changes(forward.changes, inputs[RowKeys.place], forward.mask_B_T)
             self._loss_path_ran = True
         forward.logps_B_T, forward.entropies_B_T = result[:2]

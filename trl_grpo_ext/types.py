@@ -22,6 +22,22 @@ from .errors import PluginOutputError
 if TYPE_CHECKING:
     import torch
 
+__all__ = [
+    "CONTRACT_VERSION",
+    "NEEDS",
+    "AdvantageHook",
+    "Forward",
+    "LossAggregation",
+    "Reward",
+    "Rollout",
+    "Span",
+    "SpanScore",
+    "StepTotals",
+    "Totals",
+    "implements",
+    "span_reward",
+]
+
 CONTRACT_VERSION = 1
 """Raised when a field of `Rollout`, `Forward` or `Totals` changes its meaning; adding a field does not raise it."""
 

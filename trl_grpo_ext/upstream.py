@@ -28,8 +28,15 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_compute_loss": ("self", "model", "inputs"),
     "compute_loss": ("self", "model", "inputs"),
     "log": ("self", "logs"),
+    "_save": ("self", "output_dir"),
+    "create_model_card": ("self", "model_name"),
+    "save_model": ("self", "output_dir"),
+    "train": ("self", "resume_from_checkpoint"),
 }
 """Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
+
+ENTROPY_ARGUMENT = 4
+"""Place of `compute_entropy` behind `model` among the arguments of `_get_per_token_logps_and_entropies`."""
 
 SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
@@ -104,6 +111,14 @@ GLOBAL_TOKEN_MEAN = frozenset({"cispo", "dapo", "vespo"})
 LOSS_TYPES = MEAN_OF_SEQUENCE_MEANS | MEAN_OF_SEQUENCE_SUMS | LOCAL_TOKEN_MEAN | CONSTANT_LENGTH | GLOBAL_TOKEN_MEAN
 
 
+LOSSES_PER_COMPLETION: dict[str, str] = {
+    "trl.experimental.gmpo.gmpo_trainer.GMPOTrainer": (
+        "it takes the geometric mean of a completion's importance ratios, which is no sum over its tokens"
+    ),
+}
+"""TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
+
+
 class UpstreamWarning(UserWarning):
     """The installed TRL is newer than the newest release that the contract tests have seen."""
 
@@ -173,6 +188,24 @@ def check_loss_type(loss_type: str | None) -> None:
         raise ConfigurationError(
             f"loss_type {loss_type!r} cannot take a loss aggregation: trl-grpo-ext knows "
             f"{', '.join(sorted(LOSS_TYPES))}. Change loss_type, or remove loss_aggregation."
+        )
+
+
+def reason_per_completion(owner: type) -> str | None:
+    """Why the loss of a known trainer below `GRPOTrainer` has no per-token terms; None for any other class."""
+    return LOSSES_PER_COMPLETION.get(f"{owner.__module__}.{owner.__qualname__}")
+
+
+def check_own_loss(owner: type, wanted: str) -> None:
+    """Refuse, at construction, what the loss of a known trainer below `GRPOTrainer` cannot give.
+
+    Raises:
+        ConfigurationError: Names the trainer and why.
+    """
+    if (why := reason_per_completion(owner)) is not None:
+        raise ConfigurationError(
+            f"{wanted} cannot be exact with the loss of {owner.__qualname__}: {why}. Remove it, or train with "
+            "GRPOTrainer. Rewards work, and advantage hooks that give each completion one number."
         )
 
 

@@ -16,6 +16,13 @@ from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
 
+__all__ = [
+    "Consequence",
+    "Judgement",
+    "Outcome",
+    "OutcomePolicy",
+]
+
 RAISE: Literal["raise"] = "raise"
 Consequence = float | None | Literal["raise"]
 """What an outcome becomes."""

@@ -1,0 +1,241 @@
+"""Somebody's subclass with a loss of its own: a term beside TRL's, or another loss in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer
+
+from tests.support import prompts, relative_gap, train
+from tests.trainer.pipelines.page import (
+    Doubled,
+    DoubledForward,
+    Falling,
+    FallingForward,
+    constant,
+    expected_gradient,
+    falling,
+    group_advantages,
+    mixed,
+    on_top,
+    rows_of,
+    sequence_means,
+    theirs,
+)
+from trl_grpo_ext.errors import ConfigurationError, SelfCheckError, UpstreamError
+
+EXACT = 2e-5  # relative, in float32
+
+
+def decayed(gradient: dict[str, torch.Tensor], model: Path) -> dict[str, torch.Tensor]:
+    """With the gradient of 0.01 Σ w²."""
+    weights = dict(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).named_parameters())
+    return {name: value + 0.02 * weights[name].detach() for name, value in gradient.items()}
+
+
+class DecayedInside(GRPOTrainer):
+    """The term of `Decayed` in `_compute_loss`."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, inputs) + 0.01 * sum(w.pow(2).sum() for w in model.parameters())
+
+
+# ---------------------------------------------------------------------------------------------- a term beside TRL's
+
+
+@pytest.mark.parametrize(
+    ("make", "base"),
+    [(mixed, "compute_loss"), (on_top, "compute_loss"), (on_top, "_compute_loss")],
+    ids=["mixed, compute_loss", "on top, compute_loss", "on top, _compute_loss"],
+)
+@pytest.mark.parametrize("hook", [Falling, FallingForward])
+def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make: Any, base: str, hook: Any) -> None:
+    trainer_class = make(theirs("Decayed") if base == "compute_loss" else DecayedInside)
+    plugins = {"advantage_hooks": [hook()], "loss_aggregation": "token_mean"}
+    run = train(tiny_model, tmp_path, trainer_class, trainer_arguments=plugins, max_steps=1, loss_type="grpo")
+    rows = rows_of(tiny_model)
+    tokens = sum(len(ids) for _, ids in rows)
+    advantages = falling(group_advantages(rows).tolist(), rows)
+    ours = expected_gradient(tiny_model, rows, advantages, constant([1.0 / tokens] * 8, rows))
+    expected = decayed(ours, tiny_model)
+    assert relative_gap(run.gradients[0], expected) < EXACT
+    assert relative_gap(ours, expected) > 0.01
+
+
+def test_a_term_in_the_inner_loss_goes_with_hooks_and_not_with_an_aggregation(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 1, "loss_type": "grpo"}
+    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": [Falling(), FallingForward()]}}
+    run = train(tiny_model, tmp_path / "hooks", mixed(DecayedInside), **hooks, **settings)
+    rows = rows_of(tiny_model)
+    twice = [[a / (1 + t) for t, a in enumerate(row)] for row in falling(group_advantages(rows).tolist(), rows)]
+    ours = expected_gradient(tiny_model, rows, twice, sequence_means(rows))
+    assert relative_gap(run.gradients[0], decayed(ours, tiny_model)) < EXACT
+    with pytest.raises(SelfCheckError, match=r"The loss of MineDecayedInside .* is not made of the pieces"):
+        train(tiny_model, tmp_path / "both", mixed(DecayedInside), loss_aggregation="token_mean", **settings)
+
+
+@pytest.mark.parametrize("base", ["compute_loss", "_compute_loss"])
+def test_a_term_is_refused_with_compact_updates(tiny_model: Path, tmp_path: Path, base: str) -> None:
+    trainer_class = mixed(theirs("Decayed") if base == "compute_loss" else DecayedInside)
+    with pytest.raises(ConfigurationError, match=r"compact_updates: exact cannot be exact with Decayed"):
+        train(tiny_model, tmp_path, trainer_class, compact_updates="exact", max_steps=1)
+
+
+def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_path: Path) -> None:
+    class Counts(GRPOTrainer):
+        seen = 0
+
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            self.seen += 1
+            return super()._compute_loss(model, inputs)
+
+        def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
+            return super().compute_loss(*arguments, **keywords)
+
+    settings: dict[str, Any] = {"max_steps": 2, "compact_updates": "exact", "loss_aggregation": "token_mean"}
+    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": [Falling(), FallingForward()]}}
+    ours = train(tiny_model, tmp_path / "counts", mixed(Counts), **settings, **hooks)
+    plain = train(tiny_model, tmp_path / "plain", **settings, **hooks)
+    assert ours.trainer.seen >= 2
+    assert all(torch.equal(ours.weights[name], plain.weights[name]) for name in plain.weights)
+    for our_log, plain_log in zip(ours.logs, plain.logs, strict=True):  # trying it out left nothing behind
+        assert {k: v for k, v in our_log.items() if "seconds" not in k} == pytest.approx(
+            {k: v for k, v in plain_log.items() if "seconds" not in k}
+        )
+
+
+# ---------------------------------------------------------------------------------------------- in TRL's place
+
+
+@pytest.mark.parametrize("batch", [8, 4])
+def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_path: Path, batch: int) -> None:
+    plugins: dict[str, Any] = {"advantage_hooks": [Doubled(), DoubledForward()]}
+    run = train(
+        tiny_model,
+        tmp_path,
+        mixed(theirs("PerCompletion")),
+        trainer_arguments=plugins,
+        max_steps=1,
+        per_device_train_batch_size=batch,
+    )
+    rows = rows_of(tiny_model, batch // 4)
+    advantages = constant((4.0 * group_advantages(rows)).tolist(), rows)
+    expected = expected_gradient(tiny_model, rows, advantages, sequence_means(rows))
+    assert relative_gap(run.gradients[0], expected) < EXACT
+
+
+def test_without_the_check_it_would_train_every_completion_with_the_advantages_of_all(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    class Unchecked(theirs("PerCompletion")):  # type: ignore[misc]
+        """What happens where nobody looks: (B, T) handed to the same loss."""
+
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            width = inputs["completion_ids"].size(1)
+            tokens = inputs["advantages"].unsqueeze(1).repeat(1, width)
+            return super()._compute_loss(model, {**inputs, "advantages": tokens})
+
+    right = train(tiny_model, tmp_path / "right", theirs("PerCompletion"), max_steps=1)
+    wrong = train(tiny_model, tmp_path / "wrong", Unchecked, max_steps=1)
+    assert relative_gap(wrong.gradients[0], right.gradients[0]) > 0.5
+
+
+@pytest.mark.parametrize("hook", [Falling, FallingForward])
+def test_a_loss_per_completion_refuses_credit_for_tokens(tiny_model: Path, tmp_path: Path, hook: Any) -> None:
+    plugins: dict[str, Any] = {"advantage_hooks": [hook()]}
+    with pytest.raises(ConfigurationError, match=r"The loss of PerCompletion takes one advantage for each completion"):
+        train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), trainer_arguments=plugins, max_steps=1)
+
+
+def test_a_loss_per_completion_is_found_out_in_batches_of_one(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "max_steps": 1}
+    hooks = {"advantage_hooks": [Falling()]}
+    with pytest.raises(ConfigurationError, match="takes one advantage for each completion"):
+        train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), trainer_arguments=hooks, **settings)
+
+
+@pytest.mark.parametrize("plugins", [{"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}])
+def test_a_loss_per_completion_refuses_what_needs_tokens(
+    tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be exact with PerCompletion, whose loss"):
+        train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), max_steps=1, **plugins)
+
+
+@pytest.mark.parametrize("hooks", [[Falling()], [FallingForward()], [Doubled(), Falling()]])
+def test_a_loss_that_takes_tokens_gets_them(tiny_model: Path, tmp_path: Path, hooks: list[Any]) -> None:
+    plugins = {"advantage_hooks": hooks}
+    run = train(tiny_model, tmp_path, mixed(theirs("PerToken")), trainer_arguments=plugins, max_steps=1)
+    rows = rows_of(tiny_model)
+    advantages = falling((len(hooks) * group_advantages(rows)).tolist(), rows)
+    expected = expected_gradient(tiny_model, rows, advantages, sequence_means(rows))
+    assert relative_gap(run.gradients[0], expected) < EXACT
+
+
+def test_a_loss_that_takes_tokens_takes_an_aggregation_under_its_own_reduction(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "token_mean"}
+    run = train(tiny_model, tmp_path / "grpo", mixed(theirs("PerToken")), loss_type="grpo", **settings)
+    rows = rows_of(tiny_model)
+    tokens = sum(len(ids) for _, ids in rows)
+    advantages = constant(group_advantages(rows).tolist(), rows)
+    expected = expected_gradient(tiny_model, rows, advantages, constant([1.0 / tokens] * 8, rows))
+    assert relative_gap(run.gradients[0], expected) < EXACT
+    with pytest.raises(SelfCheckError, match="weight of a token"):
+        train(tiny_model, tmp_path / "dapo", mixed(theirs("PerToken")), loss_type="dapo", **settings)
+
+
+class WithoutAdvantages(GRPOTrainer):
+    """Learns every completion by heart."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        return model(input_ids=ids).logits.float().logsumexp(-1).mean()
+
+
+def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Path) -> None:
+    plugins: dict[str, Any] = {"advantage_hooks": ["centred"]}
+    with pytest.raises(SelfCheckError, match=r"loss of WithoutAdvantages does not depend on the advantages"):
+        train(tiny_model, tmp_path, mixed(WithoutAdvantages), trainer_arguments=plugins, max_steps=1)
+
+
+def test_a_loss_per_completion_that_reads_too_early_refuses_forward_hooks(tiny_model: Path, tmp_path: Path) -> None:
+    class Early(theirs("PerCompletion")):  # type: ignore[misc]
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
+
+    def plugins(hook: Any) -> dict[str, Any]:
+        return {"trainer_arguments": {"advantage_hooks": [hook]}, "max_steps": 1}
+
+    assert train(tiny_model, tmp_path / "rollout", mixed(Early), **plugins(Doubled())).gradients
+    with pytest.raises(SelfCheckError, match="reads the advantages before the policy's forward pass"):
+        train(tiny_model, tmp_path / "forward", mixed(Early), **plugins(DoubledForward()))
+
+
+@pytest.mark.parametrize("plugins", [{"advantage_hooks": ["centred"]}, {"loss_aggregation": "token_mean"}])
+def test_a_loss_on_top_that_replaces_ours_is_refused(tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]) -> None:
+    with pytest.raises(UpstreamError, match="does not go through TRL's _compute_loss"):
+        train(tiny_model, tmp_path, on_top(theirs("PerCompletion")), trainer_arguments=plugins, max_steps=1)
+
+
+class RaisedByOne:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T + 1.0
+
+
+def test_a_loss_per_completion_is_found_out_in_evaluation_too(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "max_steps": 1}
+    for hook, expected in (RaisedByOne(), -1.0), (Falling(), None):
+        plugins: dict[str, Any] = {"advantage_hooks": [hook], "eval_dataset": prompts(2)}
+        if expected is None:
+            with pytest.raises(ConfigurationError, match="takes one advantage for each completion"):
+                train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), trainer_arguments=plugins, **settings)
+            continue
+        run = train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), trainer_arguments=plugins, **settings)
+        losses = [log["eval_loss"] for log in run.logs if "eval_loss" in log]
+        assert losses == pytest.approx([expected, expected], abs=1e-5)  # the mean of the groups' advantages is 0

@@ -1,0 +1,208 @@
+"""Somebody's subclass that overrides generating, scoring and building: what hooks see, and what is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from tests.support import arguments, length_reward, prompts, relative_gap, train
+from tests.trainer.pipelines.page import (
+    Doubled,
+    Falling,
+    constant,
+    expected_gradient,
+    falling,
+    group_advantages,
+    mixed,
+    on_top,
+    rows_of,
+    sequence_means,
+    theirs,
+)
+from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
+from trl_grpo_ext.errors import ConfigurationError
+
+EXACT = 2e-5  # relative, in float32
+ONE_STEP: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "seq_mean_token_mean"}
+
+
+def difficulty(rows: int) -> torch.Tensor:
+    return torch.arange(rows) // 4 + 1.0
+
+
+@pytest.mark.parametrize("compact", ["off", "exact"])
+def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, compact: str) -> None:
+    hook = Falling()
+    run = train(
+        tiny_model,
+        tmp_path,
+        mixed(theirs("Curriculum")),
+        trainer_arguments={"advantage_hooks": [hook]},
+        gradient_accumulation_steps=2,
+        compact_updates=compact,
+        **ONE_STEP,
+    )
+    rows = rows_of(tiny_model, 4)
+    advantages = group_advantages(rows) * difficulty(16)
+    advantages[4:8] = 0.0  # the solved group
+    mask_B_T = hook.rollouts[0].mask_B_T
+    torch.testing.assert_close(hook.seen[0], advantages.unsqueeze(1) * mask_B_T)
+    assert hook.rollouts[0].rewards_B.tolist() == pytest.approx(length_reward([ids for _, ids in rows]))
+    expected = expected_gradient(tiny_model, rows, falling(advantages.tolist(), rows), sequence_means(rows))
+    assert relative_gap(run.gradients[0], expected) < EXACT
+    without = constant(advantages.tolist(), rows)
+    assert relative_gap(expected_gradient(tiny_model, rows, without, sequence_means(rows)), expected) > 0.1
+
+
+@pytest.mark.parametrize("compact", ["off", "exact"])
+def test_an_entry_of_the_batch_stays_with_its_row(tiny_model: Path, tmp_path: Path, compact: str) -> None:
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "compact_updates": compact, **ONE_STEP}
+    hooks: dict[str, Any] = {"advantage_hooks": [Falling()]}
+    run = train(tiny_model, tmp_path, mixed(theirs("Curriculum")), trainer_arguments=hooks, **settings)
+    known = {tuple(ids): difficulty(16)[row].item() for row, (_, ids) in enumerate(rows_of(tiny_model, 4))}
+    seen = 0
+    for micro_batch in run.trainer._buffered_inputs:
+        lengths = micro_batch["completion_mask"].sum(1).tolist()
+        for row, length in enumerate(lengths):
+            ids = tuple(micro_batch["completion_ids"][row, :length].tolist())
+            if ids and bool(micro_batch["advantages"][row].any()):
+                assert micro_batch["difficulty"][row].item() == known[ids]
+                seen += 1
+    assert seen == 12  # all but the solved group
+
+
+def test_a_hook_that_starts_from_the_rewards_forgets_changed_advantages(tiny_model: Path, tmp_path: Path) -> None:
+    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": ["centred"]}, "max_steps": 1}
+    ours = train(tiny_model, tmp_path / "mixed", mixed(theirs("Curriculum")), **hooks)
+    plain = train(tiny_model, tmp_path / "plain", **hooks)
+    assert relative_gap(ours.gradients[0], plain.gradients[0]) == 0.0
+
+
+class LongerIsBetter(GRPOTrainer):
+    """A bonus on the rewards themselves."""
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return rewards + 0.5 * torch.tensor([[float(len(ids))] for ids in completion_ids_list])
+
+
+@pytest.mark.parametrize("make", [mixed, on_top])
+def test_a_bonus_on_the_rewards(tiny_model: Path, tmp_path: Path, make: Any) -> None:
+    hook = Falling()
+    hooks = {"advantage_hooks": ["centred", hook]}
+    run = train(tiny_model, tmp_path, make(LongerIsBetter), trainer_arguments=hooks, **ONE_STEP)
+    rows = rows_of(tiny_model)
+    rewards = torch.tensor(length_reward([ids for _, ids in rows]))
+    if make is mixed:  # else theirs acts after the hooks have been told
+        rewards = rewards + 0.5 * torch.tensor([float(len(ids)) for _, ids in rows])
+    centred = (rewards.view(2, 4) - rewards.view(2, 4).mean(1, keepdim=True)).flatten()
+    expected = expected_gradient(tiny_model, rows, falling(centred.tolist(), rows), sequence_means(rows))
+    assert relative_gap(run.gradients[0], expected) < EXACT
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+@pytest.mark.parametrize("plugins", [{"advantage_hooks": ["centred"]}, {"loss_aggregation": "token_mean"}])
+def test_rows_that_are_dropped_below_are_refused(tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"of MineDropsSolved returned other rows than were scored \(4 of 8\)"):
+        train(tiny_model, tmp_path, mixed(theirs("DropsSolved")), trainer_arguments=plugins, max_steps=1)
+
+
+def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    class Reversed(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            return {key: value.flip(0) if value.dim() else value for key, value in batch.items()}
+
+    with pytest.raises(ConfigurationError, match=r"row 0 is another"):
+        train(tiny_model, tmp_path, mixed(Reversed), trainer_arguments={"advantage_hooks": ["centred"]}, max_steps=1)
+    assert train(tiny_model, tmp_path, mixed(Reversed), max_steps=1).gradients  # without plugins it is its own affair
+
+
+def test_rows_that_are_dropped_on_top_leave_the_others_their_weights(tiny_model: Path, tmp_path: Path) -> None:
+    hooks: dict[str, Any] = {"advantage_hooks": [Falling()]}
+    run = train(tiny_model, tmp_path, on_top(theirs("DropsSolved")), trainer_arguments=hooks, **ONE_STEP)
+    rows = rows_of(tiny_model)
+    advantages = falling(group_advantages(rows).tolist(), rows)
+    expected = expected_gradient(tiny_model, rows[:4], advantages[:4], sequence_means(rows[:4], sequences=8))
+    assert relative_gap(run.gradients[0], expected) < EXACT
+
+
+class SamplesTwice(GRPOTrainer):
+    """Samples again and keeps half of each: dynamic sampling, much simplified."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batches = [super(SamplesTwice, self)._generate_and_score_completions(inputs) for _ in range(2)]
+        return {
+            key: torch.cat([batches[0][key][:4], batches[1][key][4:]]) if value.dim() else value
+            for key, value in batches[0].items()
+        }
+
+
+def test_a_batch_of_several_is_refused_where_its_weights_would_not_add_up(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="makes one batch out of several, and the loss aggregation"):
+        train(tiny_model, tmp_path, on_top(SamplesTwice), **ONE_STEP)
+    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": [Doubled()]}, "max_steps": 1}
+    doubled = train(tiny_model, tmp_path, on_top(SamplesTwice), **hooks)
+    plain = train(tiny_model, tmp_path, GRPOTrainer, max_steps=1)  # the script gives the same rows twice
+    twice = {name: 2.0 * gradient for name, gradient in plain.gradients[0].items()}
+    assert relative_gap(doubled.gradients[0], twice) < EXACT
+
+
+# ---------------------------------------------------------------------------------------------- bases and building
+
+
+def test_the_mixin_behind_trls_trainer_is_refused_when_the_class_is_made() -> None:
+    with pytest.raises(ConfigurationError, match=r"class Wrong\(Curriculum, GRPOExtMixin\).*none of its methods would"):
+
+        class Wrong(theirs("Curriculum"), GRPOExtMixin):  # type: ignore[misc]
+            pass
+
+    class MoreOfOurs(GRPOExtMixin):  # a mixin of mixins is no trainer yet
+        pass
+
+    assert issubclass(on_top(theirs("Curriculum")), GRPOExtTrainer)
+
+
+class Particular(GRPOTrainer):
+    """Takes keywords alone, fewer than TRL, one of its own; and puts its own reward in front."""
+
+    def __init__(self, *, model: Any, reward_funcs: Any, args: Any, train_dataset: Any, strength: float, **more: Any):
+        self.strength = strength
+        assert not {"eval_dataset", "processing_class"} & more.keys()
+
+        def own(completions: list[Any], **columns: Any) -> list[float]:
+            return [strength] * len(completions)
+
+        super().__init__(model, [own, *reward_funcs], args, train_dataset, **more)
+
+
+def test_a_constructor_of_its_own_and_a_reward_in_front(tiny_model: Path, tmp_path: Path) -> None:
+    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "language", "weight": 0.5}])
+    trainer = mixed(Particular)(
+        model=str(tiny_model),
+        reward_funcs=rewards,
+        args=arguments(
+            tmp_path, rewards=[{"name": "soft_overlong", "max_completion_length": 8, "cache": 4, "weight": 3.0}]
+        ),
+        train_dataset=prompts(),
+        strength=2.0,
+    )
+    assert trainer.strength == 2.0
+    assert trainer.reward_func_names == ["own", "think_format", "language", "soft_overlong"]
+    assert trainer.reward_weights.tolist() == [1.0, 0.25, 0.5, 3.0]
+
+
+def test_a_weight_whose_function_was_replaced_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    class Replaces(GRPOTrainer):
+        def __init__(self, model: Any, reward_funcs: Any, args: Any, **more: Any) -> None:
+            super().__init__(model, [length_reward, lambda **columns: reward_funcs[0](**columns)], args, **more)
+
+    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "language", "weight": 0.5}])
+    with pytest.raises(ConfigurationError, match="a base class has replaced it"):
+        mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())

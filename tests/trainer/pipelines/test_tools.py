@@ -1,0 +1,290 @@
+"""Tools, environments and rollout functions of TRL's trainer: what hooks see, and which tokens are trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from tests.support import Recorder, arguments, length_reward, relative_gap, train
+from tests.trainer.pipelines.page import Falling, expected_gradient
+from tests.trainer.pipelines.tool_model import CALL, CALLED, END, RESPONSE, START, biases, save_tool_model
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.types import span_reward
+
+EXACT = 2e-5  # relative, in float32
+TEMPERATURE = 20.0
+ASKED = f"?{END}\n{START}assistant\n"
+
+
+def call(name: str, **values: int) -> str:
+    return f"{CALL}{json.dumps({'name': name, 'arguments': values})}{CALLED}"
+
+
+def result(value: str) -> str:
+    """What the chat template writes for a tool's answer, until the model goes on."""
+    return f"\n{START}tool\n{value}{END}\n{START}assistant\n"
+
+
+ADD, FAIL, GUESS = call("add", a=2, b=3), call("divide", a=1, b=0), "not sure."
+SUM, GAVE_UP = "it is 5.", "no."
+CONVERSATIONS = {
+    # What the model wrote and what was written for it, in turns; the second is never trained on.
+    "ADD": [ADD + END, result("5"), SUM + END],
+    "FAIL": [FAIL + END, result("{'error': 'division by zero'}"), GAVE_UP + END],
+    "GUESS": [GUESS + END],
+}
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+def divide(a: int, b: int) -> float:
+    """Divide two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a / b
+
+
+class Calculator:
+    """An environment: it remembers what was asked of it, and scores that."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def reset(self, **columns: Any) -> None:
+        self.asked = 0
+
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        self.asked += 1
+        return a + b
+
+    def divide(self, a: int, b: int) -> float:
+        """Divide two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        self.asked += 1
+        return a / b
+
+    def get_reward(self) -> float:
+        return 0.5 * self.asked
+
+
+@pytest.fixture(scope="module")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tool_model(tmp_path_factory.mktemp("tool_model"))
+
+
+def answered(completions: list[Any], **columns: Any) -> list[float]:
+    """1 for the sum after a tool call, 0.25 for a guess: it has to see the whole conversation."""
+    return [
+        1.0
+        if [m["role"] for m in messages] == ["assistant", "tool", "assistant"] and messages[1]["content"] == "5"
+        else 0.25
+        if len(messages) == 1
+        else 0.0
+        for messages in completions
+    ]
+
+
+@span_reward
+def full_stops(completions: list[Any], **columns: Any) -> list[Any]:
+    """A span on the full stop of the last message, worth more behind a sum."""
+    said = [messages[-1]["content"] for messages in completions]
+    return [[(len(text) - 1, len(text), 0.5 if "5" in text else 0.125)] for text in said]
+
+
+def tool_run(model: Path, folder: Path, hooks: list[Any], rewards: list[Any], **overrides: Any) -> tuple[Any, Recorder]:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.response_template = RESPONSE
+    scripts = {ASKED: [ADD, FAIL, GUESS], result("5"): [SUM], result("{'error': 'division by zero'}"): [GAVE_UP]}
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": q}] for q in ("2+3?", "what is 2 and 3?")]})
+    recorder = Recorder()
+    settings = {
+        "generation_kwargs": {"sequence_bias": biases(tokenizer, scripts)},
+        "max_completion_length": 180,
+        "per_device_train_batch_size": 8,
+        "max_steps": 1,
+        "loss_aggregation": "seq_mean_token_mean",
+        "temperature": TEMPERATURE,
+    }
+    more = {"tools": [add, divide], **overrides}
+    trainer = GRPOExtTrainer(
+        str(model),
+        rewards,
+        arguments(folder, **settings, **more.pop("settings", {})),
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[recorder],
+        advantage_hooks=hooks,
+        **more,
+    )
+    trainer.train()
+    return trainer, recorder
+
+
+def conversation_of(tokenizer: Any, ids: list[int]) -> list[str]:
+    text = "".join(tokenizer.convert_ids_to_tokens(ids))
+    return next(turns for turns in CONVERSATIONS.values() if "".join(turns) == text)
+
+
+def expected_mask(turns: list[str], tokenizer: Any) -> list[int]:
+    return [int(number % 2 == 0) for number, turn in enumerate(turns) for _ in tokenizer(turn)["input_ids"]]
+
+
+def check_credit(trainer: Any, recorder: Recorder, hook: Falling, model: Path) -> list[list[str]]:
+    """Masks, texts and offsets are those of the conversations, and the gradient that of the model's own tokens."""
+    (rollout,) = hook.rollouts
+    tokenizer = trainer.processing_class
+    rows, conversations, advantages, weights = [], [], [], []
+    for row in range(8):
+        ids = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0].tolist()
+        turns = conversation_of(tokenizer, ids)
+        live = expected_mask(turns, tokenizer)
+        assert rollout.mask_B_T[row, : len(ids)].tolist() == live
+        assert rollout.tool_mask_B_T[row, : len(ids)].tolist() == live
+        assert not bool(rollout.mask_B_T[row, len(ids) :].any())
+        roles = [message["role"] for message in rollout.completions[row]]
+        assert roles == ["assistant", "tool", "assistant"][: len(turns)]
+        text = rollout.texts[row]
+        assert text == "".join(turns).replace(START, "").replace(END, "")
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+        for token, (start, end) in zip(tokens, rollout.offsets(row), strict=True):
+            assert text[start:end] == ("" if token in (START, END) else token)
+        prompt = rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist()
+        rows.append((prompt, ids))
+        conversations.append(turns)
+        value = hook.seen[0][row][rollout.mask_B_T[row] > 0][0].item()
+        advantages.append([value / (1 + t) for t in range(len(ids))])
+        weights.append([live_token / sum(live) / 8 for live_token in live])
+        trained = trainer._buffered_inputs[0]
+        places = [p for p in range(8) if trained["completion_ids"][p, : len(ids)].tolist() == ids]
+        assert places
+        assert all(not bool(trained["advantages"][p][rollout.mask_B_T[row] == 0].any()) for p in places)
+        assert all(not bool(trained[trainer._weights_key][p][rollout.mask_B_T[row] == 0].any()) for p in places)
+    assert relative_gap(recorder.gradients[0], expected_gradient(model, rows, advantages, weights, TEMPERATURE)) < EXACT
+    everywhere = [[1.0 / len(ids) / 8] * len(ids) for _, ids in rows]  # if what the tool wrote counted too
+    assert (
+        relative_gap(expected_gradient(model, rows, advantages, everywhere, TEMPERATURE), recorder.gradients[0]) > 0.01
+    )
+    return conversations
+
+
+def test_tools(tool_model: Path, tmp_path: Path) -> None:
+    hook = Falling()
+    trainer, recorder = tool_run(tool_model, tmp_path, [hook], [answered, full_stops])
+    conversations = check_credit(trainer, recorder, hook, tool_model)
+    assert {tuple(turns) for turns in conversations} == {tuple(turns) for turns in CONVERSATIONS.values()}
+    (rollout,) = hook.rollouts
+    scores = {1: 0.25, 3: 1.0}
+    for row, turns in enumerate(conversations):
+        expected = 0.0 if turns[0].startswith(FAIL) else scores[len(turns)]
+        worth = 0.5 if expected == 1.0 else 0.125
+        assert rollout.rewards_B_K[row].tolist() == [expected, worth]
+        # The full stop of the last message, in characters of the whole conversation.
+        ((start, end, value),) = rollout.reward_spans["full_stops"][row]
+        assert (rollout.texts[row][start:end], end, value) == (".", len(rollout.texts[row]), worth)
+        values = rollout.span_values(rollout.reward_spans["full_stops"])[row]
+        place = int(values.nonzero()[0, 0])
+        assert rollout.offsets(row)[place] == (start, end)
+        assert values.sum() == worth
+    assert recorder.logs[0]["tools/call_frequency"] == sum(len(turns) == 3 for turns in conversations) / 8
+
+
+def test_environments(tool_model: Path, tmp_path: Path) -> None:
+    hook = Falling()
+    own = {"tools": None, "environment_factory": Calculator}
+    trainer, recorder = tool_run(tool_model, tmp_path, [hook], [answered], **own)
+    conversations = check_credit(trainer, recorder, hook, tool_model)
+    (rollout,) = hook.rollouts
+    assert rollout.reward_names == ("answered", "Calculator")
+    asked = [0.5 * (len(turns) == 3) for turns in conversations]
+    assert rollout.rewards_B_K[:, 1].tolist() == asked
+    assert rollout.rewards_B.tolist() == pytest.approx((rollout.rewards_B_K.sum(1)).tolist())
+
+
+def test_credit_by_spans_in_a_conversation(tool_model: Path, tmp_path: Path) -> None:
+    hook = Falling()
+    hooks = [{"name": "span_credit"}, hook]
+    tool_run(tool_model, tmp_path, hooks, [answered, full_stops])
+    (rollout,), (advantages_B_T,) = hook.rollouts, hook.seen
+    rewards_Q_G_K = rollout.rewards_B_K.view(2, 4, 2)
+    credit_B_K = (rewards_Q_G_K - rewards_Q_G_K.mean(1, keepdim=True)).view(8, 2)
+    assert float(credit_B_K[:, 1].abs().max()) > 0.0
+    for row in range(8):
+        live = (rollout.mask_B_T[row] > 0).tolist()
+        last = max(t for t, (start, end) in enumerate(rollout.offsets(row)) if end > start)  # the full stop
+        whole, stop = credit_B_K[row].tolist()
+        expected = [(whole + stop * (t == last)) * one for t, one in enumerate(live)]
+        assert advantages_B_T[row].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_hooks_cannot_give_a_tool_credit_nor_aggregations_weight(tool_model: Path, tmp_path: Path) -> None:
+    class Everywhere:
+        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+            return torch.ones_like(advantages_B_T)
+
+    trainer, _ = tool_run(tool_model, tmp_path, [Everywhere()], [answered])
+    (trained,) = trainer._buffered_inputs
+    live_B_T = (trained["completion_mask"] * trained["tool_mask"]).float()
+    assert torch.equal(trained["advantages"], live_B_T)
+    assert not torch.equal(live_B_T, trained["completion_mask"].float())
+
+
+@pytest.mark.parametrize("compact", ["off", "exact"])
+def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_path: Path, compact: str) -> None:
+    turns = {
+        0: ([5, 6, 7, 8, 9, 1], [1, 1, 0, 0, 1, 1]),
+        1: ([9, 8, 1], [1, 0, 1]),
+        2: ([7, 1], [1, 1]),
+        3: ([6, 5, 4, 3], [1, 0, 0, 0]),
+    }
+
+    def rollout_func(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [turns[row % 4][0] for row in range(len(prompts_))]
+        return {
+            "prompt_ids": [trainer.processing_class(p)["input_ids"] for p in prompts_],
+            "completion_ids": ids,
+            "logprobs": [[-1.0] * len(i) for i in ids],
+            "env_mask": [turns[row % 4][1] for row in range(len(prompts_))],
+        }
+
+    hook = Falling()
+    plugins = {"advantage_hooks": ["centred", hook], "rollout_func": rollout_func}
+    settings = {"loss_aggregation": "token_mean", "compact_updates": compact, "gradient_accumulation_steps": 2}
+    run = train(tiny_model, tmp_path, trainer_arguments=plugins, max_steps=1, **settings)
+    (rollout,) = hook.rollouts
+    rewards = length_reward([ids for ids, _ in turns.values()])
+    tokens = 4 * sum(sum(live) for _, live in turns.values())
+    rows, advantages, weights = [], [], []
+    for row in range(16):
+        ids, live = turns[row % 4]
+        assert rollout.mask_B_T[row, : len(ids)].tolist() == live
+        rows.append((rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(), ids))
+        advantages.append([(rewards[row % 4] - sum(rewards) / 4) / (1 + t) for t in range(len(ids))])
+        weights.append([one / tokens for one in live])
+    assert relative_gap(run.gradients[0], expected_gradient(tiny_model, rows, advantages, weights)) < EXACT

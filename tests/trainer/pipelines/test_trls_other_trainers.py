@@ -1,0 +1,325 @@
+"""TRL's other trainers: what of ours works in each, by trying; the table in docs/pipelines.md is compared with it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl.experimental.a2po import A2POConfig, A2POTrainer
+from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
+
+from tests.support import Recorder, arguments, length_reward, prompts, relative_gap, scripted_rollout, train
+from tests.trainer.pipelines.page import (
+    PAGE,
+    Doubled,
+    DoubledForward,
+    Falling,
+    FallingForward,
+    constant,
+    expected_gradient,
+    group_advantages,
+    mixed,
+    rows_of,
+    sequence_means,
+    theirs,
+)
+from trl_grpo_ext import GRPOExtConfig, load_rewards
+from trl_grpo_ext.errors import ConfigurationError
+
+EXACT = 2e-5  # relative, in float32
+SHORT = {"max_completion_length": 8, "cache": 4}
+PLUGINS: dict[str, dict[str, Any]] = {
+    "rewards": {"rewards": [{"name": "regex_match", "pattern": "[a-m]"}]},
+    "rollout hooks, one number per completion": {"advantage_hooks": Doubled},
+    "rollout hooks, token by token": {"advantage_hooks": Falling},
+    "forward hooks, one number per completion": {"advantage_hooks": DoubledForward},
+    "forward hooks, token by token": {"advantage_hooks": FallingForward},
+    "aggregation": {"loss_aggregation": "token_mean"},
+    "compact updates": {"compact_updates": "exact"},
+}
+
+
+@pytest.fixture(scope="session")
+def sums() -> Dataset:
+    return Dataset.from_dict(
+        {"prompt": [f"{n} plus {n} is " for n in range(8)], "answer": [str(2 * n) for n in range(8)]}
+    )
+
+
+# ---------------------------------------------------------------------------------------------- which there are
+
+
+def test_gmpo_is_the_only_trainer_of_trl_below_grpo() -> None:
+    # A new one in a later release has to be tried, and gets a line in the table.
+    found = {}
+    for file in Path(trl.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found[node.name] = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+    below = {name for name, bases in found.items() if "GRPOTrainer" in bases}
+    assert "GRPOTrainer" in found
+    assert {name for name in below if not name.startswith("_")} - {"MiniLLMTrainer"} == {"GMPOTrainer"}
+
+
+# ---------------------------------------------------------------------------------------------- the table
+
+
+def try_below_grpo(base: type, plugin: dict[str, Any], model: Path, folder: Path) -> None:
+    """One step of a trainer of GRPO's kind with one plugin."""
+    chosen = dict(plugin)
+    hooks = {"advantage_hooks": [chosen.pop("advantage_hooks")()]} if "advantage_hooks" in chosen else {}
+    run = train(model, folder, mixed(base), max_steps=1, loss_type="grpo", trainer_arguments=hooks, **chosen)
+    assert any(bool(gradient.any()) for gradient in run.gradients[0].values())
+
+
+def try_beside_grpo(
+    base: type, config: type, settings: dict[str, Any], plugin: dict[str, Any], model: Path, folder: Path, sums: Dataset
+) -> None:
+    """One step of a trainer that is no GRPOTrainer: rewards as plain functions, anything else mixed in."""
+    common: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "max_steps": 1,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "disable_tqdm": True,
+    }
+    args = config(output_dir=str(folder), **{**common, **settings})
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if "rewards" not in plugin:
+        hooks = {key: [value()] if isinstance(value, type) else value for key, value in plugin.items()}
+        if "compact_updates" in hooks:
+            args = GRPOExtConfig(output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **hooks)
+            hooks = {}
+        mixed(base)(str(model), length_reward, args, sums, processing_class=tokenizer, **hooks)
+        raise AssertionError(f"{base.__name__} took {plugin}")
+    functions = load_rewards(plugin["rewards"])
+    trainer = base(model=str(model), reward_funcs=functions, args=args, train_dataset=sums, processing_class=tokenizer)
+    scores: list[list[float]] = []
+    for function in functions:  # what it was really asked
+        original = type(function).__call__
+
+        @functools.wraps(original)
+        def watched(self: Any, *arguments: Any, _original: Any = original, **columns: Any) -> Any:
+            scores.append(_original(self, *arguments, **columns))
+            return scores[-1]
+
+        trainer.reward_funcs[trainer.reward_funcs.index(function)] = functools.partial(watched, function)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert scores
+    assert all(score in (0.0, 1.0) for batch in scores for score in batch)
+
+
+Try = Callable[[dict[str, Any], Path, Path, Dataset], None]
+
+
+def below(base: type) -> Try:
+    return lambda plugin, model, folder, sums: try_below_grpo(base, plugin, model, folder)
+
+
+def beside(base: type, config: type, **settings: Any) -> Try:
+    return lambda plugin, model, folder, sums: try_beside_grpo(base, config, settings, plugin, model, folder, sums)
+
+
+TRAINERS: dict[str, Try] = {
+    "GRPOTrainer": below(GRPOTrainer),
+    "GMPOTrainer": below(GMPOTrainer),
+    "Decayed": below(theirs("Decayed")),
+    "PerCompletion": below(theirs("PerCompletion")),
+    "PerToken": below(theirs("PerToken")),
+    "RLOOTrainer": beside(RLOOTrainer, RLOOConfig, num_generations=4, max_completion_length=8),
+    "OnlineDPOTrainer": beside(OnlineDPOTrainer, OnlineDPOConfig, max_new_tokens=8, max_length=40),
+    "SDPOTrainer": beside(SDPOTrainer, SDPOConfig, num_generations=4, max_completion_length=8),
+    "A2POTrainer": beside(A2POTrainer, A2POConfig, max_completion_length=8, num_value_samples=2),
+}
+
+
+def table() -> dict[str, dict[str, str]]:
+    lines = [re.split(r"\s*\|\s*", line.strip("| ")) for line in PAGE.splitlines() if line.startswith("|")]
+    (head,) = [line for line in lines if line[0] == "trainer"]
+    rows = [line for line in lines if line[0].strip("`") in TRAINERS]
+    return {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+
+
+def test_the_table_names_every_trainer_and_plugin() -> None:
+    assert table().keys() == TRAINERS.keys()
+    assert all(cells.keys() == PLUGINS.keys() for cells in table().values())
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_cell_of_the_table(tiny_model: Path, tmp_path: Path, sums: Dataset, trainer: str, plugin: str) -> None:
+    attempt = functools.partial(TRAINERS[trainer], PLUGINS[plugin], tiny_model, tmp_path, sums)
+    if table()[trainer][plugin] == "works":
+        attempt()
+    else:
+        assert table()[trainer][plugin] == "refused"
+        with pytest.raises(ConfigurationError, match=trainer):  # a refusal names the class
+            attempt()
+
+
+# ---------------------------------------------------------------------------------------------- GMPO by numbers
+
+
+def gmpo(model: Path, folder: Path, *, ours: bool = True, **overrides: Any) -> Recorder:
+    """A training with GMPO's own config where it is plain, and ours where it is mixed."""
+    recorder, hooks = Recorder(), overrides.pop("advantage_hooks", None)
+    settings = {"epsilon": 0.4, "max_steps": 1, **overrides}
+    args = arguments(folder, GRPOExtConfig if ours else GMPOConfig, **settings)
+    trainer_class = mixed(GMPOTrainer) if ours else GMPOTrainer
+    more = {"advantage_hooks": hooks} if hooks else {}
+    trainer_class(
+        str(model),
+        length_reward,
+        args,
+        train_dataset=prompts(),
+        callbacks=[recorder],
+        rollout_func=scripted_rollout,
+        **more,
+    ).train()
+    return recorder
+
+
+def test_gmpo_with_nothing_selected_is_gmpo_to_the_bit(tiny_model: Path, tmp_path: Path) -> None:
+    plain = gmpo(tiny_model, tmp_path / "p", ours=False, max_steps=2, num_iterations=2, beta=0.04)
+    ours = gmpo(tiny_model, tmp_path / "o", max_steps=2, num_iterations=2, beta=0.04)
+    assert ours.logs == plain.logs
+    for our_step, their_step in zip(ours.gradients, plain.gradients, strict=True):
+        assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
+
+
+@pytest.mark.parametrize("hook", [Doubled, DoubledForward])
+def test_gmpo_trains_on_what_hooks_gave_each_completion(tiny_model: Path, tmp_path: Path, hook: Any) -> None:
+    # Two updates on the same completions, so that the second is away from ratio 1, and tokens are clipped.
+    settings: dict[str, Any] = {"num_iterations": 2, "max_steps": 2, "epsilon": 0.05, "learning_rate": 0.3}
+    ours = gmpo(tiny_model, tmp_path / "ours", advantage_hooks=[hook()], **settings)
+    rows = rows_of(tiny_model)
+    advantages = constant((2.0 * group_advantages(rows)).tolist(), rows)
+    expected = expected_gradient(tiny_model, rows, advantages, sequence_means(rows))
+    assert relative_gap(ours.gradients[0], expected) < EXACT
+
+    def doubled_reward(**columns: Any) -> list[float]:
+        return [2.0 * reward for reward in length_reward(**columns)]
+
+    recorder = Recorder()
+    trainer = GMPOTrainer(  # twice the rewards, not scaled by their spread: twice the advantages
+        str(tiny_model),
+        doubled_reward,
+        arguments(tmp_path / "t", GMPOConfig, scale_rewards=False, **settings),
+        train_dataset=prompts(),
+        callbacks=[recorder],
+        rollout_func=scripted_rollout,
+    )
+    trainer.train()
+    unscaled = gmpo(tiny_model, tmp_path / "u", advantage_hooks=[hook()], scale_rewards=False, **settings)
+    assert recorder.logs[1]["clip_ratio/region_mean"] > 0.0
+    for our_step, their_step in zip(unscaled.gradients, recorder.gradients, strict=True):
+        assert relative_gap(our_step, their_step) < EXACT
+
+
+def test_what_gmpo_cannot_do_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    why = "geometric mean of a completion's importance ratios, which is no sum over its tokens"
+    missing = str(tmp_path / "no model here")
+    for plugins in {"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}:
+        with pytest.raises(ConfigurationError, match=f"with the loss of GMPOTrainer: it takes the {why}"):
+            mixed(GMPOTrainer)(missing, length_reward, arguments(tmp_path, **plugins), train_dataset=prompts())
+
+
+def test_gmpo_says_which_completion_has_tokens_of_different_advantage(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"GMPOTrainer takes one .* at row \d advantages from \S+ to \S+\. Sel"
+    ):
+        gmpo(tiny_model, tmp_path, advantage_hooks=[Falling()])
+
+
+# ---------------------------------------------------------------------------------------------- rewards in RLOO
+
+
+def test_rloo_with_guards_outcomes_and_rewards_of_rewards(tiny_model: Path, tmp_path: Path, sums: Dataset) -> None:
+    combined = {
+        "name": "gated",
+        "reward": {"name": "weighted", "rewards": ["gsm8k_accuracy", {"name": "think_format", "weight": 0.2}]},
+        "gate": "think_format",
+        "threshold": 0.5,
+        "otherwise": -1.0,
+    }
+    math = {"name": "math_accuracy", "outcomes": {"no_answer": -0.25}, "weight": 0.5}
+    guarded = {"name": "soft_overlong", **SHORT, "guard": {"timeout": 20}, "weight": 2.0}
+    rewards = load_rewards([combined, math, guarded])
+    args = RLOOConfig(
+        output_dir=str(tmp_path),
+        reward_weights=rewards.weights,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=8,
+        max_steps=2,
+        logging_steps=1,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        save_strategy="no",
+    )
+    data = sums.map(lambda row: {"answer": f"#### {row['answer']}", "solution": row["answer"]})
+    trainer = RLOOTrainer(str(tiny_model), rewards, args, train_dataset=data)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert len(logs) == 2
+    for log in logs:
+        assert log["rewards/gated/mean"] == -1.0  # nothing it writes passes the gate
+        assert log["rewards/soft_overlong/mean"] < 0.0
+        no_answer = log["outcomes/math_accuracy/no_answer"]
+        assert no_answer > 0.0
+        right = log.get("outcomes/math_accuracy/right", 0.0)
+        assert log["rewards/math_accuracy/mean"] == pytest.approx(right - 0.25 * no_answer, abs=1e-5)
+        means = [log[f"rewards/{name}/mean"] for name in rewards.names]
+        expected = sum(w * m for w, m in zip([1.0, 0.5, 2.0], means, strict=True))
+        assert log["reward"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_rloo_trains_on_our_rewards(tiny_model: Path, tmp_path: Path) -> None:
+    # Leave-one-out advantages of the weighted rewards, recomputed from RLOO's own table of completions.
+    rewards = load_rewards(
+        [{"name": "tests.support:length_reward", "weight": 2.0}, {"name": "soft_overlong", **SHORT, "weight": 0.5}]
+    )
+    args = RLOOConfig(
+        output_dir=str(tmp_path),
+        reward_weights=rewards.weights,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=8,
+        max_steps=1,
+        beta=0.0,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        save_strategy="no",
+    )
+    trainer = RLOOTrainer(str(tiny_model), rewards, args, train_dataset=prompts(8))
+    trainer.train()
+    first, second = (torch.tensor(list(trainer._logs["rewards"][name])) for name in rewards.names)
+    totals_Q_G = (2.0 * first + 0.5 * second).view(-1, 4)
+    others_Q_G = (totals_Q_G.sum(1, keepdim=True) - totals_Q_G) / 3.0
+    assert float(totals_Q_G.std()) > 0.0
+    found = torch.tensor(list(trainer._logs["advantages"]))
+    torch.testing.assert_close(found, (totals_Q_G - others_Q_G).flatten(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_trainer_that_is_no_grpo_trainer_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"MineRLOOTrainer is no GRPOTrainer of TRL.*Rewards work in any"):
+        mixed(RLOOTrainer)(str(tiny_model), length_reward, GRPOConfig(str(tmp_path), use_cpu=True, bf16=False))

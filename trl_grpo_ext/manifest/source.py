@@ -1,0 +1,206 @@
+"""A hash of the Python source that a plugin is written in, read from files without importing anything.
+
+It covers the plugin's module, the packages that this lies in, and all that these import, directly or further on, from
+where they come from themselves: from their own top-level package, from other top-level modules of their distribution,
+and for modules of no distribution also from those that lie beside them. Extension modules count with their bytes. Line
+endings don't count.
+
+It does not cover what is imported by name at run time (`importlib.import_module`), data files, environment variables,
+other distributions, nor what only type checkers import. Objects that a script itself defines, the file that Python was
+started with, are covered by their own text alone: else every edit of the script's settings would be another plugin.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+_MOST_MODULES = 1000
+_OURS = "trl_grpo_ext"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a plugin is written in.
+
+    Attributes:
+        hash: SHA-256 as hexadecimal digits; None where there is no source to read.
+        covers: What the hash is of, in words; or why there is none.
+    """
+
+    hash: str | None
+    covers: str
+
+
+@dataclass
+class SourceReader:
+    """Hashes sources; keeps what it has read, since plugins share modules."""
+
+    _files: dict[Path, tuple[bytes, list[ast.stmt]]] = field(default_factory=dict)
+
+    def of_module(self, module: str, owner: str | None) -> Source:
+        """The source of a module that can be imported.
+
+        Args:
+            module: Its dotted name. It need not be imported yet, though its top-level package may be.
+            owner: The distribution that it belongs to; None for a module of the user's own.
+        """
+        tops = _Tops(module.partition(".")[0], owner)
+        files: dict[str, Path] = {}
+        waiting = [*_ancestors(module)]
+        try:
+            while waiting:
+                name = waiting.pop()
+                if name in files or (path := tops.file(name)) is None:
+                    continue
+                files[name] = path
+                if len(files) > _MOST_MODULES:
+                    return Source(None, f"not hashed: {module} imports more than {_MOST_MODULES:,} modules of its own")
+                for imported in _imported(self._read(path)[1], name, is_package=path.stem == "__init__"):
+                    waiting += _ancestors(imported)
+            if module not in files:
+                return Source(None, f"not hashed: {module} has no source file")
+            digest = hashlib.sha256()
+            for name in sorted(files):
+                _add(digest, name.encode())
+                _add(digest, self._read(files[name])[0])
+        except OSError as error:
+            return Source(None, f"not hashed: {module} cannot be read ({type(error).__name__})")
+        others = f" and {len(files) - 1} that it needs" if len(files) > 1 else ""
+        return Source(digest.hexdigest(), f"the module {module}{others}")
+
+    def _read(self, path: Path) -> tuple[bytes, list[ast.stmt]]:
+        """A file's bytes, with plain line endings, and its statements, none where it is not Python."""
+        if path not in self._files:
+            content, statements = path.read_bytes(), []
+            if path.suffix == ".py":
+                content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                try:
+                    statements = ast.parse(content).body
+                except (SyntaxError, ValueError, RecursionError):  # it is hashed all the same
+                    statements = []
+            self._files[path] = (content, statements)
+        return self._files[path]
+
+
+def of_text(thing: Any) -> Source:
+    """The source of a function or class by its own text, for what a script or a notebook defines.
+
+    Args:
+        thing: The function or class.
+    """
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    try:
+        text = inspect.getsource(thing)
+    except (OSError, TypeError, SyntaxError):  # no file, not a function or class, half a statement
+        return Source(None, f"not hashed: {name} was typed in or made by code, so there is no file with its source")
+    content = "\n".join(text.splitlines()).encode(errors="surrogatepass")
+    return Source(hashlib.sha256(content).hexdigest(), f"the text of {name} alone, in the script that was run")
+
+
+class _Tops:
+    """Finds the files of the modules that belong together with one top-level module."""
+
+    def __init__(self, top: str, owner: str | None) -> None:
+        self._top = top
+        self._places: dict[str, list[Path]] = {}
+        self._roots = {place.parent for place in self._place(top)}
+        record = _record(owner) if owner is not None else None
+        if record is not None:
+            firsts = {line.partition(",")[0].partition("/")[0] for line in record.splitlines()}
+            self._declared: set[str] | None = {first.partition(".")[0] for first in firsts}
+        else:
+            in_site_packages = any(root.name in ("site-packages", "dist-packages") for root in self._roots)
+            self._declared = set() if in_site_packages else None
+
+    def file(self, module: str) -> Path | None:
+        """The file of a module if it belongs, and is there."""
+        top, *rest = module.split(".")
+        if not self._belongs(top):
+            return None
+        for place in self._place(top):
+            base = place.joinpath(*rest)
+            candidates = [base / "__init__.py", base.with_name(f"{base.name}.py")]
+            candidates += [base.with_name(f"{base.name}{suffix}") for suffix in EXTENSION_SUFFIXES]
+            for candidate in candidates:
+                if candidate.is_file():
+                    return candidate
+        return None
+
+    def _belongs(self, top: str) -> bool:
+        if top == self._top:
+            return True
+        if top == _OURS or top in sys.stdlib_module_names:
+            return False
+        if self._declared is not None and top not in self._declared:
+            return False
+        return any(place.parent in self._roots for place in self._place(top))
+
+    def _place(self, top: str) -> list[Path]:
+        """Where a top-level module lies: its folder, or its file without the ending."""
+        if top not in self._places:
+            spec = _spec(top)
+            found = [*(spec.submodule_search_locations or [])] if spec else []
+            if spec and not found and spec.origin and spec.has_location:
+                found = [str(Path(spec.origin).with_name(top))]
+            self._places[top] = [Path(place).resolve() for place in found]
+        return self._places[top]
+
+
+def _spec(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # ValueError: a module without `__spec__`, such as `__main__`
+        return None
+
+
+def _record(owner: str) -> str | None:
+    """A distribution's list of files; None where its modules lie elsewhere, as in an editable installation."""
+    try:
+        found = distribution(owner)
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
+        editable = isinstance(origin, dict) and bool((origin.get("dir_info") or {}).get("editable"))
+        return None if editable else found.read_text("RECORD")
+    except (PackageNotFoundError, OSError, ValueError, AttributeError):  # metadata may hold anything
+        return None
+
+
+def _ancestors(module: str) -> list[str]:
+    """A module and the packages that it lies in, which run before it."""
+    parts = module.split(".")
+    return [".".join(parts[: length + 1]) for length in range(len(parts))]
+
+
+def _imported(statements: list[ast.stmt], module: str, *, is_package: bool) -> Iterator[str]:
+    """Dotted names that a module may import; `from a import b` may mean the module `a.b` or something in `a`."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    waiting: list[ast.AST] = [*statements]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = base + (node.module.split(".") if node.module else [])
+            if base and node.level <= len(package):
+                yield ".".join(base)
+                yield from (".".join([*base, alias.name]) for alias in node.names if alias.name != "*")
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def _add(digest: Any, part: bytes) -> None:
+    digest.update(len(part).to_bytes(8, "big"))
+    digest.update(part)
