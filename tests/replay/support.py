@@ -1,0 +1,37 @@
+"""Small files of saved completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+
+def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def write_table(file: Path, **columns: list[Any]) -> Path:
+    """A parquet file as TRL writes it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file
+
+
+def two_groups(folder: Path) -> Path:
+    """Two prompts with two completions each, of 2, 4, 1 and 3 words; only the first group has signal."""
+    rows = [
+        {"prompt": "p", "completion": "a b", "score": 1.0, "right": True},
+        {"prompt": "p", "completion": "a b c d", "score": 0.0, "right": False},
+        {"prompt": "q", "completion": "a", "score": 1.0, "right": True},
+        {"prompt": "q", "completion": "a b c", "score": 1.0, "right": None},
+    ]
+    common = {"truncated": True}  # so that no token ends them
+    return write_lines(
+        folder / "saved.jsonl", [{"rewards": {"score": row.pop("score")}, **row, **common} for row in rows]
+    )
