@@ -20,6 +20,7 @@ from tests.tiny_classifier import save_tiny_classifier
 from trl_grpo_ext import available, load_advantage_hooks, load_loss_aggregation, load_rewards, pipeline
 from trl_grpo_ext.guard.validation import checked_scores
 from trl_grpo_ext.plugins import Kind, PluginInfo
+from trl_grpo_ext.testing import Report, check
 from trl_grpo_ext.types import StepTotals, implements
 
 ROOT = Path(__file__).parent.parent
@@ -184,3 +185,45 @@ def test_an_aggregation_gives_masked_tokens_no_gradient(info: PluginInfo) -> Non
     assert bool((gradient[rollout.mask_B_T == 0] == 0).all())
     live = gradient[rollout.mask_B_T > 0]
     assert bool((live > 0).all()) or (info.name == "tail_mean" and bool((live >= 0).all()) and bool(live.any()))
+
+
+# ---------------------------------------------------------------------------------------------- the conformance kit
+
+ACTIVE: dict[str, dict[str, Any]] = {
+    "covariance_clip": {"low": 0.0, "high": 5.0, "ratio": 0.2},
+    "repetition_penalty": {"ngram": 1},
+}
+"""Parameters with which a hook does something to the kit's small batches, where those of the documentation do not."""
+
+
+def kept(report: Report) -> Report:
+    assert report.ok, str(report)
+    return report
+
+
+@of_kind("reward")
+def test_a_reward_keeps_every_rule_as_the_command_checks_it(info: PluginInfo, classifier_model: Path) -> None:
+    if info.name == "classifier":  # its model is nothing that it could declare
+        report = kept(check("reward", runnable_reward(info, classifier_model)))
+    else:
+        report = kept(check("reward", info.name))
+    compares = "reward.outcomes" in {rule.name for rule in report.passed}
+    assert compares == (info.name in {"gsm8k_accuracy", "math_accuracy", "reasoning_accuracy"})
+
+
+@of_kind("advantage_hook")
+def test_a_hook_keeps_every_rule_on_batches_where_it_acts(info: PluginInfo) -> None:
+    example = documented_example(info)[0]
+    selection = {**({"name": example} if isinstance(example, str) else example), **ACTIVE.get(info.name, {})}
+    assert kept(check("advantage_hook", selection)).measured["share_of_tokens_changed"] > 0
+
+
+@of_kind("loss_aggregation")
+def test_an_aggregation_keeps_every_rule(info: PluginInfo) -> None:
+    kept(check("loss_aggregation", documented_example(info)))
+
+
+def test_what_a_selection_adds_to_a_plugin_keeps_the_rules() -> None:
+    kept(check("advantage_hook", {"name": "entropy_shaping", "preserve_sign": True, "preserve_sum": True}))
+    kept(check("loss_aggregation", {"name": "token_mean", "skip_zero_variance": True}))
+    kept(check("reward", {"name": "think_format", "guard": {"timeout": 5}}))

@@ -10,14 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import GRPOExtConfig as GRPOExtConfig
+    from .engine import Asked as Asked
+    from .engine import EngineCheck as EngineCheck
+    from .engine import check_launch as check_launch
+    from .errors import TRLGRPOExtError as TRLGRPOExtError
+    from .guard.guarded import guarded as guarded
+    from .guard.outcomes import Judgement as Judgement
+    from .guard.outcomes import Outcome as Outcome
+    from .guard.outcomes import OutcomePolicy as OutcomePolicy
     from .plugins import available as available
     from .plugins import load_advantage_hooks as load_advantage_hooks
     from .plugins import load_loss_aggregation as load_loss_aggregation
     from .plugins import load_rewards as load_rewards
+    from .rewards.text import completion_text as completion_text
+    from .safe_checkpoints import SafeCheckpoints as SafeCheckpoints
     from .trainer import GRPOExtMixin as GRPOExtMixin
     from .trainer import GRPOExtTrainer as GRPOExtTrainer
+    from .types import CONTRACT_VERSION as CONTRACT_VERSION
+    from .types import AdvantageHook as AdvantageHook
     from .types import Forward as Forward
+    from .types import LossAggregation as LossAggregation
+    from .types import Reward as Reward
     from .types import Rollout as Rollout
+    from .types import Span as Span
     from .types import SpanScore as SpanScore
     from .types import StepTotals as StepTotals
     from .types import Totals as Totals
@@ -27,17 +42,32 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "GRPOExtConfig": "config",
-    "GRPOExtMixin": "trainer",
-    "GRPOExtTrainer": "trainer",
-    "Forward": "types",
-    "Rollout": "types",
-    "SpanScore": "types",
-    "StepTotals": "types",
-    "Totals": "types",
+    "Asked": "engine",
+    "EngineCheck": "engine",
+    "check_launch": "engine",
+    "TRLGRPOExtError": "errors",
+    "guarded": "guard.guarded",
+    "Judgement": "guard.outcomes",
+    "Outcome": "guard.outcomes",
+    "OutcomePolicy": "guard.outcomes",
     "available": "plugins",
     "load_advantage_hooks": "plugins",
     "load_loss_aggregation": "plugins",
     "load_rewards": "plugins",
+    "completion_text": "rewards.text",
+    "SafeCheckpoints": "safe_checkpoints",
+    "GRPOExtMixin": "trainer",
+    "GRPOExtTrainer": "trainer",
+    "AdvantageHook": "types",
+    "CONTRACT_VERSION": "types",
+    "Forward": "types",
+    "LossAggregation": "types",
+    "Reward": "types",
+    "Rollout": "types",
+    "Span": "types",
+    "SpanScore": "types",
+    "StepTotals": "types",
+    "Totals": "types",
     "span_reward": "types",
 }
 

@@ -5,14 +5,15 @@ Exit codes: 0 all is well, 1 the command found problems, 2 it could not do what 
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib import import_module
-from importlib.util import find_spec
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from .commands.console import messages, printable
 from .errors import TRLGRPOExtError
 
 FAILED = 2
@@ -36,22 +37,34 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"trl-grpo-ext {import_module(str(__package__)).__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def commands() -> None:
+def commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Plugins for TRL's GRPOTrainer."""
 
 
 for _command in COMMANDS:
-    if find_spec(f"{__package__}.{_command}") is not None:
-        import_module(f".{_command}", __package__).register(app)
+    import_module(f".{_command}", __package__).register(app)
 
 
 def main() -> None:
     """Run the command; errors of this package are one line, and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an encoding that lacks a character gets an escape
     try:
         app()
     except TRLGRPOExtError as error:
-        Console(stderr=True).print(Text(f"trl-grpo-ext: {error}"), style="red", soft_wrap=True)
+        messages().print(Text(printable(f"trl-grpo-ext: {error}")), style="red", soft_wrap=True)
         sys.exit(FAILED)
 
 

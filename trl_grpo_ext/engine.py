@@ -31,11 +31,8 @@ __all__ = [
     "ENGINES",
     "Asked",
     "EngineCheck",
-    "Running",
     "check_launch",
-    "differences",
     "launched_engine",
-    "running",
 ]
 
 ENGINES = ("one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")

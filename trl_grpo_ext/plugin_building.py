@@ -30,7 +30,7 @@ REQUIRED: dict[Kind, str] = {
 
 
 # What TRL passes to every reward function: not for a selection to set.
-_PASSED_BY_TRL = frozenset(
+PASSED_BY_TRL = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )
 
@@ -121,7 +121,7 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
     takes = {
         name: parameter
         for name, parameter in signature.parameters.items()
-        if parameter.kind in keyword and (is_class or name not in _PASSED_BY_TRL)
+        if parameter.kind in keyword and (is_class or name not in PASSED_BY_TRL)
     }
     listed = f"It takes: {', '.join(map(str, takes.values()))}." if takes else "It takes no parameters."
     # A function's **kwargs are for the dataset's columns, so a name that only they would take is a typo.
@@ -129,7 +129,7 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
     for name in parameters:
         if name in takes or open_ended:
             continue
-        why = " (TRL passes that one)" if name in _PASSED_BY_TRL and not is_class else ""
+        why = " (TRL passes that one)" if name in PASSED_BY_TRL and not is_class else ""
         raise PluginParameterError(
             f"{called(info)} from {info.source} has no parameter {name!r}{why}.{near(name, takes)} {listed}"
         )

@@ -89,7 +89,7 @@ def available(kind: Kind | None = None) -> list[PluginInfo]:
     """
     if kind is not None and kind not in KINDS:
         raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
-    return [info for info in _scan().plugins if kind in (None, info.kind)]
+    return [info for info in scan().plugins if kind in (None, info.kind)]
 
 
 def is_allowed(info: PluginInfo) -> bool:
@@ -112,13 +112,21 @@ def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginIn
 
 
 @dataclass(frozen=True)
-class _Installed:
+class Installed:
+    """What is installed.
+
+    Attributes:
+        plugins: By kind and name.
+        distributions: All of them, by normalised name, those without plugins too.
+        unreadable: The distributions whose entry points cannot be read, each with the file and the reason.
+    """
+
     plugins: list[PluginInfo]
     distributions: dict[str, Distribution]
     unreadable: list[str]
 
 
-def _scan() -> _Installed:
+def scan() -> Installed:
     """Read the entry points of all that is installed. One distribution's broken metadata must not hurt the others."""
     found, by_name, unreadable = set(), {}, []
     for key, distribution in installed_distributions():
@@ -142,7 +150,7 @@ def _scan() -> _Installed:
             mine = PluginInfo(kind, entry.name, name, version, entry.value, key == _OURS, aliases=called_too)
             found.add(mine)
     order = sorted(found, key=lambda info: (KINDS.index(info.kind), info.name, info.distribution or "", info.target))
-    return _Installed(order, by_name, unreadable)
+    return Installed(order, by_name, unreadable)
 
 
 def _permitted() -> frozenset[str] | None:
@@ -160,7 +168,7 @@ def _permitted() -> frozenset[str] | None:
 
 def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | None]:
     """Find a plugin; for a dotted path also say why it was not read as `distribution:name`."""
-    installed = _scan()
+    installed = scan()
     for name in sorted((_permitted() or frozenset()) - installed.distributions.keys() - _warned):
         _warned.add(name)
         warnings.warn(f"{ENVIRONMENT_VARIABLE} lists {name!r}, which is not installed.", stacklevel=4)
@@ -191,7 +199,7 @@ def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | No
     return allowed[0], None
 
 
-def _find_dotted(kind: Kind, asked: Selection, installed: _Installed) -> tuple[PluginInfo, str]:
+def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> tuple[PluginInfo, str]:
     """Read `x:y` as module and attribute, after it turned out to be no distribution and entry point."""
     module = asked.distribution or ""
     why_not = _why_no_entry_point(kind, asked, installed)
@@ -210,7 +218,7 @@ def _find_dotted(kind: Kind, asked: Selection, installed: _Installed) -> tuple[P
     return info, why_not
 
 
-def _why_no_entry_point(kind: Kind, asked: Selection, installed: _Installed) -> str:
+def _why_no_entry_point(kind: Kind, asked: Selection, installed: Installed) -> str:
     name = asked.distribution or ""
     if normal(name) not in installed.distributions:
         return f"no installed distribution is called {name!r}"
@@ -255,7 +263,7 @@ def near(name: str, names: Iterable[str], shown: Mapping[str, str] | None = None
     return f" Did you mean {' or '.join(by_folded[match] for match in matches)}?" if matches else ""
 
 
-def _unknown(kind: Kind, asked: Selection, installed: _Installed) -> str:
+def _unknown(kind: Kind, asked: Selection, installed: Installed) -> str:
     of_kind = [info for info in installed.plugins if info.kind == kind]
     names = [info.name for info in of_kind]
     meant = {alias: f"{alias} (which is {info.name})" for info in of_kind for alias in info.aliases}

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator, Mapping
+from email.parser import HeaderParser
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -29,12 +30,11 @@ def _stem(distribution: Distribution) -> list[str]:
     return path.stem.split("-")[:2] if path.suffix in (".dist-info", ".egg-info") else []
 
 
-def _field(distribution: Distribution, name: str) -> str | None:
-    try:
-        metadata = distribution.metadata
-        return metadata[name] or None if name in metadata else None
-    except Exception:  # without METADATA this may raise, and what it raises depends on Python's version
-        return None
+def _fields(distribution: Distribution) -> Mapping[str, str]:
+    """The header of the metadata, names in lower case. `Distribution.metadata` also parses the body, a long README."""
+    text = _text(distribution, "METADATA") or _text(distribution, "PKG-INFO") or _text(distribution, "")
+    fields = HeaderParser().parsestr(text.partition("\n\n")[0]).items()
+    return {name.lower(): value for name, value in reversed(fields)}  # the first of a name counts
 
 
 def _text(distribution: Distribution, file: str) -> str:
@@ -48,7 +48,7 @@ def installed_distributions() -> Iterator[tuple[str, Distribution]]:
     """Each installed distribution once, by normalised name: the first on the path is the one that Python imports."""
     seen = set()
     for distribution in distributions():
-        name = next(iter(_stem(distribution)), None) or _field(distribution, "Name") or ""
+        name = next(iter(_stem(distribution)), None) or _fields(distribution).get("name") or ""
         if not name or name.startswith("~"):  # pip renames to ~name what it failed to remove
             continue
         has_metadata = any(_text(distribution, file) for file in ("entry_points.txt", "METADATA", "PKG-INFO"))
@@ -65,8 +65,8 @@ def metadata_directory(name: str) -> str:
 
 def provenance(key: str, distribution: Distribution) -> tuple[str, str | None]:
     """Name and version for people to read, also where the metadata lacks them."""
-    version = _field(distribution, "Version") or next(iter(_stem(distribution)[1:]), None)
-    return _field(distribution, "Name") or key, version
+    fields = _fields(distribution)
+    return fields.get("name") or key, fields.get("version") or next(iter(_stem(distribution)[1:]), None)
 
 
 def owner_of(module: str, installed: Mapping[str, Distribution]) -> tuple[str, Distribution] | None:
@@ -118,5 +118,5 @@ def _is_editable(distribution: Distribution) -> bool:
 def _entry_point_packages(distribution: Distribution) -> set[str]:
     try:
         return {re.split(r"[.:\s\[]", entry.value, maxsplit=1)[0] for entry in distribution.entry_points}
-    except Exception:  # unreadable metadata, as in `_scan`
+    except Exception:  # unreadable metadata, as in `scan`
         return set()

@@ -40,20 +40,17 @@ __all__ = [
     "GROUPS",
     "Kind",
     "Loaded",
-    "LoadedList",
     "PluginInfo",
     "RewardList",
     "Selection",
     "available",
     "find",
-    "implements",
     "is_allowed",
     "load_advantage_hooks",
     "load_loss_aggregation",
     "load_rewards",
     "parse_selection",
     "resolve",
-    "resolve_loss_aggregation",
 ]
 
 _METHODS: dict[Kind, tuple[str, ...]] = {

@@ -7,9 +7,12 @@ import sys
 import unicodedata
 
 from rich.console import Console
+from rich.text import Text
 
 PIPED_WIDTH = 200
 """Columns where stdout is no terminal and COLUMNS says nothing: a pipe has no edge, so lines are not folded at 80."""
+
+_ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def results() -> Console:
@@ -24,13 +27,27 @@ def messages() -> Console:
 
 
 def printable(text: str) -> str:
-    """Text of strangers for a terminal: control and format characters and lone surrogates escaped, newlines kept."""
+    """Text of strangers for a terminal: control and format characters and lone surrogates escaped, newlines kept.
+
+    Format characters turn the direction of writing, so that a line reads as another one than it is.
+    """
     return "".join(
-        character
-        if character == "\n" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
-        else _escaped(character)
+        character if character == "\n" or unicodedata.category(character) not in _ESCAPED else _escaped(character)
         for character in text
     )
+
+
+def one_line(text: str) -> str:
+    """Text of strangers for one line: as `printable`, and line breaks escaped too."""
+    return printable(text).replace("\n", "\\n")
+
+
+def paragraph(console: Console, text: Text, indent: int = 0) -> None:
+    """Print text filled to the width: every line indented, none with blanks behind it, long words folded."""
+    for line in text.wrap(console, max(console.width - indent, 10), overflow="fold"):
+        line.rstrip()
+        line.pad_left(indent)
+        console.print(line, soft_wrap=True)
 
 
 def _escaped(character: str) -> str:

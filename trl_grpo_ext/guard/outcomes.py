@@ -21,6 +21,7 @@ __all__ = [
     "Judgement",
     "Outcome",
     "OutcomePolicy",
+    "shown",
 ]
 
 RAISE: Literal["raise"] = "raise"

@@ -196,7 +196,8 @@ class _Server:
         with contextlib.suppress(AttributeError, OSError):  # not on this system: the parent asks for kills
             files.append(os.pidfd_open(pid))
         try:
-            send(self._control, pid, b"{}", tuple(files))
+            with contextlib.suppress(BrokenPipeError):  # the parent has ended, which the next read will tell
+                send(self._control, pid, b"{}", tuple(files))
         finally:
             theirs.close()
             for file in files[1:]:

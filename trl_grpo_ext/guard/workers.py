@@ -25,6 +25,8 @@ from typing import Any, Literal
 from ..errors import ConfigurationError, RewardError
 from .worker_processes import LostError, Processes, Worker, pickled
 
+__all__ = ["Done", "WorkerPool"]
+
 _MOST_WORKERS = 8
 _FIRST_SLICE = 0.25
 _LONGEST_SLEEP = 3600.0  # poll takes milliseconds as a C int

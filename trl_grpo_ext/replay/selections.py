@@ -12,7 +12,8 @@ from ..errors import ConfigurationError
 from ..guard.calls import unique_names
 from ..pipeline import plugin_label
 from ..plugin_selection import Selection, parse_selection
-from ..plugins import implements, load_advantage_hooks, load_loss_aggregation, load_rewards
+from ..plugins import load_advantage_hooks, load_loss_aggregation, load_rewards
+from ..types import implements
 from .saved import SavedBatch
 from .tokens import Tokens
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from .checks import checked_number
@@ -27,6 +27,7 @@ class Clip:
 
     __name__ = "clip"
     takes_rewards = ("reward",)
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"reward": "tag_format", "high": 0.3}}
 
     def __init__(self, reward: Callable[..., Any], *, low: float | None = None, high: float | None = None) -> None:
         self.reward = checked_child("clip", "reward", reward)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.calls import call, reward_name
@@ -47,6 +47,7 @@ class CosineLength:
     """
 
     __name__ = "cosine_length"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"max_length": 32, "reward": "gsm8k_accuracy"}}
 
     takes_rewards = ("reward",)
     """Parameters that are rewards themselves: a selection in their place is resolved first."""

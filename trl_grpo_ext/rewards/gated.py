@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from .checks import checked_flag, checked_number
 from .nested import SomeRows, checked_child, scores_of
@@ -31,6 +31,7 @@ class Gated:
 
     __name__ = "gated"
     takes_rewards = ("reward", "gate")
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"reward": "gsm8k_accuracy", "gate": "think_format"}}
 
     def __init__(
         self,

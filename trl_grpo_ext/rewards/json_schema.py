@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
@@ -52,6 +52,7 @@ class JSONSchema:
     """
 
     __name__ = "json_schema"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"schema": {"type": "object", "required": ["answer"]}}}
 
     def __init__(
         self,

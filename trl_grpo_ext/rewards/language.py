@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.outcomes import shown
@@ -51,6 +51,7 @@ class Language:
     """
 
     __name__ = "language"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"language": "en"}}
 
     def __init__(
         self,

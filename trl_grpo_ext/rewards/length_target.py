@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.outcomes import shown
@@ -38,6 +38,7 @@ class LengthTarget:
     """
 
     __name__ = "length_target"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"target": 8}}
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import shown
@@ -38,6 +38,7 @@ class PerColumn:
 
     __name__ = "per_column"
     takes_rewards = ("rewards", "default")
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"column": "task", "rewards": {"math": "gsm8k_accuracy"}}}
 
     def __init__(
         self, column: str, rewards: Mapping[Any, Callable[..., Any]], default: Callable[..., Any] | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from .nested import checked_children, in_range, scores_of
 
@@ -25,6 +25,7 @@ class Product:
 
     __name__ = "product"
     takes_rewards = ("rewards",)
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
 
     def __init__(self, rewards: Sequence[Callable[..., Any]]) -> None:
         self.rewards = checked_children("product", "rewards", rewards)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
@@ -49,6 +49,7 @@ class RegexMatch:
     """
 
     __name__ = "regex_match"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"pattern": r"<answer>.*?</answer>"}}
 
     def __init__(
         self,

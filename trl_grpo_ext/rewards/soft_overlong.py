@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, RewardError
 
@@ -28,6 +28,7 @@ class SoftOverlong:
     """
 
     __name__ = "soft_overlong"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"max_completion_length": 16, "cache": 8}}
 
     def __init__(self, max_completion_length: int, cache: int) -> None:
         for name, value in (("max_completion_length", max_completion_length), ("cache", cache)):

@@ -39,6 +39,10 @@ def sort_distance(completions: Sequence[Any], *, normalise: bool = False, **colu
     return score_sorting("sort_distance", _spans, lambda size: size, completions, normalise, columns)
 
 
+# An entry without numbers to sort is refused, and the conformance kit need not try one.
+sort_distance.conformance = {"required": ["numbers"]}  # type: ignore[attr-defined]
+
+
 def _spans(task: Sequence[int], answer: Sequence[Found]) -> list[Span]:
     in_order = sorted(task)
     return [(got.start, got.end, 1.0) for right, got in zip(in_order, answer, strict=False) if got.value == right]

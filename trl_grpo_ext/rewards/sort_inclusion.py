@@ -40,6 +40,10 @@ def sort_inclusion(completions: Sequence[Any], *, normalise: bool = False, **col
     return score_sorting("sort_inclusion", _spans, lambda size: 2 * size - 1, completions, normalise, columns)
 
 
+# An entry without numbers to sort is refused, and the conformance kit need not try one.
+sort_inclusion.conformance = {"required": ["numbers"]}  # type: ignore[attr-defined]
+
+
 def _spans(task: Sequence[int], answer: Sequence[Found]) -> list[Span]:
     left, before, spans = Counter(task), None, []
     for place, got in enumerate(answer):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..types import Span, SpanScore
@@ -33,6 +33,7 @@ class Weighted:
 
     __name__ = "weighted"
     takes_rewards = ("rewards",)
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
 
     def __init__(self, rewards: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> None:
         self.rewards = checked_children("weighted", "rewards", rewards)

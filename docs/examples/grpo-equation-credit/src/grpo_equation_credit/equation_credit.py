@@ -1,0 +1,76 @@
+"""A right equation's characters get credit, a wrong one's get the blame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trl_grpo_ext.errors import ConfigurationError
+
+from .equations import find_equations
+
+if TYPE_CHECKING:
+    import torch
+    from trl_grpo_ext import Rollout
+
+Span = tuple[int, int, float]
+
+
+class EquationCredit:
+    """Add `right` to the advantages of the tokens of each equation that holds, `wrong` to those of each that doesn't.
+
+    A reward for the final answer blames a whole solution for one slip, and praises a slip that cancels out. Here the
+    arithmetic itself is checked (`equations.find_equations`: exactly, in fractions), and a token is told about the
+    equation that it is part of. It adds to what other hooks made of the reward, whatever that was: an equation is right
+    or wrong in a group without signal, too. In units of the advantage.
+
+    An equation that holds is paid once in a completion, at its first place, and at most `most` of them are; otherwise
+    "1+1=2" could be written for ever. One that doesn't hold costs every time.
+
+    To move credit only, and add none: `preserve_sum: true` beside the name.
+
+    Source: none of its own. That steps of arithmetic can be checked without a model is what GSM8K's calculator
+    annotations are for (Cobbe et al., 2021, arXiv:2110.14168).
+
+    Args:
+        right: For the tokens of an equation that holds.
+        wrong: For the tokens of one that doesn't.
+        pay: "equation" pays the whole of it, "result" what stands right of the `=`.
+        most: How many equations that hold are paid in one completion.
+
+    Raises:
+        ConfigurationError: A parameter is of the wrong kind.
+    """
+
+    __name__ = "equation_credit"
+    needs = ("offsets",)
+    conformance: Mapping[str, Any] = {"completions": ["3+4=7", "so 3+4=8 and 1+1=2", "no sums", "9-4 = <<9-4=5>>5"]}
+    """What the conformance kit is to try it on."""
+
+    def __init__(self, *, right: float = 0.5, wrong: float = -0.5, pay: str = "equation", most: int = 8) -> None:
+        for name, value in (("right", right), ("wrong", wrong)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ConfigurationError(f"equation_credit: {name} must be a finite number, got {value!r}.")
+        if pay not in ("equation", "result"):
+            raise ConfigurationError(f"equation_credit: pay must be 'equation' or 'result', got {pay!r}.")
+        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+            raise ConfigurationError(f"equation_credit: most must be a whole number, 0 or more, got {most!r}.")
+        self.right, self.wrong, self.pay, self.most = float(right), float(wrong), pay, most
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> list[list[Span]]:
+        """Return the spans of each of the `B` completions; their values are added to the advantages."""
+        return [self.spans(text) for text in rollout.texts]
+
+    def spans(self, text: str) -> list[Span]:
+        """What the equations of one completion are worth, `(start, end, value)` each."""
+        spans: list[Span] = []
+        paid: set[tuple[str, str]] = set()
+        for equation in find_equations(text):
+            if equation.holds and (equation.sides in paid or len(paid) >= self.most):
+                continue
+            if equation.holds:
+                paid.add(equation.sides)
+            start = equation.start if self.pay == "equation" else equation.result
+            spans.append((start, equation.end, self.right if equation.holds else self.wrong))
+        return spans

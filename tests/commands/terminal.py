@@ -1,0 +1,127 @@
+"""Running the real `trl-grpo-ext` as a person does, in a terminal of a given width, and as a pipe does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.cells import cell_len
+
+COMMAND = Path(sys.executable).parent / "trl-grpo-ext"
+_DECIDES_THE_OUTPUT = (
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTEST_CURRENT_TEST"),
+    *("CLICOLOR", "CLICOLOR_FORCE", "TERMINAL_WIDTH", "GITHUB_ACTIONS", "PY_COLORS", "TRL_GRPO_EXT_PLUGINS"),
+)
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left behind. In a terminal both streams arrive as `out`, with `\\r\\n` made `\\n`."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def plain(self) -> str:
+        """`out` without escape sequences."""
+        return without_escapes(self.out)
+
+
+def run_command(
+    *words: str | Path,
+    width: int | None = None,
+    piped: bool | None = None,
+    color: bool | None = None,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    stdin: str = "",
+    timeout: float = 120,
+) -> Finished:
+    """Run `trl-grpo-ext WORDS`.
+
+    Args:
+        words: The command line behind `trl-grpo-ext`.
+        width: Columns of a pseudo-terminal. None: stdout and stderr are pipes.
+        piped: Whether stdout is a pipe. By default where there is no width; with a width and True, stdout is a pipe
+            and COLUMNS is that width.
+        color: False sets NO_COLOR, True FORCE_COLOR, None neither.
+        env: Variables to set; those that are None are unset.
+        cwd: Where to run it.
+        stdin: What it reads, where stdout is a pipe. A terminal gives it nothing.
+        timeout: Seconds until it is killed and the test fails.
+    """
+    environ = {name: value for name, value in os.environ.items() if name not in _DECIDES_THE_OUTPUT}
+    environ["TERM"] = "xterm-256color"
+    if color is not None:
+        environ["FORCE_COLOR" if color else "NO_COLOR"] = "1"
+    for name, value in (env or {}).items():
+        environ.pop(name, None)
+        if value is not None:
+            environ[name] = value
+    command = [str(COMMAND), *map(str, words)]
+    if piped is None:
+        piped = width is None
+    if not piped:
+        return _in_terminal(command, width or 80, environ, cwd, timeout)
+    if width is not None:
+        environ["COLUMNS"] = str(width)
+    done = subprocess.run(
+        command, env=environ, cwd=cwd, input=stdin.encode(), capture_output=True, timeout=timeout, check=False
+    )
+    return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def _in_terminal(command: list[str], width: int, environ: dict[str, str], cwd: Path | None, timeout: float) -> Finished:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    try:
+        process = subprocess.Popen(command, env=environ, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs)
+    finally:
+        os.close(theirs)
+    written = bytearray()
+    try:
+        while True:
+            readable, _, _ = select.select([ours], [], [], timeout)
+            if not readable:
+                process.kill()
+                raise TimeoutError(f"{command} wrote nothing for {timeout} s, after {written.decode(errors='replace')}")
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # EIO: nobody has the other end open any more
+                break
+            if not part:
+                break
+            written += part
+    finally:
+        os.close(ours)
+    return Finished(process.wait(timeout), written.decode().replace("\r\n", "\n"), "")
+
+
+def without_escapes(text: str) -> str:
+    """Text as a terminal shows it: no colours, no links, no cursor movements."""
+    return _ESCAPES.sub("", text)
+
+
+def assert_readable(out: str, width: int | None) -> None:
+    """No line is wider than the terminal, nothing is cut with an ellipsis, and no control character is left.
+
+    Without a width only the latter two are checked.
+    """
+    plain = without_escapes(out)
+    assert "…" not in plain, plain
+    for line in plain.split("\n"):
+        assert width is None or cell_len(line) <= width, f"{cell_len(line)} cells, not {width}: {line!r}"
+        odd = [character for character in line if ord(character) < 32 or 127 <= ord(character) < 160]
+        assert not odd, f"control characters {odd} in {line!r}"

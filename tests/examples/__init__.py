@@ -1,0 +1,1 @@
+"""The distributions of `docs/examples`: built, installed, used and taken away again."""

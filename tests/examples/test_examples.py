@@ -1,0 +1,336 @@
+"""The distributions of `docs/examples` as a stranger meets them: built, installed by pip, used, and uninstalled.
+
+One environment has all three. The two trainings in it are started at the first use; what each plugin did is worked out
+once more here, from what was sampled, without the plugins' code.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from tests.plugins_env import Environment, make_environment
+from tests.recipes.launching import RECIPES, environment
+
+ROOT = RECIPES.parent
+EXAMPLES = ROOT / "docs" / "examples"
+OFFERS = {
+    "grpo-sql-rewards": [("reward", "sql_execution"), ("reward", "sql_match")],
+    "grpo-equation-credit": [("advantage_hook", "equation_credit"), ("reward", "equation_accuracy")],
+    "grpo-difficulty-softmax": [("loss_aggregation", "difficulty_softmax")],
+}
+STEPS, BATCH = 3, 32
+SQL_STEPS = 8
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not importlib.util.find_spec("sqlglot"), reason="grpo-sql-rewards needs sqlglot (extra `test`)"),
+]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the examples, so that building them leaves nothing in the repository."""
+    folder = tmp_path_factory.mktemp("examples") / "sources"
+    shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache", "build"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheels(sources: Path) -> dict[str, Path]:
+    folder = sources.parent / "wheels"
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder]
+    finished(subprocess.run([*pip, *(sources / name for name in OFFERS)], **HOW))
+    return {name: next(folder.glob(f"{name.replace('-', '_')}-*.whl")) for name in OFFERS}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]) -> Environment:
+    """All three in one environment. Tests must not change it."""
+    made = make_environment(tmp_path_factory.mktemp("examples_environment") / "venv")
+    made.pip("install", "-q", "--no-deps", "--no-index", *wheels.values())
+    return made
+
+
+HOW: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 600, "check": False}
+
+
+def finished(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, f"{done.args}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def run(made: Environment, *words: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    folder = folder or made.directory
+    command = [str(made.python), *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=environment(folder), **HOW)
+
+
+def offered(made: Environment) -> dict[str, list[tuple[str, str]]]:
+    """What `list` shows of our distributions."""
+    listed = json.loads(finished(run(made, "-m", "trl_grpo_ext.cli", "list", "--json")))
+    found: dict[str, list[tuple[str, str]]] = {}
+    for entry in listed:
+        if entry["distribution"] in OFFERS:
+            found.setdefault(entry["distribution"], []).append((entry["kind"], entry["name"]))
+    return {name: sorted(plugins) for name, plugins in found.items()}
+
+
+# ----------------------------------------------------------------------------------------------- found, checked, tested
+
+
+def test_the_wheels_hold_a_typed_package_and_a_licence_and_nothing_else(wheels: dict[str, Path]) -> None:
+    import zipfile
+
+    for name, wheel in wheels.items():
+        package = name.replace("-", "_")
+        files = zipfile.ZipFile(wheel).namelist()
+        assert f"{package}/py.typed" in files
+        assert any(file.endswith("licenses/LICENSE") for file in files)
+        assert {file.split("/")[0] for file in files} == {package, f"{package}-0.1.0.dist-info"}
+
+
+def test_they_are_listed_with_a_line_of_docs_each(installed: Environment) -> None:
+    assert offered(installed) == OFFERS
+    listed = json.loads(finished(run(installed, "-m", "trl_grpo_ext.cli", "list", "--json")))
+    ours = [entry for entry in listed if entry["distribution"] in OFFERS]
+    assert all(entry["summary"] and entry["version"] == "0.1.0" for entry in ours)
+    assert ["dgpo_dqw"] in [entry["aliases"] for entry in ours]
+
+
+@pytest.mark.parametrize("name", [name for plugins in OFFERS.values() for _, name in plugins])
+def test_check_passes(installed: Environment, name: str) -> None:
+    report = json.loads(finished(run(installed, "-m", "trl_grpo_ext.cli", "check", name, "--json")))
+    assert name in json.dumps(report)
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_their_own_tests_pass(installed: Environment, sources: Path, name: str) -> None:
+    shown = finished(run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=sources / name))
+    assert re.search(r"\d\d passed", shown)
+    assert "skipped" not in shown
+
+
+# --------------------------------------------------------------------------------------------------- GSM8K, all of them
+
+
+@pytest.fixture(scope="module")
+def word_problems(installed: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe with `gsm8k_with_examples.yaml`; every completion of every step recorded token by token."""
+    folder = tmp_path_factory.mktemp("word_problems")
+    settings = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": BATCH,
+        "num_generations": 4,
+        "num_generations_eval": 4,
+        "per_device_eval_batch_size": 16,
+        "train_problems": 64,
+        "eval_problems": 16,
+        "logging_steps": 1,
+        "token_records": BATCH,
+        "output_dir": folder / "output",
+    }
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    config = EXAMPLES / "gsm8k_with_examples.yaml"
+    finished(run(installed, RECIPES / "gsm8k_grpo.py", "--config", config, "--embedded", *words, folder=folder))
+    return folder / "output"
+
+
+@pytest.fixture(scope="module")
+def steps(word_problems: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """The log line and the records of each step."""
+    history = json.loads((word_problems / "metrics.json").read_text())["history"]
+    logs = [line for line in history if "rewards/gsm8k_accuracy/mean" in line]
+    files = sorted((word_problems / "token_records").glob("*.parquet"))
+    records = [pyarrow.parquet.read_table(file).to_pylist() for file in files]
+    assert len(logs) == len(records) == STEPS
+    assert all(len(rows) == BATCH for rows in records)
+    return list(zip(logs, records, strict=True))
+
+
+NUMBERS = r"(?<![\d.,+*/-])(\d+)([+-])(\d+) ?= ?(?:<<[^<>\n]*>>)?(\d+)(?![\d.])", r"<<(\d+)([+-])(\d+)=(\d+)>>"
+
+
+def sums(text: str) -> list[tuple[tuple[str, ...], bool, range]]:
+    """The sums that the tiny model writes: what they say, whether that is so, and where the result stands."""
+    found = {match.start(4): match for pattern in NUMBERS for match in re.finditer(pattern, text)}
+    inside_last = sorted(found.values(), key=lambda match: text.index("=", match.start()))
+    return [(match.groups(), holds(*match.groups()), range(*match.span(4))) for match in inside_last]
+
+
+def holds(a: str, sign: str, b: str, result: str) -> bool:
+    return int(a) + int(sign + b) == int(result)
+
+
+def test_the_rewards_are_those_of_the_completions(steps: Any) -> None:
+    with_sums = 0
+    for log, rows in steps:
+        scores = []
+        for row in rows:
+            distinct = {what: is_so for what, is_so, _ in sums(row["completion"])}
+            expected = sum(distinct.values()) / len(distinct) if distinct else None
+            given = dict(row["rewards"])
+            assert given["equation_accuracy"] == (None if expected is None else pytest.approx(expected)), row
+            assert given["sql_match"] is None
+            scores += [] if expected is None else [expected]
+        with_sums += len(scores)
+        assert log["rewards/equation_accuracy/mean"] == pytest.approx(sum(scores) / len(scores))
+        assert log["rewards/sql_match/mean"] is None
+        assert log["outcomes/sql_match/unparseable_reference"] == 1.0
+    assert with_sums > STEPS * BATCH / 8
+
+
+def test_the_hook_paid_the_results_of_right_sums_and_nothing_else(steps: Any) -> None:
+    for log, rows in steps:
+        after = []
+        for row in rows:
+            assert row["stages"] == ["trl", "leave_one_out", "equation_credit"]
+            _, before, new = row["advantages"]
+            credit = credit_of(row)
+            live = [t for t, is_live in enumerate(row["live"]) if is_live]
+            assert [new[t] - before[t] for t in live] == pytest.approx([credit[t] for t in live], abs=1e-6)
+            after += [before[t] + credit[t] for t in live]
+        assert log["advantage/equation_credit/mean"] == pytest.approx(sum(after) / len(after), abs=1e-5)
+        assert log["advantage/equation_credit/mass_moved"] > 0
+
+
+def credit_of(row: dict[str, Any]) -> list[float]:
+    """What `{right: 0.25, wrong: -0.5, pay: result}` adds to each token."""
+    values = [0.0] * len(row["completion"])
+    paid = set()
+    for what, is_so, places in sums(row["completion"]):
+        if not (is_so and what in paid):
+            for place in places:
+                values[place] += 0.25 if is_so else -0.5
+        paid.add(what)
+    # The tiny model's tokens are characters; its end of sequence is none.
+    return [values[start] if end > start else 0.0 for start, end in zip(row["starts"], row["ends"], strict=True)]
+
+
+def test_the_aggregation_weighed_prompts_by_how_hard_they_are(steps: Any) -> None:
+    hardest, weighed = [], 0
+    for _, rows in steps:
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault(row["group"], []).append(row)
+        accuracy = {g: mean([dict(row["rewards"])["gsm8k_accuracy"] for row in of]) for g, of in groups.items()}
+        valid = [g for g, of in groups.items() if teaches(of)]
+        tokens = sum(sum(row["live"]) for g in valid for row in groups[g])
+        share = {g: math.exp(-(accuracy[g] or 1.0) / 0.5) for g in valid}
+        for g, of in groups.items():
+            expected = len(valid) * share[g] / sum(share.values()) / tokens if g in valid else 0.0
+            for row in of:
+                if row["weight"] is None:  # compact updates leave out a row without any advantage
+                    assert not any(row["advantages"][-1])
+                    continue
+                weighed += 1
+                live = [weight for weight, is_live in zip(row["weight"], row["live"], strict=True) if is_live]
+                assert live == pytest.approx([expected] * len(live), rel=1e-5)
+        hardest.append(max(share.values()) / min(share.values()))
+    assert weighed > STEPS * BATCH / 4
+    assert max(hardest) > math.exp(0.25 / 0.5) - 1e-9, "prompts that differ in difficulty, or nothing was shown"
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def teaches(rows: list[dict[str, Any]]) -> bool:
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    advantages = [a for row in rows for a, live in zip(row["advantages"][-1], row["live"], strict=True) if live]
+    return max(rewards) - min(rewards) > 1e-6 or max(map(abs, advantages), default=0.0) > 1e-3
+
+
+# ------------------------------------------------------------------------------------------------------------------ SQL
+
+
+@pytest.fixture(scope="module")
+def asked(installed: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sql")
+    words = ["--output_dir", str(folder / "output"), "--max_steps", str(SQL_STEPS)]
+    finished(run(installed, EXAMPLES / "train_sql.py", *words, folder=folder))
+    return folder / "output"
+
+
+def test_the_rewards_for_sql_are_what_the_database_says(asked: Path) -> None:
+    questions = {row["prompt"]: row for row in map(json.loads, (EXAMPLES / "people.jsonl").read_text().splitlines())}
+    history = [line for line in json.loads((asked / "history.json").read_text()) if "reward" in line]
+    files = sorted((asked / "completions").glob("*.parquet"))
+    assert len(history) == len(files) == SQL_STEPS
+    for log, file in zip(history, files, strict=True):
+        rows = pyarrow.parquet.read_table(file).to_pylist()
+        for row in rows:
+            question = questions[row["prompt"]]
+            expected = answer_of(question["context"], question["answer"])
+            right = answer_of(question["context"], row["completion"].strip()) == expected
+            assert row["sql_execution"] == float(right), row
+            assert row["sql_execution_outcome"] == "right" or not right
+            if row["completion"].strip() == question["answer"]:
+                assert row["sql_match"] == 1.0
+            assert row["sql_match"] <= row["sql_execution"]
+        assert log["rewards/sql_execution/mean"] == pytest.approx(mean([row["sql_execution"] for row in rows]))
+        expected_total = mean([row["sql_execution"] + 0.5 * row["sql_match"] for row in rows])
+        assert log["reward"] == pytest.approx(expected_total)
+
+
+def answer_of(script: str, query: str) -> Any:
+    """The rows in any order; None where SQLite does not take it."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(script)
+        try:
+            return sorted(database.execute(query).fetchall())
+        except sqlite3.Error:
+            return None
+
+
+def test_the_model_learns_to_ask(asked: Path) -> None:
+    history = [line for line in json.loads((asked / "history.json").read_text()) if "reward" in line]
+    scores = [line["rewards/sql_execution/mean"] for line in history]
+    assert 0.1 < mean(scores[:2]) < 0.7
+    assert mean(scores[-3:]) > mean(scores[:2]) + 0.1
+
+
+# ---------------------------------------------------------------------------------------------------------- taken away
+
+
+def test_uninstalled_they_are_gone_and_selecting_one_is_an_error_with_near_names(
+    tmp_path: Path, wheels: dict[str, Path]
+) -> None:
+    made = make_environment(tmp_path / "venv")
+    made.pip("install", "-q", "--no-deps", "--no-index", *wheels.values())
+    assert offered(made) == OFFERS
+    made.pip("uninstall", "-q", "-y", "grpo-difficulty-softmax", "grpo-equation-credit")
+    assert offered(made) == {"grpo-sql-rewards": OFFERS["grpo-sql-rewards"]}
+    made.pip("uninstall", "-q", "-y", "grpo-sql-rewards")
+    assert offered(made) == {}
+
+    config = EXAMPLES / "gsm8k_with_examples.yaml"
+    words = ["--config", config, "--embedded", "--output_dir", tmp_path / "output"]
+    done = run(made, RECIPES / "gsm8k_grpo.py", *words, folder=tmp_path)
+    assert done.returncode not in (0, None)
+    assert "equation_accuracy" in done.stderr
+    answer = made.probe(
+        """
+answer = [
+    attempt(plugins.resolve, "loss_aggregation", "difficulty_softmax")["message"],
+    attempt(plugins.resolve, "advantage_hook", "grpo-equation-credit:equation_credit")["message"],
+]
+"""
+    )
+    assert "No installed distribution offers the loss aggregation 'difficulty_softmax'" in answer[0]
+    assert "Did you mean" in answer[0]
+    assert "'difficulty_weighted'" in answer[0]
+    assert "grpo-equation-credit" in answer[1]

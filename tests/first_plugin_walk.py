@@ -1,0 +1,133 @@
+"""`docs/first_plugin.md` as something that can be walked: its commands, its edits, and what it says is printed."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.scaffold.author import Author
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "first_plugin.md"
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?%?")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block of the page.
+
+    Attributes:
+        language: "sh" for a command, "diff" for an edit.
+        text: What is in it.
+        expected: The "text" block behind a command; empty where there is none.
+    """
+
+    language: str
+    text: str
+    expected: str = ""
+
+
+@dataclass(frozen=True)
+class Walked:
+    """One command after it was run."""
+
+    step: Step
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+def read_steps(page: str) -> list[Step]:
+    """All blocks in order, each output with its command."""
+    steps: list[Step] = []
+    for language, text in _BLOCK.findall(page):
+        if language == "text":
+            assert steps[-1].language == "sh", f"an output without its command: {text}"
+            assert not steps[-1].expected, f"a second output: {text}"
+            steps[-1] = Step("sh", steps[-1].text, text)
+        else:
+            assert language in ("sh", "diff"), f"nobody knows how to follow a block of {language!r}"
+            steps.append(Step(language, text))
+    return steps
+
+
+def make_clone(directory: Path) -> Path:
+    """What a reader's clone has, without what other tests left in ours: the recipes."""
+    directory.mkdir()
+    (directory / "recipes").symlink_to(ROOT / "recipes")
+    return directory
+
+
+def walk(steps: list[Step], author: Author, clone: Path) -> list[Walked]:
+    """Follow the page. Stops behind the first command that fails."""
+    walked: list[Walked] = []
+    for step in steps:
+        if step.language == "diff":
+            apply_edits(step.text, clone)
+            continue
+        start = time.perf_counter()
+        done = author.shell(step.text, cwd=clone)
+        walked.append(Walked(step, done.returncode, done.stdout, done.stderr, time.perf_counter() - start))
+        if done.returncode != 0:
+            break
+    return walked
+
+
+def apply_edits(diff: str, folder: Path) -> None:
+    """Replace lines as a diff says: each `-` line is in the file exactly once, and the `+` line takes its place."""
+    file, old = None, None
+    for line in diff.splitlines():
+        if line.startswith("--- "):
+            file = folder / line[4:]
+        elif line.startswith("-"):
+            old = line[1:]
+        else:
+            assert line.startswith("+")
+            assert file is not None
+            assert old is not None
+            lines = file.read_text(encoding="utf-8").split("\n")
+            assert lines.count(old) == 1, f"{old!r} is in {file} {lines.count(old)} times"
+            lines[lines.index(old)] = line[1:]
+            file.write_text("\n".join(lines), encoding="utf-8")
+            old = None
+
+
+def differences(expected: str, printed: str, tolerance: float = 0.0) -> list[str]:
+    """The lines that the page shows and the command did not print, in this order; how wide the gaps are does not count.
+
+    Args:
+        expected: The page's block; a line of three dots stands for anything.
+        printed: What the command printed.
+        tolerance: By how much a number with a decimal point or a percent sign may differ, as a share of it, or of 1
+            where it is smaller. Other numbers are exact.
+    """
+    wrong, position = [], 0
+    for line in expected.splitlines():
+        if line.strip() in ("", "..."):
+            continue
+        pattern = re.compile(r"\s+".join(_as_pattern(word) for word in line.split()))
+        for match in pattern.finditer(printed, position):
+            if _close(line, match[0], tolerance):
+                position = match.end()
+                break
+        else:
+            wrong.append(line)
+    return wrong
+
+
+def _as_pattern(word: str) -> str:
+    return _NUMBER.pattern.join(re.escape(part) for part in _NUMBER.split(word))
+
+
+def _close(expected: str, printed: str, tolerance: float) -> bool:
+    for one, other in zip(_NUMBER.findall(expected), _NUMBER.findall(printed), strict=True):
+        fuzzy = "." in one or "%" in one
+        a, b = float(one.rstrip("%")), float(other.rstrip("%"))
+        if one != other and not (fuzzy and abs(a - b) <= tolerance * max(abs(a), 100.0 if "%" in one else 1.0)):
+            return False
+    return True

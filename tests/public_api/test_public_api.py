@@ -1,0 +1,152 @@
+"""The public surface changes only with an entry in the changelog, is documented, and imports no torch for nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.public_api.surface import MODULES, commands, latest, surface
+from trl_grpo_ext import __version__
+
+ROOT = Path(__file__).parents[2]
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+API_PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def sections(changelog: str) -> dict[str, str]:
+    """The changelog's text by version; what is not released yet stands under `Unreleased`."""
+    parts = re.split(r"^## (\S+).*$", changelog, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def newer_entries(changelog: str, version: str) -> str:
+    """What stands above a version's heading."""
+    text = ""
+    for heading, entries in sections(changelog).items():
+        if heading == version:
+            return text
+        text += entries
+    raise AssertionError(f"CHANGELOG.md has no section '## {version}'")
+
+
+def unmentioned(before: dict[str, str], now: dict[str, str], entries: str) -> list[str]:
+    """The changes that no entry names: each by its last part in backticks, as `Rollout.texts` or `rewards`."""
+    changes = []
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) == now.get(name):
+            continue
+        short = name.split(" ")[-1].removeprefix("trl_grpo_ext.")
+        names = {short, short.split(".")[-1], ".".join(short.split(".")[-2:])}
+        if not any(f"`{known}`" in entries or f"`{known}(" in entries for known in names):
+            what = "new" if name not in before else "gone" if name not in now else f"{before[name]} -> {now[name]}"
+            changes.append(f"{name}: {what}")
+    return changes
+
+
+def test_every_change_of_the_public_surface_is_in_the_changelog() -> None:
+    version, before = latest()
+    missing = unmentioned(before, surface(), newer_entries(CHANGELOG, version))
+    assert not missing, (
+        f"The public surface differs from that of {version}. Say so in CHANGELOG.md, under '## Unreleased', naming "
+        "each of these in backticks:\n" + "\n".join(missing)
+    )
+
+
+def test_a_change_without_an_entry_is_found_and_an_entry_settles_it() -> None:
+    before = {"trl_grpo_ext.types.Rollout": "class", "command list": "--json", "plugin reward x": "(a=1)"}
+    now = {"trl_grpo_ext.types.Rollout": "class", "command list": "--json --wide", "plugin reward y": "(a=1)"}
+    assert unmentioned(before, now, "") == [
+        "command list: --json -> --json --wide",
+        "plugin reward x: gone",
+        "plugin reward y: new",
+    ]
+    assert unmentioned(before, now, "- `list` has --wide; `x` is called `y`") == []
+    assert unmentioned(before, before, "") == []
+
+
+def test_the_surface_sees_a_changed_default_and_a_new_parameter() -> None:
+    found = surface()
+    assert "num_generations" not in found["trl_grpo_ext.load_rewards"]
+    assert found["trl_grpo_ext.load_rewards"] == "(selections)"
+    assert found["plugin loss_aggregation length_power"] == "(*, alpha=1.0, normalize=True)"
+    assert found["plugin loss_aggregation dr_grpo"] == "alias of constant_length"
+    assert found["trl_grpo_ext.types.Rollout.texts"] == "Sequence[str]"
+    assert found["setting token_records"].endswith("= 0")
+    assert "--json" in found["command list"]
+
+
+def test_the_changelog_begins_with_what_is_not_released_and_knows_this_version() -> None:
+    assert next(iter(sections(CHANGELOG))) == "Unreleased"
+    assert __version__ in sections(CHANGELOG)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == __version__
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_public_name_is_there_and_on_the_page(name: str) -> None:
+    module = import_module(name)
+    assert len(set(module.__all__)) == len(module.__all__)
+    section = API_PAGE.split(f"## `{name}`\n")[1].split("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
+    assert sorted(documented) == sorted(module.__all__)
+    assert all(hasattr(module, public) for public in module.__all__)
+
+
+def test_every_command_is_on_a_page() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert [name for name in commands() if f"trl-grpo-ext {name}" not in pages] == []
+
+
+def test_the_public_names_that_need_no_torch_load_without_it() -> None:
+    light = [
+        "load_rewards",
+        "Rollout",
+        "Outcome",
+        "TRLGRPOExtError",
+        "completion_text",
+        "CONTRACT_VERSION",
+        "available",
+    ]
+    code = f"import sys, trl_grpo_ext\nfor n in {light}: getattr(trl_grpo_ext, n)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+DEPRECATION = re.compile(r"since (\d+)\.(\d+).*removed in (\d+)\.(\d+)", re.DOTALL)
+
+
+def overdue(message: str, version: str) -> str | None:
+    """What is wrong with a deprecation at a version; None where it keeps the policy."""
+    found = DEPRECATION.search(message)
+    if found is None:
+        return "says not since when, and when it is removed: 'since 0.2, removed in 0.4'"
+    since, gone = (int(found[1]), int(found[2])), (int(found[3]), int(found[4]))
+    if gone[0] == since[0] and gone[1] < since[1] + 2:
+        return "leaves less than two minor releases"
+    now = tuple(int(part) for part in version.split(".")[:2])
+    return "is due to be removed now" if now >= gone else None
+
+
+def test_deprecations_say_when_and_leave_two_minor_releases() -> None:
+    problems = []
+    for file in sorted((ROOT / "trl_grpo_ext").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "deprecated":
+                problem = overdue(ast.unparse(node.args[0]), __version__)
+                problems += [f"{file.name}:{node.lineno} {problem}"] if problem else []
+    assert not problems
+
+
+def test_what_a_deprecation_may_say() -> None:
+    assert overdue("since 0.2, removed in 0.4: use x", "0.3.1") is None
+    assert overdue("since 0.2, removed in 1.0: use x", "0.9.0") is None
+    assert overdue("since 0.2, removed in 0.3", "0.2.0") == "leaves less than two minor releases"
+    assert overdue("since 0.2, removed in 0.4", "0.4.0") == "is due to be removed now"
+    assert overdue("use x", "0.2.0") is not None

@@ -1,0 +1,100 @@
+"""The author's walk: every command and every edit of `docs/first_plugin.md`, in order, in a fresh environment."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.first_plugin_walk import PAGE, ROOT, Step, Walked, apply_edits, differences, make_clone, read_steps, walk
+from tests.scaffold.author import make_author
+
+TEXT = PAGE.read_text(encoding="utf-8")
+STEPS = read_steps(TEXT)
+
+
+def test_the_page_has_every_part_of_the_walk_in_order() -> None:
+    commands = [" ".join(step.text.split()[:2]) if step.language == "sh" else "edit" for step in STEPS]
+    assert commands == [
+        *("trl-grpo-ext new", "edit", "pip install", "trl-grpo-ext list", "trl-grpo-ext check", "python -m"),
+        "accelerate launch",
+    ]
+    assert all(step.expected for step in STEPS if step.language == "sh")
+
+
+def test_three_lines_are_edited_and_no_more() -> None:
+    (edit,) = [step.text for step in STEPS if step.language == "diff"]
+    lines = edit.splitlines()
+    assert len([line for line in lines if line.startswith("+")]) == 3
+    assert len([line for line in lines if re.match(r"-(?!--)", line)]) == 3
+
+
+def test_the_walk_reads_a_page_and_notices_what_differs(tmp_path: Path) -> None:
+    page = "a\n```sh\necho 1\n```\n\n```text\none  2.5\n...\nthree\n```\n```diff\n--- f\n-b\n+c\n```\n"
+    command, edit = read_steps(page)
+    assert command == Step("sh", "echo 1\n", "one  2.5\n...\nthree\n")
+    (tmp_path / "f").write_text("a\nb\n")
+    apply_edits(edit.text, tmp_path)
+    assert (tmp_path / "f").read_text() == "a\nc\n"
+    with pytest.raises(AssertionError, match="0 times"):
+        apply_edits(edit.text, tmp_path)
+    assert differences(command.expected, "one 2.5\nnoise\nthree") == []
+    assert differences(command.expected, "three one 2.5") == ["three"]  # the order counts
+    assert differences(command.expected, "one 2.6 three") == ["one  2.5"]
+    assert differences(command.expected, "one 2.6 three", tolerance=0.1) == []
+    assert differences("8 kept", "9 kept", tolerance=10.0) == ["8 kept"]  # counts are exact
+    assert differences("no (3%)", "no (9%)", tolerance=0.1) == []
+    assert differences("no (3%)", "no (14%)", tolerance=0.1) == ["no (3%)"]
+
+
+def test_the_times_on_the_page_come_with_their_command_and_machine() -> None:
+    (section,) = re.findall(r"## How long it takes\n(.*?)\n## ", TEXT, re.DOTALL)
+    assert "`python tests/bench/first_plugin.py`" in section
+    seconds = dict(re.findall(r"\| `([^`]+)` \| ([\d.]+) \|", section))
+    assert [*seconds] == [" ".join(step.text.split()[:3]) for step in STEPS if step.language == "sh"]
+    (total,) = re.findall(r"\| all of them \| ([\d.]+) \|", section)
+    assert float(total) == pytest.approx(sum(map(float, seconds.values())), abs=0.5)
+    assert re.search(r"\d+ x86_64 cores.*Python 3\.\d+.*trl \d.*torch \d", section, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_clone(tmp_path_factory.mktemp("reader") / "clone")
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory, clone: Path) -> list[Walked]:
+    return walk(STEPS, make_author(tmp_path_factory.mktemp("reader_environment") / "venv"), clone)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_does_what_the_page_says(walked: list[Walked]) -> None:
+    for done in walked:
+        assert done.status == 0, f"{done.step.text}{done.out}\n{done.err}"
+        training = done.step.text.startswith("accelerate")
+        wrong = differences(done.step.expected, done.out, tolerance=0.1 if training else 0.0)
+        assert not wrong, f"{done.step.text}did not print {wrong}, but\n{done.out}"
+    assert len(walked) == len([step for step in STEPS if step.language == "sh"])
+
+
+@pytest.mark.slow
+def test_the_reward_of_the_page_was_trained_with(walked: list[Walked], clone: Path) -> None:
+    metrics: dict[str, Any] = json.loads((clone / "outputs" / "first_plugin" / "metrics.json").read_text())
+    logs = [log for log in metrics["history"] if "reward" in log]
+    assert [log["step"] for log in logs] == [4, 8]
+    for log in logs:
+        accuracy, manners = log["rewards/gsm8k_accuracy/mean"], log["rewards/no_guess/mean"]
+        assert log["reward"] == pytest.approx(accuracy + 0.5 * manners, abs=1e-6)
+    gain = metrics["after"]["no_guess"] - metrics["before"]["no_guess"]
+    assert 0.02 < gain < 0.15  # the page says: from 85 of 100 to 92
+    assert metrics["before"]["no_guess"] > metrics["before"]["gsm8k_accuracy"]  # a right answer does not guess
+
+
+@pytest.mark.slow
+def test_the_walk_leaves_the_repository_as_it_was(walked: list[Walked]) -> None:
+    assert walked
+    assert not (ROOT / "grpo-no-guess").exists()
+    assert not (ROOT / "outputs" / "first_plugin").exists()

@@ -1,0 +1,277 @@
+"""The kit's functions: what may be passed, how options are found, what a report says, and how small an example gets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.testing import wrong_aggregations, wrong_hooks, wrong_rewards
+from trl_grpo_ext.errors import ConfigurationError, PluginTypeError, TRLGRPOExtError, UnknownPluginError
+from trl_grpo_ext.testing import (
+    RULES,
+    ConformanceError,
+    assert_conforms,
+    check,
+    check_advantage_hook,
+    check_loss_aggregation,
+    check_reward,
+    make_forward,
+    make_rollout,
+)
+from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
+from trl_grpo_ext.testing.options import project_name, project_options
+
+
+class Wants:
+    """A reward of one word and one column."""
+
+    conformance = {"parameters": {"word": "please"}, "columns": {"polite": [True, False]}}  # noqa: RUF012
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def __call__(self, completions: list[Any], polite: list[Any], **columns: Any) -> list[float | None]:
+        texts = [wrong_rewards.text_of(completion) for completion in completions]
+        return [None if p is None else float((self.word in text) == p) for text, p in zip(texts, polite, strict=True)]
+
+
+class AnyReference(wrong_rewards.Right):
+    """Only None is unreadable to it."""
+
+    def score(self, text: str, answer: Any) -> float | None:
+        return None if answer is None else float("18" in str(answer) and "18" in text)
+
+
+SEEN: list[Any] = []
+
+
+class Looks:
+    """Keeps what it saw of row 0."""
+
+    needs = ("offsets",)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> Any:
+        SEEN.append((rollout.texts[0], rollout.columns["level"][0], rollout.offsets(0)))
+        return [[(0, len(text), 0.5)] if text else None for text in rollout.texts]
+
+
+WANTS = f"{__name__}:Wants"
+
+
+def test_rules_have_a_name_a_summary_and_a_reason_each() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    prefixes = {"reward": "reward", "advantage_hook": "hook", "loss_aggregation": "aggregation"}
+    for rule in RULES:
+        assert rule.name.startswith(f"{prefixes[rule.kind]}.")
+        assert rule.summary
+        assert not rule.summary.endswith(".")
+        assert rule.why.endswith((".", "?"))
+
+
+def test_a_report_is_json_and_text() -> None:
+    report = check_reward(wrong_rewards.InWords(), rules=["reward.call", "reward.types", "reward.pickle"])
+    plain = json.loads(json.dumps(report.plain()))
+    assert plain["ok"] is False
+    assert plain["passed"] == ["reward.call"]
+    assert [broken["rule"] for broken in plain["violations"]] == ["reward.types"]
+    assert plain["skipped"] == [{"rule": "reward.pickle", "reason": "reward.types is broken"}]
+    assert plain["measured"]["seconds_per_completion"] > 0
+    text = str(report)
+    for part in ("reward InWords", "1 rules kept, 1 broken, 1 not checked", "'0.0'", "smallest example", "why: TRL"):
+        assert part in text
+
+
+def test_assert_conforms_raises_with_the_report() -> None:
+    assert_conforms("loss_aggregation", wrong_aggregations.Right())
+    with pytest.raises(ConformanceError, match=r"aggregation\.ranks") as failed:
+        assert_conforms("loss_aggregation", wrong_aggregations.TokensOfThisRank())
+    assert isinstance(failed.value, AssertionError)
+    assert isinstance(failed.value, TRLGRPOExtError)
+
+
+def test_a_selection_gets_the_parameters_and_columns_that_its_plugin_declares() -> None:
+    assert check("reward", WANTS).ok
+    given = check("reward", WANTS, columns={"polite": [1]}, parameters={"word": "x"})
+    assert given.ok, str(given)
+    with pytest.raises(TRLGRPOExtError, match="word"):
+        check("reward", {"name": WANTS, "colour": 1})
+
+
+def test_what_the_caller_gives_wins_over_the_declaration() -> None:
+    def fails_on_false(completions: list[Any], polite: list[Any], **columns: Any) -> list[float]:
+        return [1.0 / p for p in polite]
+
+    fails_on_false.conformance = {"columns": {"polite": [0]}}  # type: ignore[attr-defined]
+    rules = ["reward.call"]
+    assert not check_reward(fails_on_false, rules=rules).ok
+    assert check_reward(fails_on_false, columns={"polite": 1}, rules=rules).ok
+
+
+def test_declared_exemptions_skip_their_rules() -> None:
+    skipped = {rule.name for rule, _ in check_reward(wrong_rewards.Declared()).skipped}
+    assert {"reward.determinism", "reward.order", "reward.neighbours"} <= skipped
+    assert not check_reward(wrong_rewards.Declared(), deterministic=True, rules=["reward.determinism"]).ok
+
+    assert check_reward(wrong_rewards.LessTheMean(), per_completion=False).ok
+    assert check_reward(wrong_rewards.LowersTheReference(), required=["answer"]).ok
+    assert check_reward(wrong_rewards.ReadsTheBrackets(), formats=["text"]).ok
+    assert check_reward(wrong_rewards.Slow(), seconds_per_completion=0.5).ok
+
+
+def test_references_that_are_declared_unreadable_are_tried() -> None:
+    assert check_reward(AnyReference()).ok
+    report = check_reward(AnyReference(), unreadable=["see the appendix"])
+    assert [broken.rule.name for broken in report.violations] == ["reward.outcomes"]
+    assert "see the appendix" in report.violations[0].message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"colums": {}}, "no option 'colums'; there are parameters, columns"),
+        ({"rules": ["reward.speed"]}, r"no rule 'reward\.speed'.*reward\.length"),
+        ({"columns": [1]}, "columns must map names to values"),
+        ({"columns": {"a": []}}, "column 'a' has no values"),
+        ({"completions": []}, "at least one entry"),
+        ({"formats": ["html"]}, "formats must be some of text, messages"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check("reward", wrong_rewards.Simple(), **options)
+
+
+def test_what_cannot_be_loaded_or_is_of_no_kind_is_refused() -> None:
+    with pytest.raises(UnknownPluginError, match="think_format"):
+        check("reward", "think_fromat")
+    with pytest.raises(ConfigurationError, match="the kinds are"):
+        check("rewards", "think_format")  # type: ignore[arg-type]
+    with pytest.raises(PluginTypeError, match="pass an instance"):
+        check("loss_aggregation", wrong_aggregations.Right)
+
+
+# ---------------------------------------------------------------------------------------------- examples
+
+
+def the_example(kind: Any, plugin: Any, rule: str) -> str:
+    (broken,) = check(kind, plugin, rules=[rule]).violations
+    return broken.example
+
+
+def test_the_smallest_batch_is_shown() -> None:
+    # Two completions are needed, and nothing in them.
+    assert the_example("reward", wrong_rewards.OnlyTheFirst(), "reward.length").startswith("completions=[''")
+    assert the_example("reward", wrong_rewards.LessTheMean(), "reward.neighbours").startswith(
+        ("completions=['18', '']", "completions=['', '18']")
+    )
+    assert the_example("reward", wrong_rewards.ReadsTheBrackets(), "reward.formats").startswith(
+        "completions=['<think>'] as messages"
+    )
+
+
+def test_a_hostile_text_is_cut_down_to_what_it_takes() -> None:
+    example = the_example("reward", wrong_rewards.ReadsAnyNumber(), "reward.hostile_text")
+    assert "(4301 characters)" in example  # int() takes 4,300 digits
+
+
+def test_the_smallest_generation_batch_is_shown() -> None:
+    example = the_example("advantage_hook", wrong_hooks.DividesByTheSpread(), "hook.finite")
+    assert example.split(", groups")[0] in ("lengths=[0, 1]", "lengths=[1, 0]")
+    assert "groups=[0, 0], rewards=[1.0, 1.0]" in example
+    example = the_example("loss_aggregation", wrong_aggregations.CountsPlaces(), "aggregation.row_permutation")
+    assert example.split(", groups")[0] in ("lengths=[0, 1]", "lengths=[1, 0]")
+
+
+def test_examples_are_the_same_in_every_run() -> None:
+    for kind, plugin in (("advantage_hook", wrong_hooks.MeanOfThisRank()), ("reward", wrong_rewards.LessTheMean())):
+        once, again = (check(kind, plugin).plain() for _ in range(2))
+        assert once["violations"] == again["violations"]
+        assert once["violations"]
+
+
+def test_another_seed_draws_other_batches() -> None:
+    def message(seed: int) -> str:
+        report = check_advantage_hook(wrong_hooks.SumsThePadding(), seed=seed, rules=["hook.mask"])
+        return report.violations[0].message
+
+    assert message(0) != message(1)
+
+
+def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
+    SEEN.clear()
+    report = check_advantage_hook(Looks(), completions=["a = 1; b = 2"], columns={"level": [3]})
+    assert report.ok, str(report)
+    text, level, offsets = SEEN[0]
+    assert (text, level) == ("a = 1; b = 2", 3)
+    assert [text[start:end] for start, end in offsets] == ["a = ", "1; b", " = 2"]
+
+
+def test_a_hook_that_never_acted_is_told_apart_from_one_that_did() -> None:
+    class Idle:
+        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+            return advantages_B_T
+
+    assert check_advantage_hook(Idle()).measured == {"share_of_tokens_changed": 0.0}
+    assert check_advantage_hook(wrong_hooks.Right()).measured == {"share_of_tokens_changed": 1.0}
+
+
+# ---------------------------------------------------------------------------------------------- builders, ranks
+
+
+def test_the_builders_make_what_a_unit_test_needs() -> None:
+    rollout = make_rollout([2, 1], rewards=[1.0, 0.0])
+    assert rollout.mask_B_T.tolist() == [[1, 1], [1, 0]]
+    assert rollout.group_baselines_B.tolist() == [0.5, 0.5]
+    assert check_loss_aggregation(wrong_aggregations.Right()).ok
+    forward = make_forward(torch.zeros(2, 3), torch.ones(2, 3))
+    assert forward.mask_B_T.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_a_rank_that_gathers_too_seldom_is_noticed_at_once_and_not_waited_for() -> None:
+    ranks = Ranks(cut(make_rollout([1, 1, 1]), [1, 1, 1]))
+    with pytest.raises(UnequalGathers, match=r"\[0, 1, 1\]"):
+        ranks.run(lambda rollout: rollout.gather(rollout.lengths_B) if rollout.local_rows.start else None)
+    with pytest.raises(ZeroDivisionError):  # what a rank raises is said first
+        ranks.run(lambda rollout: rollout.gather(rollout.lengths_B) if rollout.local_rows.start else 1 / 0)
+
+
+def test_ranks_gather_in_their_order_many_times() -> None:
+    ranks = Ranks(cut(make_rollout([1, 2, 3, 4]), [2, 2]))
+
+    def sums(rollout: Any) -> list[float]:
+        return [float(rollout.gather(rollout.lengths_B * step)[-1]) for step in range(50)]
+
+    assert ranks.run(sums) == [[4.0 * step for step in range(50)]] * 2
+    assert ranks.gathers == [50, 50]
+
+
+# ---------------------------------------------------------------------------------------------- pyproject, imports
+
+
+def test_options_come_from_pyproject(tmp_path: Path) -> None:
+    assert project_options(tmp_path) == {}
+    assert project_name(tmp_path) is None
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "politeness"\n[tool.trl-grpo-ext.check.polite]\ncolumns = {answer = ["a", "b"]}\n'
+    )
+    assert project_options(tmp_path) == {"polite": {"columns": {"answer": ["a", "b"]}}}
+    assert project_name(tmp_path) == "politeness"
+    for broken in ("[tool.trl-grpo-ext]\ncheck = 3\n", "[tool.trl-grpo-ext.check]\npolite = 3\n", "[tool"):
+        (tmp_path / "pyproject.toml").write_text(broken)
+        with pytest.raises(ConfigurationError, match="pyproject"):
+            project_options(tmp_path)
+
+
+def test_importing_the_kit_imports_no_torch() -> None:
+    code = (
+        "import sys, trl_grpo_ext.testing, trl_grpo_ext.testing.pytest_plugin, trl_grpo_ext.testing.rules\n"
+        "print([name for name in ('torch', 'transformers', 'trl', 'numpy', 'hypothesis') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,236 @@
+"""Hooks of which each breaks one rule, and one that keeps them all."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+
+class Right:
+    """Both stages, with a state, a need and a gather."""
+
+    needs = ("ref_logps",)
+    per_completion = True
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        scale = 1.0 + 0.1 * self.batches
+        if rollout.training:
+            self.batches += 1
+        lengths_N = rollout.gather(rollout.lengths_B)
+        longest = lengths_N.max().clamp(min=1.0)
+        ref_B_T = torch.where(rollout.mask_B_T > 0, rollout.ref_logps_B_T, 0.0)
+        return (scale * advantages_B_T + 0.1 * ref_B_T / longest).to(advantages_B_T.dtype)
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        return advantages_B_T * (1.0 + forward.entropies_B_T)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.batches = state["batches"]
+
+
+class Spans:
+    """Right too: credit by characters."""
+
+    needs = ("offsets",)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> list[Any]:
+        return [[(0, 1, 0.5)] if text else None for text in rollout.texts]
+
+
+class Nothing:
+    """No method at all."""
+
+
+class Raises:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        raise KeyError("difficulty")
+
+
+class ReadsWhatItDoesNotList:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T - 0.1 * torch.where(rollout.mask_B_T > 0, rollout.ref_logps_B_T, 0.0)
+
+
+class NeedsAnUnknown:
+    needs = ("logits",)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T
+
+
+class NeedsAString:
+    needs = "offsets"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T
+
+
+class OnePerCompletion:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T.sum(dim=1)
+
+
+class Double:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T.double()
+
+
+class SumsThePadding:
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        return advantages_B_T + forward.logps_B_T.sum(dim=1, keepdim=True)
+
+
+class DividesByTheSpread:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        above_B = rollout.rewards_B - rollout.group_baselines_B
+        return (above_B / above_B.abs()).unsqueeze(1).expand_as(advantages_B_T)
+
+
+class Learns:
+    def __init__(self) -> None:
+        self.scale = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T * self.scale.to(advantages_B_T.dtype)
+
+
+class InPlace:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T.mul_(2.0)
+
+
+class InPlaceInTheContext:
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        return advantages_B_T * forward.entropies_B_T.clamp_(max=10.0)
+
+
+class PaysTheFirstOfAGroup:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        groups_N = rollout.gather(rollout.group_ids_B)
+        first_N = torch.cat([groups_N[:1] == groups_N[:1], groups_N[1:] != groups_N[:-1]])
+        return advantages_B_T + first_N[rollout.local_rows].to(advantages_B_T.dtype).unsqueeze(1)
+
+
+class CalculatesWithGroupIds:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T * (1 + rollout.group_ids_B).to(advantages_B_T.dtype).unsqueeze(1)
+
+
+class DividesByTheWidth:
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        return advantages_B_T / advantages_B_T.size(1)
+
+
+class MeanOfThisRank:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T - rollout.rewards_B.nan_to_num().mean()
+
+
+class GathersSometimes:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        if bool((rollout.lengths_B == rollout.lengths_B[0]).all()) or float(rollout.lengths_B.max()) > 3:
+            rollout.gather(rollout.lengths_B)
+        return advantages_B_T * 2.0
+
+
+class SaysPerCompletion:
+    per_completion = True
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        logps_B_T = torch.where(forward.mask_B_T > 0, forward.logps_B_T, 0.0)
+        return advantages_B_T - logps_B_T.sum() / forward.mask_B_T.sum().clamp(min=1.0)
+
+
+class WantsOneNumber:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        live_B_T = rollout.mask_B_T > 0
+        for row, live in zip(advantages_B_T, live_B_T, strict=True):
+            if len(row[live].unique()) > 1:
+                raise ValueError("the advantages of a completion differ")
+        return advantages_B_T * 2.0
+
+
+class Noisy:
+    """Too little for the rules that compare up to the last digits."""
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T + 1e-9 * int.from_bytes(os.urandom(2)) / 2**16
+
+
+class Forgets(Right):
+    def load_state_dict(self, state: Any) -> None:
+        """Nothing."""
+
+
+class StateIsNoJSON(Right):
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": torch.tensor(self.batches)}
+
+
+class HalfAState(Right):
+    load_state_dict = None  # type: ignore[assignment]
+
+
+class CountsEvaluations(Right):
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        result = super().on_rollout(advantages_B_T, rollout)
+        self.batches += not rollout.training
+        return result
+
+
+class RemembersSilently:
+    """Without a state_dict, so that only the advantages tell."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        if not rollout.training:
+            self.factor = 2.0
+        return advantages_B_T * self.factor
+
+
+class Lambda:
+    def __init__(self) -> None:
+        self.key = lambda value: value
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T * 2.0
+
+
+BREAKS: list[tuple[str, type]] = [
+    ("hook.form", Nothing),
+    ("hook.run", Raises),
+    ("hook.needs", ReadsWhatItDoesNotList),
+    ("hook.needs", NeedsAnUnknown),
+    ("hook.needs", NeedsAString),
+    ("hook.shape", OnePerCompletion),
+    ("hook.dtype", Double),
+    ("hook.mask", SumsThePadding),
+    ("hook.finite", DividesByTheSpread),
+    ("hook.gradient", Learns),
+    ("hook.inputs", InPlace),
+    ("hook.inputs", InPlaceInTheContext),
+    ("hook.row_permutation", PaysTheFirstOfAGroup),
+    ("hook.group_permutation", CalculatesWithGroupIds),
+    ("hook.padding", DividesByTheWidth),
+    ("hook.split", MeanOfThisRank),
+    ("hook.gathers", GathersSometimes),
+    ("hook.micro_batches", SaysPerCompletion),
+    ("hook.composition", WantsOneNumber),
+    ("hook.determinism", Noisy),
+    ("hook.state", Forgets),
+    ("hook.state", StateIsNoJSON),
+    ("hook.state", HalfAState),
+    ("hook.evaluation", CountsEvaluations),
+    ("hook.evaluation", RemembersSilently),
+    ("hook.pickle", Lambda),
+]

@@ -1,0 +1,359 @@
+"""The rules of the conformance kit: what each asks of a plugin, and what would go wrong without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import ConfigurationError
+from ..plugin_selection import Kind
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that a plugin of a kind must do.
+
+    Attributes:
+        name: `reward.length` and the like; stable.
+        kind: "reward", "advantage_hook" or "loss_aggregation".
+        summary: What it asks, in one line.
+        why: What goes wrong in training where a plugin breaks it.
+    """
+
+    name: str
+    kind: Kind
+    summary: str
+    why: str
+
+
+def _rules(kind: Kind, prefix: str, *rows: tuple[str, str, str]) -> tuple[Rule, ...]:
+    return tuple(Rule(f"{prefix}.{name}", kind, summary, why) for name, summary, why in rows)
+
+
+RULES: tuple[Rule, ...] = (
+    *_rules(
+        "reward",
+        "reward",
+        (
+            "call",
+            "takes what TRL passes: prompts, completions, completion_ids, every column, trainer_state, log_extra and "
+            "log_metric, by keyword",
+            "TRL passes every column of the dataset to every reward. One that names only the columns it knows fails on "
+            "the first other dataset: take the rest as **columns.",
+        ),
+        (
+            "length",
+            "returns one value per completion, for one completion and for many",
+            "TRL stops the run where the number of rewards is not the number of completions.",
+        ),
+        (
+            "types",
+            "each value is a finite number that fits float32, or None",
+            "TRL makes a float32 tensor of the values. NaN silently means None there, infinity spoils the advantages "
+            "of the whole group, and a string stops the run.",
+        ),
+        (
+            "none",
+            "a column's value may be None in one row, which then costs no other row anything",
+            "Datasets that were put together from several sources have None in the columns that one of them lacks.",
+        ),
+        (
+            "hostile_text",
+            "no text that a model can write makes it raise or break its contract",
+            "A policy writes every text sooner or later: control characters, lone surrogates, ten thousand digits, "
+            "brackets that never close. One of them must not end a run of days.",
+        ),
+        (
+            "empty",
+            "an empty completion, a conversation without messages and a message without text are scored like others",
+            "A policy that ends at once writes the empty string, and one that only calls a tool writes a message whose "
+            "content is None. Indexing [-1] raises there.",
+        ),
+        (
+            "formats",
+            "a completion as a string and as a list of one message gets the same score",
+            "TRL hands over lists of messages where the prompts are conversations. A reward that reads only strings "
+            "scores the text of the list's brackets there.",
+        ),
+        (
+            "determinism",
+            "the same call gives the same scores, unless it declares `deterministic = False`",
+            "Undeclared randomness is noise in every advantage, makes runs impossible to repeat, and hides behind "
+            "the randomness of sampling.",
+        ),
+        (
+            "order",
+            "the order of the completions does not matter",
+            "TRL's order is an accident of sampling. A reward that counts positions pays the first completion of a "
+            "batch for being first.",
+        ),
+        (
+            "neighbours",
+            "a completion's score does not depend on the others in the batch, unless it declares "
+            "`per_completion = False`",
+            "Which completions meet in a call depends on batch size and ranks, so the reward would change with the "
+            "number of GPUs.",
+        ),
+        (
+            "inputs",
+            "does not change what it is given",
+            "The other rewards, the loss and the logs get the same lists. A popped message is gone for all of them.",
+        ),
+        (
+            "pickle",
+            "pickles, and scores the same afterwards",
+            "Guards run a reward in worker processes, and launchers send it to other ranks. Lambdas, open files and "
+            "locks don't travel.",
+        ),
+        (
+            "threads",
+            "gives the same scores off the main thread, and to two threads at once",
+            "A reward may be called from any thread, where signal.alarm does not work, and state that one call leaves "
+            "for the next gets mixed up.",
+        ),
+        (
+            "leftovers",
+            "no call adds to the threads and child processes that live on",
+            "One thread per call is ten thousand after a day. A pool that is made once and kept is fine.",
+        ),
+        (
+            "global_state",
+            "leaves random generators, working directory, environment, signal handlers, locale and torch's settings "
+            "as they were",
+            "random.seed(0) in a reward makes every rank sample alike from then on, and nothing says so.",
+        ),
+        (
+            "outcomes",
+            "an unreadable reference does not score like a wrong answer",
+            "A broken reference that reads as 0 teaches the policy that right answers are wrong. Say None.",
+        ),
+        (
+            "time",
+            "takes less than a second per completion",
+            "The GPUs wait for the reward. Guard what is slow, or make it async; a limit of your own can be declared.",
+        ),
+    ),
+    *_rules(
+        "advantage_hook",
+        "hook",
+        ("form", "has on_rollout, on_forward or both", "The trainer calls these two methods and no other."),
+        (
+            "run",
+            "runs on an ordinary generation batch and on an ordinary micro-batch",
+            "What fails here fails in the first training step.",
+        ),
+        (
+            "needs",
+            "lists what it reads in `needs`, out of the names that there are, and `teachers` as ids",
+            "Log-probabilities that nobody lists are not computed, so the hook finds None in the first step of a run "
+            "whose configuration was checked. A name that does not exist is refused at construction.",
+        ),
+        (
+            "shape",
+            "returns one advantage per token, (B, T), or spans from on_rollout",
+            "The loss takes (B, T). A result that only broadcasts would pay the wrong tokens.",
+        ),
+        (
+            "dtype",
+            "keeps the dtype and the device of the advantages that come in",
+            "A float64 result makes the loss float64, and one on the CPU stops a run on a GPU.",
+        ),
+        (
+            "mask",
+            "values off the mask reach no live token",
+            "What stands in the padding is whatever the model computes there. It changes with the batch, so a mean "
+            "that takes it in is a mean of noise.",
+        ),
+        (
+            "finite",
+            "gives finite advantages where rewards are all equal, missing or negative, and for empty and one-token "
+            "completions",
+            "Division by a spread of zero gives NaN, and one NaN in the loss makes every weight of the model NaN.",
+        ),
+        (
+            "gradient",
+            "its result does not require grad",
+            "Advantages are constants of the loss. A gradient through them is another algorithm than the one on paper.",
+        ),
+        (
+            "inputs",
+            "writes to none of the tensors that it is given",
+            "The other hooks, the loss and the logs read the same tensors.",
+        ),
+        (
+            "row_permutation",
+            "the order of a group's completions does not matter",
+            "The order in a group is an accident of sampling.",
+        ),
+        (
+            "group_permutation",
+            "the order of the groups does not matter",
+            "Which prompt comes first in a batch is chance; group ids are names, not numbers to calculate with.",
+        ),
+        (
+            "padding",
+            "more padding changes nothing",
+            "A batch is as wide as its longest completion. Dividing by the width pays a completion for its neighbours' "
+            "length.",
+        ),
+        (
+            "split",
+            "on_rollout gives the same on one rank as on two and three, also where groups are spread over ranks",
+            "Statistics over the rank's own rows change with the number of GPUs, and of a group that is spread over "
+            "two ranks each sees a half. Gather first.",
+        ),
+        (
+            "gathers",
+            "calls gather equally often on every rank",
+            "A rank that gathers under a condition on its own rows leaves the others waiting for ever.",
+        ),
+        (
+            "micro_batches",
+            "with `per_completion = True`, on_forward gives each completion the same beside any others",
+            "Compact updates put other completions beside it, because it says so.",
+        ),
+        (
+            "composition",
+            "takes advantages that differ from token to token, and its own result",
+            "Hooks are chained in any order, so what comes in is whatever the hook before it made.",
+        ),
+        (
+            "determinism",
+            "the same batch gives the same advantages, unless it declares `deterministic = False`",
+            "Each rank would draw its own, and runs cannot be repeated.",
+        ),
+        (
+            "state",
+            "what it remembers goes through JSON and back: state_dict and load_state_dict, both or neither",
+            "A run that resumes from a checkpoint must go on as if it had not stopped.",
+        ),
+        (
+            "evaluation",
+            "evaluation does not change what it remembers",
+            "Evaluating more often must not change the training.",
+        ),
+        ("pickle", "pickles", "Launchers and workers send the trainer's parts to other processes."),
+    ),
+    *_rules(
+        "loss_aggregation",
+        "aggregation",
+        ("form", "has exactly one of weights and reduce", "The trainer must know which of the two is meant."),
+        (
+            "run",
+            "runs on an ordinary batch",
+            "What fails here fails in the first training step.",
+        ),
+        (
+            "shape",
+            "weights returns a floating point tensor (B, T), reduce a scalar tensor",
+            "A weight per completion would broadcast, or not, with the batch that happens to come.",
+        ),
+        (
+            "finite",
+            "gives finite numbers on ordinary batches",
+            "One NaN in the loss makes every weight of the model NaN.",
+        ),
+        (
+            "non_negative",
+            "no weight is negative",
+            "A negative weight turns the token's advantage round: what was right is unlearnt.",
+        ),
+        (
+            "mask",
+            "weights are zero off the mask; so is the gradient of reduce",
+            "Padding and what a tool wrote would be trained on.",
+        ),
+        (
+            "live",
+            "a batch with live tokens has some weight",
+            "A loss of zero trains nothing, and nothing says so.",
+        ),
+        (
+            "empty_rows",
+            "completions without a live token, and such whose tokens are all masked, leave the others finite weights",
+            "Truncated completions are masked whole. Dividing by their length of zero gives NaN.",
+        ),
+        (
+            "nothing_live",
+            "a batch without any live token gives zeros",
+            "Early in a run every completion may be cut off and masked.",
+        ),
+        (
+            "micro_batches",
+            "the loss does not depend on how a rank's rows are cut into micro-batches",
+            "Memory decides the cut, and would decide the gradient. A reduce is held to it where it declares "
+            "`needs_step_totals = True`.",
+        ),
+        (
+            "ranks",
+            "the loss is the same on one rank as on two and three, also where groups are spread over ranks",
+            "Counting the rank's own rows makes the gradient depend on the number of GPUs. Divide by rollout.totals.",
+        ),
+        (
+            "gathers",
+            "calls gather equally often on every rank",
+            "A rank that gathers under a condition on its own rows leaves the others waiting for ever.",
+        ),
+        (
+            "totals",
+            "counts with rollout.totals: completions that are in no total change nothing",
+            "`skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Rows that "
+            "are counted some other way bring them back.",
+        ),
+        (
+            "padding",
+            "more padding changes nothing",
+            "A batch is as wide as its longest completion, so the width is the neighbours' doing.",
+        ),
+        (
+            "row_permutation",
+            "the order of the completions does not matter",
+            "Their order is an accident of sampling.",
+        ),
+        (
+            "masked_values",
+            "what stands off the mask does not matter",
+            "In the padding stands whatever the model computes there, and it changes with the batch.",
+        ),
+        (
+            "gradient",
+            "reduce keeps the graph of the losses, and its gradient is finite",
+            "A detached loss trains nothing, and one NaN in the gradient ends the run.",
+        ),
+        (
+            "homogeneous",
+            "reduce of losses twice as large is twice as large, unless it declares `homogeneous = False`",
+            "The scale of the advantages is a learning rate in disguise; here it would change which tokens count.",
+        ),
+        (
+            "step_totals",
+            "reduce works where totals.step is None, or declares `needs_step_totals = True`",
+            "In runs whose optimizer steps don't lie within one generation batch these counts don't exist.",
+        ),
+        ("inputs", "writes to none of the tensors that it is given", "The loss and the logs read the same tensors."),
+        (
+            "determinism",
+            "the same batch gives the same weights, unless it declares `deterministic = False`",
+            "Each rank would draw its own, and runs cannot be repeated.",
+        ),
+        ("pickle", "pickles", "Launchers and workers send the trainer's parts to other processes."),
+    ),
+)
+"""All rules, in the order in which they are checked."""
+
+
+def rules_of(kind: Kind, names: Iterable[str] | None = None) -> tuple[Rule, ...]:
+    """The rules of a kind; with names, these of them.
+
+    Raises:
+        ConfigurationError: One of the names is no rule of this kind.
+    """
+    of_kind = tuple(rule for rule in RULES if rule.kind == kind)
+    if names is None:
+        return of_kind
+    wanted = [names] if isinstance(names, str) else list(names)
+    unknown = [name for name in wanted if name not in {rule.name for rule in of_kind}]
+    if unknown:
+        known = ", ".join(rule.name for rule in of_kind)
+        raise ConfigurationError(f"There is no rule {unknown[0]!r} for this kind of plugin; there are {known}.")
+    return tuple(rule for rule in of_kind if rule.name in wanted)
