@@ -11,11 +11,12 @@ import torch
 from ..types import Rollout, Totals, implements
 from .builders import Ranks, UnequalGathers, cut
 from .comparing import ABSOLUTE, RELATIVE, fresh, number
-from .running import Broken, NotChecked, over, raised
-from .scenes import Scene, Setting, odd_beside_ordinary, ordinary
+from .running import Broken, NotChecked
+from .scene_trials import SceneTrials
+from .scenes import Scene, Setting
 
 
-class AggregationTrials:
+class AggregationTrials(SceneTrials):
     """The checks of one aggregation.
 
     What a `reduce` makes each token count is the slope of its scalar in the token's loss; where rules speak of weights,
@@ -28,31 +29,10 @@ class AggregationTrials:
     """
 
     def __init__(self, aggregation: Any, setting: Setting, deterministic: bool = True) -> None:
-        self.aggregation, self.setting, self.deterministic = aggregation, setting, deterministic
+        super().__init__(setting, deterministic)
+        self.aggregation = aggregation
         self.by_weights = implements(aggregation, "weights")
         self.needs_step = bool(getattr(aggregation, "needs_step_totals", False))
-        self.ordinary = ordinary(setting)
-        self.varied = [*self.ordinary, *odd_beside_ordinary(setting)]
-
-    def _over(
-        self, scenes: Iterable[Scene], judge: Callable[[Scene], Any], where: str = "", unequal_gathers: bool = True
-    ) -> None:
-        """Judge scenes, the plugin's exceptions too; those on odd batches are for the rules about these to report."""
-        no_news = [] if scenes is not self.varied else self.varied[len(self.ordinary) :]
-
-        def guarded(scene: Scene) -> None:
-            try:
-                judge(scene)
-            except (Broken, NotChecked):
-                raise
-            except UnequalGathers:
-                if unequal_gathers:
-                    raise
-            except Exception as error:  # the plugin's own, whatever it is
-                if not any(scene is known for known in no_news):
-                    raise Broken(f"it {raised(error)}{f' ({where})' if where else ''}", str(scene)) from error
-
-        over(scenes, guarded, Scene.smaller)
 
     def _rollout(self, scene: Scene, width: int | None = None, padding: float = 0.0, **overrides: Any) -> Rollout:
         padding_id = 0 if padding == 0 else 7

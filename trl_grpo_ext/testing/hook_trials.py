@@ -12,13 +12,14 @@ from ..errors import TRLGRPOExtError
 from ..types import Forward, Rollout, implements
 from .builders import Ranks, UnequalGathers, cut
 from .comparing import fresh, same
-from .running import Broken, NotChecked, over, raised
-from .scenes import Scene, Setting, odd_beside_ordinary, ordinary
+from .running import Broken, NotChecked
+from .scene_trials import SceneTrials
+from .scenes import Scene, Setting
 
 STAGES = ("on_rollout", "on_forward")
 
 
-class HookTrials:
+class HookTrials(SceneTrials):
     """The checks of one hook.
 
     Args:
@@ -31,30 +32,9 @@ class HookTrials:
         teachers = getattr(hook, "teachers", ())
         if isinstance(teachers, tuple | list):
             setting = replace(setting, teachers=tuple(name for name in teachers if isinstance(name, str)))
-        self.hook, self.setting, self.deterministic = hook, setting, deterministic
+        super().__init__(setting, deterministic)
+        self.hook = hook
         self.stages = [stage for stage in STAGES if implements(hook, stage)]
-        self.ordinary = ordinary(setting)
-        self.varied = [*self.ordinary, *odd_beside_ordinary(setting)]
-
-    def _over(
-        self, scenes: Iterable[Scene], judge: Callable[[Scene], None], where: str = "", unequal_gathers: bool = True
-    ) -> None:
-        """Judge scenes, the plugin's exceptions too; those on odd batches are for `hook.finite` alone to report."""
-        no_news = [] if scenes is not self.varied else self.varied[len(self.ordinary) :]
-
-        def guarded(scene: Scene) -> None:
-            try:
-                judge(scene)
-            except (Broken, NotChecked):
-                raise
-            except UnequalGathers:
-                if unequal_gathers:
-                    raise
-            except Exception as error:  # the plugin's own, whatever it is
-                if not any(scene is known for known in no_news):
-                    raise Broken(f"it {raised(error)}{f' ({where})' if where else ''}", str(scene)) from error
-
-        over(scenes, guarded, Scene.smaller)
 
     def _context(self, scene: Scene, stage: str, **settings: Any) -> Rollout | Forward:
         return scene.rollout(**settings) if stage == "on_rollout" else scene.forward(**settings)
