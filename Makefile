@@ -1,5 +1,5 @@
 # make demo   set up, then train the embedded tiny model in front of you (a few minutes on two cores)
-# make test   set up, then lint, type-check and run all tests (about twenty minutes on two cores)
+# make test   set up, then lint, type-check and run all tests (about half an hour on two cores)
 # make quick  the same without the slow tests, which is also what a plain `pytest` runs
 # make lint   ruff and mypy alone
 #
