@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from tests.safe_checkpoint_worker import make
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.checkpoint_check import checkpoint_problem, last_complete_checkpoint
+from trl_grpo_ext.checkpoint_staging import Staging
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
 from trl_grpo_ext.safe_checkpoints import SafeCheckpoints
 
@@ -215,3 +216,13 @@ def test_uploads_begin_at_the_final_place(tiny_model: Path, tmp_path: Path) -> N
     trainer = make(tiny_model, tmp_path, Pushing, max_steps=1)
     trainer.train()
     assert pushed == [(str(tmp_path / "checkpoint-1"), True)]
+
+
+def test_a_failed_rank_takes_no_file_from_under_another_that_is_about_to_rename_it(tmp_path: Path) -> None:
+    failed = Staging(tmp_path, "checkpoint-2", number=7, rank=1, leader=False)
+    failed.checkpoint.mkdir(parents=True)
+    (failed.checkpoint / "model.safetensors").write_bytes(bytes(1000))
+    (failed.checkpoint / ".trl_grpo_ext_plugins.json.42").write_text("{}")
+    failed.fail(OSError(27, "File too large"))
+    assert [path.name for path in failed.checkpoint.iterdir()] == [".trl_grpo_ext_plugins.json.42"]
+    assert "checkpoint-2 could not be written" in str(failed.failure)

@@ -92,12 +92,13 @@ class Staging:
     def fail(self, error: BaseException) -> None:
         """Keep a failure of this rank for when all ranks meet, and give its space back at once.
 
-        Only files go, not folders: what the ranks still write on the way to their meeting, they can.
+        Only files go, not folders: what the ranks still write on the way to their meeting, they can. And no hidden
+        ones, which another rank is about to rename into place: it would fail, too, and be named as the culprit.
         """
         if self.failure is None:
             self.failure = self.error_of(error)
             for file in [*self.folder.rglob("*")]:
-                if file.is_file() and not file.name.startswith("writer-"):
+                if file.is_file() and not file.name.startswith(("writer-", ".")):
                     file.unlink(missing_ok=True)
 
     def error_of(self, error: BaseException) -> CheckpointError:

@@ -34,6 +34,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes cut long options with an ellipsis; plain help folds
     help="Plugins for TRL's GRPOTrainer.",
 )
 

@@ -56,7 +56,7 @@ def surface() -> dict[str, str]:
             for alias in info.aliases:
                 found[f"plugin {info.kind} {alias}"] = f"alias of {info.name}"
     for field in own_fields(GRPOExtConfig):
-        found[f"setting {field.name}"] = f"{field.type} = {field.default!r}"
+        found[f"setting {field.name}"] = f"= {field.default!r}"
     for name, command in commands().items():
         found[f"command {name}"] = " ".join(sorted("/".join([*p.opts, *p.secondary_opts]) for p in command.params))
     for name in token_records.COLUMNS:
@@ -83,7 +83,8 @@ def described(name: str, value: Any) -> Iterator[tuple[str, str]]:
             yield f"{name}.{member.name}", repr(member.value)
     elif isinstance(value, type):
         bases = ", ".join(base.__name__ for base in value.__bases__)
-        yield name, f"class({bases}){signature(value)}"
+        extends_others = dataclasses.is_dataclass(value) and not all(map(is_ours, value.__mro__[:-1]))
+        yield name, f"class({bases}){'' if extends_others else signature(value)}"
         for attribute, member in sorted(vars(value).items()):
             if attribute.startswith("_"):
                 continue
@@ -91,7 +92,11 @@ def described(name: str, value: Any) -> Iterator[tuple[str, str]]:
                 of = member.fget if isinstance(member, property) else getattr(value, attribute)
                 yield f"{name}.{attribute}", ("property " if isinstance(member, property) else "") + signature(of)
         if dataclasses.is_dataclass(value):
-            yield from ((f"{name}.{field.name}", str(field.type)) for field in dataclasses.fields(value) if field.repr)
+            # By the annotations: TRL's argument parser changes the fields' types while it reads them.
+            annotations = {n: a for base in reversed(value.__mro__) if is_ours(base) for n, a in own_annotations(base)}
+            for field in dataclasses.fields(value):
+                if field.repr and field.name in annotations:
+                    yield f"{name}.{field.name}", str(annotations[field.name])
     elif callable(value):
         yield name, signature(value)
     elif isinstance(value, str | int | float | tuple):
@@ -99,6 +104,16 @@ def described(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, "" if name.endswith("__version__") else repr(value)
     else:
         yield name, str(value) if "typing" in type(value).__module__ else type(value).__name__
+
+
+def is_ours(owner: type) -> bool:
+    """Whether a class is of this package: TRL's fields are its own affair, and differ from release to release."""
+    return owner.__module__.partition(".")[0] == "trl_grpo_ext"
+
+
+def own_annotations(owner: type) -> Iterator[tuple[str, Any]]:
+    """The fields that a class itself declares."""
+    return iter(vars(owner).get("__annotations__", {}).items())
 
 
 def signature(value: Any) -> str:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigurationError
+from .console import messages, one_line, printable, results
 
 if TYPE_CHECKING:
     from ..audit import Audit
@@ -24,7 +25,7 @@ _FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parqu
 
 def register(app: typer.Typer) -> None:
     """Add the command to an app."""
-    app.command("audit")(audit_command)
+    app.command("audit", short_help="Can a reward read a data set's references?")(audit_command)
 
 
 def audit_command(
@@ -56,16 +57,15 @@ def audit_command(
     from ..plugins import load_rewards
 
     def progress(batches: Iterable[range], count: int) -> Iterator[range]:
-        yield from track(batches, "Scoring", total=count, console=errors, transient=True)
+        yield from track(batches, "Scoring", total=count, console=messages(), transient=True)
 
-    errors = Console(stderr=True)
     (function,) = load_rewards([reward])
     rows = _rows(data, config, split, limit)
     found = audit(function, rows, column=reference, completions=completion, right_at=right_at, progress=progress)
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2))
     else:
-        _print_audit(found, Console(), show)
+        _print_audit(found, results(), show)
     if found.findings:
         raise typer.Exit(PROBLEMS)
 
@@ -92,11 +92,8 @@ def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[
 
 
 def _print_audit(found: Audit, console: Console, show: int) -> None:
-    console.print(
-        f"[bold]{found.reward}[/] on {found.rows:,} rows, {found.references:,} different references in "
-        f"column [bold]{found.column}[/]",
-        highlight=False,
-    )
+    counted = f" on {found.rows:,} rows, {found.references:,} different references in column "
+    console.print(Text.assemble((one_line(found.reward), "bold"), counted, (one_line(found.column), "bold")))
     counts = Table("problem", "rows", "share")
     for column in counts.columns[1:]:
         column.justify = "right"
@@ -106,13 +103,15 @@ def _print_audit(found: Audit, console: Console, show: int) -> None:
     for problem in found.counts():
         findings = [finding for finding in found.findings if finding.problem == problem]
         if findings and show:
-            table = Table("row", "reference", "what", title=problem, title_justify="left")
+            table = Table("row", title=problem, title_justify="left")
+            for title in ("reference", "what"):
+                table.add_column(title, overflow="fold")
             for finding in findings[:show]:
-                table.add_row(str(finding.row), Text(finding.reference), Text(finding.detail))  # no markup of theirs
+                table.add_row(str(finding.row), Text(printable(finding.reference)), Text(printable(finding.detail)))
             console.print(table)
             if len(findings) > show:
-                console.print(f"... and {len(findings) - show:,} more (--show, or --json for all)", highlight=False)
+                console.print(f"... and {len(findings) - show:,} more (--show, or --json for all)")
     latency = Table("one completion", *found.latency())
     latency.add_row("milliseconds", *(f"{1000 * seconds:.2f}" for seconds in found.latency().values()))
     console.print(latency)
-    console.print(f"{found.per_second:,.0f} completions per second in batches", highlight=False)
+    console.print(f"{found.per_second:,.0f} completions per second in batches")

@@ -29,7 +29,7 @@ BROKEN, FAILED = 1, 2
 
 def register(app: typer.Typer) -> None:
     """Add the command to an app."""
-    app.command("check")(check_command)
+    app.command("check", short_help="Does a plugin keep the rules of its kind?")(check_command)
 
 
 @dataclass(frozen=True)

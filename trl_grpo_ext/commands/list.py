@@ -29,7 +29,7 @@ _NARROW = 90
 
 def register(app: typer.Typer) -> None:
     """Add the command to an app."""
-    app.command("list")(list_command)
+    app.command("list", short_help="Installed plugins and their state.")(list_command)
 
 
 def list_command(

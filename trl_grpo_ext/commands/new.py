@@ -55,7 +55,7 @@ _KINDS: dict[str, Kind] = {"reward": "reward", "hook": "advantage_hook", "aggreg
 
 def register(app: typer.Typer) -> None:
     """Add the command to an app."""
-    app.command("new")(new_command)
+    app.command("new", short_help="Make a distribution for your own plugin.")(new_command)
 
 
 def new_command(

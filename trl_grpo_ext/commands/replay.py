@@ -29,7 +29,7 @@ _STEPS = re.compile(r"(\d*)\.\.(\d*)|(\d+)")
 
 def register(app: typer.Typer) -> None:
     """Add the command to an app."""
-    app.command("replay")(replay_command)
+    app.command("replay", short_help="Compare selections on saved completions.")(replay_command)
 
 
 def replay_command(

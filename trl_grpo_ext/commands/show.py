@@ -23,7 +23,7 @@ _SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "At
 
 def register(app: typer.Typer) -> None:
     """Add the command to an app."""
-    app.command("show")(show_command)
+    app.command("show", short_help="All about one plugin, with a selection.")(show_command)
 
 
 def show_command(

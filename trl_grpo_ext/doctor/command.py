@@ -15,7 +15,9 @@ _CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 
 def register(app: typer.Typer) -> None:
     """Add the command to an app."""
-    app.command("doctor", context_settings=_CONTEXT)(doctor_command)
+    app.command("doctor", short_help="What will not work, before anything loads.", context_settings=_CONTEXT)(
+        doctor_command
+    )
 
 
 def doctor_command(
