@@ -107,6 +107,8 @@ def _share(value: float) -> str:
     return f"{value:.0%}" if not 0 < value < 0.005 else "<1%"
 
 
+NO_SIGNAL = "no signal"
+
 _OTHERS = (
     ("length", "completions/mean_length", lambda value: f"{value:.1f}"),
     ("cut off", "completions/clipped_ratio", _share),
@@ -114,5 +116,5 @@ _OTHERS = (
     ("KL", "kl", lambda value: f"{value:.3g}"),
     ("clip", "clip_ratio/region_mean", _share),
     ("clip", "cispo_clip_ratio", _share),
-    ("no signal", "frac_reward_zero_std", _share),
+    (NO_SIGNAL, "frac_reward_zero_std", _share),
 )

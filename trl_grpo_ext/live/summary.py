@@ -19,7 +19,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from ..errors import ConfigurationError
-from .cells import Cell, arrow, averaged, duration, metric_cells, notable_outcomes
+from .cells import NO_SIGNAL, Cell, arrow, averaged, duration, metric_cells, notable_outcomes
 
 _GAP = 2
 _ROWS_PER_HEADER = 25
@@ -105,7 +105,8 @@ class ConsoleSummary(TrainerCallback):
         shown = [("step", step if kind == "training" else f"eval {state.global_step}")]
         self._widths["step"] = max(self._widths.get("step", 0), cell_len(f"{state.max_steps}/{state.max_steps}"))
         before = self._before.setdefault(kind, {})
-        values = metric_cells(metrics)
+        # Nothing is learnt from an evaluation, and groups of one completion never differ.
+        values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != NO_SIGNAL]
         for cell in [*values[:1], *cells[:1], *values[1:], *cells[1:]]:
             # The arrow has a place of its own, so that the numbers stay under one another.
             text = cell.text + (arrow(cell, before, marks) or " ") if cell.followed else cell.text
