@@ -2,8 +2,10 @@
 # make test   set up, then lint, type-check and run all tests (about half an hour on two cores)
 # make quick  the same without the slow tests, which is also what a plain `pytest` runs
 # make lint   ruff and mypy alone
+# make docs   the documentation as a site, into site/
 #
-# Everything lives in $(VENV); nothing else on the machine is touched.
+# Everything lives in $(VENV). One thing else on the machine is touched: `make test` as root on Debian installs chromium,
+# which the browser tests need. `make test BROWSER=no` leaves that, and they are skipped.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,8 +14,9 @@ READY := $(VENV)/.ready
 THREADS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
+BROWSER ?= yes
 
-.PHONY: demo test quick lint format setup clean
+.PHONY: demo test quick lint format docs browser setup clean
 TESTS := HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Left to itself the launcher gives a process one thread.
@@ -21,7 +24,7 @@ demo: $(READY)
 	$(BIN)/accelerate launch --config_file recipes/accelerate/one_process.yaml --num_cpu_threads_per_process $(THREADS) \
 		recipes/gsm8k_grpo.py --embedded $(TRAIN_ARGS)
 
-test: lint
+test: lint browser
 	$(TESTS) -m '' $(PYTEST_ARGS)
 
 quick: lint
@@ -32,9 +35,22 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Best effort: without a browser its tests are skipped and say why.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$(BROWSER)" != no ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null; then \
+		echo "Installed chromium and chromium-driver for the browser tests."; \
+	else \
+		echo "The browser tests will be skipped: there is no chromium with chromedriver, and it was not installed here."; \
+	fi
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY)
+	$(BIN)/python -m docs.site.build --out site
 
 setup: $(READY)
 
@@ -47,4 +63,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) outputs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) outputs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

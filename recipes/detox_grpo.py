@@ -23,7 +23,7 @@ from accelerate import PartialState
 from common.errors import RecipeError, loading_errors, told_in_a_sentence
 from common.problems import has_chat_template, whole_batches
 from common.processes import leave
-from common.progress import quiet_libraries
+from common.progress import SUMMARY, quiet_libraries
 from common.results import held_out, print_table, save_metrics
 from common.settings import (
     RecipeParser,
@@ -48,7 +48,7 @@ from trl_grpo_ext.engine import ENGINES
 HERE = Path(__file__).resolve().parent
 EMBEDDED = HERE / "embedded" / "detox"
 HUB_DEFAULTS = HERE / "configs" / "detox.yaml"
-SCRIPT_DEFAULTS: dict[str, Any] = {"output_dir": "outputs/detox_grpo", "report_to": "none"}
+SCRIPT_DEFAULTS: dict[str, Any] = {"output_dir": "outputs/detox_grpo", "report_to": "none", **SUMMARY}
 TRUTHS = tuple(f"embedded.rude_text:{name}" for name in ("rude", "polite", "neither"))
 
 

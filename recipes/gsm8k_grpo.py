@@ -26,7 +26,7 @@ from common.problems import (
     whole_batches,
 )
 from common.processes import leave
-from common.progress import quiet_libraries
+from common.progress import SUMMARY, quiet_libraries
 from common.results import held_out, print_table, save_curve, save_metrics
 from common.settings import (
     RecipeParser,
@@ -54,6 +54,7 @@ SCRIPT_DEFAULTS: dict[str, object] = {
     "output_dir": "outputs/gsm8k_grpo",
     "report_to": "none",
     "compact_updates": "exact",
+    **SUMMARY,
 }
 ACCURACY = "gsm8k_accuracy"
 SYSTEM_PROMPT = (

@@ -19,7 +19,7 @@ from accelerate import PartialState
 from common.errors import loading_errors, told_in_a_sentence
 from common.problems import whole_batches
 from common.processes import leave
-from common.progress import quiet_libraries
+from common.progress import SUMMARY, quiet_libraries
 from common.results import held_out, print_table, save_metrics
 from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, samples_per_problem, value_of
 from common.trainer import RecipeTrainer, train_and_score
@@ -33,7 +33,7 @@ from trl_grpo_ext import GRPOExtConfig
 
 HERE = Path(__file__).resolve().parent
 DEFAULTS = HERE / "configs" / "sort.yaml"
-SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/sort_grpo"}
+SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/sort_grpo", **SUMMARY}
 
 
 @dataclass

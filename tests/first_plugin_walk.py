@@ -101,7 +101,7 @@ def differences(expected: str, printed: str, tolerance: float = 0.0) -> list[str
     """The lines that the page shows and the command did not print, in this order; how wide the gaps are does not count.
 
     Args:
-        expected: The page's block; a line of three dots stands for anything.
+        expected: The page's block; three dots stand for anything, in a line or for lines.
         printed: What the command printed.
         tolerance: By how much a number with a decimal point or a percent sign may differ, as a share of it, or of 1
             where it is smaller. Other numbers are exact.
@@ -111,8 +111,10 @@ def differences(expected: str, printed: str, tolerance: float = 0.0) -> list[str
         if line.strip() in ("", "..."):
             continue
         pattern = re.compile(r"\s+".join(_as_pattern(word) for word in line.split()))
+        if "..." in line.split():
+            pattern = re.compile(r"[^\n]+")  # whole lines; what the dots stand for is found word by word
         for match in pattern.finditer(printed, position):
-            if _close(line, match[0], tolerance):
+            if _close(line, match[0], tolerance) if "..." not in line.split() else _has(line, match[0], tolerance):
                 position = match.end()
                 break
         else:
@@ -131,3 +133,17 @@ def _close(expected: str, printed: str, tolerance: float) -> bool:
         if one != other and not (fuzzy and abs(a - b) <= tolerance * max(abs(a), 100.0 if "%" in one else 1.0)):
             return False
     return True
+
+
+def _has(expected: str, printed: str, tolerance: float) -> bool:
+    """Whether the words are on the line in this order, next to each other but where three dots stand."""
+
+    def from_here(words: list[str], there: list[str]) -> bool:
+        if not words:
+            return True
+        if words[0] == "...":
+            return any(from_here(words[1:], there[start:]) for start in range(len(there) + 1))
+        same = bool(there) and re.fullmatch(_as_pattern(words[0]), there[0]) and _close(words[0], there[0], tolerance)
+        return bool(same) and from_here(words[1:], there[1:])
+
+    return from_here(["...", *expected.split()], printed.split())

@@ -112,7 +112,7 @@ class Recorder(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         timings = ("_time", "_runtime", "_per_second", "train_runtime", "train_tokens_per_second")
-        self.logs.append({k: v for k, v in logs.items() if not k.endswith(timings)})
+        self.logs.append({k: v for k, v in logs.items() if not k.endswith(timings) and not k.startswith("time/")})
 
 
 @dataclass

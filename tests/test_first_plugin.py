@@ -45,6 +45,9 @@ def test_the_walk_reads_a_page_and_notices_what_differs(tmp_path: Path) -> None:
     assert differences(command.expected, "three one 2.5") == ["three"]  # the order counts
     assert differences(command.expected, "one 2.6 three") == ["one  2.5"]
     assert differences(command.expected, "one 2.6 three", tolerance=0.1) == []
+    assert differences("one ... 2.5", "one in 3 s 2.5\n") == []
+    assert differences("one ... 2.5", "one\n 2.5") == ["one ... 2.5"]  # on one line
+    assert differences("one ... 2.5", "one in 3 s 2.6") == ["one ... 2.5"]
     assert differences("8 kept", "9 kept", tolerance=10.0) == ["8 kept"]  # counts are exact
     assert differences("no (3%)", "no (9%)", tolerance=0.1) == []
     assert differences("no (3%)", "no (14%)", tolerance=0.1) == ["no (3%)"]

@@ -61,6 +61,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scoring": {"pipeline", "text_alignment", *_DATA},
     "contexts": {"text_alignment", "zero_variance", *_DATA},
     "token_records": _DATA,
+    "phase_times": set(),
+    "live": {"guard", *_DATA},
     "upstream": _DATA,
     "reaggregation": {"upstream", "pipeline", *_DATA},
     "self_check": {"reaggregation", "upstream", "pipeline", *_DATA},
@@ -78,8 +80,10 @@ MAY_IMPORT: dict[str, set[str]] = {
             "contexts",
             "hook_chain",
             "hook_states",
+            "live",
             "manifest",
             "own_loss",
+            "phase_times",
             "pipeline",
             "reaggregation",
         ),
@@ -96,7 +100,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(*_PLUGINS, *_DATA),
     },
     "testing": {"contexts", "guard", "pipeline", "plugin_docs", "weight_metrics", *_PLUGINS, *_DATA},
-    "report": {*_PLUGINS, *_DATA},
+    "report": {"manifest", "token_records", *_PLUGINS, *_DATA},
     "audit": {"guard", *_DATA},
     "plugin_docs": {*_PLUGINS, *_DATA},
     "scaffold": {"plugin_metadata", *_DATA},
@@ -130,7 +134,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """What each module, or folder, may import of this package besides itself."""
 
 KNOW_TRL = {
-    *("compact", "config", "trainer", "scoring", "hook_states", "manifest", "replay", "testing"),
+    *("compact", "config", "trainer", "scoring", "hook_states", "live", "manifest", "replay", "testing"),
     *("doctor", "engine", "own_loss", "safe_checkpoints", "stop_signal"),
 }
 """The only ones that may import TRL or transformers."""

@@ -23,6 +23,7 @@ COMMANDS = (
     "commands.check",
     "commands.new",
     "commands.replay",
+    "commands.report",
     "commands.audit",
     "doctor.command",
 )

@@ -41,6 +41,8 @@ class GRPOExtConfig(GRPOConfig):
             parquet files under `output_dir/token_records`, one per logging step. 0 records nothing.
         plugin_changes: What to do when a run is resumed from a checkpoint that was trained with other plugins: `stop`,
             with an error that names every difference, or `warn` and go on (see `trl_grpo_ext.manifest`).
+        summary_steps: Optimizer steps between summaries on the console (see `trl_grpo_ext.live`), in place of
+            transformers' printed dictionaries. 0 leaves those as they are.
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
@@ -76,6 +78,9 @@ class GRPOExtConfig(GRPOConfig):
     plugin_changes: str = field(
         default="stop", metadata={"help": "stop or warn when a resumed run's plugins are not the checkpoint's."}
     )
+    summary_steps: int = field(
+        default=0, metadata={"help": "Optimizer steps between summaries on the console; 0: transformers' own lines."}
+    )
 
     def __post_init__(self) -> None:
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
@@ -86,6 +91,8 @@ class GRPOExtConfig(GRPOConfig):
             self.loss_aggregation = None if selected is None else selected[0]
         if isinstance(self.token_records, bool) or not isinstance(self.token_records, int) or self.token_records < 0:
             raise ConfigurationError(f"token_records must be a number from 0 up, got {self.token_records!r}.")
+        if isinstance(self.summary_steps, bool) or not isinstance(self.summary_steps, int) or self.summary_steps < 0:
+            raise ConfigurationError(f"summary_steps must be a number from 0 up, got {self.summary_steps!r}.")
         if self.plugin_changes not in ("stop", "warn"):
             raise ConfigurationError(f"plugin_changes must be stop or warn, got {self.plugin_changes!r}.")
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`

@@ -13,12 +13,13 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from .errors import AlignmentError
 from .types import Rollout
+
+if TYPE_CHECKING:
+    import torch
 
 FOLDER = "token_records"
 

@@ -1,4 +1,4 @@
-"""The adapter to TRL's trainer. It wraps seven of its methods, `compact` four, `manifest` four, and copies none.
+"""The adapter to TRL's trainer. It wraps its methods here and in the bases below, and copies none.
 
 | TRL calls | we add |
 | --- | --- |
@@ -32,8 +32,10 @@ from .errors import ConfigurationError, UpstreamError
 from .guard.calls import unique_names
 from .hook_chain import Change, HookChain, change_tables, metrics_of
 from .hook_states import states_of
+from .live.training import CanBeWatched
 from .manifest.training import RecordsPlugins
 from .own_loss import OwnLosses, built_with, places_of
+from .phase_times import TimesPhases
 from .plugins import LoadedList, RewardList, load_advantage_hooks, load_rewards, resolve_loss_aggregation
 from .reaggregation import LossForward, check_aggregation, pieces, trl_weights
 from .reward_watch import RewardWatch, reward_limit
@@ -44,7 +46,7 @@ from .weight_metrics import row_table, weight_metrics
 from .zero_variance import share_without_signal, signal_table
 
 
-class GRPOExtMixin(OwnLosses, CompactUpdates, RecordsPlugins):
+class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBeWatched):
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
     Takes `GRPOTrainer`'s arguments and two more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`, then plugins
@@ -125,8 +127,7 @@ class GRPOExtMixin(OwnLosses, CompactUpdates, RecordsPlugins):
         self._check_compact()
         self._chain = HookChain(self.advantage_hooks)
         self._scorer = Scorer(self, self.advantage_hooks)
-        records = getattr(self.args, "token_records", 0)
-        self._recorder = TokenRecorder(records, self.args.seed) if records else None
+        self._recorder = TokenRecorder(n, self.args.seed) if (n := getattr(self.args, "token_records", 0)) else None
         if (states := states_of(self.advantage_hooks)) is not None:
             self._trl.add_callback(states)
         if self.args.reward_weights is None:
@@ -161,7 +162,7 @@ class GRPOExtMixin(OwnLosses, CompactUpdates, RecordsPlugins):
         trl.reward_funcs = [watch.around(*pair) for pair in zip(functions, trl.reward_func_names, strict=True)]
         try:
             with watch.limited():
-                rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
+                rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too: the other ranks wait in the one gather of this method

@@ -12,7 +12,6 @@ from trl_grpo_ext.engine import Asked, EngineCheck
 from trl_grpo_ext.safe_checkpoints import SafeCheckpoints, exit_status
 
 from .processes import leave
-from .progress import use_reward_progress
 from .quantised import keep_4_bit_trainable
 from .results import first_evaluation
 
@@ -51,7 +50,6 @@ def train_and_score(trainer: RecipeTrainer, asked: Asked, *lines: str) -> Scored
         SystemExit: A signal ended it; a checkpoint was saved.
     """
     keep_4_bit_trainable(trainer.model)
-    use_reward_progress(trainer)
     engine = EngineCheck(trainer, asked)
     for line in lines:
         trainer.accelerator.print(line, flush=True)

@@ -35,6 +35,8 @@ MODULES = (
     "trl_grpo_ext.testing",
     "trl_grpo_ext.manifest",
     "trl_grpo_ext.replay",
+    "trl_grpo_ext.live",
+    "trl_grpo_ext.report",
     "trl_grpo_ext.audit",
     "trl_grpo_ext.engine",
     "trl_grpo_ext.safe_checkpoints",

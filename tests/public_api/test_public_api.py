@@ -40,7 +40,9 @@ def unmentioned(before: dict[str, str], now: dict[str, str], entries: str) -> li
     """The changes that no entry names: each by its last part in backticks, as `Rollout.texts` or `rewards`."""
     changes = []
     for name in sorted(before.keys() | now.keys()):
-        if before.get(name) == now.get(name):
+        whole = name.rpartition(".")[0]
+        of_something_new = (whole in before) != (whole in now)  # its class has come or gone, and is named
+        if before.get(name) == now.get(name) or of_something_new:
             continue
         short = name.split(" ")[-1].removeprefix("trl_grpo_ext.")
         names = {short, short.split(".")[-1], ".".join(short.split(".")[-2:])}
@@ -69,6 +71,11 @@ def test_a_change_without_an_entry_is_found_and_an_entry_settles_it() -> None:
     ]
     assert unmentioned(before, now, "- `list` has --wide; `x` is called `y`") == []
     assert unmentioned(before, before, "") == []
+    with_a_class = now | {"trl_grpo_ext.live.New": "class", "trl_grpo_ext.live.New.method": "()"}
+    assert unmentioned(now, with_a_class, "") == ["trl_grpo_ext.live.New: new"]
+    assert unmentioned(with_a_class, with_a_class | {"trl_grpo_ext.live.New.other": "()"}, "- `New`") == [
+        "trl_grpo_ext.live.New.other: new"
+    ]
 
 
 def test_the_surface_sees_a_changed_default_and_a_new_parameter() -> None:

@@ -90,13 +90,14 @@ def test_before_and_after_are_printed_as_a_table(run: Finished) -> None:
 
 @of("default")
 def test_a_log_file_gets_readable_lines_and_no_noise(run: Finished) -> None:
-    lines = [line.split() for line in run.out.splitlines()]
-    header = lines.index(["step", "reward", "length", "no", "signal"])
-    for (step, reward, length, no_signal), log in zip(lines[header + 1 : header + 5], run.training, strict=True):
-        assert step == f"{log['step']}/4"
-        assert float(reward) == pytest.approx(log["reward"], abs=6e-4)
-        assert float(length) == pytest.approx(log["completions/mean_length"], abs=0.06)
-        assert no_signal == f"{log['frac_reward_zero_std']:.0%}"
+    lines = [re.split(r" {2,}", line.strip()) for line in run.out.splitlines()]
+    header = next(index for index, line in enumerate(lines) if {"step", "reward", "length", "no signal"} <= {*line})
+    rows = [dict(zip(lines[header], line, strict=True)) for line in lines[header + 1 :] if line[0][1:] == "/4"]
+    for row, log in zip(rows, run.training, strict=True):
+        assert row["step"] == f"{log['step']}/4"
+        assert float(row["reward"].rstrip(" ↑↓=")) == pytest.approx(log["reward"], abs=6e-4)
+        assert float(row["length"].rstrip(" ↑↓=")) == pytest.approx(log["completions/mean_length"], abs=0.6)
+        assert row["no signal"].rstrip(" ↑↓=") == f"{log['frac_reward_zero_std']:.0%}"
     assert max(map(len, run.out.replace(str(run.folder), "").splitlines())) <= 80
     noise = [line for line in run.err.splitlines() if "mtime may not be reliable" not in line]  # checkpoints in a hurry
     assert noise == []

@@ -24,6 +24,7 @@ from .guarded_calls import (
     raised,
 )
 from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy
+from .progress import scored
 from .workers import WorkerPool
 
 _OUTCOMES = (Outcome.SCORED, Outcome.NONE, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
@@ -225,7 +226,10 @@ class Guarded:
                 left = None if end is None else max(end - time.monotonic(), 0.001)
                 results = self._in_workers(self._pool, batch, calls, left)
             else:
-                results = [self._in_this_process(batch, call) for call in calls]
+                results = []
+                for call in calls:
+                    results.append(self._in_this_process(batch, call))
+                    scored(len(results), len(calls))
             for call, result in zip(calls, results, strict=True):
                 batch.results[call] = result
             calls = [call for call in calls if batch.results[call].outcome is Outcome.ERROR]

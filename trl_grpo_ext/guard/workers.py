@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
+from .progress import scored
 from .worker_processes import LostError, Processes, Worker, pickled
 
 __all__ = ["Done", "WorkerPool"]
@@ -173,6 +174,7 @@ class WorkerPool:
                     if not busy:
                         return batch.results()
                     self._wait(batch, busy)
+                    scored(batch.settled, len(jobs))
             finally:
                 self._processes.drop_busy()  # there are some only after an error or an interrupt
 
@@ -257,6 +259,11 @@ class _Batch:
         self._done: dict[int, Done] = {}
         self._count = count
         self.queue = deque(_Attempt(job, min(slice, deadline)) for job in range(count))
+
+    @property
+    def settled(self) -> int:
+        """Jobs that are through."""
+        return len(self._done)
 
     def results(self) -> list[Done]:
         return [self._done[job] for job in range(self._count)]

@@ -2,7 +2,7 @@
 
 | TRL calls | we add |
 | --- | --- |
-| `train` | compare with the checkpoint's manifest; write the run's |
+| `train` | compare with the checkpoint's manifest; write the run's, and its settings |
 | `_save`, `save_model` | write it beside the weights |
 | `create_model_card` | a table of the plugins |
 
@@ -24,6 +24,8 @@ from ..plugins import Loaded
 from .comparison import differences, version_notes
 from .model_card import with_plugins
 from .records import FILE, Manifest
+from .settings import FILE as SETTINGS
+from .settings import write_settings
 
 
 class ManifestWarning(UserWarning):
@@ -61,14 +63,21 @@ class RecordsPlugins:
             self._compare_plugins(resume_from_checkpoint)
         with self._agreement.section():
             if self.accelerator.is_main_process:
-                try:
-                    self.plugin_manifest.write(Path(self.args.output_dir) / FILE)
-                except OSError as error:
-                    raise ManifestError(
-                        f"{FILE}, the record of the plugins, cannot be written to {self.args.output_dir}: "
-                        f"{type(error).__name__}: {error}. Make room there, or choose another output_dir."
-                    ) from error
+                self._write_records(Path(self.args.output_dir))
         return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
+
+    def _write_records(self, folder: Path) -> None:
+        """Write what this run is: its plugins and its settings."""
+        file, what = FILE, "plugins"
+        try:
+            self.plugin_manifest.write(folder / FILE)
+            file, what = SETTINGS, "hyper-parameters"
+            write_settings(self, folder / SETTINGS)
+        except OSError as error:
+            raise ManifestError(
+                f"{file}, the record of the {what}, cannot be written to {folder}: {type(error).__name__}: {error}. "
+                "Make room there, or choose another output_dir."
+            ) from error
 
     def _compare_plugins(self, resume_from_checkpoint: str | bool) -> None:
         """Compare on all ranks with what the main process finds; one that differs stops all."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..guard.outcomes import Judgement, Outcome
+from ..guard.progress import listening
 from ..guard.workers import Done, WorkerPool
 from .plain_answers import plain_reference
 
@@ -126,7 +127,8 @@ class Verifier:
     def _load(self) -> None:
         """Wait for the workers' imports, so that they don't count against a batch's budget."""
         if self._loaded_in != os.getpid():
-            self.pool.run([{"reference": "7"}] * self.pool.workers, deadline=_LOADING_LIMIT, slice=_LOADING_LIMIT)
+            with listening(None):  # these are no completions
+                self.pool.run([{"reference": "7"}] * self.pool.workers, deadline=_LOADING_LIMIT, slice=_LOADING_LIMIT)
             self._loaded_in = os.getpid()
 
 

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..errors import RewardError
+from ..guard.progress import scored
 
 LAYERS = ("files", "network", "processes", "memory")
 """What a machine may be able to hold back."""
@@ -93,7 +94,11 @@ def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> li
     stop = threading.Event()
     pool = ThreadPoolExecutor(max(1, min(workers, len(tasks))), thread_name_prefix="python-tests")
     try:
-        return [future.result() for future in [pool.submit(task, stop) for task in tasks]]
+        results: list[T] = []
+        for future in [pool.submit(task, stop) for task in tasks]:
+            results.append(future.result())
+            scored(len(results), len(tasks))
+        return results
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)

@@ -1,0 +1,29 @@
+"""Which pages the site has, in which order, and which of them stand in the root of the repository."""
+
+from __future__ import annotations
+
+FROM_THE_ROOT = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+"""By file in the root of the repository, its page."""
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Begin": ("start", "first_plugin", "concepts", "how_it_works", "glossary"),
+    "Plugins": ("writing_plugins", "catalogue/index", "plugins", "rewards", "examples/README"),
+    "Training": (
+        *("recipes", "launching", "doctor", "command_line", "conformance", "pipelines", "manifest", "replay"),
+        *("report", "metrics", "troubleshooting"),
+    ),
+    "Evidence": ("parity", "study", "comparison", "compatibility"),
+    "Reference": ("api", "stability", "changelog", "contributing", "readme"),
+}
+"""By caption in the side bar, pages without their ending."""
+
+PAGES = tuple(page for pages in SECTIONS.values() for page in pages)
+
+
+def toctrees(there: set[str]) -> str:
+    """The tables of contents that the front page ends with, of the pages that are there."""
+    parts = []
+    for caption, pages in SECTIONS.items():
+        listed = "\n".join(page for page in pages if page in there)
+        parts.append(f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n")
+    return "\n".join(parts)

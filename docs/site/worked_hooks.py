@@ -1,0 +1,308 @@
+"""Worked examples of the advantage hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext.testing.builders import make_forward, make_rollout, mask_of
+
+from .worked import Worked, completions, tokens
+
+
+def _rows(ragged: Sequence[Sequence[float]]) -> torch.Tensor:
+    width = max(len(row) for row in ragged)
+    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in ragged], dtype=torch.float64)
+
+
+def _after_rollout(
+    selection: Any, lengths: Sequence[int], incoming: Sequence[float], *args: Any, **overrides: Any
+) -> list[list[float]]:
+    rollout = make_rollout(lengths, *args, **overrides)
+    hooks = load_advantage_hooks([selection])
+    given = torch.tensor(incoming, dtype=torch.float64)
+    advantages = pipeline.apply_rollout_hooks(given, hooks, rollout)
+    return [advantages[row, :length].tolist() for row, length in enumerate(lengths)]
+
+
+# ------------------------------------------------------------------------------- one number for each completion
+
+
+def _estimator(
+    selection: Any, rewards: Sequence[float], lengths: Sequence[int] | None = None, note: str = ""
+) -> Worked:
+    """A hook that gives all tokens of a completion the same."""
+    long = list(lengths or [1] * len(rewards))
+
+    def run(chosen: Any) -> Mapping[str, Any]:
+        rows = _after_rollout(chosen, long, [9.0] * len(rewards), rewards, num_generations=len(rewards))
+        assert all(len(set(row)) == 1 for row in rows)
+        return {"advantage": [row[0] for row in rows]}
+
+    given: dict[str, Any] = {"reward": list(rewards)}
+    if lengths:
+        given["tokens"] = long
+    return Worked(selection, completions(len(rewards)), given, run, f"One group. {note}".strip())
+
+
+def _sign_scaling(selection: Any) -> Mapping[str, Any]:
+    return {"advantage after": [row[0] for row in _after_rollout(selection, [1, 1, 1], [2.0, 0.0, -1.0])]}
+
+
+# ------------------------------------------------------------------------------------------------- token by token
+
+LOGPS, REFERENCE = (-1.0, -0.5, -2.0), (-1.5, -0.4, -1.0)
+_POLICIES = {"log π_old": LOGPS, "log π of the reference": REFERENCE}
+_THREE = ["token 1", "token 2", "token 3"]
+
+
+def _with_reference(incoming: float) -> Any:
+    def run(selection: Any) -> Mapping[str, Any]:
+        policies = {"old_logps_B_T": _rows([LOGPS]), "ref_logps_B_T": _rows([REFERENCE])}
+        return {"advantage after": _after_rollout(selection, [3], [incoming], **policies)[0]}
+
+    return run
+
+
+def _gae(selection: Any) -> Mapping[str, Any]:
+    return {"advantages": _after_rollout(selection, [3, 2], [9.0, 9.0], [1.0, 0.0])}
+
+
+SENTENCE = ("<think>", "7", "+", "5", "</think>", "12")
+
+
+def _segments(selection: Any) -> Mapping[str, Any]:
+    ends = [sum(map(len, SENTENCE[: place + 1])) for place in range(len(SENTENCE))]
+    offsets = list(zip([0, *ends[:-1]], ends, strict=True))
+    rows = _after_rollout(selection, [len(SENTENCE)], [1.0], texts=["".join(SENTENCE)], offsets=lambda row: offsets)
+    return {"advantage after": rows[0]}
+
+
+STEPS = (0.8, -0.4, 0.6)
+
+
+def _process(selection: Any) -> Mapping[str, Any]:
+    spans = {"r": [[(place, place + 1, value) for place, value in enumerate(STEPS)]]}
+    return {"advantage": _after_rollout(selection, [3], [9.0], [sum(STEPS)], reward_spans=spans)[0]}
+
+
+TREE, TREE_REWARDS = ("ABC", "ABD", "AEF"), (1.0, 0.0, 0.0)
+
+
+def _ids(words: Sequence[str]) -> torch.Tensor:
+    width = max(map(len, words))
+    return torch.tensor([[ord(letter) for letter in word.ljust(width)] for word in words])
+
+
+def _tree(selection: Any) -> Mapping[str, Any]:
+    rows = _after_rollout(selection, [3, 3, 3], [9.0] * 3, TREE_REWARDS, completion_ids_B_T=_ids(TREE))
+    return {"advantages": rows}
+
+
+def _repetition(selection: Any) -> Mapping[str, Any]:
+    return {"advantage after": _after_rollout(selection, [8], [1.0], completion_ids_B_T=_ids(["abcxabcy"]))[0]}
+
+
+def _truncation(selection: Any) -> Mapping[str, Any]:
+    truncated = torch.tensor([True, True, False])
+    rows = _after_rollout(selection, [1, 1, 1], [1.0, -1.0, 1.0], truncated_B=truncated)
+    return {"advantage after": [row[0] for row in rows]}
+
+
+def _spans(selection: Any) -> Mapping[str, Any]:
+    rewards_B_K = torch.tensor([[1.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+    rows = _after_rollout(
+        selection,
+        [3, 3],
+        [9.0, 9.0],
+        rewards_B_K=rewards_B_K,
+        reward_names=("form", "answer"),
+        reward_weights_K=torch.tensor([2.0, 1.0], dtype=torch.float64),
+        reward_spans={"form": [[(1, 2, 0.7)], [(0, 2, 0.3)]]},
+    )
+    return {"advantages": rows}
+
+
+# ---------------------------------------------------------------------------------- at the loss forward, per token
+
+
+def _after_forward(selection: Any, incoming: Sequence[float], logps: Any, entropies: Any, **more: Any) -> Any:
+    forward = make_forward(logps, entropies, **more)
+    given = torch.tensor(incoming, dtype=torch.float64)
+    return pipeline.apply_forward_hooks(given, load_advantage_hooks([selection]), forward).tolist()
+
+
+ENTROPIES = (0.1, 1.0, 2.0, 0.5)
+
+
+def _entropy(selection: Any) -> Mapping[str, Any]:
+    entropies = _rows([ENTROPIES] * 2)
+    up, down = _after_forward(selection, [1.0, -0.5], -entropies, entropies)
+    return {"after, from 1": up, "after, from −0.5": down}
+
+
+PROBABILITIES = (0.9, 0.5, 0.1)
+
+
+def _low_probability(selection: Any) -> Mapping[str, Any]:
+    logps = _rows([PROBABILITIES]).log()
+    return {"advantage after": _after_forward(selection, [1.0], logps, torch.zeros(1, 3))[0]}
+
+
+def _zero_variance(selection: Any) -> Mapping[str, Any]:
+    entropies = _rows([(1.0, 3.0, 2.0)] * 2)
+    right, wrong = _after_forward(
+        selection,
+        [0.0, 0.0],
+        -entropies,
+        entropies,
+        mask=mask_of([3, 3]),
+        rewards_B=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        zero_variance_B=torch.tensor([True, True]),
+    )
+    return {"after, all right": right, "after, all wrong": wrong}
+
+
+MOVED = (0.1, 0.0, 0.1)
+
+
+def _future(selection: Any) -> Mapping[str, Any]:
+    moved = _rows([MOVED])
+    zeros = torch.zeros_like(moved)
+    return {"advantage after": _after_forward(selection, [1.0], moved, zeros, old_logps_B_T=zeros)[0]}
+
+
+COVARIED = ((0.0, -3.0, -2.0), (-2.0, -5.0, 0.0))
+
+
+def _covariance(selection: Any) -> Mapping[str, Any]:
+    logps = _rows(COVARIED)
+    return {"advantages after": _after_forward(selection, [1.0, -1.0], logps, -logps)}
+
+
+_FOUR = (1.0, 0.0, 0.0, 3.0)
+_EIGHT = (1.0, 1.0, *[0.0] * 6)
+
+EXAMPLES: dict[str, Worked] = {
+    "raw_reward": _estimator("raw_reward", _FOUR),
+    "centred": _estimator("centred", _FOUR),
+    "normalised": _estimator(
+        {"name": "normalised", "epsilon": 1e-9},
+        _FOUR,
+        note="σ is √2: the squares sum to 6, over three degrees of freedom.",
+    ),
+    "max_only": _estimator("max_only", _FOUR),
+    "leave_one_out": _estimator("leave_one_out", _FOUR),
+    "batch_whitening": _estimator("batch_whitening", _FOUR, note="It is all of the batch."),
+    "optimal_baseline": _estimator("optimal_baseline", (1.0, 0.0), (2, 6), note="The baseline is 2/8."),
+    "mean_relative": _estimator("mean_relative", _EIGHT, note="Two successes of eight."),
+    "pass_at_k": _estimator({"name": "pass_at_k", "k": 4}, _EIGHT, note="Two successes of eight."),
+    "sign_scaling": Worked(
+        {"name": "sign_scaling", "positive": 0.1, "negative": 1.0},
+        completions(3),
+        {"advantage before": (2.0, 0.0, -1.0)},
+        _sign_scaling,
+    ),
+    "kl_in_reward": Worked(
+        {"name": "kl_in_reward", "coefficient": 0.1, "gamma": 1.0, "estimator": "k1"},
+        _THREE,
+        {**_POLICIES, "advantage before": (1.0,) * 3},
+        _with_reference(1.0),
+        "k1 is 0.5, −0.1 and −1; each token pays for itself and what follows.",
+    ),
+    "teacher_log_ratio": Worked(
+        {"name": "teacher_log_ratio", "teacher": "reference", "coefficient": 1.0},
+        _THREE,
+        {**_POLICIES, "advantage before": (9.0,) * 3},
+        _with_reference(9.0),
+        "What comes in is replaced.",
+    ),
+    "group_mean_gae": Worked(
+        {"name": "group_mean_gae", "gamma": 1.0, "gae_lambda": 0.5},
+        completions(2),
+        {"reward": (1.0, 0.0), "tokens": (3, 2)},
+        _gae,
+        "The group's mean is 0.5, and each token further from the end gets half as much.",
+    ),
+    "segment_weights": Worked(
+        {"name": "segment_weights", "think": 0.5, "answer": 2.0},
+        tokens(SENTENCE),
+        {"advantage before": (1.0,) * len(SENTENCE)},
+        _segments,
+    ),
+    "process_rewards": Worked(
+        {"name": "process_rewards", "form": "min", "temperature": 1.0, "baseline": "none"},
+        ["step 1", "step 2", "step 3"],
+        {"reward of the step": STEPS},
+        _process,
+        "softmax(−r/T) weights the rewards to 0.14436, −0.23965 and 0.13225; each step gets its own and what follows.",
+    ),
+    "prefix_tree": Worked(
+        "prefix_tree",
+        completions(3),
+        {"tokens": TREE, "reward": TREE_REWARDS},
+        _tree,
+        "The group's mean is 1/3, that of the two beginning with `AB` is 1/2.",
+    ),
+    "repetition_penalty": Worked(
+        {"name": "repetition_penalty", "ngram": 3, "penalty": 0.25},
+        tokens("abcxabcy"),
+        {"advantage before": (1.0,) * 8},
+        _repetition,
+    ),
+    "truncation_masking": Worked(
+        {"name": "truncation_masking", "keep": "negative"},
+        completions(3),
+        {"cut off": (True, True, False), "advantage before": (1.0, -1.0, 1.0)},
+        _truncation,
+    ),
+    "span_credit": Worked(
+        "span_credit",
+        completions(2),
+        {
+            "`form`, weight 2": (1.0, 0.0),
+            "points at tokens": ["2", "1 and 2"],
+            "`answer`, weight 1": (4.0, 0.0),
+        },
+        _spans,
+        "Three tokens each, of one character; `answer` points at nothing, so it pays all tokens. Centred, `form` pays "
+        "±0.5 and `answer` ±2.",
+    ),
+    "entropy_shaping": Worked(
+        {"name": "entropy_shaping", "alpha": 0.4, "kappa": 2.0},
+        [f"token {place}" for place in range(1, 5)],
+        {"entropy": ENTROPIES},
+        _entropy,
+    ),
+    "low_probability": Worked(
+        {"name": "low_probability", "alpha": 0.3},
+        _THREE,
+        {"probability": PROBABILITIES, "advantage before": (1.0,) * 3},
+        _low_probability,
+    ),
+    "zero_variance_credit": Worked(
+        {"name": "zero_variance_credit", "alpha": 0.1},
+        _THREE,
+        {"entropy": (1.0, 3.0, 2.0)},
+        _zero_variance,
+        "Of a group whose completions all got 1, and of one whose completions all got 0.",
+    ),
+    "future_kl": Worked(
+        {"name": "future_kl", "half_life": 1.0, "epsilon_low": 0.0, "epsilon_high": 0.5},
+        _THREE,
+        {"log π − log π_old": MOVED, "advantage before": (1.0,) * 3},
+        _future,
+        "A half-life of one token: F is 0.125, 0.05 and 0.1.",
+    ),
+    "covariance_clip": Worked(
+        {"name": "covariance_clip", "low": 1.0, "high": 5.0, "ratio": 0.3334},
+        completions(2),
+        {"log π": COVARIED, "advantage before": (1.0, -1.0)},
+        _covariance,
+        "The mean of log π is −2 and that of the advantages 0: the covariances are 2, −1, 0 and 0, 3, −2. A third "
+        "of six tokens is two.",
+    ),
+}

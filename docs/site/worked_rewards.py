@@ -1,0 +1,115 @@
+"""Worked examples of the rewards: a few completions, and what they earn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trl_grpo_ext import load_rewards
+
+from .worked import Worked, completions
+
+
+def _example(
+    selection: Any, texts: Sequence[str], note: str = "", lengths: Sequence[int] | None = None, **columns: Any
+) -> Worked:
+    long = list(lengths or [max(len(text), 1) for text in texts])
+
+    def run(chosen: Any) -> Mapping[str, Any]:
+        (reward,) = load_rewards([chosen])
+        try:
+            scores = reward(
+                prompts=["p"] * len(texts), completions=list(texts), completion_ids=[[1] * n for n in long], **columns
+            )
+        finally:
+            if callable(close := getattr(reward, "close", None)):
+                close()
+        return {"reward": list(scores)}
+
+    given: dict[str, Any] = {"completion": list(texts)}
+    if lengths is not None:
+        given["tokens"] = long
+    given |= {f"column `{name}`": [_written(value) for value in values] for name, values in columns.items()}
+    return Worked(selection, completions(len(texts)), given, run, note)
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+_ANSWERS = ("So 9 * 2 = 18.\n#### 18", "The answer is $17.", "I do not know.")
+_FORM = ("<think>9 * 2</think>18", "18", "<think>9 * 2")
+_ADD = ("```python\ndef add(a, b):\n    return a + b\n```", "```python\ndef add(a, b):\n    return a\n```")
+_TESTS = [["assert add(1, 2) == 3", "assert add(0, 0) == 0"]] * 2
+_LISTS = ("1 2 3", "3 2 1", "1 2 4")
+_NUMBERS = [[3, 1, 2]] * 3
+
+EXAMPLES: dict[str, Worked] = {
+    "gsm8k_accuracy": _example("gsm8k_accuracy", _ANSWERS, answer=["#### 18"] * 3),
+    "math_accuracy": _example("math_accuracy", (r"\boxed{18}", r"\boxed{18.0}", r"\boxed{19}"), solution=["$18$"] * 3),
+    "reasoning_accuracy": _example(
+        "reasoning_accuracy",
+        (r"<think>9 * 2</think>\boxed{18}", r"<think>\boxed{18}"),
+        solution=["$18$"] * 2,
+    ),
+    "python_tests": _example({"name": "python_tests", "partial": True}, _ADD, tests=_TESTS),
+    "json_schema": _example(
+        {
+            "name": "json_schema",
+            "schema": {"type": "object", "required": ["answer"]},
+            "extract": "whole",
+            "partial": 0.2,
+        },
+        ('{"answer": 18}', '{"sum": 18}', "18 it is"),
+    ),
+    "regex_match": _example({"name": "regex_match", "pattern": "apples?"}, ("18 apples", "18 pears")),
+    "sort_distance": _example("sort_distance", _LISTS, numbers=_NUMBERS),
+    "sort_inclusion": _example("sort_inclusion", _LISTS, numbers=_NUMBERS),
+    "think_format": _example("think_format", _FORM),
+    "tag_format": _example("tag_format", ("<think>9 * 2</think><answer>18</answer>", "<think>9 * 2</think>18", "18")),
+    "cosine_length": _example(
+        {"name": "cosine_length", "max_length": 100, "reward": "gsm8k_accuracy"},
+        ("#### 18", "#### 18", "#### 17"),
+        lengths=(50, 100, 0),
+        answer=["#### 18"] * 3,
+    ),
+    "length_target": _example(
+        {"name": "length_target", "target": 100, "mode": "max", "alpha": 0.01, "delta": 0.5},
+        ("a", "b", "c"),
+        lengths=(100, 80, 200),
+    ),
+    "soft_overlong": _example(
+        {"name": "soft_overlong", "max_completion_length": 512, "cache": 64}, ("a", "b", "c"), lengths=(448, 480, 512)
+    ),
+    "repetition": _example(
+        {"name": "repetition", "n": 2, "max_penalty": -1.0, "units": "words"},
+        ("one two three four", "one two one two"),
+        "The second has three pairs of words, of which two are distinct.",
+    ),
+    "language": _example(
+        {"name": "language", "language": "en", "min_characters": 20},
+        ("The farmer sold eighteen apples at the market.", "Der Bauer verkaufte achtzehn Äpfel auf dem Markt.", "18"),
+    ),
+    "weighted": _example(
+        {"name": "weighted", "rewards": ["gsm8k_accuracy", "think_format"], "weights": [1.0, 0.2]},
+        ("<think>9 * 2</think>#### 18", "#### 18", "<think>9 * 2</think>#### 17"),
+        answer=["#### 18"] * 3,
+    ),
+    "gated": _example(
+        {"name": "gated", "reward": "gsm8k_accuracy", "gate": "think_format"},
+        ("<think>9 * 2</think>#### 18", "#### 18"),
+        answer=["#### 18"] * 2,
+    ),
+    "product": _example(
+        {"name": "product", "rewards": ["gsm8k_accuracy", "tag_format"]},
+        ("<think>9 * 2</think><answer>18</answer>", "<answer>18</answer>", "<answer>17</answer>"),
+        answer=["#### 18"] * 3,
+    ),
+    "clip": _example({"name": "clip", "reward": "sort_distance", "low": 0.0, "high": 2.0}, _LISTS, numbers=_NUMBERS),
+    "per_column": _example(
+        {"name": "per_column", "column": "task", "rewards": {"math": "gsm8k_accuracy", "form": "think_format"}},
+        ("#### 18", "#### 18", "<think>9 * 2</think>18"),
+        answer=["#### 18"] * 3,
+        task=["math", "form", "form"],
+    ),
+}

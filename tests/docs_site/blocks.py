@@ -1,0 +1,131 @@
+"""Every block of code on every page, and which test executes it. A block that nobody claims is a failure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+ROOT = Path(__file__).parents[2]
+OUTPUT = frozenset({"", "text", "math"})
+"""Languages of blocks that hold nothing to execute: what a command prints, drawings, formulas."""
+
+_BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block: its page, its language, the line of its first fence, and what is inside."""
+
+    page: str
+    language: str
+    line: int
+    text: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """All pages that are written by hand."""
+    top = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    return [*top, *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "examples" / "README.md"]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The blocks of one page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(ROOT).as_posix()
+    return [
+        Block(name, match["language"], text.count("\n", 0, match.start()) + 1, dedent(match["text"]))
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+def fences(page: Path) -> int:
+    """How many blocks the page opens, however they are written; all of them must be among `blocks_of`."""
+    return len(re.findall(r"^\s*(?:```|~~~)", page.read_text(encoding="utf-8"), re.MULTILINE)) // 2
+
+
+def all_blocks() -> list[Block]:
+    """The blocks of all pages that hold something to execute."""
+    return [block for page in pages() for block in blocks_of(page) if block.language not in OUTPUT]
+
+
+# ----------------------------------------------------------------------------------------------------- claims
+
+ELSEWHERE: dict[tuple[str, str], str] = {
+    ("README.md", "# shouting.py"): "tests.test_docs:test_the_readmes_plugin_is_what_its_entry_point_names",
+    ("docs/writing_plugins.md", "class FirstTokens"): "tests.test_docs:test_the_example_hook",
+    ("docs/writing_plugins.md", "class TowardsReference"): "tests.test_docs:test_the_example_hook_with_needs",
+    ("docs/writing_plugins.md", "class NoApologies"): "tests.test_docs:test_the_example_hook_that_returns_spans",
+    ("docs/writing_plugins.md", "def shouting"): "tests.test_docs:test_the_example_reward_that_returns_spans",
+    ("docs/writing_plugins.md", "class SquareRootLength"): "tests.test_docs:test_the_example_aggregation",
+    ("docs/writing_plugins.md", "class Polite"): "tests.test_docs:test_the_example_reward_is_there_after_pip_install",
+    ("docs/rewards.md", "guarded(my_reward"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",
+    ("docs/rewards.md", "class Best"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",
+    ("docs/pipelines.md", "class Curriculum"): "tests.trainer.pipelines.page:theirs",
+    ("docs/pipelines.md", "class DropsSolved"): "tests.trainer.pipelines.page:theirs",
+    ("docs/pipelines.md", "class Decayed"): "tests.trainer.pipelines.page:theirs",
+    ("docs/pipelines.md", "class PerCompletion"): "tests.trainer.pipelines.page:theirs",
+    ("docs/pipelines.md", "class PerToken"): "tests.trainer.pipelines.page:theirs",
+}
+"""By page and a part of the block, the function of other tests that executes a Python block."""
+
+A_TRAINER = """
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+small = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
+trainer = Trainer(LlamaForCausalLM(small), TrainingArguments("out", use_cpu=True, report_to="none"))
+"""
+
+RUN: dict[tuple[str, str], str] = {
+    ("docs/pipelines.md", "class Mine(GRPOExtMixin, Theirs)"): "from trl import GRPOTrainer as Theirs",
+    ("docs/pipelines.md", "class Geometric"): "from trl_grpo_ext import GRPOExtMixin",
+    ("docs/stability.md", "contract_version = 1"): "",
+    ("docs/conformance.md", "conformance = {"): "",
+    ("docs/report.md", "def pictures("): "",
+    ("docs/metrics.md", "use_console_summary("): A_TRAINER,
+    ("docs/launching.md", "class MyTrainer(SafeCheckpoints"): "from trl_grpo_ext import GRPOExtTrainer",
+}
+"""By page and a part of the block, what has to be imported before a Python block that is then run as it stands."""
+
+COMPILED: dict[tuple[str, str], str] = {
+    ("README.md", "# 1. Plain TRL"): "three alternatives around the reader's own model, data set and trainer",
+    ("docs/conformance.md", "assert_conforms("): "tests of a reader's package; tests/testing runs the same calls",
+    ("docs/launching.md", "check_launch("): "needs a launch; tests/recipes/engines runs the same calls in one",
+    (
+        "docs/launching.md",
+        "stopped_by_signal",
+    ): "needs a training that was stopped; tests/trainer/test_stop_signal.py has one",
+    ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there, so a GPU; tests/trainer/test_stock_trl.py trains",
+    ("docs/manifest.md", "differences(old, new)"): "needs two runs; tests/test_manifest.py compares some",
+    ("docs/replay.md", "comparison = replay("): "needs a run; tests/replay makes one",
+}
+"""By page and a part of the block, why a Python block is compiled and its imports made, but no more."""
+
+
+def _marked(claims: dict[tuple[str, str], str]) -> Callable[[Block], bool]:
+    return lambda block: (
+        block.language == "python" and any(page == block.page and part in block.text for page, part in claims)
+    )
+
+
+CLAIMS: dict[str, Callable[[Block], bool]] = {
+    "with prompts": lambda block: block.language == "python" and ">>> " in block.text,
+    "elsewhere": _marked(ELSEWHERE),
+    "run": _marked(RUN),
+    "compiled": _marked(COMPILED),
+    "settings": lambda block: block.language == "yaml",
+    "toml": lambda block: block.language == "toml",
+    "commands": lambda block: block.language == "sh",
+    "first plugin": lambda block: block.language == "diff" and block.page == "docs/first_plugin.md",
+}
+"""By the name of a way to execute it, whether a block is executed in this way. `test_blocks.py` has the ways."""
+
+
+def claimed(way: str) -> list[Block]:
+    """The blocks that are executed in this way."""
+    return [block for block in all_blocks() if CLAIMS[way](block)]

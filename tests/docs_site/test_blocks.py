@@ -1,0 +1,136 @@
+"""Every block of code on every page is executed: here, or by a test that is named in `blocks.py`."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs_site import blocks, shell
+from tests.docs_site.blocks import Block, all_blocks, claimed
+from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext.plugins import GROUPS
+
+COLUMNS = frozenset({"rewards", "advantage_hooks", "loss_aggregation"})
+
+
+def of(way: str) -> Any:
+    return pytest.mark.parametrize("block", claimed(way), ids=lambda block: block.id)
+
+
+@pytest.mark.parametrize("block", all_blocks(), ids=lambda block: block.id)
+def test_every_block_is_executed_in_exactly_one_way(block: Block) -> None:
+    ways = [way for way, claims in blocks.CLAIMS.items() if claims(block)]
+    assert len(ways) == 1, f"{block.id} ({block.language}) is executed by {ways or 'nobody'}; tests/docs_site/blocks.py"
+
+
+def test_no_claim_is_left_without_its_block() -> None:
+    texts = {(block.page, block.text) for block in all_blocks() if block.language == "python"}
+    for page, part in [*blocks.ELSEWHERE, *blocks.RUN, *blocks.COMPILED]:
+        assert sum(of_page == page and part in text for of_page, text in texts) == 1, (page, part)
+
+
+@pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
+def test_no_block_is_written_so_that_it_is_not_seen(page: Path) -> None:
+    assert blocks.fences(page) == len(blocks.blocks_of(page))
+
+
+@pytest.mark.parametrize("target", sorted(set(blocks.ELSEWHERE.values())))
+def test_what_executes_a_block_elsewhere_is_there(target: str) -> None:
+    module, _, name = target.partition(":")
+    assert callable(getattr(import_module(module), name))
+
+
+PAGES_WITH_PROMPTS = sorted({block.page for block in claimed("with prompts")})
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PROMPTS)
+def test_examples_with_prompts_print_what_the_page_says(page: str) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
+    parser = doctest.DocTestParser()
+    said: list[str] = []
+    for block in claimed("with prompts"):
+        if block.page == page:  # one after the other in one session, as a reader would type them
+            test = parser.get_doctest(block.text, names, page, page, block.line)
+            test.globs = names
+            runner.run(test, out=said.append, clear_globs=False)
+    assert runner.tries > 0
+    assert runner.failures == 0, "".join(said)
+
+
+@of("run")
+def test_a_block_that_stands_by_itself_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (before,) = [code for (page, part), code in blocks.RUN.items() if page == block.page and part in block.text]
+    names: dict[str, Any] = {"__name__": "a_reader"}
+    exec(before, names)
+    exec(compile(block.text, block.id, "exec"), names)
+
+
+@of("compiled")
+def test_a_block_that_needs_more_compiles_and_imports(block: Block) -> None:
+    whole = re.sub(r", \.\.\.\)", ")", block.text)  # "and your other arguments"
+    compile(whole, block.id, "exec")
+    imports = [line for line in whole.split("\n") if re.match(r"(?:from|import) (?!politeness)", line)]
+    exec("\n".join(imports), {})
+
+
+@of("settings")
+def test_yaml_is_settings_of_a_run(block: Block, tmp_path: Path) -> None:
+    text = re.sub(r"\bmy_reward\b", "tests.test_docs:my_reward", block.text)
+    settings = yaml.safe_load(text)
+    config = GRPOExtConfig(**{"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, **settings})
+    for name in COLUMNS & set(settings):
+        assert getattr(config, name) == settings[name]
+
+
+@of("toml")
+def test_toml_parses_and_names_groups_that_exist(block: Block) -> None:
+    table = tomllib.loads(block.text)
+    for group in table.get("project", {}).get("entry-points", {}):
+        assert group in GROUPS.values() or group in {f"{name}.aliases" for name in GROUPS.values()}
+
+
+@of("commands")
+def test_commands_can_be_typed(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in shell.PLACEHOLDERS:
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    for name in ("recipes", "docs", "tests"):
+        (tmp_path / name).symlink_to(blocks.ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    typed = [shell.check(words) for words in shell.commands(block.text)]
+    assert typed or block.text.strip().startswith("#")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("trl-grpo-ext lst", "has no command"),
+        ("trl-grpo-ext list --kid reward", "No such option"),
+        ("trl-grpo-ext audit", "Missing"),
+        ("accelerate launch --no_such_option 1 recipes/gsm8k_grpo.py", "accelerate launch"),
+        ("accelerate launch recipes/gsm9k_grpo.py", "is not there"),
+        ("accelerate launch recipes/gsm8k_grpo.py --lerning_rate 1", "has no settings"),
+        ("accelerate launch --config_file recipes/accelerate/zero4.yaml recipes/gsm8k_grpo.py", "no recipes"),
+        ("make everything", "no target"),
+        ("pip install docs/examples/none", "is not there"),
+        ("pytest --trl-grpo-extra", "pytest has no"),
+        ("rm -rf site", "nobody knows"),
+    ],
+)
+def test_a_command_that_would_be_refused_is_found(line: str, why: str) -> None:
+    (words,) = shell.commands(line)
+    with pytest.raises(shell.RefusedCommandError, match=why):
+        shell.check(words)
+
+
+def test_lines_pipes_and_comments_are_taken_apart() -> None:
+    block = "a --b 'c d' \\\n  e   # f\n# g\nh | i -r '.[] | j'\n"
+    assert list(shell.commands(block)) == [["a", "--b", "c d", "e"], ["h"], ["i", "-r", ".[] | j"]]

@@ -1,0 +1,91 @@
+"""Links as they are read in the repository: files and anchors are there, addresses are well formed."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from docs.figures import flow
+from docs.site import navigation, staging
+from tests.docs_site.blocks import ROOT, pages
+
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def without_code(text: str) -> str:
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"``.+?``|`[^`\n]+`", "code", text)
+
+
+def slug(heading: str) -> str:
+    """The anchor that the forge gives a heading."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").strip().lower()
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return {slug(heading) for heading in re.findall(r"^#{1,6} (.+)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    wrong = []
+    for link in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
+        address = urlsplit(link)
+        if address.scheme:
+            if address.scheme not in ("http", "https") or "." not in address.netloc or address.netloc.endswith("."):
+                wrong.append(link)
+            continue
+        target = page if not address.path else (page.parent / address.path).resolve()
+        if not target.exists() or (address.fragment and address.fragment not in anchors(target)):
+            wrong.append(link)
+    assert not wrong
+
+
+def test_a_heading_s_anchor_by_hand() -> None:
+    assert slug("`kl_in_reward`") == "kl_in_reward"
+    assert slug("Grade-school maths: `gsm8k_grpo.py`") == "grade-school-maths-gsm8k_grpopy"
+
+
+def test_every_page_is_in_the_side_bar_once() -> None:
+    listed = [page for page in navigation.PAGES if page != "catalogue/index"]
+    assert len(set(navigation.PAGES)) == len(navigation.PAGES)
+    there = {place.removesuffix(".md") for place in staging.pages()} - {"index"}
+    assert set(listed) == there
+
+
+def test_links_are_mended_for_the_site() -> None:
+    places = {file: place for place, file in staging.pages().items()}
+
+    def mended(text: str, name: str) -> str:
+        return staging.mended(text, ROOT / name, places)
+
+    assert mended("[a](docs/start.md#x) [b](https://x.y)", "README.md") == "[a](start.md#x) [b](https://x.y)"
+    assert mended("[a](../README.md#x)", "docs/start.md") == "[a](readme.md#x)"
+    assert mended("![a](docs/images/flow.svg)", "README.md") == "![a](images/flow.svg)"
+    assert mended("[`a`](../recipes/gsm8k_grpo.py)", "docs/start.md") == "`a`"
+    assert mended("[a](../start.md)", "docs/examples/README.md") == "[a](../start.md)"
+    assert mended("```sh\n[a](none)\n```\n[a](#b)", "README.md") == "```sh\n[a](none)\n```\n[a](#b)"
+    with pytest.raises(FileNotFoundError, match=r"README.md links to 'none.md'"):
+        mended("[a](none.md)", "README.md")
+
+
+def test_the_figure_is_what_its_code_draws() -> None:
+    assert flow.FIGURE.read_text(encoding="utf-8") == flow.draw(), "run: python docs/figures/flow.py"
+
+
+def test_the_figure_is_svg_whose_words_stay_in_their_boxes_and_that_says_it_in_words_too() -> None:
+    tree = ElementTree.fromstring(flow.draw())
+    assert all(step.title in flow.in_words() and step.shape in flow.in_words() for step in flow.STEPS)
+    for step in flow.STEPS:
+        title, who, detail = len(step.title) * 18 * 0.58, len(step.who) * 13 * 0.55, len(step.detail) * 15 * 0.55
+        assert title + who + 30 < flow.BOX, step.title
+        assert detail + 24 < flow.BOX, step.detail
+        assert flow.LEFT + flow.BOX + 16 + len(step.shape) * 18 * 0.6 < flow.WIDTH, step.shape
+    assert {step.who for step in flow.STEPS} == set(flow.COLOURS)
+    assert [child.tag.rpartition("}")[2] for child in list(tree)[:2]] == ["title", "desc"]

@@ -1,0 +1,65 @@
+"""Formulas of docstrings in LaTeX."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latex2mathml.converter import convert
+
+from docs.site.notation import latex
+from trl_grpo_ext import available
+from trl_grpo_ext.plugin_docs.describe import describe
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("A_i = r_i - mean_{j≠i} r_j", r"A_{i}=r_{i}-\text{mean}_{j \ne i}\; r_{j}"),
+        ("w = 1 / (N |o_i|)", r"w=\frac{1}{N\; {\lvert o_{i} \rvert}}"),
+        ("A_i = r_i - Σ_j L_j / Σ_j", r"A_{i}=r_{i}-\frac{\sum _{j}\; L_{j}}{\sum _{j}}"),
+        ("γ^(s-t)·x", r"\gamma ^{s-t} \cdot x"),
+        ("w = |o|^-α", r"w={\lvert o \rvert}^{-\alpha }"),
+        ("σ = √(R̄ (1 - R̄))", r"\sigma =\sqrt{\bar{R}\; (1-\bar{R})}"),
+        ("V(o_≤t)", r"V(o_{ \le t})"),
+        ("r*_j = a * b", r"r^{*}_{j}=a \cdot b"),
+        ("λ⁺·x", r"\lambda ^{+} \cdot x"),
+        ("clip(exp(F), 1 - epsilon_low, 1)", r"\text{clip}(\exp (F),\, 1-\text{epsilon_low},\, 1)"),
+        ("a / b", r"\frac{a}{b}"),
+        ("a/b", "a/b"),
+        ("(a + b) / c · d", r"\frac{a+b}{c} \cdot d"),
+    ],
+)
+def test_by_hand(formula: str, expected: str) -> None:
+    assert latex(formula).replace("  ", " ") == expected
+
+
+def test_several_lines_stand_below_each_other() -> None:
+    assert latex("x = 1    for a\ny = 2    for b") == (
+        r"\begin{array}{lll}x=1 & \text{for}\; a \\ y=2 & \text{for}\; b\end{array}"
+    )
+
+
+FORMULAS = [
+    (info.name, formula)
+    for info in available()
+    if info.builtin
+    for formula in describe(info, available(), importing=False).doc.formulas
+]
+
+
+@pytest.mark.parametrize(("name", "formula"), FORMULAS)
+def test_every_formula_of_the_package_is_set_and_loses_no_letter(name: str, formula: str) -> None:
+    tree = ElementTree.fromstring(convert(latex(formula), display="block"))
+    assert not list(tree.iter("merror"))
+    letters = sorted(letter for letter in formula if letter.isascii() and letter.isalnum())
+    text = "".join(tree.itertext())
+    assert sorted(letter for letter in text if letter.isascii() and letter.isalnum()) == letters
+
+
+@given(st.text("aAπ_^·/ |(){}*√Σ\"'=+-,0", max_size=25))
+@settings(max_examples=300, deadline=None)
+def test_whatever_a_docstring_has_comes_to_an_end(text: str) -> None:
+    assert isinstance(latex(text), str)

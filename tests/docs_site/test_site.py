@@ -1,0 +1,197 @@
+"""The site: built without a warning or the network, every link in it leads somewhere, and a browser reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from docs.site import navigation
+from docs.site.catalogue import FOLDERS, built_in
+from tests.docs_site.blocks import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def run_build(out: Path, code: str = "sys.exit(build.main())") -> subprocess.CompletedProcess[str]:
+    """Build in a process of its own that cannot make a connection."""
+    without_network = (
+        "import socket, sys\n"
+        "def refuse(*words): raise OSError('the build asked for the network')\n"
+        "socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse\n"
+        "from docs.site import build\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", without_network + code, "--out", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site") / "site"
+    done = run_build(out)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # a warning would be here
+    return out
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a page links to, loads and can be linked to."""
+
+    links: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attrs if value}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        self.loads += [values[name] for name in ("src", "srcset", "poster", "data") if name in values and tag != "a"]
+        if tag == "link" and values.get("rel") not in ("next", "prev", "index", "search"):
+            self.loads.append(values["href"])
+
+
+@pytest.fixture(scope="module")
+def parsed(site: Path) -> dict[Path, Page]:
+    pages = {}
+    for file in sorted(site.rglob("*.html")):
+        pages[file] = Page()
+        pages[file].feed(file.read_text(encoding="utf-8"))
+    return pages
+
+
+def test_every_page_is_there(site: Path) -> None:
+    wanted = [f"{page}.html" for page in navigation.PAGES] + ["index.html", "search.html"]
+    wanted += [f"catalogue/{FOLDERS[info.kind]}/{info.name}.html" for info in built_in()]
+    assert [name for name in wanted if not (site / name).is_file()] == []
+
+
+def test_every_link_inside_leads_to_a_file_and_an_anchor(site: Path, parsed: dict[Path, Page]) -> None:
+    wrong = []
+    for file, page in parsed.items():
+        for link in page.links:
+            address = urlsplit(link)
+            if address.scheme or link.startswith("//"):
+                continue
+            target = (file.parent / unquote(address.path)).resolve() if address.path else file
+            anchor = unquote(address.fragment)
+            if target not in parsed or (anchor and anchor not in parsed[target].ids):
+                wrong.append(f"{file.relative_to(site)} -> {link}")
+    assert sum(len(page.links) for page in parsed.values()) > 1000
+    assert wrong == []
+
+
+def test_a_page_loads_nothing_from_elsewhere(site: Path, parsed: dict[Path, Page]) -> None:
+    for file, page in parsed.items():
+        for load in page.loads:
+            address = urlsplit(load)
+            assert not address.scheme or address.scheme == "data", f"{file.relative_to(site)} loads {load}"
+            assert not load.startswith("//")
+            if not address.scheme:
+                assert (file.parent / unquote(address.path)).resolve().is_file(), f"{file.relative_to(site)}: {load}"
+    for sheet in site.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        assert "url(http" not in text.replace("'", "").replace('"', "")
+        assert "@import" not in text
+
+
+def test_formulas_are_mathml(site: Path) -> None:
+    page = (site / "catalogue" / "aggregations" / "length_power.html").read_text(encoding="utf-8")
+    assert page.count("<math") == 2
+    assert "<mfrac>" in page
+    assert "mathjax" not in page.lower()
+
+
+@pytest.mark.parametrize(("link", "status"), [("#a", 0), ("#nowhere", 1)])
+def test_a_warning_fails_the_build(link: str, status: int, tmp_path: Path) -> None:
+    broken = (
+        "from docs.site import staging\nfrom pathlib import Path\n"
+        f"stage = Path({str(tmp_path)!r}) / 'pages'\nstage.mkdir()\n"
+        f"(stage / 'index.md').write_text('# A\\n\\n[b]({link})\\n')\n"
+        "staging.stage = staging.close = lambda folder: None\n"
+        "build.catalogue.write = lambda folder: []\n"
+        f"sys.exit(build.build(Path({str(tmp_path)!r}) / 'out', stage))\n"
+    )
+    done = run_build(tmp_path / "out", broken)
+    assert done.returncode == status, done.stderr
+    assert ("WARNING" in done.stderr and "nowhere" in done.stderr) == bool(status)
+
+
+def test_what_the_build_makes_is_ignored_by_git() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no checkout of the repository")
+    ignored = subprocess.run(["git", "check-ignore", "-q", "site/index.html"], cwd=ROOT, check=False)
+    assert ignored.returncode == 0
+
+
+# ---------------------------------------------------------------------------------------------------- browser
+
+LOOKED_AT = ("start.html", "catalogue/hooks/process_rewards.html", "comparison.html", "concepts.html", "glossary.html")
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from tests.report.browsing import browser, why_no_browser
+
+    if reason := why_no_browser():
+        pytest.skip(reason)
+    with browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+def events(driver: Any, method: str) -> list[dict[str, Any]]:
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    return [message["params"] for message in messages if message["method"] == method]
+
+
+@pytest.mark.parametrize("page", LOOKED_AT)
+@pytest.mark.parametrize(("width", "mobile"), [(1280, False), (390, True)])
+def test_a_browser_shows_a_page_without_errors_requests_or_scrolling_sideways(
+    page: str, width: int, mobile: bool, site: Path, chromium: Any
+) -> None:
+    from tests.report.browsing import set_device
+
+    set_device(chromium, width, 844, mobile=mobile)
+    chromium.get((site / page).as_uri())
+    assert chromium.get_log("browser") == []
+    asked = {urlsplit(event["request"]["url"]).scheme for event in events(chromium, "Network.requestWillBeSent")}
+    assert "file" in asked
+    assert not asked & {"http", "https", "ws", "wss"}
+    assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
+    for box in chromium.execute_script(
+        "return [...document.querySelectorAll('article math')].map(m => m.getBoundingClientRect().height)"
+    ):
+        assert box > 5  # it is drawn
+    pictures = "return [...document.images].every(image => image.complete && image.naturalWidth > 0)"
+    assert chromium.execute_script(pictures)
+
+
+def test_the_search_finds_a_plugin_without_a_server(site: Path, chromium: Any) -> None:
+    from tests.report.browsing import wait_until
+
+    chromium.get((site / "search.html").as_uri() + "?q=leave_one_out")
+    wait_until(chromium, "return document.querySelectorAll('#search-results li a').length > 0")
+    first = chromium.execute_script("return document.querySelector('#search-results li a').getAttribute('href')")
+    assert "leave_one_out" in first
+    chromium.get((site / "search.html").as_uri() + "?q=nothingofthekind")
+    wait_until(chromium, "return document.querySelector('#search-results').textContent.includes('did not match')")

@@ -1,0 +1,83 @@
+"""Where the time of a step goes: the phases are what really takes it, they add up, and TRL's own run has none."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import length_reward, prompts, scripted_rollout, train
+
+NAMES = ("time/generation", "time/rewards", "time/update")
+
+
+def slow_reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    time.sleep(0.9)
+    return length_reward(completion_ids)
+
+
+def slow_rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+    time.sleep(0.3)
+    return scripted_rollout(prompts_, trainer)
+
+
+class SlowInTheUpdate:
+    """A hook that takes its time at every loss forward, and changes nothing."""
+
+    def on_forward(self, advantages: Any, context: Any) -> Any:
+        time.sleep(0.2)
+        return advantages
+
+
+def steps(run: Any) -> list[dict[str, float]]:
+    return [log for log in run.trainer.state.log_history if "step_time" in log]
+
+
+def test_each_phase_gets_its_own_time_and_they_add_up(tiny_model: Path, tmp_path: Path) -> None:
+    # Two optimizer steps use one generation batch, so the second neither generates nor rewards.
+    run = train(
+        tiny_model,
+        tmp_path,
+        reward_funcs=slow_reward,
+        loss_aggregation="token_mean",
+        trainer_arguments={
+            "rollout_func": slow_rollout,
+            "eval_dataset": prompts(2),
+            "advantage_hooks": [SlowInTheUpdate()],
+        },
+        scripted=False,
+        gradient_accumulation_steps=2,
+        num_iterations=2,
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+    )
+    first, second = steps(run)
+    assert 0.3 <= first["time/generation"] < 0.9 <= first["time/rewards"]
+    assert second["time/generation"] + second["time/rewards"] < 0.3
+    for step in (first, second):
+        assert step["time/update"] >= 0.4  # two micro-batches
+        assert sum(step[name] for name in NAMES) == pytest.approx(step["step_time"], abs=0.02)
+    evaluations = [log for log in run.trainer.state.log_history if "eval_runtime" in log]
+    assert len(evaluations) == 2
+    assert not [key for log in evaluations for key in log if "time/" in key]
+
+
+@pytest.mark.parametrize(
+    ("selection", "there"),
+    [
+        ({}, False),
+        ({"advantage_hooks": ["centred"]}, True),
+        ({"token_records": 4}, True),
+        ({"rewards": ["think_format"]}, True),
+    ],
+    ids=["nothing", "a hook", "records", "a reward"],
+)
+def test_only_a_run_with_something_selected_has_them(
+    tiny_model: Path, tmp_path: Path, selection: dict[str, Any], there: bool
+) -> None:
+    (step,) = steps(train(tiny_model, tmp_path, max_steps=1, **selection))
+    assert [name in step for name in NAMES] == [there] * 3

@@ -1,0 +1,177 @@
+"""docs/metrics.md names every metric that a run logs, exactly once, and none of ours that no run logs."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl.trainer import grpo_trainer
+
+from tests.support import length_reward, prompts, train
+from trl_grpo_ext.types import Forward, Rollout
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+COLUMNS = ("name", "unit", "what it says", "what to look for", "when")
+
+
+def documented() -> dict[str, list[str]]:
+    """The patterns of the page's tables, by the chapter that they stand in."""
+    chapters: dict[str, list[str]] = {}
+    for chapter in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
+        rows = [line.split("|")[1:-1] for line in chapter.splitlines() if line.startswith("|")]
+        names = [found[1] for row in rows if (found := re.fullmatch(r" `(.+)` ", row[0]))]
+        assert all(len(row) == len(COLUMNS) for row in rows), chapter[:30]
+        if names:
+            chapters[chapter.split("\n")[0]] = names
+    return chapters
+
+
+DOCUMENTED = documented()
+OURS = [name for name in DOCUMENTED["This package's"] if not name.startswith("kl_")]
+ALL = [name for names in DOCUMENTED.values() for name in names]
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """A documented name as it is logged: in an evaluation with its prefix, with anything but a slash for `<...>`."""
+    parts = re.split(r"<[a-z]+>", name)
+    return re.compile("(?:eval_)?" + "[^/]+".join(re.escape(part) for part in parts))
+
+
+PATTERNS = {name: pattern(name) for name in ALL}
+
+
+def matching(key: str) -> list[str]:
+    return [name for name in ALL if PATTERNS[name].fullmatch(key)]
+
+
+class BothStages:
+    """A hook that acts at both stages, and turns some advantages round."""
+
+    __name__ = "both_stages"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        return advantages_B_T * 0.5
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        return -advantages_B_T
+
+
+def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
+    return [None if len(text) % 3 == 0 else math.nan if len(text) % 3 == 1 else 1.0 for text in completions]
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "weights, compact, records, a guarded reward, evaluation": {
+        "reward_funcs": [length_reward, sometimes],
+        "rewards": [{"name": "think_format", "guard": {"workers": 0}}],
+        "loss_aggregation": "token_mean",
+        "compact_updates": "exact",
+        "token_records": 4,
+        "beta": 0.1,
+        "entropy_coef": 0.01,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_eval_batch_size": 8,
+        "trainer_arguments": {"advantage_hooks": ["leave_one_out", BothStages()], "eval_dataset": prompts(2)},
+    },
+    "a reduction, cispo": {"loss_aggregation": {"name": "power_mean", "p": 2.0}, "loss_type": "cispo"},
+    "vespo": {"loss_type": "vespo", "gradient_accumulation_steps": 2},
+    "tensorboard": {
+        "loss_aggregation": "token_mean",
+        "advantage_hooks": ["entropy_shaping"],
+        "report_to": "tensorboard",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def histories(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, settings in RUNS.items():
+        folder = tmp_path_factory.mktemp("run")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TENSORBOARD_LOGGING_DIR", str(folder / "events"))
+            chosen = {"max_steps": 2, "seed": 1, **settings}
+            if chosen.get("report_to") == "tensorboard":
+                pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+            found[name] = train(tiny_model, folder, **chosen).trainer.state.log_history
+        found[f"{name} folder"] = [{"folder": folder}]
+    return found
+
+
+def logged(histories: dict[str, list[dict[str, Any]]]) -> set[str]:
+    return {key for name in RUNS for entry in histories[name] for key in entry}
+
+
+def test_the_page_is_read_as_it_is_meant() -> None:
+    assert [*DOCUMENTED] == ["This package's", "TRL's", "transformers'"]
+    assert len(OURS) > 25
+    assert len({*ALL}) == len(ALL)
+    assert matching("eval_rewards/some reward/mean") == ["rewards/<reward>/mean"]
+    assert matching("advantage/a/forward/std") == ["advantage/<hook>/forward/std"]
+    assert matching("advantage/a/b/c") == []
+
+
+def test_every_logged_metric_is_documented_exactly_once(histories: dict[str, list[dict[str, Any]]]) -> None:
+    found = {key: matching(key) for key in sorted(logged(histories))}
+    assert {key: names for key, names in found.items() if len(names) != 1} == {}
+
+
+def test_every_documented_metric_of_ours_was_logged(histories: dict[str, list[dict[str, Any]]]) -> None:
+    keys = logged(histories)
+    assert [name for name in OURS if not any(PATTERNS[name].fullmatch(key) for key in keys)] == []
+
+
+def test_what_is_documented_of_trl_is_in_its_source(histories: dict[str, list[dict[str, Any]]]) -> None:
+    source, keys = inspect.getsource(grpo_trainer), logged(histories)
+    for name in DOCUMENTED["TRL's"]:
+        assert '"' + name.replace("<reward>", "{reward_func_name}") + '"' in source, name
+    transformers_own = {key for key in keys if any(key == name for name in DOCUMENTED["transformers'"])}
+    assert transformers_own == {*DOCUMENTED["transformers'"]}
+
+
+def test_every_metric_of_trl_is_documented() -> None:
+    source = inspect.getsource(grpo_trainer)
+    names = re.findall(r'_metrics\[(?:mode|"train")\]\[f?"([^"]+)"\]', source)
+    assert len(names) > 30
+    missing = {name.replace("{reward_func_name}", "<reward>") for name in names} - {*DOCUMENTED["TRL's"]}
+    assert missing == set()
+
+
+def test_the_recipes_metrics_are_the_recipes() -> None:
+    source = (ROOT / "recipes" / "detox" / "kl_log.py").read_text(encoding="utf-8")
+    names = [name for name in DOCUMENTED["This package's"] if name.startswith("kl_")]
+    assert sorted(re.findall(r'^[A-Z]+ = "(kl_\w+)"', source, re.MULTILINE)) == sorted(names)
+
+
+def test_every_outcome_is_named() -> None:
+    from trl_grpo_ext.guard.outcomes import Outcome
+
+    (row,) = [line for line in PAGE.splitlines() if line.startswith("| `outcomes/")]
+    assert {outcome.value for outcome in Outcome} <= {*re.findall(r"`(\w+)`", row)}
+
+
+def test_tensorboard_has_every_number_of_the_history(histories: dict[str, list[dict[str, Any]]]) -> None:
+    accumulators = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    events = histories["tensorboard folder"][0]["folder"] / "events"
+    accumulator = accumulators.EventAccumulator(str(events)).Reload()
+    tags, compared = {*accumulator.Tags()["scalars"]}, 0
+    for entry in histories["tensorboard"][:2]:
+        for key, value in entry.items():
+            if key == "step" or value is None:
+                continue
+            assert f"train/{key}" in tags
+            # The closing entry of a training has an epoch too, at the same step.
+            found = [event.value for event in accumulator.Scalars(f"train/{key}") if event.step == entry["step"]]
+            assert found[0] == pytest.approx(value, rel=1e-6, abs=1e-9), key
+            assert len(found) == 1 or key == "epoch"
+            compared += 1
+    assert compared > 60

@@ -1,0 +1,77 @@
+"""The training log in a file that is up to date at every entry: `OUTPUT_DIR/trl_grpo_ext_log.jsonl`.
+
+The trainer writes its log history, `trainer_state.json`, only with a checkpoint. This file has the same entries, one
+JSON object on a line, each written when it is logged. When training begins it is written anew with the history that the
+trainer has by then: nothing, or that of the checkpoint it resumes from. Values that JSON has no number for are null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from .cells import number
+
+LOG_FILE = "trl_grpo_ext_log.jsonl"
+
+
+class LiveLog(TrainerCallback):
+    """Writes `LOG_FILE` into the output folder, on the main process. A full disk costs the file, not the run."""
+
+    def __init__(self) -> None:
+        self._written = 0
+        self._path: Path | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write what is in the history already; entries behind the checkpoint of a resumed run are gone with it."""
+        if not state.is_world_process_zero:
+            return
+        self._path = Path(args.output_dir) / LOG_FILE
+        temporary = self._path.with_name(f".{LOG_FILE}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text("".join(map(_line, state.log_history)), encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError as error:
+            self._give_up(error)
+        self._written = len(state.log_history)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Add what is new in the history."""
+        if self._path is None or not state.is_world_process_zero:
+            return
+        lines = "".join(map(_line, state.log_history[self._written :]))
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(lines)
+        except OSError as error:
+            self._give_up(error)
+        self._written = len(state.log_history)
+
+    def _give_up(self, error: OSError) -> None:
+        warnings.warn(
+            f"{self._path} cannot be written, so the log cannot be followed there: {error}. Training goes on.",
+            stacklevel=3,
+        )
+        self._path = None
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(_plain(entry), allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    found = number(value)  # a tensor or a numpy number too
+    return found if math.isfinite(found) else None
