@@ -24,7 +24,7 @@ from common.errors import RecipeError, loading_errors, told_in_a_sentence
 from common.problems import has_chat_template, whole_batches
 from common.processes import leave
 from common.progress import SUMMARY, quiet_libraries
-from common.results import held_out, print_table, save_metrics
+from common.results import held_out, print_places, print_table, save_metrics
 from common.settings import (
     RecipeParser,
     asked_for,
@@ -127,9 +127,8 @@ def main() -> None:
         run = {"model": model, "training_seconds": done.seconds, **done.facts}
         print_table(before, after, f"{len(eval_rows)} held-out prompts, {samples} completion(s) each")
         print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
-        print(f"model   {folder}")
-        print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
-        print(f"curve   {save_detox_curve(folder, history, (kl_hook or {}).get('target'))}")
+        metrics = save_metrics(folder, {"before": before, "after": after, "run": run}, history)
+        print_places(folder, metrics=metrics, curve=save_detox_curve(folder, history, (kl_hook or {}).get("target")))
     leave(trainer.accelerator)
 
 

@@ -27,7 +27,7 @@ from common.problems import (
 )
 from common.processes import leave
 from common.progress import SUMMARY, quiet_libraries
-from common.results import held_out, print_table, save_curve, save_metrics
+from common.results import held_out, print_places, print_table, save_curve, save_metrics
 from common.settings import (
     RecipeParser,
     asked_for,
@@ -133,9 +133,9 @@ def main() -> None:
         before, after = held_out(done.before), held_out(done.after)
         print_table(before, after, f"{len(eval_rows)} held-out problems, {samples} sample(s) each")
         print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
-        print(f"model   {folder}")
-        print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
-        print(f"curve   {save_curve(folder, history, before.get(ACCURACY), after[ACCURACY], ACCURACY)}")
+        metrics = save_metrics(folder, {"before": before, "after": after, "run": run}, history)
+        curve = save_curve(folder, history, before.get(ACCURACY), after[ACCURACY], ACCURACY)
+        print_places(folder, metrics=metrics, curve=curve)
     leave(trainer.accelerator)
 
 

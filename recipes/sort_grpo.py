@@ -20,7 +20,7 @@ from common.errors import loading_errors, told_in_a_sentence
 from common.problems import whole_batches
 from common.processes import leave
 from common.progress import SUMMARY, quiet_libraries
-from common.results import held_out, print_table, save_metrics
+from common.results import held_out, print_places, print_table, save_metrics
 from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, samples_per_problem, value_of
 from common.trainer import RecipeTrainer, train_and_score
 from datasets import Dataset
@@ -93,9 +93,8 @@ def main() -> None:
         run = {"recipe": vars(recipe), "beta": args.beta, "training_seconds": done.seconds, **done.facts}
         print_table(before, after, f"{len(eval_rows)} held-out prompts, {samples} sample(s) each")
         print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
-        print(f"model   {folder}")
-        print(f"metrics {save_metrics(folder, {'before': before, 'after': after, 'run': run}, history)}")
-        print(f"curve   {save_curves(folder / 'sort_curve.png', history, before, after)}")
+        metrics = save_metrics(folder, {"before": before, "after": after, "run": run}, history)
+        print_places(folder, metrics=metrics, curve=save_curves(folder / "sort_curve.png", history, before, after))
     leave(trainer.accelerator)
 
 

@@ -25,13 +25,16 @@ from transformers import PrinterCallback, ProgressCallback, TrainerState
 from trl import GRPOTrainer
 
 from tests.commands.terminal import _in_terminal, without_escapes
+from tests.interrupts import interruptible
 from tests.support import length_reward, prompts, train
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.progress import listening, scored
 from trl_grpo_ext.live import LOG_FILE, ConsoleSummary, LiveLog
 from trl_grpo_ext.live.cells import arrow, averaged, duration, metric_cells, notable_outcomes
+from trl_grpo_ext.live.generation_bar import generation_bar
+from trl_grpo_ext.live.late_bar import bars_wanted
 from trl_grpo_ext.live.printable import printable_name
-from trl_grpo_ext.live.reward_bars import bars_wanted, with_bar
+from trl_grpo_ext.live.reward_bars import with_bar
 from trl_grpo_ext.report.run import LOG, load_run
 from trl_grpo_ext.report.watch import signature, watch
 
@@ -458,6 +461,38 @@ def test_in_a_terminal_a_slow_reward_has_a_bar_and_the_summary_a_table(command: 
     assert "training:" in done.plain  # transformers' bar, under its name
     rows = re.findall(r"^ *(\d)/2 ", done.plain.replace("\r", "\n"), re.MULTILINE)
     assert rows == ["1", "2"]
+    # The mean of the batch before, which nothing is known of at first.
+    before = [*map(float, re.findall(r"second_reward \((\d\.\d{3}) before\)", done.plain))]
+    assert 0 < len(before) < len(re.findall("scoring with second_reward", done.plain))
+    history = json.loads((tmp_path / LOG_FILE).read_text().splitlines()[0])
+    assert before == [pytest.approx(history["rewards/second_reward/mean"], abs=6e-4)] * len(before)
+
+
+def test_in_a_terminal_slow_generation_has_a_bar_of_tokens(command: list[str], tmp_path: Path) -> None:
+    chosen = {"max_steps": 2, "per_token": 0.4, "scripted": False, "summary_steps": 1, "disable_tqdm": False}
+    done = _in_terminal([*command, str(tmp_path), json.dumps(chosen)], 90, environment(), ROOT, 120)
+    assert done.status == 0, done.plain
+    shown = re.findall(r"generating(.*?), 8 completions: *(\d+)/10 tokens", done.plain)
+    tokens = [int(number) for _, number in shown]
+    # From the second second on, 5 tokens or more are there; it ends with the tenth, or sooner with the last completion.
+    assert len(set(tokens)) >= 2
+    assert all(4 <= number <= 10 for number in tokens)
+    first = json.loads((tmp_path / LOG_FILE).read_text().splitlines()[0])
+    assert {text for text, _ in shown} <= {"", f" (reward {first['reward']:.3f} before)"}
+    assert shown[0][0] == ""
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_generation_bar_counts_the_output_layers_calls_and_leaves_nothing_behind(counted: bool) -> None:
+    import torch
+
+    layer = torch.nn.Linear(1, 1)
+    with generation_bar(4, 10, 0.5, layer if counted else None):
+        assert len(layer._forward_pre_hooks) == counted
+        assert layer(torch.ones(1)).shape == (1,)
+    with pytest.raises(KeyError), generation_bar(4, 10, None, layer):
+        raise KeyError
+    assert not layer._forward_pre_hooks
 
 
 def test_in_a_pipe_there_is_neither_bar_nor_control_sequence(command: list[str], tmp_path: Path) -> None:
@@ -566,9 +601,10 @@ def test_control_c_ends_a_watch_with_0(tmp_path: Path) -> None:
         "import sys; from trl_grpo_ext.report.watch import watch; "
         f"sys.exit(watch([{str(tmp_path)!r}], lambda: print('written', flush=True), every=60))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT
-    )
+    with interruptible():
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT
+        )
     assert process.stdout is not None
     assert process.stdout.readline() == b"written\n"
     process.send_signal(signal.SIGINT)

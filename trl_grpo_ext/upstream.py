@@ -21,6 +21,7 @@ NEWEST_TESTED = "1.16"
 
 METHODS: dict[str, tuple[str, ...]] = {
     "_generate_and_score_completions": ("self", "inputs"),
+    "_generate_single_turn": ("self", "prompt_ids"),
     "_prepare_inputs": ("self", "generation_batch"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
     # Called with positional arguments by some releases and passed through untouched, so only `self, model` matter.
@@ -77,6 +78,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "rollout_func",
     "temperature",
     "top_entropy_quantile",
+    "use_transformers_continuous_batching",
     "use_vllm",
 )
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a moment and restore)."""

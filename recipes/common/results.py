@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
+import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 try:
@@ -53,6 +57,16 @@ def print_table(before: Mapping[str, float], after: Mapping[str, float], title: 
         change = value - before.get(name, float("nan"))
         table.add_row(name, f"{before.get(name, float('nan')):.3f}", f"{value:.3f}", f"{change:+.3f}")
     Console().print(table)
+
+
+def print_places(folder: Path, **files: Path) -> None:
+    """Say where things are, and the command that shows them."""
+    for name, path in {"model": folder, **files}.items():
+        print(f"{name:7} {path}")
+    command, ours = "trl-grpo-ext", Path(sys.executable).with_name("trl-grpo-ext")
+    if which(command) is None and ours.exists():
+        command = min(str(ours), os.path.relpath(ours), key=len)
+    print(f"report  {shlex.join([command, 'report', str(folder), '--open'])}")
 
 
 def save_metrics(folder: Path, results: Metrics, history: Sequence[Metrics]) -> Path:

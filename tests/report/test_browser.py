@@ -556,3 +556,63 @@ def test_tables_of_trl_alone_are_shown(chromium: Any, own_runs: Path) -> None:
     assert len(cards) == 4
     assert chromium.execute_script("return document.getElementById('legend').hidden") is True
     assert_silent(chromium)
+
+
+# ---------------------------------------------------------------------------------------------- a training that goes on
+
+
+PLACE = """
+const value = (id) => document.getElementById(id).value;
+return { step: document.getElementById('step').selectedOptions[0].textContent, group: value('group'),
+  filter: value('filter'), sort: value('sort'), text: value('search'), run: value('run') };
+"""
+
+
+def test_a_watched_page_loads_itself_again_and_stays_where_it_was(chromium: Any, own_runs: Path) -> None:
+    runs, page = load_runs([own_runs / "one", own_runs / "two"]), own_runs / "watched.html"
+    write_page(runs[:1] + runs[1:], page, reload_seconds=0.5)
+    set_device(chromium, 1280, 900)
+    open_page(chromium, page)
+    steps = chromium.execute_script("return [...document.getElementById('step').options].map((o) => o.textContent)")
+    chosen = {"run": "1", "step": "0", "group": "1", "filter": "truncated", "sort": "reward-up"}
+    for name, value in chosen.items():
+        choose(chromium, name, value)
+    begun = chromium.execute_script("return performance.timeOrigin")
+    wait_until(
+        chromium, "return performance.timeOrigin > arguments[0] && document.documentElement.dataset.ready", begun
+    )
+    place = chromium.execute_script(PLACE)
+    assert place == {**chosen, "step": steps[0], "text": ""}
+    # Somebody who points at things is left alone.
+    chromium.execute_script("window.busy = setInterval(() => dispatchEvent(new Event('pointermove')), 50)")
+    time.sleep(0.2)
+    begun = chromium.execute_script("return performance.timeOrigin")
+    time.sleep(1.6)
+    assert chromium.execute_script("return performance.timeOrigin") == begun
+    # The last page of a watch does it no more.
+    write_page(runs, page)
+    open_page(chromium, page)
+    begun = chromium.execute_script("return performance.timeOrigin")
+    time.sleep(1.2)
+    assert chromium.execute_script("return performance.timeOrigin") == begun
+
+
+def test_who_looks_at_the_newest_step_sees_the_next(chromium: Any, own_runs: Path) -> None:
+    page, newest = own_runs / "watched.html", sorted((own_runs / "one" / "token_records").iterdir())[-1]
+    table = own_runs / "one" / "completions" / newest.name.replace("step_", "completions_")
+    kept = {path: path.read_bytes() for path in (newest, table)}
+    for path in kept:
+        path.unlink()
+    write_page([load_run(own_runs / "one")], page, reload_seconds=0.5)
+    open_page(chromium, page)
+    last = "return document.getElementById('step').selectedOptions[0].textContent"
+    before = chromium.execute_script(last)
+    for path, content in kept.items():
+        path.write_bytes(content)
+    write_page([load_run(own_runs / "one")], page, reload_seconds=0.5)
+    wait_until(
+        chromium,
+        f"{last} !== arguments[0]".replace("return ", "return document.documentElement.dataset.ready && "),
+        before,
+    )
+    assert int(chromium.execute_script(last)) > int(before)

@@ -279,7 +279,7 @@ def test_a_limit_takes_whole_groups_spread_over_the_steps(tmp_path: Path) -> Non
     steps = data.index["runs"][0]["steps"]
     assert [step["step"] for step in steps] == [20, 60, 80, 120]
     assert [step["member"] for step in steps] == [[0, 1, 2]] * 4
-    assert "12 completions of 4 steps" in data.notes[0]
+    assert "of the 24 completions saved at 4 steps 12 are on this page, and 2 more steps were saved." in data.notes[0]
     everything = page_data([load_run(run)], 1000)
     assert everything.notes == []
     assert sum(len(step["group"]) for step in everything.index["runs"][0]["steps"]) == 36

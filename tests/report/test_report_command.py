@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.terminal import COMMAND, assert_readable, run_command
+from tests.interrupts import interruptible
 from tests.report.trained import write_history
 
 HISTORY = [{"step": step, "loss": 0.5 / step, "reward": float(step)} for step in (1, 2, 3)]
@@ -73,7 +74,9 @@ def test_watching_writes_anew_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     folder = write_history(tmp_path / "run", HISTORY)
     page = folder / "report.html"
     command = [str(COMMAND), "report", str(folder), "--watch", "0.2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ)) as process:
+    with interruptible():
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ))
+    with started as process:
         try:
             wait_for(page.is_file)
             first = page.read_bytes()
@@ -84,6 +87,8 @@ def test_watching_writes_anew_and_ends_with_ctrl_c(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert process.returncode == 0, err
+    assert b'data-reload="10.0"' in first
+    assert b"data-reload=" not in page.read_bytes()  # nobody writes it any more
     assert out.decode().count(f"{page} (") >= 2
     assert err.decode().count("There are no completions") == 1  # told once
 

@@ -31,7 +31,8 @@ from trl_grpo_ext.errors import ConfigurationError, UpstreamError
 PACKAGE = Path(trl_grpo_ext.__file__).parent
 ADAPTER = (
     *("compact.py", "contexts.py", "reaggregation.py", "safe_checkpoints.py", "scoring.py"),
-    *("own_loss.py", "self_check.py", "trainer.py", "doctor/combinations_training.py", "manifest/training.py"),
+    *("own_loss.py", "phase_times.py", "self_check.py", "trainer.py"),
+    *("doctor/combinations_training.py", "live/training.py", "manifest/training.py"),
 )
 """The files that touch TRL's trainer."""
 

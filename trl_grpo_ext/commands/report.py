@@ -12,6 +12,8 @@ import typer
 from .console import messages, one_line, results
 
 _PAGE = "report.html"
+_RELOAD_SECONDS = 10.0
+"""A watched page loads itself again so often, or as often as it is written if that is rarer."""
 
 
 def register(app: typer.Typer) -> None:
@@ -40,15 +42,19 @@ def report_command(
         typer.Option(min=0.1, help="Look every so many seconds and write anew what changed; end by Ctrl-C."),
     ] = None,
 ) -> None:
-    """Show what trainings did: one HTML page with curves, settings, plugins and every completion token by token."""
+    """Show what trainings did, on one page.
+
+    Curves, settings, plugins, and completions token by token.
+    """
     page = out or runs[0] / _PAGE
     pictures = png_dir or (page.parent / "figures" if png else None)
     said: set[str] = set()
     to_open = open_
+    reload_seconds = None if watch is None else max(watch, _RELOAD_SECONDS)
 
     def write() -> None:
         nonlocal to_open
-        _write(runs, page, pictures, limit, said)
+        _write(runs, page, pictures, limit, said, reload_seconds)
         if to_open and not webbrowser.open(page.resolve().as_uri()):
             _say(f"No browser could be started; open {page} yourself.")
         to_open = False
@@ -59,15 +65,19 @@ def report_command(
     from ..report.watch import watch as rewrite
 
     rewrite(runs, write, every=watch, say=_say)
+    if page.exists():  # once more, without loading itself again
+        _write(runs, page, pictures, limit, said, None)
 
 
-def _write(folders: Sequence[Path], page: Path, pictures: Path | None, limit: int, said: set[str]) -> None:
+def _write(
+    folders: Sequence[Path], page: Path, pictures: Path | None, limit: int, said: set[str], reload_seconds: float | None
+) -> None:
     """Write the page and the pictures; say on stdout what was written, on stderr what is missing, each once."""
     from ..report import load_runs
     from ..report.page import write_page
 
     runs = load_runs(folders)
-    written = write_page(runs, page, limit=limit)
+    written = write_page(runs, page, limit=limit, reload_seconds=reload_seconds)
     lines = [f"{page} ({written.bytes / 2**20:.1f} MB)"]
     if pictures is not None:
         from ..report.figures import save_pngs

@@ -37,6 +37,7 @@ SCRIPTS = (
     "results.js",
     "keys.js",
     "theme.js",
+    "reload.js",
     "start.js",
 )
 """In this order they make one style and one script."""
@@ -63,13 +64,16 @@ class Written:
     notes: tuple[str, ...]
 
 
-def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000) -> Written:
+def write_page(
+    runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000, reload_seconds: float | None = None
+) -> Written:
     """Write the page, in one step, so that no half of it is ever there.
 
     Args:
         runs: At least one.
         path: The HTML file; replaced if it is there.
         limit: Completions at most, over all runs, in whole groups; 0 leaves the completions out.
+        reload_seconds: The page loads itself again so often, unless somebody uses it; None: never.
 
     Raises:
         ConfigurationError: No run is given, `limit` is negative, or the page cannot be written there.
@@ -78,7 +82,7 @@ def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int 
         raise ConfigurationError("There is no run to show. Give at least one.")
     if limit < 0:
         raise ConfigurationError(f"limit must be a number of completions from 0 up, got {limit}.")
-    html, notes = page(runs, limit)
+    html, notes = page(runs, limit, reload_seconds)
     content = html.encode("utf-8", "replace")
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -93,7 +97,7 @@ def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int 
     return Written(path, len(content), tuple(notes))
 
 
-def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
+def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -> tuple[str, list[str]]:
     """The page as text, and the sentences of `Written.notes`."""
     from .figures import figures
 
@@ -112,6 +116,7 @@ def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
         .get_template("report.html.jinja")
         .render(
             policy=policy(style, script),
+            reload_seconds=reload_seconds,
             style=Markup(style),
             script=Markup(script),
             runs=[

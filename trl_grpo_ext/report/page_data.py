@@ -59,13 +59,14 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
     for run in runs:
         steps, held, there = [], 0, 0
         for path, rows, count in _chosen(run, share, TOKENS // len(runs), CHARACTERS // len(runs)):
-            steps.append(_step(data, path, rows))
+            steps.append(_indexed(data, path, rows))
             held, there = held + len(rows), there + count
         files = _files(run)
         if steps and (held < there or len(steps) < len(files)):
+            others = f", and {len(files) - len(steps)} more steps were saved" if len(steps) < len(files) else ""
             data.notes.append(
-                f"{run.name}: {held} completions of {len(steps)} steps are on this page, out of {len(files)} steps "
-                "that were saved. A larger --limit takes more; very long completions have a limit of their own."
+                f"{run.name}: of the {there} completions saved at {len(steps)} steps {held} are on this page{others}. "
+                f"A larger --limit takes more, up to {TOKENS:,} tokens and {CHARACTERS:,} characters in all."
             )
         rewards = list(dict.fromkeys(name for step in steps for name in step.pop("names")))
         for step in steps:
@@ -125,7 +126,7 @@ def _whole_groups(rows: Sequence[Row], completions: int, tokens: int, characters
 # ---------------------------------------------------------------------------------------------- one step
 
 
-def _step(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
+def _indexed(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Add a step's chunks, and return its part of the index, one list per column."""
     names = list(dict.fromkeys(name for row in rows for name in row.rewards))
     with_tokens = all(row.tokens is not None for row in rows)

@@ -27,6 +27,8 @@ _OUTCOMES = (
     *("timeout", "died", "refused", "error"),
 )
 """In the order in which they are stacked; others follow."""
+# Nothing is learnt from held-out completions, and they are often alone in their group: their loss, signal, hooks and
+# weights say nothing, so panels of those are not `evaluated`.
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,10 @@ def hooks(runs: Sequence[Run]) -> Figure | Absent:
         return [Series(f"advantage/{name}/{measure}", name) for name in names]
 
     panels = [
-        Panel("share of the tokens whose advantage changed its sign", series("sign_flips")),
-        Panel("mass moved: sum of changes / sum of advantages before", series("mass_moved")),
-        Panel("mean of the advantages after the hook", series("mean")),
-        Panel("standard deviation of the advantages after the hook", series("std")),
+        Panel("share of the tokens whose advantage changed its sign", series("sign_flips"), evaluated=False),
+        Panel("mass moved: sum of changes / sum of advantages before", series("mass_moved"), evaluated=False),
+        Panel("mean of the advantages after the hook", series("mean"), evaluated=False),
+        Panel("standard deviation of the advantages after the hook", series("std"), evaluated=False),
     ]
     return lines(runs, panels, "No advantage hook is selected.")
 
@@ -140,6 +142,7 @@ _LOSS_WEIGHTS = [
     Panel(
         "mean weight of a token by its completion's length",
         [Series(f"loss_weight/length_q{number}", name) for number, name in enumerate(_QUARTERS, start=1)],
+        evaluated=False,
     ),
     Panel(
         "mean weight of a token by its advantage's sign",
@@ -147,6 +150,7 @@ _LOSS_WEIGHTS = [
             Series("loss_weight/positive_advantage", "advantage above 0"),
             Series("loss_weight/negative_advantage", "advantage below 0"),
         ],
+        evaluated=False,
     ),
 ]
 _CLIPPED = [
@@ -194,8 +198,13 @@ PLOTS: tuple[Plot, ...] = (
         "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
         "problems are too easy, too hard, or the reward too coarse.",
         _of_metrics(
-            Panel("groups without spread in the reward", [Series("frac_reward_zero_std")], share=True),
-            Panel("groups without spread, by the plugins' count", [Series("groups/zero_variance")], share=True),
+            Panel("groups without spread in the reward", [Series("frac_reward_zero_std")], share=True, evaluated=False),
+            Panel(
+                "groups without spread, by the plugins' count",
+                [Series("groups/zero_variance")],
+                share=True,
+                evaluated=False,
+            ),
         ),
     ),
     Plot(
@@ -259,7 +268,7 @@ PLOTS: tuple[Plot, ...] = (
         "The loss of GRPO says little; look at the gradient norm for spikes, and at the rate for the schedule that was "
         "meant.",
         _of_metrics(
-            Panel("loss", [Series("loss")]),
+            Panel("loss", [Series("loss")], evaluated=False),
             Panel("gradient norm before clipping", [Series("grad_norm")], evaluated=False),
             Panel("learning rate", [Series("learning_rate")], evaluated=False),
         ),
