@@ -100,7 +100,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(*_PLUGINS, *_DATA),
     },
     "testing": {"contexts", "guard", "pipeline", "plugin_docs", "weight_metrics", *_PLUGINS, *_DATA},
-    "report": {"manifest", "token_records", *_PLUGINS, *_DATA},
+    "report": {"guard", "manifest", "token_records", *_PLUGINS, *_DATA},
     "audit": {"guard", *_DATA},
     "plugin_docs": {*_PLUGINS, *_DATA},
     "scaffold": {"plugin_metadata", *_DATA},

@@ -44,6 +44,7 @@ class Scored:
     completion_ids: Sequence[Sequence[int]]
     rewards_N_K: torch.Tensor
     spans: Mapping[str, Sequence[Sequence[Span] | None]] = field(default_factory=dict)
+    outcomes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 class PlacedSpans(Mapping[str, Sequence[Sequence[Span] | None]]):

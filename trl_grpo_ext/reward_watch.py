@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 
 from .errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from .guard.calls import call, is_async, rows_of
-from .guard.outcomes import shown
+from .guard.outcomes import OUTCOME_SUFFIX, shown
 from .guard.validation import checked_scores
 from .types import Span, SpanScore
 
@@ -47,11 +47,13 @@ class RewardWatch:
     Attributes:
         spans: By name of a function that returned `SpanScore`s, each completion's spans; None where it had nothing to
             say, empty where it gave a plain number.
+        outcomes: By name of a reward, what it logged as each completion's outcome.
         nans: By name, how many NaNs a function returned. To TRL they mean None.
     """
 
     def __init__(self, limit: float | None = None) -> None:
         self.spans: dict[str, list[Sequence[Span] | None]] = {}
+        self.outcomes: dict[str, list[Any]] = {}
         self.nans: dict[str, int] = {}
         self._limit, self._started = limit, time.monotonic()
         self._running: list[str] = []
@@ -65,6 +67,7 @@ class RewardWatch:
             async def watched_async(**columns: Any) -> Any:
                 with self._run(name):
                     try:
+                        columns = self._heard(columns)
                         return self._seen(await self._awaited(function(**columns), name), columns, name)
                     except TRLGRPOExtError:
                         raise
@@ -77,6 +80,7 @@ class RewardWatch:
         def watched(**columns: Any) -> Any:
             with self._run(name):
                 try:
+                    columns = self._heard(columns)
                     return self._seen(self._called(function, columns, name), columns, name)
                 except TRLGRPOExtError:
                     raise
@@ -84,6 +88,11 @@ class RewardWatch:
                     raise PluginRunError(_explained(error, function, columns, name)) from error
 
         return watched
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What the functions told beside their scores, as `Scored` has it."""
+        return {"spans": self.spans, "outcomes": self.outcomes}
 
     @contextmanager
     def limited(self) -> Iterator[None]:
@@ -214,6 +223,20 @@ class RewardWatch:
             "Raise reward_timeout, or give the reward a time limit per completion of its own, as in "
             "{name: ..., guard: {timeout: 5}}."
         )
+
+    def _heard(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns, with TRL's `log_extra` listened to: what goes by the name of outcomes is kept."""
+        log_extra = columns.get("log_extra")
+        if log_extra is None:
+            return columns
+
+        def listening(column: str, values: Iterable[Any]) -> None:
+            values = list(values)
+            if column.endswith(OUTCOME_SUFFIX) and len(values) == len(columns["completions"]):
+                self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
+            log_extra(column, values)
+
+        return {**columns, "log_extra": listening}
 
     def _seen(self, returned: Any, columns: Mapping[str, Any], name: str) -> list[float | None]:
         scores = checked_scores(returned, len(columns["completions"]), name)

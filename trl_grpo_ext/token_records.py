@@ -32,6 +32,7 @@ COLUMNS: dict[str, str] = {
     "truncated": "whether it ended at the limit",
     "rewards": "each function's reward, null where it gave None",
     "reward": "their weighted sum",
+    "outcomes": "what rewards that judge by outcomes made of it: right, wrong, no_answer, timeout, ...",
     "token_ids": "the completion's tokens",
     "tokens": "their names in the vocabulary",
     "starts": "where in the completion's text each token's characters begin; null if they cannot be matched",
@@ -60,13 +61,20 @@ class TokenRecorder:
         self._generations = 0
         self._records: dict[int, dict[str, Any]] = {}
 
-    def start(self, rollout: Rollout, places_B: torch.Tensor, stages: Sequence[tuple[str, torch.Tensor]]) -> None:
+    def start(
+        self,
+        rollout: Rollout,
+        places_B: torch.Tensor,
+        stages: Sequence[tuple[str, torch.Tensor]],
+        outcomes: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
         """Begin the records of a new generation batch; those of the one before are dropped.
 
         Args:
             rollout: The generation batch.
             places_B: By which number each row is known at its loss forward.
             stages: Name of what has acted on the advantages, and `(B, T)` after it.
+            outcomes: By name of a reward, the outcome of each of the `B` completions.
         """
         self._generations += 1
         self._records = {}
@@ -77,6 +85,8 @@ class TokenRecorder:
         for row, group in enumerate(rollout.group_ids_B.tolist()):
             if group in chosen:
                 record = _record(rollout, row)
+                told = {name: values[row] for name, values in (outcomes or {}).items()}
+                record["outcomes"] = [(name, str(value)) for name, value in told.items() if value is not None]
                 record |= {"group": group, "member": (first + row) % rollout.num_generations}
                 size = len(record["token_ids"])
                 record["stages"] = [name for name, _ in stages]
@@ -150,6 +160,7 @@ def _schema() -> Any:
         "truncated": pa.bool_(),
         "rewards": pa.map_(pa.string(), pa.float64()),
         "reward": pa.float64(),
+        "outcomes": pa.map_(pa.string(), pa.string()),
         "token_ids": integers,
         "tokens": pa.list_(pa.string()),
         "starts": integers,

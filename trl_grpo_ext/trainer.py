@@ -176,7 +176,7 @@ class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBe
             watch.check_finite(rewards_N_K, trl.reward_func_names)
         self._log_metrics(watch.counts(rewards_N_K, trl.reward_func_names, self.accelerator.gather))
         if self._needs_rollout:
-            self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, watch.spans)
+            self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, **watch.beside)
         return rewards_N_K
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -198,7 +198,7 @@ class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBe
         if self._recorder is not None and rollout.training:
             at_first_B_T = pipeline.expand_advantages(batch["advantages"], rollout.mask_B_T)
             stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
-            self._recorder.start(rollout, batch[RowKeys.place], stages)
+            self._recorder.start(rollout, batch[RowKeys.place], stages, scored.outcomes)
         if changes:
             batch["advantages"] = advantages_B_T
             self._log_changes(changes, batch[RowKeys.place], rollout.mask_B_T)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import struct
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,7 +25,8 @@ from trl_grpo_ext.report import load_run, load_runs
 from trl_grpo_ext.report.page import in_script, visible, write_page
 from trl_grpo_ext.report.page_chunks import pack, rounded, squeezed, unpack, unsqueeze
 from trl_grpo_ext.report.page_data import page_data
-from trl_grpo_ext.report.page_rows import plain_text, utf16_spans
+from trl_grpo_ext.report.page_rows import plain_text, step_of, utf16_spans
+from trl_grpo_ext.token_records import write_records
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 KNOWN = (
@@ -243,6 +245,20 @@ def test_outcomes_come_from_trls_table_of_the_step(page: Page, small: Path) -> N
                 small / run["name"] / "completions" / f"completions_{step['step']:05d}.parquet"
             )
             assert [row["right_answer"] for row in step["outcomes"]] == table.column("right_answer_outcome").to_pylist()
+
+
+def test_the_outcomes_of_a_record_are_its_own(small: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(small / "first", run)
+    file = sorted((run / "token_records").iterdir())[0]
+    rows = pyarrow.parquet.read_table(file).to_pylist()
+    for number, row in enumerate(rows[:2]):
+        row["outcomes"] = [("right_answer", f"said {number}"), ("other", "x" * 100)]
+    write_records(rows, str(run), step_of(file))
+    first = min(page_data([load_run(run)], 1000).index["runs"][0]["steps"], key=lambda step: step["step"])
+    told = [{"right_answer": f"said {number}", "other": "x" * 60 + "…"} for number in (0, 1)]
+    assert first["outcomes"][:2] == told
+    assert [set(row) for row in first["outcomes"][2:]] == [{"right_answer"}] * (len(rows) - 2)  # the table's
 
 
 @given(st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=40))

@@ -209,6 +209,35 @@ def test_only_whole_groups_are_sampled_and_not_always_the_same(tiny_model: Path,
     assert len(set(groups)) > 1
 
 
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "prompt_count": 8}])
+def test_records_have_the_outcome_that_was_logged_of_their_completion(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    def outcome(text: str) -> str | None:
+        return None if len(text) < 6 else f"{text[:3]!r}"
+
+    def judge(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
+        log_extra("judge_outcome", (outcome(text) for text in completions))  # TRL takes any iterable
+        log_extra("note", ["no outcome"] * len(completions))
+        return [float(len(text)) for text in completions]
+
+    async def later(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
+        log_extra("later_outcome", [text[-2:] for text in completions])
+        return [0.0 for _ in completions]
+
+    run(tiny_model, tmp_path, token_records=8, reward_funcs=[judge, later], **settings)
+    for step in (1, 2):
+        rows, texts = records(tmp_path, step), table(tmp_path, step)
+        assert len({row["completion"] for row in rows}) > 4
+        for row in rows:
+            judged = outcome(row["completion"])
+            expected = {"later": row["completion"][-2:]} | ({} if judged is None else {"judge": judged})
+            assert dict(row["outcomes"]) == expected
+        in_table = [value if isinstance(value, str) else None for value in texts["judge_outcome"]]
+        assert in_table == [outcome(text) for text in texts["completion"]]
+        assert set(texts["note"]) == {"no outcome"}
+
+
 def test_offsets_point_into_the_text(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, token_records=8, max_steps=1)
     for row in records(tmp_path, 1):

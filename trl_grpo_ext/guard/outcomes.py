@@ -24,6 +24,9 @@ __all__ = [
     "shown",
 ]
 
+OUTCOME_SUFFIX = "_outcome"
+"""Behind a reward's name: the column of TRL's table with its outcomes."""
+
 RAISE: Literal["raise"] = "raise"
 Consequence = float | None | Literal["raise"]
 """What an outcome becomes."""
@@ -157,7 +160,7 @@ class OutcomePolicy:
             for outcome in self.outcomes:
                 log_metric(f"outcomes/{self.reward}/{outcome.value}", counts[outcome] / len(judgements))
         if log_extra is not None:
-            log_extra(f"{self.reward}_outcome", [judgement.outcome.value for judgement in judgements])
+            log_extra(f"{self.reward}{OUTCOME_SUFFIX}", [judgement.outcome.value for judgement in judgements])
 
 
 def shown(text: object) -> str:

@@ -13,13 +13,13 @@ import torch
 
 from ..errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ..guard.calls import NOT_COLUMNS, call
+from ..guard.outcomes import OUTCOME_SUFFIX
 from ..reward_watch import RewardWatch
 from ..types import Span
 from .saved import SavedBatch, text_of_message
 from .selections import ReplaySelection, RewardSource
 from .tokens import Tokens
 
-_OUTCOME = "_outcome"
 """How the columns end under which rewards log the outcome of each completion."""
 
 
@@ -117,7 +117,7 @@ class Scorer:
         outcomes: Counter[str] = Counter()
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
-            if column.endswith(_OUTCOME):
+            if column.endswith(OUTCOME_SUFFIX):
                 outcomes.update(str(value) for value in values)
 
         watch = RewardWatch()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..guard.outcomes import OUTCOME_SUFFIX
 from ..token_records import COLUMNS
 from .run import Run
 
@@ -123,9 +124,12 @@ def _of_records(run: Run, path: Path) -> list[Row]:
         return []
     simple: dict[str, Any] = {
         name: columns[name].to_pylist() if name in columns else None
-        for name in ("group", "member", "prompt", "completion", "truncated", "rewards", "reward", "stages", "tokens")
+        for name in (
+            *("group", "member", "prompt", "completion", "truncated", "rewards", "reward"),
+            *("outcomes", "stages", "tokens"),
+        )
     }
-    outcomes = _outcomes(run, step_of(path))
+    in_table = _outcomes(run, step_of(path))  # records of 0.1.0 have none of their own
     rows = []
     for index in range(len(columns["prompt"])):
         prompt, completion = plain_text(simple["prompt"][index]), str(simple["completion"][index])
@@ -137,7 +141,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             truncated=_at(simple["truncated"], index),
             rewards={str(name): number(value) for name, value in dict(simple["rewards"][index] or {}).items()},
             reward=number(_at(simple["reward"], index)),
-            outcomes=outcomes.get((prompt, completion), {}),
+            outcomes=_told(_at(simple["outcomes"], index)) or in_table.get((prompt, completion), {}),
             tokens=[str(token) for token in simple["tokens"][index]],
         )
         _add_numbers(row, columns, index, simple["stages"][index] or [])
@@ -267,11 +271,15 @@ def _completion_text(value: Any) -> str:
 
 
 def _is_outcome(name: str) -> bool:
-    return name.endswith("_outcome")
+    return name.endswith(OUTCOME_SUFFIX)
 
 
 def _by_reward(outcomes: Mapping[str, str]) -> dict[str, str]:
-    return {name.removesuffix("_outcome"): _short(value, 60) for name, value in outcomes.items()}
+    return {name.removesuffix(OUTCOME_SUFFIX): _short(value, 60) for name, value in outcomes.items()}
+
+
+def _told(outcomes: Any) -> dict[str, str]:
+    return {str(name): _short(value, 60) for name, value in dict(outcomes or {}).items()}
 
 
 def _all_numbers(values: Sequence[Any]) -> bool:
