@@ -62,7 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "contexts": {"text_alignment", "zero_variance", *_DATA},
     "token_records": _DATA,
     "phase_times": set(),
-    "live": {"guard", *_DATA},
+    "printable": set(),
+    "live": {"guard", "printable", *_DATA},
     "upstream": _DATA,
     "reaggregation": {"upstream", "pipeline", *_DATA},
     "self_check": {"reaggregation", "upstream", "pipeline", *_DATA},
@@ -100,11 +101,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(*_PLUGINS, *_DATA),
     },
     "testing": {"contexts", "guard", "pipeline", "plugin_docs", "weight_metrics", *_PLUGINS, *_DATA},
-    "report": {"guard", "manifest", "token_records", *_PLUGINS, *_DATA},
+    "report": {"guard", "manifest", "printable", "token_records", *_PLUGINS, *_DATA},
     "audit": {"guard", *_DATA},
     "plugin_docs": {*_PLUGINS, *_DATA},
     "scaffold": {"plugin_metadata", *_DATA},
-    "manifest": {"pipeline", *_PLUGINS, *_DATA},
+    "manifest": {"pipeline", "printable", *_PLUGINS, *_DATA},
     "replay": {
         *(
             "guard",

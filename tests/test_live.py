@@ -33,8 +33,8 @@ from trl_grpo_ext.live import LOG_FILE, ConsoleSummary, LiveLog
 from trl_grpo_ext.live.cells import arrow, averaged, duration, metric_cells, notable_outcomes
 from trl_grpo_ext.live.generation_bar import generation_bar
 from trl_grpo_ext.live.late_bar import bars_wanted
-from trl_grpo_ext.live.printable import printable_name
 from trl_grpo_ext.live.reward_bars import with_bar
+from trl_grpo_ext.printable import printable_name
 from trl_grpo_ext.report.run import LOG, load_run
 from trl_grpo_ext.report.watch import signature, watch
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .printable import printable_name
+from ..printable import printable_name
 
 ORDINARY = frozenset({"right", "wrong", "scored"})
 """Outcomes of a completion that need no attention."""

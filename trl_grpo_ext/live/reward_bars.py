@@ -8,8 +8,8 @@ from typing import Any
 
 from ..guard.calls import is_async
 from ..guard.progress import listening
+from ..printable import printable_name
 from .late_bar import late_bar
-from .printable import printable_name
 
 
 def with_bar(function: Any, name: str, count: int, before: float | None = None) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..plugin_selection import KINDS, LABELS
+from ..printable import escaped
 from .records import Manifest, PluginRecord
 
 _LONGEST = 200
@@ -121,7 +122,7 @@ def _value(value: Any) -> str:
 def _text(value: str | None) -> str:
     """A string from a file or a plugin, without what a terminal would obey."""
     text = str(value)
-    return _cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text))
+    return _cut(escaped(text))
 
 
 def _cut(text: str) -> str:

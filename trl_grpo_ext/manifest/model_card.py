@@ -6,6 +6,7 @@ import json
 import re
 
 from ..plugin_selection import LABELS
+from ..printable import escaped
 from .records import Manifest, PluginRecord
 
 _BEGIN, _END = "<!-- trl-grpo-ext: plugins -->", "<!-- trl-grpo-ext: end of plugins -->"
@@ -83,7 +84,7 @@ def _cell(text: str | None) -> str:
         return ""
     if text == text.strip() and _PLAIN.fullmatch(text):
         return f"`{text}`"
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    text = escaped(text)
     return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
 
 

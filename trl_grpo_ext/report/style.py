@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..printable import escaped
+
 INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[tuple[float, tuple[float, ...] | None], ...] = (
@@ -83,7 +85,7 @@ def style() -> Iterator[None]:
 
 def label(text: str, longest: int = 36) -> str:
     """A name as it may stand in a figure: on one line, printable, not too long, and never left out of a legend."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[: longest + 1])
+    shown = escaped(text[: longest + 1])
     shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
     return f" {shown}" if shown.startswith("_") else shown or "(no name)"
 
