@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example as hypothesis_example
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,9 @@ plain = st.recursive(
 
 
 @given(plain)
+@hypothesis_example({"\n": None, "\U00010000": None})
+@hypothesis_example({"\n": "\\ud800\\udc00", "\x7f": "\\\U0001f469\x7f"})
+@hypothesis_example({"\n": [float("inf"), 1e16, -1e-9, "1e16", "null"]})
 def test_any_default_is_written_on_one_line_and_read_back(value: Any) -> None:
     text = in_yaml(value)
     assert text.replace("\t", "").isprintable()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
 from ..plugin_selection import Kind
@@ -55,17 +55,31 @@ def in_yaml(value: Any) -> str:
     """
     import yaml  # here, because only examples need it
 
+    looks: dict[str, Any] = {"default_flow_style": True, "width": 1_000_000, "sort_keys": False}
     try:
         for unicode in (True, False):
-            text = yaml.safe_dump(
-                _lists(value), default_flow_style=True, allow_unicode=unicode, width=1_000_000, sort_keys=False
-            )
+            text: str = yaml.dump(_lists(value), Dumper=_dumper(), allow_unicode=unicode, **looks)
             text = text.removesuffix("\n").removesuffix("...").removesuffix("\n")
             if "\n" not in text and text.replace("\t", "").isprintable():
                 return text
-        return json.dumps(value)  # several lines; what JSON writes is YAML
+        raise ValueError(f"{value!r} cannot be written as YAML on one line.")
     except (yaml.YAMLError, TypeError, RecursionError) as error:
         raise ValueError(f"{value!r} cannot be written as YAML: {error}") from error
+
+
+@cache
+def _dumper() -> Any:
+    """PyYAML's, which would give a key with a line break several lines, with such strings in double quotes."""
+    import yaml
+
+    class OneLine(yaml.SafeDumper):
+        pass
+
+    def string(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+    OneLine.add_representer(str, string)
+    return OneLine
 
 
 def _lists(value: Any) -> Any:
