@@ -495,6 +495,7 @@ def test_a_generation_bar_counts_the_output_layers_calls_and_leaves_nothing_behi
     assert not layer._forward_pre_hooks
 
 
+@pytest.mark.slow
 def test_in_a_pipe_there_is_neither_bar_nor_control_sequence(command: list[str], tmp_path: Path) -> None:
     chosen = {"max_steps": 2, "seconds": 2.6, "summary_steps": 1, "disable_tqdm": False}
     done = subprocess.run(
@@ -537,6 +538,7 @@ def training(command: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[by
     process.wait()
 
 
+@pytest.mark.slow
 def test_the_report_grows_while_another_process_trains(training: subprocess.Popen[bytes], tmp_path: Path) -> None:
     steps: list[int] = []
     stop, said = threading.Event(), list[str]()

@@ -206,6 +206,7 @@ def test_defaults_are_divisible_for_one_and_two_processes() -> None:
 # ------------------------------------------------------------------------------------------------------- make_model.py
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="make_model.py trains with Muon, which torch has from 2.9")
 def test_make_model_runs_end_to_end_and_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModelForCausalLM

@@ -182,6 +182,7 @@ def test_yaml_beats_the_default(run: Finished) -> None:
     assert means["soft_overlong"] < 0.0
 
 
+@pytest.mark.slow
 @of("overridden")
 def test_the_command_line_beats_yaml(run: Finished) -> None:
     args = run.args
@@ -201,6 +202,7 @@ def test_the_command_line_beats_yaml(run: Finished) -> None:
 UNTIMED = ("reward", "reward_std", "loss", "grad_norm", "entropy", "completions/mean_length", "num_tokens")
 
 
+@pytest.mark.slow
 @of("resumed", "resumed_path")
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(run: Finished, launches: Callable[[str], Finished]) -> None:
     whole = launches("default")

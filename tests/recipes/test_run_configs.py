@@ -215,6 +215,7 @@ def test_a_file_launched_as_something_else_stops(name: str, says: str, resolved:
 # ------------------------------------------------------------------------------------------------------ one really runs
 
 
+@pytest.mark.slow
 def test_the_plugin_file_trains_the_embedded_model(tmp_path: Path) -> None:
     words = launches(FILES["plugins.yaml"])[1]
     arguments = words[words.index("recipes/gsm8k_grpo.py") + 1 :]

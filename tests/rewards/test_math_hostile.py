@@ -76,6 +76,7 @@ def test_a_batch_of_hostile_completions_ends_in_time_and_the_next_one_is_as_befo
     assert seconds_of_ordinary(reward) < 5 * before + 1
 
 
+@pytest.mark.slow
 def test_ordinary_completions_among_hostile_ones_have_their_right_verdicts() -> None:
     reward = MathAccuracy(budget=8.0)
     rows = [row for pair in zip(ORDINARY, HOSTILE, strict=True) for row in (pair[0], ("18", pair[1], 0.0))]
@@ -190,6 +191,7 @@ def random_texts(seed: int, count: int) -> list[str]:
     return made
 
 
+@pytest.mark.slow
 def test_ten_thousand_random_completions_leave_no_process_behind() -> None:
     reward = MathAccuracy(cache=0)
     others = set(children())
