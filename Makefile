@@ -35,11 +35,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Best effort: without a browser its tests are skipped and say why.
+# Best effort, and never for long: without a browser its tests are skipped and say why.
+APT := DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 browser:
 	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
 	elif [ "$(BROWSER)" != no ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-		&& apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null; then \
+		&& $(APT) update >/dev/null && $(APT) install -y chromium chromium-driver >/dev/null; then \
 		echo "Installed chromium and chromium-driver for the browser tests."; \
 	else \
 		echo "The browser tests will be skipped: there is no chromium with chromedriver, and it was not installed here."; \
