@@ -49,11 +49,13 @@ def open_page(driver: Any, page: Path) -> None:
     wait_until(driver, "return document.documentElement.dataset.ready === 'true'")
 
 
-def wait_until(driver: Any, script: str, *arguments: Any, seconds: float = 30) -> None:
-    """Wait until a script returns something true."""
+def wait_until(driver: Any, script: str, *arguments: Any, seconds: float = 30) -> Any:
+    """Wait until a script returns something true, also while pages come and go, and return that."""
+    from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(driver, seconds, poll_frequency=0.05).until(lambda d: d.execute_script(script, *arguments))
+    patient = WebDriverWait(driver, seconds, poll_frequency=0.05, ignored_exceptions=[WebDriverException])
+    return patient.until(lambda d: d.execute_script(script, *arguments))
 
 
 def set_device(driver: Any, width: int, height: int, *, mobile: bool = False) -> None:
