@@ -94,8 +94,8 @@ def test_a_full_disk_is_a_clear_error_and_leaves_what_was_there(tiny_model: Path
             assert row["ours"] == row["theirs"] == "new"
             continue
         assert row["ours"] == row["theirs"] == "old"
-        listed = [name for name in row["listing"] if not name.startswith("trl_grpo_ext_")]
-        assert listed == ["README.md", "checkpoint-1"]
+        ours = [f"trl_grpo_ext_{name}" for name in ("log.jsonl", "plugins.json", "settings.json")]
+        assert row["listing"] == ["README.md", "checkpoint-1", *ours]
         assert "checkpoint-2 could not be written to" in row["message"]
         assert "MB were written until then" in row["message"]
         assert "checkpoint-1 takes 0." in row["message"]

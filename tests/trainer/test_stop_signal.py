@@ -52,8 +52,8 @@ def statuses(folder: Path, name: str) -> list[int]:
 
 
 def names(folder: Path) -> list[str]:
-    # What a run writes beside its checkpoints: the model card, its plugins, settings and log.
-    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(("README.md", "trl_grpo_ext_")))
+    beside = ("README.md", *(f"trl_grpo_ext_{name}" for name in ("log.jsonl", "plugins.json", "settings.json")))
+    return sorted(path.name for path in folder.iterdir() if path.name not in beside)
 
 
 @pytest.mark.slow
