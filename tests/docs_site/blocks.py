@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
+from typing import TypeVar
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = frozenset({"", "text", "math"})
 """Languages of blocks that hold nothing to execute: what a command prints, drawings, formulas."""
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+
+
+Claim = TypeVar("Claim")
 
 
 @dataclass(frozen=True)
@@ -81,36 +85,70 @@ small = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num
 trainer = Trainer(LlamaForCausalLM(small), TrainingArguments("out", use_cpu=True, report_to="none"))
 """
 
-RUN: dict[tuple[str, str], str] = {
-    ("docs/pipelines.md", "class Mine(GRPOExtMixin, Theirs)"): "from trl import GRPOTrainer as Theirs",
-    ("docs/pipelines.md", "class Geometric"): "from trl_grpo_ext import GRPOExtMixin",
-    ("docs/stability.md", "contract_version = 1"): "",
-    ("docs/conformance.md", "conformance = {"): "",
-    ("docs/report.md", "def pictures("): "",
-    ("docs/metrics.md", "use_console_summary("): A_TRAINER,
-    ("docs/launching.md", "class MyTrainer(SafeCheckpoints"): "from trl_grpo_ext import GRPOExtTrainer",
+RUN: dict[tuple[str, str], tuple[str, str]] = {
+    ("docs/pipelines.md", "class Mine(GRPOExtMixin, Theirs)"): (
+        "from trl import GRPOTrainer as Theirs",
+        "Mine.__mro__.index(GRPOExtMixin) < Mine.__mro__.index(Theirs)",
+    ),
+    ("docs/pipelines.md", "class Geometric"): (
+        "from trl_grpo_ext import GRPOExtMixin",
+        "Geometric.__bases__ == (GRPOExtMixin, GMPOTrainer)",
+    ),
+    ("docs/stability.md", "contract_version = 1"): (
+        "from trl_grpo_ext.plugin_contract import CONTRACT_VERSION",
+        "FirstTokens.contract_version == CONTRACT_VERSION",
+    ),
+    ("docs/conformance.md", "conformance = {"): ("", "set(Polite.conformance) == {'parameters', 'columns'}"),
+    ("docs/report.md", "def pictures("): ("", "callable(pictures)"),
+    ("docs/metrics.md", "use_console_summary("): (
+        A_TRAINER,
+        "[c.every for c in trainer.callback_handler.callbacks if type(c).__name__ == 'ConsoleSummary'] == [10]",
+    ),
+    ("docs/launching.md", "class MyTrainer(SafeCheckpoints"): (
+        "from trl_grpo_ext import GRPOExtTrainer",
+        "MyTrainer.__bases__ == (SafeCheckpoints, GRPOExtTrainer) and callable(last_complete_checkpoint)",
+    ),
 }
-"""By page and a part of the block, what has to be imported before a Python block that is then run as it stands."""
+"""By page and a part of a Python block that is run as it stands: what comes before it, and what holds afterwards."""
 
-COMPILED: dict[tuple[str, str], str] = {
-    ("README.md", "# 1. Plain TRL"): "three alternatives around the reader's own model, data set and trainer",
-    ("docs/conformance.md", "assert_conforms("): "tests of a reader's package; tests/testing runs the same calls",
-    ("docs/launching.md", "check_launch("): "needs a launch; tests/recipes/engines runs the same calls in one",
-    (
-        "docs/launching.md",
-        "stopped_by_signal",
-    ): "needs a training that was stopped; tests/trainer/test_stop_signal.py has one",
-    ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there, so a GPU; tests/trainer/test_stock_trl.py trains",
-    ("docs/manifest.md", "differences(old, new)"): "needs two runs; tests/test_manifest.py compares some",
-    ("docs/replay.md", "comparison = replay("): "needs a run; tests/replay makes one",
+COMPILED: dict[tuple[str, str], tuple[str, set[str]]] = {
+    ("README.md", "# 1. Plain TRL"): (
+        "three alternatives around the reader's own model, data set and trainer",
+        {"GRPOConfig", "TheirOwnGRPOTrainer", "dataset", "model"},
+    ),
+    ("docs/conformance.md", "assert_conforms("): (
+        "tests of a reader's package; tests/testing runs the same calls",
+        set(),
+    ),
+    ("docs/launching.md", "check_launch("): (
+        "needs a launch; tests/recipes/engines runs the same calls in one",
+        {"GRPOExtTrainer", "args", "model"},
+    ),
+    ("docs/launching.md", "stopped_by_signal"): (
+        "needs a training that was stopped; tests/trainer/test_stop_signal.py has one",
+        {"args", "exit_status", "last_complete_checkpoint", "sys", "trainer"},  # two are of the block before
+    ),
+    ("docs/pipelines.md", "RLOOConfig("): (
+        "TRL wants bfloat16 there, so a GPU; tests/trainer/test_stock_trl.py trains",
+        set(),
+    ),
+    ("docs/manifest.md", "differences(old, new)"): ("needs two runs; tests/test_manifest.py compares some", set()),
+    ("docs/replay.md", "comparison = replay("): ("needs a run; tests/replay makes one", set()),
 }
-"""By page and a part of the block, why a Python block is compiled and its imports made, but no more."""
+"""By page and a part of a Python block that is compiled and whose imports are made, but no more: why, and the names
+that its reader has already."""
 
 
-def _marked(claims: dict[tuple[str, str], str]) -> Callable[[Block], bool]:
+def _marked(claims: Mapping[tuple[str, str], object]) -> Callable[[Block], bool]:
     return lambda block: (
         block.language == "python" and any(page == block.page and part in block.text for page, part in claims)
     )
+
+
+def claim(claims: Mapping[tuple[str, str], Claim], block: Block) -> Claim:
+    """What is claimed of a block; exactly one entry must be about it."""
+    (found,) = [value for (page, part), value in claims.items() if page == block.page and part in block.text]
+    return found
 
 
 CLAIMS: dict[str, Callable[[Block], bool]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import doctest
 import re
 import tomllib
@@ -68,10 +70,11 @@ def test_examples_with_prompts_print_what_the_page_says(page: str) -> None:
 @of("run")
 def test_a_block_that_stands_by_itself_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (before,) = [code for (page, part), code in blocks.RUN.items() if page == block.page and part in block.text]
+    before, afterwards = blocks.claim(blocks.RUN, block)
     names: dict[str, Any] = {"__name__": "a_reader"}
     exec(before, names)
     exec(compile(block.text, block.id, "exec"), names)
+    assert eval(afterwards, names), afterwards
 
 
 @of("compiled")
@@ -80,6 +83,24 @@ def test_a_block_that_needs_more_compiles_and_imports(block: Block) -> None:
     compile(whole, block.id, "exec")
     imports = [line for line in whole.split("\n") if re.match(r"(?:from|import) (?!politeness)", line)]
     exec("\n".join(imports), {})
+    _, of_the_reader = blocks.claim(blocks.COMPILED, block)
+    assert names_from_elsewhere(whole) == of_the_reader
+
+
+def names_from_elsewhere(code: str) -> set[str]:
+    """What the code uses and neither makes, nor imports, nor has from Python."""
+    nodes = list(ast.walk(ast.parse(code)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    made = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    imported = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
+    made |= {name.asname or name.name.split(".")[0] for name in imported}
+    return used - made - {*dir(builtins)}
+
+
+def test_a_name_that_nobody_made_is_found() -> None:
+    assert names_from_elsewhere("import os.path as p\ndef f(a): return p, a, len(b)\nc = f(d)\nc") == {"b", "d"}
 
 
 @of("settings")

@@ -56,4 +56,11 @@ def test_math_accuracy_counts_its_pairs_and_not_its_loading(heard: list[tuple[in
 
 
 def test_nobody_has_to_listen() -> None:
-    scored(1, 2)
+    said: list[tuple[int, int]] = []
+    reward = guarded(lengths, timeout=20.0, workers=0, batch_size=1)
+    with listening(lambda done, total: said.append((done, total))):
+        scored(1, 2)
+    scored(2, 2)
+    assert reward(prompts=["p"] * 2, completions=["a", "bc"], completion_ids=[[1]] * 2) == [1, 2]
+    reward.close()
+    assert said == [(1, 2)]  # who has gone hears nothing more

@@ -621,9 +621,12 @@ def test_a_server_that_is_still_loading_ends_with_the_parent(tmp_path: Path) -> 
         """,
     )
     wait_until(lambda: told.exists() and told.read_text() != "", 60)
+    server = int(told.read_text())
+    assert is_running(server)
     process.kill()
     process.communicate(timeout=60)
-    wait_until(lambda: not is_running(int(told.read_text())))
+    wait_until(lambda: not is_running(server))
+    assert not is_running(server)
 
 
 # ---------------------------------------------------------------------------------------------- what is refused

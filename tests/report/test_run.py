@@ -202,6 +202,11 @@ def test_no_damage_is_an_error(own_runs: Path, seed: int) -> None:
             live_values(run, path, "weight")
     finally:
         file.write_bytes(whole)
+    tables = {path for path in files if path.suffix == ".parquet"}
+    lost = tables - {*run.records, *run.completions}
+    assert lost <= {file}  # the others are all there
+    assert all(told(run, str(path)) for path in lost)
+    assert all(sentence.isprintable() for sentence in run.missing)
 
 
 def test_a_pipe_in_a_files_place_is_not_waited_for(own_runs: Path) -> None:
