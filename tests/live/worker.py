@@ -1,4 +1,4 @@
-"""A training in a process of its own: `python -m tests.live_worker MODEL OUTPUT '{"max_steps": 4}'`.
+"""A training in a process of its own: `python -m tests.live.worker MODEL OUTPUT '{"max_steps": 4}'`.
 
 Its second reward takes its time where `seconds` of a step is above 0, and says how far it is where it is `steady`. Its
 model takes `per_token` seconds for every token.
@@ -7,6 +7,7 @@ model takes `per_token` seconds for every token.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,13 @@ from transformers import TrainerCallback
 
 from tests.support import length_reward, train
 from trl_grpo_ext.guard.progress import scored
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    return {**kept, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1"}
 
 
 class SlowModel(TrainerCallback):
