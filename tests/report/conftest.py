@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.report.browsing import browser
 from tests.report.trained import train_two
 
 
@@ -23,3 +25,10 @@ def own_runs(trained_once: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
     """A copy of that folder to damage; without weights."""
     left_out = shutil.ignore_patterns("*.safetensors", "*.pt", "*.bin", "tokenizer*")
     return Path(shutil.copytree(trained_once[0], tmp_path / "runs", ignore=left_out))
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with browser(tmp_path_factory.mktemp("profile")) as driver:
+        driver.get("about:blank")
+        yield driver

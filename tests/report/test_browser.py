@@ -1,23 +1,36 @@
-"""The page in a real browser: what is hovered was saved, filters find what they should, nothing hostile runs."""
+"""The page in a real browser: what is hovered was saved, filters find what they should, keys reach everything."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
-import pyarrow.parquet
 import pytest
 
-from tests.report.browsing import browser, open_page, prefer_colours, set_device, wait_until, why_no_browser
-from tests.report.make_big_run import HOSTILE, write_big_run, write_hostile_run
-from trl_grpo_ext.report import load_run, load_runs
+from tests.report.browsing import (
+    HOVER,
+    OVERFLOWING,
+    assert_silent,
+    choose,
+    credit,
+    empty_logs,
+    found,
+    key,
+    open_page,
+    prefer_colours,
+    read,
+    rows_of,
+    set_device,
+    shown,
+    wait_until,
+    why_no_browser,
+)
+from tests.report.make_big_run import write_big_run
+from trl_grpo_ext.report import load_runs
 from trl_grpo_ext.report.page import visible, write_page
-from trl_grpo_ext.report.page_chunks import rounded
 
 NO_BROWSER = why_no_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_BROWSER is not None, reason=NO_BROWSER or "")]
@@ -37,13 +50,6 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with browser(tmp_path_factory.mktemp("profile")) as driver:
-        driver.get("about:blank")
-        yield driver
-
-
 @pytest.fixture
 def opened(chromium: Any, big: Path) -> Iterator[Any]:
     """The big report, freshly opened, with an empty log before it; afterwards nothing may have gone wrong."""
@@ -53,72 +59,6 @@ def opened(chromium: Any, big: Path) -> Iterator[Any]:
     open_page(chromium, big / "report.html")
     yield chromium
     assert_silent(chromium)
-
-
-def empty_logs(driver: Any) -> None:
-    driver.get_log("browser")
-    driver.get_log("performance")
-
-
-def assert_silent(driver: Any) -> None:
-    """Nothing on the console, no script of a stranger has run, and nothing but the page itself was asked for."""
-    assert driver.get_log("browser") == []
-    assert driver.execute_script("return typeof window.pwned") == "undefined"
-    sent = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    asked = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
-    assert {address for address in asked if not address.startswith(("file:///", "about:", "chrome:", "data:"))} == set()
-    assert sum(address.startswith("file:///") for address in asked) <= 1
-
-
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    """All records of a run, with the outcome from TRL's table, as the files have them."""
-    rows: list[dict[str, Any]] = []
-    for file in sorted((run / "token_records").iterdir()):
-        part = pyarrow.parquet.read_table(file).to_pylist()
-        table = pyarrow.parquet.read_table(run / "completions" / file.name.replace("step_", "completions_")).to_pylist()
-        outcomes = {(row["prompt"], row["completion"]): row["right_answer_outcome"] for row in table}
-        rows += [
-            {**row, "outcome": outcomes[row["prompt"], row["completion"]], "rewards": dict(row["rewards"])}
-            for row in part
-        ]
-    return rows
-
-
-def key(row: dict[str, Any]) -> str:
-    return f"{row['step']}/{row['group']}/{row['member']}"
-
-
-def credit(row: dict[str, Any]) -> float:
-    live = [place for place, value in enumerate(row["live"]) if value]
-    if row["advantage"] is None:
-        return math.fsum(row["advantages"][-1][place] for place in live) / len(live)
-    return math.fsum(row["advantage"][place] * row["weight"][place] for place in live)
-
-
-def choose(driver: Any, name: str, value: str) -> None:
-    """Choose a value as a user does, and wait until the page has followed."""
-    driver.execute_script(
-        "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
-        "s.dispatchEvent(new Event('change', {bubbles: true}))",
-        *(name, value),
-    )
-
-
-def found(driver: Any) -> list[str]:
-    """The keys of all results, after showing the last page of them."""
-    wait_until(driver, "return !document.getElementById('status').textContent.startsWith('Searching')")
-    time.sleep(0.1)
-    while driver.execute_script(
-        "const m = document.getElementById('more-results'); if (!m.hidden) m.click(); return !m.hidden"
-    ):
-        pass
-    keys: list[str] = driver.execute_script(
-        "return [...document.querySelectorAll('#results [data-key]')].map((b) => b.dataset.key)"
-    )
-    said = driver.execute_script("return document.getElementById('status').textContent")
-    if keys:
-        assert said == f"{len(keys)} of 500 completions."
-    return keys
 
 
 # ---------------------------------------------------------------------------------------------- the size and the speed
@@ -137,28 +77,6 @@ def test_a_thousand_completions_can_be_used_in_two_seconds(opened: Any, big: Pat
 
 
 # ---------------------------------------------------------------------------------------------- one token
-
-
-HOVER = """
-const card = document.querySelector(`.card[data-member="${arguments[0]}"]`);
-const span = card.querySelectorAll('.token')[arguments[1]];
-if (arguments[2] === 'focus') span.focus();
-else span.dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
-const tip = document.getElementById('tip');
-return {
-  hidden: tip.hidden, described: span.getAttribute('aria-describedby'), kind: span.className,
-  lines: [...tip.querySelectorAll('tr')].map((tr) => [...tr.cells].map((cell) => cell.textContent))
-    .map(([name, ...values]) => [name, values]),
-};
-"""
-
-
-def shown(value: float) -> float:
-    return float(f"{float(rounded(numpy.array([value], numpy.float32))[0]):.4g}")
-
-
-def read(text: str) -> float:
-    return float(text.replace("\u2212", "-"))
 
 
 @pytest.mark.parametrize("how", ["hover", "focus"])
@@ -397,17 +315,6 @@ def test_dark_follows_the_system_and_the_switch_overrules_it(opened: Any) -> Non
     assert not is_dark(opened)
 
 
-OVERFLOWING = """
-return [...document.querySelectorAll('.card, .card *, #prompt, #results *')].filter((e) => {
-  const inside = e.closest('.card, #prompt, #results');
-  if (e.matches('.token') && inside.dataset.member === String(arguments[0])) return false;
-  const card = inside.getBoundingClientRect();
-  const box = e.getBoundingClientRect();
-  return box.width > 0 && (box.right > card.right + 1 || box.left < card.left - 1);
-}).map((e) => e.className + ': ' + e.textContent.slice(0, 40));
-"""
-
-
 def test_on_a_phone_the_page_does_not_scroll_sideways(opened: Any) -> None:
     set_device(opened, 375, 812, mobile=True)
     choose(opened, "filter", "truncated")
@@ -426,185 +333,3 @@ def test_on_paper_the_controls_are_gone(opened: Any) -> None:
     gone = opened.execute_script("return getComputedStyle(document.getElementById('toolbar')).display")
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})
     assert gone == "none"
-
-
-# ---------------------------------------------------------------------------------------------- hostile
-
-
-@pytest.fixture(scope="module")
-def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hostile")
-    run = write_hostile_run(folder / "run <img src=x onerror=window.pwned=9>")
-    return write_page([load_run(run)], folder / "report.html").path
-
-
-@pytest.fixture
-def attacked(chromium: Any, hostile_page: Path) -> Iterator[Any]:
-    set_device(chromium, 1280, 900)
-    prefer_colours(chromium, "light")
-    empty_logs(chromium)
-    open_page(chromium, hostile_page)
-    yield chromium
-    assert_silent(chromium)
-
-
-def test_hostile_completions_are_text_and_nothing_runs(attacked: Any) -> None:
-    texts = attacked.execute_script(
-        "return [...document.querySelectorAll('.card')]"
-        ".map((c) => [c.dataset.member, c.querySelector('.tokens').textContent])"
-    )
-    seen = {int(member): text for member, text in texts}
-    assert sorted(seen) == list(range(len(HOSTILE)))
-    for member, text in enumerate(HOSTILE):
-        whole = visible(text + "\ufffd\u00b7").replace("\n", "\u21b5\n")  # half a character, and the token that ends it
-        if len(text) < 1500:
-            assert seen[member].replace("\u00b7", "") == whole.replace("\u00b7", ""), text
-        else:
-            assert whole.startswith(seen[member])
-            assert len(seen[member]) <= 6000
-    for name in ("filter", "right", "sort"):
-        values = attacked.execute_script(
-            "return [...document.getElementById(arguments[0]).options].map((o) => o.value)", name
-        )
-        for value in values:
-            choose(attacked, name, value)
-            time.sleep(0.02)
-    for member in range(len(HOSTILE)):
-        assert attacked.execute_script(HOVER, member, 0, "hover")["hidden"] is False
-    assert (
-        attacked.execute_script(
-            "return document.querySelectorAll('.card script, .card img, .card svg, .card iframe').length"
-        )
-        == 0
-    )
-
-
-@pytest.mark.parametrize("width", [375, 1280])
-def test_hostile_completions_stay_inside_their_cards(attacked: Any, width: int) -> None:
-    set_device(attacked, width, 812, mobile=width < 500)
-    choose(attacked, "filter", "longest")
-    assert attacked.execute_script("return document.documentElement.scrollWidth") == width
-    # 600 marks on one letter cannot be broken: they are cut off at the edge of their stretch.
-    marks = next(number for number, text in enumerate(HOSTILE) if text.startswith("Z\u0300"))
-    assert attacked.execute_script(OVERFLOWING, marks) == []
-    kinds = attacked.execute_script(
-        "return [...document.querySelectorAll('.stretch')].map((e) => getComputedStyle(e).overflow)"
-    )
-    assert set(kinds) == {"hidden"}
-
-
-def test_a_hundred_thousand_characters_do_not_freeze_the_page(attacked: Any) -> None:
-    member = next(number for number, text in enumerate(HOSTILE) if len(text) == 100_000)
-    script = """
-    const card = document.querySelector(`.card[data-member="${arguments[0]}"]`);
-    const [spent, more] = [[], card.querySelector('button.more')];
-    while (!more.hidden) {
-      const begun = performance.now();
-      more.click();
-      card.getBoundingClientRect();
-      spent.push(performance.now() - begun);
-    }
-    return [Math.max(...spent), spent.length, card.querySelector('.tokens').textContent.length];
-    """
-    slowest, clicks, length = attacked.execute_script(script, member)
-    assert length >= 100_000
-    assert clicks < 10
-    assert slowest < 5000  # generous: a machine with other work; the last click adds about 40,000 tokens
-
-
-def test_directions_of_writing_do_not_leave_their_completion(attacked: Any) -> None:
-    kinds = attacked.execute_script(
-        "return [...document.querySelectorAll('.stretch')].map((e) => [getComputedStyle(e).unicodeBidi, e.dir])"
-    )
-    assert {tuple(kind) for kind in kinds} == {("isolate", "auto")}
-    member = next(number for number, text in enumerate(HOSTILE) if text.startswith("ש"))
-    direction = (
-        'return getComputedStyle(document.querySelector(`.card[data-member="${arguments[0]}"] .stretch`)).direction'
-    )
-    assert attacked.execute_script(direction, member) == "rtl"
-
-
-# ---------------------------------------------------------------------------------------------- really trained
-
-
-def test_a_really_trained_run_is_shown(chromium: Any, own_runs: Path) -> None:
-    write_page(load_runs([own_runs / "one", own_runs / "two"]), own_runs / "report.html")
-    set_device(chromium, 1280, 900)
-    empty_logs(chromium)
-    open_page(chromium, own_runs / "report.html")
-    row = pyarrow.parquet.read_table(sorted((own_runs / "one" / "token_records").iterdir())[-1]).to_pylist()[0]
-    told = chromium.execute_script(HOVER, row["member"], 0, "focus")
-    lines = dict(told["lines"])
-    assert [name for name, _ in told["lines"]][: len(row["stages"])] == row["stages"]
-    if row["advantage"] is not None:
-        assert read(lines["advantage in the loss"][0]) == shown(row["advantage"][0])
-        assert read(lines["log-probability"][0]) == shown(row["logp"][0])
-    drawn = chromium.execute_script(
-        "return [...document.querySelectorAll('figure svg')].map((s) => s.getBoundingClientRect().height)"
-    )
-    assert len(drawn) > 5
-    assert min(drawn) > 50
-    assert_silent(chromium)
-
-
-def test_tables_of_trl_alone_are_shown(chromium: Any, own_runs: Path) -> None:
-    import shutil
-
-    shutil.rmtree(own_runs / "two" / "token_records")
-    write_page([load_run(own_runs / "two")], own_runs / "tables.html")
-    empty_logs(chromium)
-    open_page(chromium, own_runs / "tables.html")
-    table = pyarrow.parquet.read_table(sorted((own_runs / "two" / "completions").iterdir())[-1]).to_pylist()
-    cards = chromium.execute_script("return [...document.querySelectorAll('.card .tokens')].map((t) => t.textContent)")
-    assert cards == [visible(row["completion"]) for row in table[: len(cards)]]
-    assert len(cards) == 4
-    assert chromium.execute_script("return document.getElementById('legend').hidden") is True
-    assert_silent(chromium)
-
-
-# ---------------------------------------------------------------------------------------------- a training that goes on
-
-
-RELOADED = """
-if (!(performance.timeOrigin > arguments[0] && document.documentElement.dataset.ready)) return null;
-const value = (id) => document.getElementById(id).value;
-return { step: document.getElementById('step').selectedOptions[0].textContent, group: value('group'),
-  filter: value('filter'), sort: value('sort'), text: value('search'), run: value('run') };
-"""
-"""Where a page stands that has loaded itself again since then."""
-
-ORIGIN = "return performance.timeOrigin"
-
-
-def test_a_watched_page_loads_itself_again_and_stays_where_it_was(chromium: Any, own_runs: Path) -> None:
-    page = own_runs / "watched.html"
-    write_page(load_runs([own_runs / "one", own_runs / "two"]), page, reload_seconds=3)
-    set_device(chromium, 1280, 900)
-    open_page(chromium, page)
-    steps = chromium.execute_script("return [...document.getElementById('step').options].map((o) => o.textContent)")
-    chosen = {"run": "1", "step": "0", "group": "1", "filter": "truncated", "sort": "reward-up"}
-    for name, value in chosen.items():
-        choose(chromium, name, value)
-    place = wait_until(chromium, RELOADED, chromium.execute_script(ORIGIN))
-    assert place == {**chosen, "step": steps[0], "text": ""}
-    # Somebody who points at things is left alone.
-    chromium.execute_script("window.busy = setInterval(() => dispatchEvent(new Event('pointermove')), 50)")
-    begun = chromium.execute_script(ORIGIN)
-    time.sleep(4)
-    assert chromium.execute_script(ORIGIN) == begun
-
-
-def test_who_looks_at_the_newest_step_sees_the_next(chromium: Any, own_runs: Path) -> None:
-    page, newest = own_runs / "watched.html", sorted((own_runs / "one" / "token_records").iterdir())[-1]
-    table = own_runs / "one" / "completions" / newest.name.replace("step_", "completions_")
-    kept = {path: path.read_bytes() for path in (newest, table)}
-    for path in kept:
-        path.unlink()
-    write_page([load_run(own_runs / "one")], page, reload_seconds=3)
-    open_page(chromium, page)
-    shown = "Number(document.getElementById('step').selectedOptions[0].textContent)"
-    before = chromium.execute_script(f"return {shown}")
-    for path, content in kept.items():
-        path.write_bytes(content)
-    write_page([load_run(own_runs / "one")], page, reload_seconds=3)
-    assert wait_until(chromium, f"return document.documentElement.dataset.ready && {shown} > arguments[0]", before)
