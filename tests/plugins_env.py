@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-SOURCES = Path(__file__).parent / "plugins"
+SOURCES = Path(__file__).parent / "distributions"
 BROKEN = ("tge-raises", "tge-exits", "tge-no-attribute", "tge-wrong-kind")
 
 # What every probe begins with: `attempt` reports a value or an error with its cause, as JSON.
