@@ -43,7 +43,7 @@ from detox.prompts import embedded_prompts, prompts_from_file, prompts_from_hub
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_grpo_ext import GRPOExtConfig
-from trl_grpo_ext.engine import ENGINES
+from trl_grpo_ext.launch.engine import ENGINES
 
 HERE = Path(__file__).resolve().parent
 EMBEDDED = HERE / "embedded" / "detox"

@@ -44,7 +44,7 @@ from transformers import set_seed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_grpo_ext import GRPOExtConfig
-from trl_grpo_ext.engine import ENGINES
+from trl_grpo_ext.launch.engine import ENGINES
 
 HERE = Path(__file__).resolve().parent
 EMBEDDED_MODEL = HERE / "embedded" / "model"

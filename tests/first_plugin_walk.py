@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.scaffold.author import Author
+from tests.cli.scaffold.author import Author
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "first_plugin.md"

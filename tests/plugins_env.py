@@ -21,7 +21,7 @@ BROKEN = ("tge-raises", "tge-exits", "tge-no-attribute", "tge-wrong-kind")
 # What every probe begins with: `attempt` reports a value or an error with its cause, as JSON.
 _PRELUDE = """
 import json, sys, warnings
-import trl_grpo_ext.plugins as plugins
+import trl_grpo_ext.plugins.loading as plugins
 from trl_grpo_ext import errors
 
 def attempt(function, *arguments):

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from trl import GRPOConfig
 
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
-from trl_grpo_ext.trainer import GRPOExtMixin
+from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 
 OWN_AGGREGATION = {
     "bnpo": "token_mean_local",

@@ -16,8 +16,9 @@ import yaml
 
 from tests.contexts import make_rollout
 from tests.plugins_env import Environment, make_environment
-from trl_grpo_ext import load_advantage_hooks, load_rewards, pipeline
+from trl_grpo_ext import load_advantage_hooks, load_rewards
 from trl_grpo_ext.aggregation.seq_mean_token_sum import SeqMeanTokenSum
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.guarded import guarded
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +39,7 @@ def example(class_name: str) -> Any:
 
 def test_the_example_hook() -> None:
     rollout = make_rollout([4, 2])
-    advantages = pipeline.apply_rollout_hooks(torch.tensor([1.0, -1.0]), [example("FirstTokens")(n=2)], rollout)
+    advantages = flow.apply_rollout_hooks(torch.tensor([1.0, -1.0]), [example("FirstTokens")(n=2)], rollout)
     assert advantages.tolist() == [[1, 1, 0, 0], [-1, -1, 0, 0]]
 
 
@@ -47,7 +48,7 @@ def test_the_example_hook_with_needs() -> None:
     rollout = make_rollout([2], old_logps_B_T=old, ref_logps_B_T=ref)
     hook = example("TowardsReference")()
     assert hook.needs == ("old_logps", "ref_logps")
-    advantages = pipeline.apply_rollout_hooks(torch.tensor([1.0]), [hook], rollout)
+    advantages = flow.apply_rollout_hooks(torch.tensor([1.0]), [hook], rollout)
     assert advantages.flatten().tolist() == pytest.approx([0.95, 1.1])
 
 
@@ -57,7 +58,7 @@ def test_the_example_hook_that_returns_spans() -> None:
     rollout = make_rollout([4, 1], texts=[text, "x"], offsets=lambda row: offsets if row == 0 else [(0, 1)])
     hook = example("NoApologies")()
     assert hook.needs == ("offsets",)
-    advantages = pipeline.apply_rollout_hooks(torch.tensor([1.0, 1.0]), [hook], rollout)
+    advantages = flow.apply_rollout_hooks(torch.tensor([1.0, 1.0]), [hook], rollout)
     assert advantages.tolist() == [[1, 0.5, 0.5, 1], [1, 0, 0, 0]]
 
 
@@ -81,8 +82,8 @@ def test_the_example_aggregation() -> None:
     # Per-token losses [1, 3], [2, 2, 0, 4], [6]: the mean over sequences of sums / √L is 4.27614.
     rollout = make_rollout([2, 4, 1])
     sums = torch.tensor([4.0, 8.0, 6.0], dtype=torch.float64)
-    weights = pipeline.token_weights(example("SquareRootLength")(), rollout)
-    plain = pipeline.token_weights(SeqMeanTokenSum(), rollout)
+    weights = flow.token_weights(example("SquareRootLength")(), rollout)
+    plain = flow.token_weights(SeqMeanTokenSum(), rollout)
     per_row = weights.max(1).values / plain.max(1).values
     assert (per_row * sums).mean().item() == pytest.approx(4.27614, abs=1e-5)
 

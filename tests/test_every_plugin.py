@@ -17,9 +17,10 @@ import yaml
 
 from tests.contexts import make_forward, make_rollout
 from tests.tiny_classifier import save_tiny_classifier
-from trl_grpo_ext import available, load_advantage_hooks, load_loss_aggregation, load_rewards, pipeline
+from trl_grpo_ext import available, load_advantage_hooks, load_loss_aggregation, load_rewards
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.validation import checked_scores
-from trl_grpo_ext.plugins import Kind, PluginInfo
+from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 from trl_grpo_ext.testing import Report, check
 from trl_grpo_ext.types import StepTotals, implements
 
@@ -156,10 +157,10 @@ def test_a_hook_keeps_shape_mask_rows_and_padding_apart(info: PluginInfo) -> Non
         )
         advantages = torch.tensor([0.5, -0.5, 0.0, 1.0], dtype=torch.float64)[order]
         if implements(hook, "on_rollout"):
-            advantages = pipeline.apply_rollout_hooks(advantages, [hook], rollout)
+            advantages = flow.apply_rollout_hooks(advantages, [hook], rollout)
         if implements(hook, "on_forward"):
             forward = make_forward(-entropies, entropies, rollout.mask_B_T)
-            advantages = pipeline.apply_forward_hooks(advantages, [hook], forward)
+            advantages = flow.apply_forward_hooks(advantages, [hook], forward)
         assert advantages.shape == rollout.mask_B_T.shape
         assert not advantages[rollout.mask_B_T == 0].any()
         return advantages
@@ -178,9 +179,9 @@ def test_an_aggregation_gives_masked_tokens_no_gradient(info: PluginInfo) -> Non
     totals = replace(rollout.totals, step=StepTotals(tokens=4, sequences=3))
     loss_B_T = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     if implements(aggregation, "weights"):
-        loss = (pipeline.token_weights(aggregation, rollout) * loss_B_T).sum()
+        loss = (flow.token_weights(aggregation, rollout) * loss_B_T).sum()
     else:
-        loss = pipeline.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, totals)
+        loss = flow.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, totals)
     (gradient,) = torch.autograd.grad(loss, loss_B_T)
     assert bool((gradient[rollout.mask_B_T == 0] == 0).all())
     live = gradient[rollout.mask_B_T > 0]

@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.first_plugin_walk import PAGE, ROOT, Step, Walked, apply_edits, differences, make_clone, read_steps, walk
-from tests.scaffold.author import make_author
+from tests.cli.scaffold.author import make_author
+from tests.first_plugin_walk import (
+    PAGE,
+    ROOT,
+    Step,
+    Walked,
+    apply_edits,
+    differences,
+    make_clone,
+    read_steps,
+    walk,
+)
 
 TEXT = PAGE.read_text(encoding="utf-8")
 STEPS = read_steps(TEXT)
@@ -55,7 +65,7 @@ def test_the_walk_reads_a_page_and_notices_what_differs(tmp_path: Path) -> None:
 
 def test_the_times_on_the_page_come_with_their_command_and_machine() -> None:
     (section,) = re.findall(r"## How long it takes\n(.*?)\n## ", TEXT, re.DOTALL)
-    assert "`python tests/bench/first_plugin.py`" in section
+    assert "`python bench/first_plugin.py`" in section
     seconds = dict(re.findall(r"\| `([^`]+)` \| ([\d.]+) \|", section))
     assert [*seconds] == [" ".join(step.text.split()[:3]) for step in STEPS if step.language == "sh"]
     (total,) = re.findall(r"\| all of them \| ([\d.]+) \|", section)

@@ -182,9 +182,9 @@ def place(module: str) -> str:
 
 
 def test_the_reading_of_imports_itself() -> None:
-    assert {"trl_grpo_ext.pipeline", "trl_grpo_ext.errors.UpstreamError", "trl"} <= imports("trainer")
+    assert {"trl_grpo_ext.credit.flow", "trl_grpo_ext.errors.UpstreamError", "trl"} <= imports("trainer")
     assert "trl_grpo_ext.errors.ConfigurationError" in imports("aggregation/constant_length")
-    assert "trl_grpo_ext.rewards.text.completion_text" in imports("rewards/think_format")
+    assert "trl_grpo_ext.rewards._text.completions.completion_text" in imports("rewards/think_format")
     assert "torch" not in imports("types")  # for type checkers only
     assert "yaml" in imports("plugin_selection")  # inside a function
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bench import sorting, study, study_report
-from tests.bench.study import EVALUATION_SEEDS, METHODS, PLAIN, START, TASKS, Results, Run, TokenBudget
-from tests.bench.study_report import estimate, holm, rows_of, t_quantile, t_within
+from bench import sorting, study, study_report
+from bench.study import EVALUATION_SEEDS, METHODS, PLAIN, START, TASKS, Results, Run, TokenBudget
+from bench.study_report import estimate, holm, rows_of, t_quantile, t_within
 
 # ------------------------------------------------------------------------------------------------------ sorting task
 

@@ -15,7 +15,7 @@ from tests.public_api.surface import commands
 from tests.test_metrics_reference import ALL
 from trl_grpo_ext import GRPOExtConfig, errors
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.plugins import KINDS, find, parse_selection
+from trl_grpo_ext.plugins.loading import KINDS, find, parse_selection
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -97,9 +97,9 @@ def test_the_metrics_page_points_at_symptoms_that_are_there() -> None:
 
 def test_what_is_named_outside_of_settings_is_there_too() -> None:
     from trl_grpo_ext.advantages.kl_in_reward import KLInReward
-    from trl_grpo_ext.doctor import combinations_vllm
-    from trl_grpo_ext.live import LOG_FILE
-    from trl_grpo_ext.plugin_discovery import ENVIRONMENT_VARIABLE
+    from trl_grpo_ext.launch.doctor import combinations_vllm
+    from trl_grpo_ext.plugins.discovery import ENVIRONMENT_VARIABLE
+    from trl_grpo_ext.trainer.live import LOG_FILE
 
     assert LOG_FILE == "trl_grpo_ext_log.jsonl"
     assert ENVIRONMENT_VARIABLE == "TRL_GRPO_EXT_PLUGINS"
@@ -108,6 +108,6 @@ def test_what_is_named_outside_of_settings_is_there_too() -> None:
     assert GRPOExtConfig.__dataclass_fields__["loss_type"].default == "dapo"
     source = (ROOT / "recipes" / "gsm8k_grpo.py").read_text(encoding="utf-8")
     assert all(f"    {name}: " in source for name in ("engine", "processes"))
-    assert "scoring with" in Path(sys.modules["trl_grpo_ext.live.reward_bars"].__file__ or "").read_text(
+    assert "scoring with" in Path(sys.modules["trl_grpo_ext.trainer.live.reward_bars"].__file__ or "").read_text(
         encoding="utf-8"
     )

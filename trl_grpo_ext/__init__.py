@@ -9,23 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import GRPOExtConfig as GRPOExtConfig
-    from .engine import Asked as Asked
-    from .engine import EngineCheck as EngineCheck
-    from .engine import check_launch as check_launch
     from .errors import TRLGRPOExtError as TRLGRPOExtError
     from .guard.guarded import guarded as guarded
     from .guard.outcomes import Judgement as Judgement
     from .guard.outcomes import Outcome as Outcome
     from .guard.outcomes import OutcomePolicy as OutcomePolicy
-    from .plugins import available as available
-    from .plugins import load_advantage_hooks as load_advantage_hooks
-    from .plugins import load_loss_aggregation as load_loss_aggregation
-    from .plugins import load_rewards as load_rewards
-    from .rewards.text import completion_text as completion_text
-    from .safe_checkpoints import SafeCheckpoints as SafeCheckpoints
-    from .trainer import GRPOExtMixin as GRPOExtMixin
-    from .trainer import GRPOExtTrainer as GRPOExtTrainer
+    from .launch.checkpoints.safe_checkpoints import SafeCheckpoints as SafeCheckpoints
+    from .launch.engine import Asked as Asked
+    from .launch.engine import EngineCheck as EngineCheck
+    from .launch.engine import check_launch as check_launch
+    from .plugins.loading import available as available
+    from .plugins.loading import load_advantage_hooks as load_advantage_hooks
+    from .plugins.loading import load_loss_aggregation as load_loss_aggregation
+    from .plugins.loading import load_rewards as load_rewards
+    from .rewards._text.completions import completion_text as completion_text
+    from .trainer.config import GRPOExtConfig as GRPOExtConfig
+    from .trainer.mixin import GRPOExtMixin as GRPOExtMixin
+    from .trainer.mixin import GRPOExtTrainer as GRPOExtTrainer
     from .types import CONTRACT_VERSION as CONTRACT_VERSION
     from .types import AdvantageHook as AdvantageHook
     from .types import Forward as Forward
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "GRPOExtConfig": "config",
-    "Asked": "engine",
-    "EngineCheck": "engine",
-    "check_launch": "engine",
+    "GRPOExtConfig": "trainer.config",
+    "Asked": "launch.engine",
+    "EngineCheck": "launch.engine",
+    "check_launch": "launch.engine",
     "TRLGRPOExtError": "errors",
     "guarded": "guard.guarded",
     "Judgement": "guard.outcomes",
     "Outcome": "guard.outcomes",
     "OutcomePolicy": "guard.outcomes",
-    "available": "plugins",
-    "load_advantage_hooks": "plugins",
-    "load_loss_aggregation": "plugins",
-    "load_rewards": "plugins",
-    "completion_text": "rewards.text",
-    "SafeCheckpoints": "safe_checkpoints",
-    "GRPOExtMixin": "trainer",
-    "GRPOExtTrainer": "trainer",
+    "available": "plugins.loading",
+    "load_advantage_hooks": "plugins.loading",
+    "load_loss_aggregation": "plugins.loading",
+    "load_rewards": "plugins.loading",
+    "completion_text": "rewards._text.completions",
+    "SafeCheckpoints": "launch.checkpoints.safe_checkpoints",
+    "GRPOExtMixin": "trainer.mixin",
+    "GRPOExtTrainer": "trainer.mixin",
     "AdvantageHook": "types",
     "CONTRACT_VERSION": "types",
     "Forward": "types",

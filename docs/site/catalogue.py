@@ -10,9 +10,9 @@ from typing import Any
 
 import trl_grpo_ext
 from trl_grpo_ext import available
-from trl_grpo_ext.plugin_docs.describe import PluginDocs, describe
-from trl_grpo_ext.plugin_docs.example import in_yaml
-from trl_grpo_ext.plugins import Kind, PluginInfo
+from trl_grpo_ext.plugins.docs.describe import PluginDocs, describe
+from trl_grpo_ext.plugins.docs.example import in_yaml
+from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 
 from .notation import latex
 from .staging import DOCS

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from trl_grpo_ext import load_loss_aggregation, pipeline
+from trl_grpo_ext import load_loss_aggregation
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.testing.builders import make_rollout
 from trl_grpo_ext.types import StepTotals, implements
 
@@ -38,11 +39,11 @@ def aggregate(selection: Any, groups: tuple[int, ...] = (0, 0, 0)) -> Mapping[st
         totals=replace(rollout.totals, step=step),
     )
     if implements(aggregation, "weights"):
-        weights_B_T = pipeline.token_weights(aggregation, rollout)
+        weights_B_T = flow.token_weights(aggregation, rollout)
         loss = (weights_B_T * loss_B_T).sum()
     else:
         loss_B_T.requires_grad_()
-        loss = pipeline.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, rollout.totals)
+        loss = flow.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, rollout.totals)
         (weights_B_T,) = torch.autograd.grad(loss, loss_B_T)
     rows = [weights_B_T[row, :length].tolist() for row, length in enumerate(lengths)]
     return {"weight of each token": rows, "total": float(loss.detach())}

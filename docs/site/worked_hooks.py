@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.testing.builders import make_forward, make_rollout, mask_of
 
 from .worked import Worked, completions, tokens
@@ -24,7 +25,7 @@ def _after_rollout(
     rollout = make_rollout(lengths, *args, **overrides)
     hooks = load_advantage_hooks([selection])
     given = torch.tensor(incoming, dtype=torch.float64)
-    advantages = pipeline.apply_rollout_hooks(given, hooks, rollout)
+    advantages = flow.apply_rollout_hooks(given, hooks, rollout)
     return [advantages[row, :length].tolist() for row, length in enumerate(lengths)]
 
 
@@ -132,7 +133,7 @@ def _spans(selection: Any) -> Mapping[str, Any]:
 def _after_forward(selection: Any, incoming: Sequence[float], logps: Any, entropies: Any, **more: Any) -> Any:
     forward = make_forward(logps, entropies, **more)
     given = torch.tensor(incoming, dtype=torch.float64)
-    return pipeline.apply_forward_hooks(given, load_advantage_hooks([selection]), forward).tolist()
+    return flow.apply_forward_hooks(given, load_advantage_hooks([selection]), forward).tolist()
 
 
 ENTROPIES = (0.1, 1.0, 2.0, 0.5)

@@ -11,7 +11,7 @@ from datasets import Dataset, load_dataset
 from embedded.word_problems import make_problems
 from transformers import AutoConfig, AutoTokenizer
 
-from trl_grpo_ext.rewards.final_answer import parse_reference
+from trl_grpo_ext.rewards._text.final_answer import parse_reference
 
 from .errors import RecipeError, one_line
 

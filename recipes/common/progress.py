@@ -1,4 +1,4 @@
-"""A quiet terminal: what a run prints is the summary of `trl_grpo_ext.live`, which the recipes switch on."""
+"""A quiet terminal: what a run prints is the summary of `trl_grpo_ext.trainer.live`, which the recipes switch on."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.engine import Asked, EngineCheck
-from trl_grpo_ext.safe_checkpoints import SafeCheckpoints, exit_status
+from trl_grpo_ext.launch.checkpoints.safe_checkpoints import SafeCheckpoints, exit_status
+from trl_grpo_ext.launch.engine import Asked, EngineCheck
 
 from .processes import leave
 from .quantised import keep_4_bit_trainable

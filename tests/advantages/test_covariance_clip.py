@@ -13,12 +13,12 @@ from torch.nn.functional import pad
 
 from tests.advantages.token_batches import Rows, forward_of, hook, live_places, narrowed, rollouts
 from tests.contexts import Ranks, cut, make_forward, make_rollout, mask_of, padded
-from trl_grpo_ext import pipeline
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Forward, Rollout
 
 
 def clipped(forward: Forward, advantages: torch.Tensor, **parameters: Any) -> Rows:
-    rows: Rows = pipeline.apply_forward_hooks(advantages, [hook("covariance_clip", **parameters)], forward).tolist()
+    rows: Rows = flow.apply_forward_hooks(advantages, [hook("covariance_clip", **parameters)], forward).tolist()
     return rows
 
 
@@ -122,7 +122,7 @@ def test_a_micro_batch_spread_over_ranks(rollout: Rollout, data: st.DataObject) 
 
     def run(part: Rollout) -> torch.Tensor:
         own = table[part.local_rows][:, : part.mask_B_T.size(1)]
-        return pipeline.apply_forward_hooks(own, [hook("clip_cov", **parameters)], forward_of(part))
+        return flow.apply_forward_hooks(own, [hook("clip_cov", **parameters)], forward_of(part))
 
     results = Ranks([narrowed(part) for part in cut(rollout, sizes)]).run(run)
     assert torch.cat([pad(result, (0, width - result.size(1))) for result in results]).tolist() == expected
@@ -138,7 +138,7 @@ def test_what_gathering_pads_with_is_no_candidate() -> None:
 
     def run(part: Rollout) -> torch.Tensor:
         own = table[part.local_rows][:, : part.mask_B_T.size(1)]
-        return pipeline.apply_forward_hooks(
+        return flow.apply_forward_hooks(
             own, [hook("covariance_clip", low=-2.0, high=1.0, ratio=0.01)], forward_of(part)
         )
 
@@ -150,7 +150,7 @@ def test_single_precision() -> None:
     forward, advantages = two_rows()
     half = replace(forward, logps_B_T=forward.logps_B_T.float(), mask_B_T=forward.mask_B_T.float())
     for dtype in (torch.float32, torch.bfloat16):
-        result = pipeline.apply_forward_hooks(advantages.to(dtype), [hook("covariance_clip")], half)
+        result = flow.apply_forward_hooks(advantages.to(dtype), [hook("covariance_clip")], half)
         assert result.dtype == dtype
         assert result.tolist() == [[0, 1, 1], [-1, 0, -1]]
 

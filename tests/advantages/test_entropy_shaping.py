@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import make_forward
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 
 
@@ -19,7 +20,7 @@ def shaped(advantage: float, entropies: list[float], **parameters: Any) -> list[
     entropies_B_T = torch.tensor([entropies], dtype=torch.float64)
     forward = make_forward(torch.zeros_like(entropies_B_T), entropies_B_T)
     advantages_B = torch.tensor([advantage], dtype=torch.float64)
-    row: list[float] = pipeline.apply_forward_hooks(advantages_B, [hook], forward)[0].tolist()
+    row: list[float] = flow.apply_forward_hooks(advantages_B, [hook], forward)[0].tolist()
     return row
 
 

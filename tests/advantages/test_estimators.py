@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.advantages.estimator_loops import CASES, Case, Row
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Rollout
 
 NAN = math.nan
@@ -33,7 +34,7 @@ def rollout_of(rows: Sequence[Row], **overrides: Any) -> Rollout:
 def on_tokens(selection: Any, rollout: Rollout, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Advantages `(B, T)` after the hook; what comes in is 9 everywhere, and must be replaced."""
     incoming = torch.full((len(rollout.prompts),), 9.0, dtype=dtype)
-    return pipeline.apply_rollout_hooks(incoming, loaded(json.dumps(selection)), rollout)
+    return flow.apply_rollout_hooks(incoming, loaded(json.dumps(selection)), rollout)
 
 
 @cache

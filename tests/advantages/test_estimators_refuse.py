@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginParameterError
 from trl_grpo_ext.types import Rollout
 
@@ -64,7 +65,7 @@ def test_mean_relative_names_a_negative_reward_on_every_rank() -> None:
     def refuses(part: Rollout) -> bool:
         incoming = torch.zeros(len(part.prompts), dtype=torch.float64)
         with pytest.raises(PluginOutputError, match=r"mean_relative: rewards must not be negative, got -0\.25\."):
-            pipeline.apply_rollout_hooks(incoming, hooks, part)
+            flow.apply_rollout_hooks(incoming, hooks, part)
         return True
 
     assert Ranks(cut(rollout, [2, 1, 1])).run(refuses) == [True] * 3
@@ -72,7 +73,7 @@ def test_mean_relative_names_a_negative_reward_on_every_rank() -> None:
 
 def test_mean_relative_takes_minus_zero() -> None:
     hooks = load_advantage_hooks(["mean_relative"])
-    result = pipeline.apply_rollout_hooks(torch.zeros(2), hooks, make_rollout([1, 1], [1.0, -0.0]))
+    result = flow.apply_rollout_hooks(torch.zeros(2), hooks, make_rollout([1, 1], [1.0, -0.0]))
     assert result.squeeze(1).tolist() == [1, -1]
 
 
@@ -81,4 +82,4 @@ def test_mean_relative_takes_minus_zero() -> None:
 def test_an_infinite_reward_stops_the_run(name: str, reward: float) -> None:
     hooks = load_advantage_hooks([name])
     with pytest.raises(PluginOutputError, match=f"advantage hook '{name}': on_rollout must return finite advantages"):
-        pipeline.apply_rollout_hooks(torch.zeros(3), hooks, make_rollout([1] * 3, [1.0, reward, 0.0]))
+        flow.apply_rollout_hooks(torch.zeros(3), hooks, make_rollout([1] * 3, [1.0, reward, 0.0]))

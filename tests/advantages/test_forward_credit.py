@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.advantages.token_batches import Rows, forward_of, hook, live_places, rollouts
 from tests.contexts import make_forward, mask_of, padded
-from trl_grpo_ext import pipeline
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Forward, Rollout
 
 
 def after_forward(forward: Forward, advantages: Any, name: str, **parameters: Any) -> Rows:
     incoming = torch.as_tensor(advantages, dtype=torch.float64)
-    rows: Rows = pipeline.apply_forward_hooks(incoming, [hook(name, **parameters)], forward).tolist()
+    rows: Rows = flow.apply_forward_hooks(incoming, [hook(name, **parameters)], forward).tolist()
     return rows
 
 
@@ -104,7 +104,7 @@ class TestLowProbability:
                 assert values[place] == pytest.approx(expected, abs=1e-12)
 
     def test_half_precision_probabilities_are_not_rounded_first(self) -> None:
-        result = pipeline.apply_forward_hooks(
+        result = flow.apply_forward_hooks(
             torch.ones(1),
             [hook("low_probability", alpha=1.0)],
             make_forward(padded([[0.123]]).log(), torch.zeros(1, 1)),

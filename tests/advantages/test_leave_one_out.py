@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import make_rollout
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Rollout
 
 
 def advantages_of(rollout: Rollout) -> torch.Tensor:
     (hook,) = load_advantage_hooks(["leave_one_out"])
     incoming = torch.full((len(rollout.prompts),), 9.0, dtype=torch.float64)  # replaced, whatever it was
-    return pipeline.apply_rollout_hooks(incoming, [hook], rollout)
+    return flow.apply_rollout_hooks(incoming, [hook], rollout)
 
 
 def test_by_hand() -> None:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.types import Rollout
 
@@ -23,7 +24,7 @@ NAN = math.nan
 
 def on_tokens(k: int, rollout: Rollout, threshold: float = 0.5) -> torch.Tensor:
     hooks = load_advantage_hooks([{"name": "pass_at_k", "k": k, "threshold": threshold}])
-    return pipeline.apply_rollout_hooks(torch.ones(len(rollout.prompts), dtype=torch.float64), hooks, rollout)
+    return flow.apply_rollout_hooks(torch.ones(len(rollout.prompts), dtype=torch.float64), hooks, rollout)
 
 
 def success_and_failure(n: int, c: int, k: int) -> tuple[float, float]:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.advantages.process_rewards import min_form
 from trl_grpo_ext.advantages.segments import last_tokens, split_steps
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginParameterError
 from trl_grpo_ext.types import Rollout
 
@@ -23,7 +24,7 @@ PLAIN = {"form": "sum", "baseline": "none"}
 
 def advantages(rollout: Rollout, incoming: float = 9.0, dtype: torch.dtype = torch.float64, **parameters: Any) -> Any:
     (hook,) = load_advantage_hooks([{"name": "process_rewards", **parameters}])
-    return pipeline.apply_rollout_hooks(torch.full((len(rollout.texts),), incoming, dtype=dtype), [hook], rollout)
+    return flow.apply_rollout_hooks(torch.full((len(rollout.texts),), incoming, dtype=dtype), [hook], rollout)
 
 
 def stepped(rows: list[list[float]], **overrides: Any) -> Rollout:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.advantages.token_batches import Rows, after_rollout, hook, live_places, rollouts
 from tests.contexts import make_rollout
-from trl_grpo_ext import pipeline
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Rollout
 
 
@@ -83,7 +83,7 @@ class TestRepetition:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, 260_000, (16, 4000), generator=generator)
         ids[3, 3000:3040] = ids[3, 100:140]
-        result = pipeline.apply_rollout_hooks(
+        result = flow.apply_rollout_hooks(
             torch.ones(16), [hook("repetition_penalty")], make_rollout([4000] * 16, completion_ids_B_T=ids)
         )
         changed = (result != 1).nonzero().tolist()
@@ -110,7 +110,7 @@ class TestTruncation:
     def test_keep_looks_at_each_token(self) -> None:
         rollout = make_rollout([3], truncated_B=torch.tensor([True]))
         incoming = torch.tensor([[1.0, -2.0, 3.0]])
-        result = pipeline.apply_rollout_hooks(incoming, [hook("truncation_masking", keep="negative")], rollout)
+        result = flow.apply_rollout_hooks(incoming, [hook("truncation_masking", keep="negative")], rollout)
         assert result.tolist() == [[0, -2, 0]]
 
     @given(rollouts(), st.booleans())

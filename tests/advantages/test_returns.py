@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.advantages.token_batches import after_rollout, hook, live_places, on_ranks, rollouts
 from tests.contexts import make_rollout, padded
-from trl_grpo_ext import pipeline
 from trl_grpo_ext.advantages.returns import discounted_returns, live_tokens_behind
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Rollout
 
 LOGPS, REF_LOGPS = [-1.0, -0.5, -2.0], [-1.5, -0.4, -1.0]  # k1: .5, -.1, -1
@@ -117,7 +117,7 @@ class TestKLInReward:
 
     def test_half_precision(self) -> None:
         incoming = torch.tensor([1.0], dtype=torch.bfloat16)
-        result = pipeline.apply_rollout_hooks(incoming, [hook("kl_in_reward", coefficient=0.1)], three_tokens())
+        result = flow.apply_rollout_hooks(incoming, [hook("kl_in_reward", coefficient=0.1)], three_tokens())
         assert result.dtype == torch.bfloat16
         assert result[0].tolist() == pytest.approx([1.06, 1.11, 1.1], rel=1e-2)
 
@@ -132,7 +132,7 @@ class TestAdaptiveCoefficient:
         return make_rollout([2, 2, 0], groups=[0, 0, 0], old_logps_B_T=logps, ref_logps_B_T=ref_logps, **overrides)
 
     def after(self, of_hook: Any, rollout: Rollout) -> float:
-        pipeline.apply_rollout_hooks(torch.zeros(len(rollout.prompts), dtype=torch.float64), [of_hook], rollout)
+        flow.apply_rollout_hooks(torch.zeros(len(rollout.prompts), dtype=torch.float64), [of_hook], rollout)
         return float(of_hook.state_dict()["coefficient"])
 
     @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ class TestAdaptiveCoefficient:
     def test_a_batch_is_penalised_by_the_coefficient_before_it(self) -> None:
         adaptive = hook("kl_in_reward", coefficient=0.1, target=0.1, horizon=3)
         incoming = torch.zeros(1, dtype=torch.float64)
-        first = pipeline.apply_rollout_hooks(incoming, [adaptive], three_tokens())
-        second = pipeline.apply_rollout_hooks(incoming, [adaptive], three_tokens())
+        first = flow.apply_rollout_hooks(incoming, [adaptive], three_tokens())
+        second = flow.apply_rollout_hooks(incoming, [adaptive], three_tokens())
         assert first[0].tolist() == pytest.approx([0.06, 0.11, 0.1])
         # KL is -.6, far below the target: the coefficient falls by 0.2 · 1/3.
         assert second[0].tolist() == pytest.approx([(1 - 0.2 / 3) * x for x in (0.06, 0.11, 0.1)])

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.advantages.segments import around_markers, token_weights
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 
 WEIGHTS = {"think": 2.0, "answer": 3.0, "tags": 5.0, "other": 7.0}
@@ -22,7 +23,7 @@ def weights_of(texts: list[str], offsets: list[list[tuple[int, int]]], **paramet
     (hook,) = load_advantage_hooks([{"name": "segment_weights", **WEIGHTS, **parameters}])
     rollout = make_rollout([len(row) for row in offsets], texts=texts, offsets=lambda row: offsets[row])
     ones = torch.ones(len(texts), dtype=torch.float64)
-    result: list[list[float]] = pipeline.apply_rollout_hooks(ones, [hook], rollout).tolist()
+    result: list[list[float]] = flow.apply_rollout_hooks(ones, [hook], rollout).tolist()
     return result
 
 
@@ -110,7 +111,7 @@ def test_weights_of_one_change_nothing_and_zero_silences() -> None:
     (plain,) = load_advantage_hooks(["segment_weights"])
     rollout = make_rollout([3, 0, 2])
     advantages = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float32)
-    result = pipeline.apply_rollout_hooks(advantages, [plain], rollout)
+    result = flow.apply_rollout_hooks(advantages, [plain], rollout)
     assert result.dtype == torch.float32
     assert result.tolist() == [[1, 1, 1], [0, 0, 0], [-3, -3, 0]]
     assert by_character("<think>a</think>b", think=0, tags=0, answer=1) == "0" * 16 + "11"
@@ -123,11 +124,11 @@ def test_dtypes_ranks_and_padding(dtype: torch.dtype) -> None:
     lengths = [len(text) for text in texts]
     advantages = torch.tensor([1.0, 2.0, -3.0], dtype=dtype)
     whole = make_rollout(lengths, texts=texts)
-    expected = pipeline.apply_rollout_hooks(advantages, [hook], whole)
+    expected = flow.apply_rollout_hooks(advantages, [hook], whole)
     assert expected.dtype == dtype
-    wide = pipeline.apply_rollout_hooks(advantages, [hook], make_rollout(lengths, texts=texts, width=20))
+    wide = flow.apply_rollout_hooks(advantages, [hook], make_rollout(lengths, texts=texts, width=20))
     torch.testing.assert_close(wide[:, :16], expected, rtol=0, atol=0)
-    parts = Ranks(cut(whole, [1, 2])).run(lambda r: pipeline.apply_rollout_hooks(advantages[r.local_rows], [hook], r))
+    parts = Ranks(cut(whole, [1, 2])).run(lambda r: flow.apply_rollout_hooks(advantages[r.local_rows], [hook], r))
     torch.testing.assert_close(torch.cat(parts), expected, rtol=0, atol=0)
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import Ranks, cut, make_rollout, padded
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
 
 
 def test_token_advantages_by_hand() -> None:
@@ -16,21 +17,21 @@ def test_token_advantages_by_hand() -> None:
     incoming = padded([[1.0, -2.0, 0.0], [-0.5, 4.0]], width=3)
     hooks = load_advantage_hooks([{"name": "sign_scaling", "positive": 0.5, "negative": 2.0}])
     expected = [[0.5, -4, 0], [-1, 2, 0]]
-    assert pipeline.apply_rollout_hooks(incoming, hooks, rollout).tolist() == expected
+    assert flow.apply_rollout_hooks(incoming, hooks, rollout).tolist() == expected
 
 
 def test_weighted_reinforce() -> None:
     # The paper's method: rewards of 1 and -1, no baseline, successes at λ = 0.1.
     rollout = make_rollout([1] * 4, [1.0, -1.0, -1.0, 1.0])
     hooks = load_advantage_hooks(["raw_reward", "w_reinforce"])
-    result = pipeline.apply_rollout_hooks(torch.zeros(4, dtype=torch.float64), hooks, rollout)
+    result = flow.apply_rollout_hooks(torch.zeros(4, dtype=torch.float64), hooks, rollout)
     assert result.squeeze(1).tolist() == [0.1, -1, -1, 0.1]
 
 
 @pytest.mark.parametrize(("positive", "negative", "expected"), [(0, 1, [0, -3]), (1, 0, [2, 0]), (1, 1, [2, -3])])
 def test_one_side_alone_and_both(positive: float, negative: float, expected: list[float]) -> None:
     hooks = load_advantage_hooks([{"name": "sign_scaling", "positive": positive, "negative": negative}])
-    result = pipeline.apply_rollout_hooks(torch.tensor([2.0, -3.0]), hooks, make_rollout([1, 1]))
+    result = flow.apply_rollout_hooks(torch.tensor([2.0, -3.0]), hooks, make_rollout([1, 1]))
     assert result.squeeze(1).tolist() == expected
 
 
@@ -53,7 +54,7 @@ def test_equals_a_loop_on_any_number_of_ranks(
         for row, length in zip(rows, lengths, strict=True)
     ]
     parts = Ranks(cut(make_rollout(lengths, width=3), [first, len(rows) - first])).run(
-        lambda rollout: pipeline.apply_rollout_hooks(incoming[rollout.local_rows], hooks, rollout)
+        lambda rollout: flow.apply_rollout_hooks(incoming[rollout.local_rows], hooks, rollout)
     )
     for values, wanted in zip(torch.cat(parts).tolist(), expected, strict=True):
         assert values == pytest.approx(wanted, rel=1e-12)
@@ -62,6 +63,6 @@ def test_equals_a_loop_on_any_number_of_ranks(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_dtype_stays(dtype: torch.dtype) -> None:
     incoming = torch.tensor([2.0, -3.0], dtype=dtype)
-    result = pipeline.apply_rollout_hooks(incoming, load_advantage_hooks(["sign_scaling"]), make_rollout([1, 1]))
+    result = flow.apply_rollout_hooks(incoming, load_advantage_hooks(["sign_scaling"]), make_rollout([1, 1]))
     assert result.dtype == dtype
     assert result[1].item() == -3

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 from trl_grpo_ext.types import Rollout
 
@@ -41,7 +42,7 @@ def rollout_of(
 def credit(rollout: Rollout, dtype: torch.dtype = torch.float64, **parameters: Any) -> torch.Tensor:
     (hook,) = load_advantage_hooks([{"name": "span_credit", **parameters}])
     incoming = torch.full((len(rollout.texts),), 9.0, dtype=dtype)  # replaced, whatever it was
-    return pipeline.apply_rollout_hooks(incoming, [hook], rollout)
+    return flow.apply_rollout_hooks(incoming, [hook], rollout)
 
 
 def test_by_hand() -> None:

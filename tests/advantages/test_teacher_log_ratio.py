@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from tests.advantages.token_batches import after_rollout, hook, live_places, rollouts
 from tests.contexts import make_rollout, padded
-from trl_grpo_ext import pipeline
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Rollout
 
 LOGPS, TEACHER_LOGPS = padded([[-1.0, -0.5, -2.0]]), padded([[-1.5, -0.4, -1.0]])
@@ -67,6 +67,6 @@ def test_half_precision_advantages_do_not_round_the_log_probabilities() -> None:
     # In bfloat16 both log-probabilities would be -10.
     rollout = make_rollout([1], old_logps_B_T=padded([[-10.01]]), ref_logps_B_T=padded([[-10.0]]))
     incoming = torch.tensor([1.0], dtype=torch.bfloat16)
-    result = pipeline.apply_rollout_hooks(incoming, [hook("teacher_log_ratio")], rollout)
+    result = flow.apply_rollout_hooks(incoming, [hook("teacher_log_ratio")], rollout)
     assert result.dtype == torch.bfloat16
     assert result.item() == pytest.approx(0.01, rel=1e-2)

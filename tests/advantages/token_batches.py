@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 from tests.contexts import Ranks, cut, make_forward, make_rollout
-from trl_grpo_ext import load_advantage_hooks, pipeline
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Forward, Rollout
 
 Rows = list[list[float]]
@@ -26,7 +27,7 @@ def hook(name: str, **parameters: Any) -> Any:
 def after_rollout(rollout: Rollout, advantages: Sequence[float], name: str, **parameters: Any) -> Rows:
     """The advantages `(B, T)` that a hook makes of one per completion."""
     incoming = torch.tensor(list(advantages), dtype=torch.float64)
-    result: Rows = pipeline.apply_rollout_hooks(incoming, [hook(name, **parameters)], rollout).tolist()
+    result: Rows = flow.apply_rollout_hooks(incoming, [hook(name, **parameters)], rollout).tolist()
     return result
 
 
@@ -89,7 +90,7 @@ def on_ranks(rollout: Rollout, sizes: Sequence[int], advantages: Sequence[float]
 
     def run(part: Rollout) -> torch.Tensor:
         own = [starts[part.local_rows.start]]
-        return pipeline.apply_rollout_hooks(incoming[part.local_rows], own, part)
+        return flow.apply_rollout_hooks(incoming[part.local_rows], own, part)
 
     width = rollout.mask_B_T.size(1)
     rows: Rows = torch.cat([pad(result, (0, width - result.size(1))) for result in ranks.run(run)]).tolist()

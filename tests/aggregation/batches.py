@@ -12,7 +12,8 @@ import torch
 from hypothesis import strategies as st
 
 from tests.contexts import make_rollout
-from trl_grpo_ext import load_loss_aggregation, pipeline
+from trl_grpo_ext import load_loss_aggregation
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Rollout, StepTotals, Totals, implements
 
 LIMIT = 8
@@ -167,9 +168,9 @@ def loss_and_gradient(
     aggregation, loss_B_T = loaded(selection), losses_of(batch, width, off_the_mask)
     rollout = rollout_of(batch, width=width)
     if implements(aggregation, "weights"):
-        weights_B_T = pipeline.token_weights(aggregation, rollout)
+        weights_B_T = flow.token_weights(aggregation, rollout)
         loss = (weights_B_T * torch.where(rollout.mask_B_T > 0, loss_B_T, 0.0)).sum()
     else:
-        loss = pipeline.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, step_totals(batch))
+        loss = flow.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, step_totals(batch))
     (gradient_B_T,) = torch.autograd.grad(loss, loss_B_T)
     return loss.item(), gradient_B_T

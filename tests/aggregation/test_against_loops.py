@@ -26,7 +26,8 @@ from tests.aggregation.batches import (
     width_of,
 )
 from tests.aggregation.loops import CASES, REDUCES, WEIGHTS
-from trl_grpo_ext import available, pipeline
+from trl_grpo_ext import available
+from trl_grpo_ext.credit import flow
 
 every_case = pytest.mark.parametrize("case", CASES)
 some = settings(max_examples=30, deadline=None)
@@ -45,7 +46,7 @@ def test_no_aggregation_is_left_out() -> None:
 @some
 def test_weights_equal_a_loop_over_tokens_whatever_the_padding(case: str, batch: Batch, padding: int) -> None:
     rollout = rollout_of(batch, width=width_of(batch) + padding)
-    weights_B_T = pipeline.token_weights(loaded(WEIGHTS[case].selection), rollout)
+    weights_B_T = flow.token_weights(loaded(WEIGHTS[case].selection), rollout)
     for row, expected in zip(weights_B_T.tolist(), WEIGHTS[case].loop(batch), strict=True):
         assert row == pytest.approx([*expected, *([0.0] * (len(row) - len(expected)))], rel=1e-9, abs=1e-15)
 
@@ -105,7 +106,7 @@ def test_losses_of_half_precision_are_summed_in_the_mask_s(case: str) -> None:
     # In bfloat16 a sum of ones stops at 256.
     loss_B_T, mask_B_T = torch.ones(1, 1000, dtype=torch.bfloat16), torch.ones(1, 1000)
     totals = step_totals([completion([1.0] * 1000)])
-    loss = pipeline.reduced_loss(loaded(REDUCES[case].selection), loss_B_T, mask_B_T, totals)
+    loss = flow.reduced_loss(loaded(REDUCES[case].selection), loss_B_T, mask_B_T, totals)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(1.0)
 

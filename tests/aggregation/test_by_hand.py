@@ -15,7 +15,8 @@ import torch
 
 from tests.aggregation.batches import Batch, completion, loss_and_gradient, rollout_of, step_totals
 from tests.contexts import make_rollout, mask_of, padded
-from trl_grpo_ext import load_loss_aggregation, pipeline
+from trl_grpo_ext import load_loss_aggregation
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import StepTotals, Totals
 
 LOSSES = [[1.0, 3.0], [2.0, 2.0, 0.0, 4.0], [6.0]]
@@ -64,7 +65,7 @@ def test_the_page_s_losses(selection: Any, expected: float) -> None:
 
 
 def weights_of(selection: Any, batch: Batch) -> list[list[float]]:
-    return pipeline.token_weights(load_loss_aggregation(selection), rollout_of(batch)).tolist()
+    return flow.token_weights(load_loss_aggregation(selection), rollout_of(batch)).tolist()
 
 
 def in_groups(groups: list[int]) -> Batch:
@@ -186,7 +187,7 @@ def test_token_mean_local_depends_on_the_cut_and_token_mean_does_not() -> None:
     totals = make_rollout([2, 4, 1]).totals
     halves = [local.reduce(padded(rows), mask_of([len(r) for r in rows]), totals) for rows in (LOSSES[:2], LOSSES[2:])]
     assert float(sum(halves)) / 2 == pytest.approx((12 / 6 + 6) / 2)
-    weights = pipeline.token_weights(load_loss_aggregation("token_mean"), make_rollout([2, 4, 1]))
+    weights = flow.token_weights(load_loss_aggregation("token_mean"), make_rollout([2, 4, 1]))
     terms = (weights * padded(LOSSES)).sum(1)
     assert float(terms[:2].sum() + terms[2:].sum()) == pytest.approx(18 / 7)
 
@@ -201,9 +202,9 @@ def test_lengths_of_any_size_stay_finite() -> None:
         totals=Totals(tokens=100_001, sequences=2, prompts=1, max_completion_length=100_000),
     )
     for alpha in (1.0, 200.0):
-        weights = pipeline.token_weights(load_loss_aggregation({"name": "length_power", "alpha": alpha}), rollout)
+        weights = flow.token_weights(load_loss_aggregation({"name": "length_power", "alpha": alpha}), rollout)
         assert weights.sum(1)[0] == pytest.approx(1 / (1 + 100_000**-alpha))
     for lam, r in ((1e6, 0.9), (-1e6, 0.9)):
-        weights = pipeline.token_weights(load_loss_aggregation({"name": "length_softmax", "lam": lam, "r": r}), rollout)
+        weights = flow.token_weights(load_loss_aggregation({"name": "length_softmax", "lam": lam, "r": r}), rollout)
         favoured = 1 if lam > 0 else 0
         assert weights[:, 0].tolist() == pytest.approx([0 if i != favoured else 2 / 100_001 for i in range(2)])

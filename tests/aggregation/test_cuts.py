@@ -24,7 +24,7 @@ from tests.aggregation.batches import (
 )
 from tests.aggregation.loops import WEIGHTS
 from tests.contexts import Ranks
-from trl_grpo_ext import pipeline
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.testing.builders import UnequalGathers
 from trl_grpo_ext.types import Totals
 
@@ -33,7 +33,7 @@ some = settings(max_examples=30, deadline=None)
 
 
 def row_weights(case: str, batch: Batch) -> torch.Tensor:
-    return pipeline.token_weights(loaded(WEIGHTS[case].selection), rollout_of(batch))
+    return flow.token_weights(loaded(WEIGHTS[case].selection), rollout_of(batch))
 
 
 @every_weight
@@ -48,7 +48,7 @@ def test_every_rank_gets_its_rows_of_the_same_weights(case: str, data: st.DataOb
         for rows, extra in zip(parts, padding, strict=True)
     ]
     aggregation = loaded(WEIGHTS[case].selection)
-    ranks = Ranks(rollouts).run(lambda rollout: pipeline.token_weights(aggregation, rollout))
+    ranks = Ranks(rollouts).run(lambda rollout: flow.token_weights(aggregation, rollout))
     width = width_of(batch)
     for weights_b_T, expected_b_T in zip(ranks, row_weights(case, batch).split([len(p) for p in parts]), strict=True):
         common = min(weights_b_T.size(1), width)
@@ -82,8 +82,8 @@ def test_token_mean_step_is_exact_however_the_step_is_cut(data: st.DataObject) -
     micro_batches, processes = data.draw(st.sampled_from([(len(parts), 1), (1, len(parts))]))
     totals = step_totals(batch, micro_batches, processes)
     aggregation = loaded("token_mean_step")
-    losses = [pipeline.reduced_loss(aggregation, losses_of(rows), mask_of_batch(rows), totals) for rows in parts]
-    whole = pipeline.reduced_loss(aggregation, losses_of(batch), mask_of_batch(batch), step_totals(batch))
+    losses = [flow.reduced_loss(aggregation, losses_of(rows), mask_of_batch(rows), totals) for rows in parts]
+    whole = flow.reduced_loss(aggregation, losses_of(batch), mask_of_batch(batch), step_totals(batch))
     # The trainer takes the mean over micro-batches and ranks.
     assert float(sum(losses).detach()) / len(parts) == pytest.approx(whole.item(), rel=1e-9, abs=1e-12)
 
@@ -99,7 +99,7 @@ def test_groups_left_out_are_as_if_never_sampled(case: str, data: st.DataObject)
     totals = totals_of(rest) if rest else Totals(tokens=0, sequences=0, prompts=0, max_completion_length=8)
     rollout = rollout_of(batch)
     restricted = replace(rollout, mask_B_T=rollout.mask_B_T * keep.unsqueeze(1), totals=totals)
-    weights_B_T = pipeline.token_weights(loaded(WEIGHTS[case].selection), restricted)
+    weights_B_T = flow.token_weights(loaded(WEIGHTS[case].selection), restricted)
     assert not weights_B_T[~keep].any()
     if rest:
         expected_B_T = row_weights(case, rest)

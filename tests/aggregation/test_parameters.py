@@ -9,7 +9,8 @@ import pytest
 
 from tests.aggregation.batches import completion, rollout_of, totals_of
 from tests.contexts import make_rollout, mask_of, padded
-from trl_grpo_ext import load_loss_aggregation, pipeline
+from trl_grpo_ext import load_loss_aggregation
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 
 NAN, INF = float("nan"), float("inf")
@@ -58,26 +59,26 @@ def test_those_without_parameters_take_none(name: str) -> None:
 @pytest.mark.parametrize("name", ["sign_balanced", "difficulty_weighted"])
 def test_those_that_need_advantages_say_so(name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{name}: rollout.advantages_B_T is None"):
-        pipeline.token_weights(load_loss_aggregation(name), make_rollout([1]))
+        flow.token_weights(load_loss_aggregation(name), make_rollout([1]))
 
 
 def test_difficulty_weighted_lists_the_rewards_there_are() -> None:
     aggregation = load_loss_aggregation({"name": "difficulty_weighted", "reward": "correct"})
     with pytest.raises(ConfigurationError, match="no reward function 'correct'; it has solved, style"):
-        pipeline.token_weights(aggregation, rollout_of([completion([1.0], advantage=1.0)]))
+        flow.token_weights(aggregation, rollout_of([completion([1.0], advantage=1.0)]))
 
 
 def test_length_softmax_refuses_a_group_too_large_for_r() -> None:
     # r √(G-1) = 0.5 · √4 = 1: one completion of no tokens among five long ones would have h = 0.
     aggregation = load_loss_aggregation({"name": "length_softmax", "r": 0.5})
     with pytest.raises(ConfigurationError, match=r"r=0.5 is too large for groups of 5 .* Lower r below 0.5"):
-        pipeline.token_weights(aggregation, make_rollout([1, 5, 5, 5, 5]))
-    assert pipeline.token_weights(aggregation, make_rollout([1, 5, 5, 5])).sum() > 0
+        flow.token_weights(aggregation, make_rollout([1, 5, 5, 5, 5]))
+    assert flow.token_weights(aggregation, make_rollout([1, 5, 5, 5])).sum() > 0
 
 
 def test_length_softmax_takes_groups_of_one() -> None:
     aggregation = load_loss_aggregation({"name": "length_softmax", "r": 100})
-    assert pipeline.token_weights(aggregation, make_rollout([2])).tolist() == [[0.5, 0.5]]
+    assert flow.token_weights(aggregation, make_rollout([2])).tolist() == [[0.5, 0.5]]
 
 
 def test_token_mean_step_needs_the_totals_of_a_step() -> None:
@@ -85,4 +86,4 @@ def test_token_mean_step_needs_the_totals_of_a_step() -> None:
     assert aggregation.needs_step_totals is True  # by which the trainer knows
     totals = replace(totals_of([completion([1.0])]), step=None)
     with pytest.raises(ConfigurationError, match=r"token_mean_step: totals.step is None.* use token_mean"):
-        pipeline.reduced_loss(aggregation, padded([[1.0]]), mask_of([1]), totals)
+        flow.reduced_loss(aggregation, padded([[1.0]]), mask_of([1]), totals)

@@ -95,7 +95,7 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
         "Geometric.__bases__ == (GRPOExtMixin, GMPOTrainer)",
     ),
     ("docs/stability.md", "contract_version = 1"): (
-        "from trl_grpo_ext.plugin_contract import CONTRACT_VERSION",
+        "from trl_grpo_ext.plugins.contract import CONTRACT_VERSION",
         "FirstTokens.contract_version == CONTRACT_VERSION",
     ),
     ("docs/conformance.md", "conformance = {"): ("", "set(Polite.conformance) == {'parameters', 'columns'}"),
@@ -125,14 +125,17 @@ COMPILED: dict[tuple[str, str], tuple[str, set[str]]] = {
         {"GRPOExtTrainer", "args", "model"},
     ),
     ("docs/launching.md", "stopped_by_signal"): (
-        "needs a training that was stopped; tests/trainer/test_stop_signal.py has one",
+        "needs a training that was stopped; tests/launch/test_stop_signal.py has one",
         {"args", "exit_status", "last_complete_checkpoint", "sys", "trainer"},  # two are of the block before
     ),
     ("docs/pipelines.md", "RLOOConfig("): (
         "TRL wants bfloat16 there, so a GPU; tests/trainer/test_stock_trl.py trains",
         set(),
     ),
-    ("docs/manifest.md", "differences(old, new)"): ("needs two runs; tests/test_manifest.py compares some", set()),
+    ("docs/manifest.md", "differences(old, new)"): (
+        "needs two runs; tests/records/test_manifest.py compares some",
+        set(),
+    ),
     ("docs/replay.md", "comparison = replay("): ("needs a run; tests/replay makes one", set()),
 }
 """By page and a part of a Python block that is compiled and whose imports are made, but no more: why, and the names

@@ -113,7 +113,7 @@ def _without_dots(words: list[str]) -> list[str]:
 
 
 def _our_command(words: list[str]) -> str:
-    from trl_grpo_ext.cli import app
+    from trl_grpo_ext.cli.main import app
 
     group = typer.main.get_command(app)
     _need(words and words[0] in group.commands, f"trl-grpo-ext has no command {words[:1]}")  # type: ignore[attr-defined]

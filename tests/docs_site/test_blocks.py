@@ -17,7 +17,7 @@ import yaml
 from tests.docs_site import blocks, shell
 from tests.docs_site.blocks import Block, all_blocks, claimed
 from trl_grpo_ext import GRPOExtConfig
-from trl_grpo_ext.plugins import GROUPS
+from trl_grpo_ext.plugins.loading import GROUPS
 
 COLUMNS = frozenset({"rewards", "advantage_hooks", "loss_aggregation"})
 

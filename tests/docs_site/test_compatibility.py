@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from docs.site import compatibility
 from docs.site.compatibility import PACKAGES, PAGE, pinned, ranges, renewed, tables
 from tests.recipes import test_launch_configs
-from trl_grpo_ext import upstream
+from trl_grpo_ext.trainer import upstream
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -153,7 +153,7 @@ LOOKED_AT = ("start.html", "catalogue/hooks/process_rewards.html", "comparison.h
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from tests.report.browsing import browser, why_no_browser
+    from tests.history.report.browsing import browser, why_no_browser
 
     if reason := why_no_browser():
         pytest.skip(reason)
@@ -171,7 +171,7 @@ def events(driver: Any, method: str) -> list[dict[str, Any]]:
 def test_a_browser_shows_a_page_without_errors_requests_or_scrolling_sideways(
     page: str, width: int, mobile: bool, site: Path, chromium: Any
 ) -> None:
-    from tests.report.browsing import set_device
+    from tests.history.report.browsing import set_device
 
     set_device(chromium, width, 844, mobile=mobile)
     chromium.get((site / page).as_uri())
@@ -189,7 +189,7 @@ def test_a_browser_shows_a_page_without_errors_requests_or_scrolling_sideways(
 
 
 def test_the_search_finds_a_plugin_without_a_server(site: Path, chromium: Any) -> None:
-    from tests.report.browsing import wait_until
+    from tests.history.report.browsing import wait_until
 
     chromium.get((site / "search.html").as_uri() + "?q=leave_one_out")
     wait_until(chromium, "return document.querySelectorAll('#search-results li a').length > 0")

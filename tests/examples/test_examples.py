@@ -81,7 +81,7 @@ def run(made: Environment, *words: str | Path, folder: Path | None = None) -> su
 
 def offered(made: Environment) -> dict[str, list[tuple[str, str]]]:
     """What `list` shows of our distributions."""
-    listed = json.loads(finished(run(made, "-m", "trl_grpo_ext.cli", "list", "--json")))
+    listed = json.loads(finished(run(made, "-m", "trl_grpo_ext.cli.main", "list", "--json")))
     found: dict[str, list[tuple[str, str]]] = {}
     for entry in listed:
         if entry["distribution"] in OFFERS:
@@ -105,7 +105,7 @@ def test_the_wheels_hold_a_typed_package_and_a_licence_and_nothing_else(wheels: 
 
 def test_they_are_listed_with_a_line_of_docs_each(installed: Environment) -> None:
     assert offered(installed) == OFFERS
-    listed = json.loads(finished(run(installed, "-m", "trl_grpo_ext.cli", "list", "--json")))
+    listed = json.loads(finished(run(installed, "-m", "trl_grpo_ext.cli.main", "list", "--json")))
     ours = [entry for entry in listed if entry["distribution"] in OFFERS]
     assert all(entry["summary"] and entry["version"] == "0.1.0" for entry in ours)
     assert ["dgpo_dqw"] in [entry["aliases"] for entry in ours]
@@ -113,7 +113,7 @@ def test_they_are_listed_with_a_line_of_docs_each(installed: Environment) -> Non
 
 @pytest.mark.parametrize("name", [name for plugins in OFFERS.values() for _, name in plugins])
 def test_check_passes(installed: Environment, name: str) -> None:
-    report = json.loads(finished(run(installed, "-m", "trl_grpo_ext.cli", "check", name, "--json")))
+    report = json.loads(finished(run(installed, "-m", "trl_grpo_ext.cli.main", "check", name, "--json")))
     assert name in json.dumps(report)
 
 

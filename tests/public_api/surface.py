@@ -18,28 +18,29 @@ from typing import Any
 
 import typer
 
-from trl_grpo_ext import __version__, available, token_records
-from trl_grpo_ext.cli import app
-from trl_grpo_ext.config import GRPOExtConfig
-from trl_grpo_ext.plugin_building import import_plugin
-from trl_grpo_ext.plugins import parse_selection
+from trl_grpo_ext import __version__, available
+from trl_grpo_ext.cli.main import app
+from trl_grpo_ext.plugins.building import import_plugin
+from trl_grpo_ext.plugins.loading import parse_selection
+from trl_grpo_ext.records import token_records
+from trl_grpo_ext.trainer.config import GRPOExtConfig
 
 FOLDER = Path(__file__).parent
 MODULES = (
     "trl_grpo_ext",
     "trl_grpo_ext.types",
     "trl_grpo_ext.errors",
-    "trl_grpo_ext.plugins",
+    "trl_grpo_ext.plugins.loading",
     "trl_grpo_ext.guard.outcomes",
     "trl_grpo_ext.guard.workers",
     "trl_grpo_ext.testing",
-    "trl_grpo_ext.manifest",
-    "trl_grpo_ext.replay",
-    "trl_grpo_ext.live",
-    "trl_grpo_ext.report",
-    "trl_grpo_ext.audit",
-    "trl_grpo_ext.engine",
-    "trl_grpo_ext.safe_checkpoints",
+    "trl_grpo_ext.records.manifest",
+    "trl_grpo_ext.history.replay",
+    "trl_grpo_ext.trainer.live",
+    "trl_grpo_ext.history.report",
+    "trl_grpo_ext.cli.auditing",
+    "trl_grpo_ext.launch.engine",
+    "trl_grpo_ext.launch.checkpoints.safe_checkpoints",
 )
 """The public modules; what each offers is in its `__all__`. Everything else may change in any release."""
 

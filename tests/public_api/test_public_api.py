@@ -71,10 +71,10 @@ def test_a_change_without_an_entry_is_found_and_an_entry_settles_it() -> None:
     ]
     assert unmentioned(before, now, "- `list` has --wide; `x` is called `y`") == []
     assert unmentioned(before, before, "") == []
-    with_a_class = now | {"trl_grpo_ext.live.New": "class", "trl_grpo_ext.live.New.method": "()"}
-    assert unmentioned(now, with_a_class, "") == ["trl_grpo_ext.live.New: new"]
-    assert unmentioned(with_a_class, with_a_class | {"trl_grpo_ext.live.New.other": "()"}, "- `New`") == [
-        "trl_grpo_ext.live.New.other: new"
+    with_a_class = now | {"trl_grpo_ext.trainer.live.New": "class", "trl_grpo_ext.trainer.live.New.method": "()"}
+    assert unmentioned(now, with_a_class, "") == ["trl_grpo_ext.trainer.live.New: new"]
+    assert unmentioned(with_a_class, with_a_class | {"trl_grpo_ext.trainer.live.New.other": "()"}, "- `New`") == [
+        "trl_grpo_ext.trainer.live.New.other: new"
     ]
 
 

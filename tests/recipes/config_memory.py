@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests.recipes.config_objects import header, launches, option
 from tests.recipes.launching import RECIPES
-from trl_grpo_ext.cli import app
+from trl_grpo_ext.cli.main import app
 
 RUN_FILES = sorted((RECIPES / "configs").glob("*.yaml"))
 LAUNCH_FILES = sorted((RECIPES / "accelerate").glob("*.yaml"))

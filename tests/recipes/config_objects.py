@@ -231,7 +231,7 @@ def tiny_model(hidden: int) -> Any:
 
 
 def plugins(args: Any, facts: dict[str, Any]) -> None:
-    from trl_grpo_ext.plugins import load_advantage_hooks, load_loss_aggregation, load_rewards
+    from trl_grpo_ext.plugins.loading import load_advantage_hooks, load_loss_aggregation, load_rewards
 
     rewards = load_rewards(args.rewards)
     aggregation = args.loss_aggregation

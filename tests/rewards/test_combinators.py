@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
-from trl_grpo_ext.plugins import RewardList
+from trl_grpo_ext.plugins.loading import RewardList
 from trl_grpo_ext.rewards.clip import Clip
 from trl_grpo_ext.rewards.gated import Gated
 from trl_grpo_ext.rewards.per_column import PerColumn

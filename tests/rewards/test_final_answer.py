@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.rewards.final_answer import extract_final_answer, final_number, parse_reference
+from trl_grpo_ext.rewards._text.final_answer import extract_final_answer, final_number, parse_reference
 
 MARKERS = [
     "#### 18",

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.rewards._text.json_text import depth_of, fenced, last_object
 from trl_grpo_ext.rewards.json_schema import JSONSchema
-from trl_grpo_ext.rewards.json_text import depth_of, fenced, last_object
 
 PERSON = {
     "type": "object",

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.rewards.math_corpus import PAIRS
 from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.rewards._math.plain_answers import has_no_answer, plain_answer, plain_reference
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
-from trl_grpo_ext.rewards.plain_answers import has_no_answer, plain_answer, plain_reference
-
-from .math_corpus import PAIRS
 
 accuracy_rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
 pytestmark = pytest.mark.filterwarnings("ignore:math_accuracy cannot read the reference")

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rewards.hostile_texts import HOSTILE, HOSTILE_REFERENCES, ORDINARY
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
-
-from .hostile_texts import HOSTILE, HOSTILE_REFERENCES, ORDINARY
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:math_accuracy cannot read the reference"),

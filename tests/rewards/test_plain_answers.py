@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.rewards.math_limits import (
+from trl_grpo_ext.rewards._math.limits import (
     DEEPEST,
     LONGEST_ANSWER,
     MOST_DIGITS,
@@ -17,7 +17,7 @@ from trl_grpo_ext.rewards.math_limits import (
     excess_of_reference,
     only_box,
 )
-from trl_grpo_ext.rewards.plain_answers import has_no_answer, plain_answer, plain_reference, verdict
+from trl_grpo_ext.rewards._math.plain_answers import has_no_answer, plain_answer, plain_reference, verdict
 
 
 def value(number: object) -> Fraction | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.rewards.regex_cost import RegexCost
+from trl_grpo_ext.rewards._text.regex_cost import RegexCost
 from trl_grpo_ext.rewards.regex_match import RegexMatch
 from trl_grpo_ext.types import SpanScore
 

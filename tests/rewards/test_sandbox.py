@@ -20,8 +20,8 @@ import pytest
 
 from tests.interrupts import interruptible
 from trl_grpo_ext.errors import RewardError
-from trl_grpo_ext.rewards import sandbox
-from trl_grpo_ext.rewards.sandbox import LAYERS, Run, isolation, run_all, run_python
+from trl_grpo_ext.rewards._sandbox import sandbox
+from trl_grpo_ext.rewards._sandbox.sandbox import LAYERS, Run, isolation, run_all, run_python
 
 needs_layers = pytest.mark.skipif(
     set(isolation()) != set(LAYERS), reason=f"this machine gives only {isolation()}: needs Landlock and seccomp"
@@ -362,7 +362,7 @@ def test_a_required_layer_that_does_not_hold_is_an_error() -> None:
 
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
-        "import sys; from trl_grpo_ext.rewards.sandbox import run_python\n"
+        "import sys; from trl_grpo_ext.rewards._sandbox.sandbox import run_python\n"
         "run_python({'code': 'while True: pass', 'tests': [], 'stop': True}, seconds=1000, memory_mb=256)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path / "..")})

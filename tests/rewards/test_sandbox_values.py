@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.rewards.sandbox_child import encoded_value
-from trl_grpo_ext.rewards.sandbox_values import equal
+from trl_grpo_ext.rewards._sandbox.sandbox_child import encoded_value
+from trl_grpo_ext.rewards._sandbox.sandbox_values import equal
 
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=5),

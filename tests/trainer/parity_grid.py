@@ -20,7 +20,7 @@ import torch
 from trl import GRPOTrainer
 
 from tests.support import OWN_AGGREGATION, Run, relative_gap, scripted_rollout, train
-from trl_grpo_ext.trainer import GRPOExtMixin
+from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 
 TOLERANCE = 1e-6
 """Relative, of gradient and loss. Many cells are equal to the bit; in the others sums are taken in another order.

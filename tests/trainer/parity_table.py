@@ -18,7 +18,7 @@ from tests.support import OWN_AGGREGATION, save_tiny_model
 from tests.trainer import parity_grid
 from tests.trainer.parity_grid import FACTORS
 from tests.upstream import other_trl
-from trl_grpo_ext import upstream
+from trl_grpo_ext.trainer import upstream
 
 PAGE = other_trl.ROOT / "docs" / "parity.md"
 COMMAND = "python -m tests.trainer.parity_table"

@@ -12,7 +12,7 @@ import torch
 from tests.support import arguments, length_reward, prompts, relative_gap, scripted_rollout, train
 from trl_grpo_ext import GRPOExtTrainer, load_advantage_hooks
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.manifest.training import ManifestWarning
+from trl_grpo_ext.trainer.plugin_records import ManifestWarning
 
 ADAPTIVE = {"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40}
 SETTINGS: dict[str, Any] = {"beta": 0.001, "max_steps": 6, "save_strategy": "steps", "save_steps": 3, "optim": "sgd"}

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from tests.support import length_reward, prompts, train
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, pipeline
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.reaggregation import LossForward
-from trl_grpo_ext.token_records import COLUMNS, TokenRecorder, encodable, write_records
+from trl_grpo_ext.records.token_records import COLUMNS, TokenRecorder, encodable, write_records
+from trl_grpo_ext.trainer.reaggregation import LossForward
 
 CHAIN: list[Any] = [
     "centred",
@@ -39,7 +40,7 @@ class Trained(GRPOExtTrainer):
     def _trl_loss(self, model: Any, forward: LossForward) -> torch.Tensor:
         loss = super()._trl_loss(model, forward)
         if forward.made_up_output is None and self.model.training:
-            advantages_B_T = pipeline.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
+            advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
             for row, mask in enumerate(forward.mask_B_T):
                 ids = forward.inputs["completion_ids"][row][mask > 0].tolist()
                 assert forward.logps_B_T is not None

@@ -11,10 +11,18 @@ from peft import LoraConfig
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from tests.support import arguments, length_reward, prompts, relative_gap, save_tiny_model, scripted_rollout, train
+from tests.support import (
+    arguments,
+    length_reward,
+    prompts,
+    relative_gap,
+    save_tiny_model,
+    scripted_rollout,
+    train,
+)
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.scoring import completion_logps
+from trl_grpo_ext.trainer.scoring import completion_logps
 
 
 class Needs:

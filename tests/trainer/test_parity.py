@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 from tests.support import OWN_AGGREGATION, Run, prompts, relative_gap, train
 from tests.trainer import parity_grid
 from tests.trainer.parity_grid import CORRECTION, CORRECTION_MODES, FACTORS, TOLERANCE, Cell
-from trl_grpo_ext import upstream
+from trl_grpo_ext.trainer import upstream
 
 CELLS = {f"{name}-{row:02}": cell for name in OWN_AGGREGATION for row, cell in enumerate(parity_grid.cells_of(name))}
 

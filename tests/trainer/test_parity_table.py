@@ -10,7 +10,7 @@ from tests.support import OWN_AGGREGATION
 from tests.trainer import parity_table
 from tests.trainer.parity_grid import TOLERANCE
 from tests.trainer.parity_table import Gap, Measured
-from trl_grpo_ext import upstream
+from trl_grpo_ext.trainer import upstream
 
 STALE = f"docs/parity.md is not of this grid; run: {parity_table.COMMAND}"
 

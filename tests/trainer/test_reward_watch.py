@@ -22,7 +22,7 @@ from trl import GRPOTrainer
 from tests.support import length_reward, train
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError, PluginRunError, RewardError
-from trl_grpo_ext.reward_watch import RewardWatch, reward_limit
+from trl_grpo_ext.guard.reward_watch import RewardWatch, reward_limit
 
 
 def as_generator(completion_ids: list[list[int]], **columns: Any) -> Iterator[float]:
@@ -122,7 +122,7 @@ def test_the_limit_leaves_those_alone_that_are_in_time() -> None:
 def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
-        import trl_grpo_ext.reward_watch as reward_watch
+        import trl_grpo_ext.guard.reward_watch as reward_watch
 
         reward_watch._GRACE_SECONDS = 1.0
 
@@ -146,7 +146,7 @@ def test_a_rank_that_waits_for_the_others_is_not_ended() -> None:
     script = textwrap.dedent(
         """
         import time
-        import trl_grpo_ext.reward_watch as reward_watch
+        import trl_grpo_ext.guard.reward_watch as reward_watch
 
         reward_watch._GRACE_SECONDS = 0.2
         watch = reward_watch.RewardWatch(limit=0.3)

@@ -19,7 +19,7 @@ from tests.support import arguments, length_reward, prompts, relative_gap, scrip
 from tests.trainer.launch import Results, launch
 from tests.trainer.process_worker import Float64ExtTrainer, Job, run_job
 from trl_grpo_ext import load_loss_aggregation
-from trl_grpo_ext.plugins import available, implements
+from trl_grpo_ext.plugins.loading import available, implements
 
 BY_WEIGHTS = [
     info.name

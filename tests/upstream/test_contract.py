@@ -25,8 +25,9 @@ from trl import GRPOTrainer
 
 import trl_grpo_ext
 from tests.support import arguments, length_reward, prompts, scripted_rollout
-from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, upstream
+from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError, UpstreamError
+from trl_grpo_ext.trainer import upstream
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
 ADAPTER = (

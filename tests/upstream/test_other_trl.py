@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.upstream.other_trl import install, run
-from trl_grpo_ext import upstream
+from trl_grpo_ext.trainer import upstream
 
 SUITES = [
     "tests/upstream/test_contract.py",
@@ -22,7 +22,7 @@ SUITES = [
     "tests/trainer/test_logged.py",
     "tests/trainer/test_reward_watch.py",
     # The old policy's and the reference's forward passes, whose arguments are named otherwise.
-    "tests/trainer/test_compact_trainings.py::test_absolute_positions_keep_the_padding_of_prompts",
+    "tests/trainer/compact/test_trainings.py::test_absolute_positions_keep_the_padding_of_prompts",
 ]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
-from .checks import checked_number
-from .nested import checked_child, scores_of
+from ..guard.parameters import checked_number
+from ._nested import checked_child, scores_of
 
 
 class Clip:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.calls import call, reward_name
+from ..guard.parameters import checked_number, checked_whole, lengths
 from ..guard.validation import checked_scores
-from .checks import checked_number, checked_whole, lengths
 
 
 class CosineLength:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from .checks import checked_flag, checked_number
-from .nested import SomeRows, checked_child, scores_of
+from ..guard.parameters import checked_flag, checked_number
+from ._nested import SomeRows, checked_child, scores_of
 
 
 class Gated:

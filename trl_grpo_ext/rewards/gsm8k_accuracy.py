@@ -10,8 +10,8 @@ from typing import Any
 from ..errors import RewardError
 from ..guard.calls import NOT_COLUMNS
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from .final_answer import final_number, parse_reference
-from .text import completion_text
+from ._text.completions import completion_text
+from ._text.final_answer import final_number, parse_reference
 
 _ROUNDING = Fraction(1, 10**9)
 
@@ -20,7 +20,7 @@ class GSM8KAccuracy:
     r"""Score 1.0 where the completion's final number is the reference's, 0.0 where it is not or there is none.
 
     How the final number is found (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18", else the last number) is
-    described in `trl_grpo_ext.rewards.final_answer`. Numbers are compared by value and exactly: 18, 18.00, $18 and
+    described in `rewards._text.final_answer`. Numbers are compared by value and exactly: 18, 18.00, $18 and
     36/2 are one number, 7.41 is not 7, and 33.33 is not 33.333. The only tolerance is 1e-9 of the reference, for what
     floating point leaves behind (17.999999999999996). A percent sign and units are ignored. "60 million" equals both
     60 and 60,000,000, because GSM8K asks for either.

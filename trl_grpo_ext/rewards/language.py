@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.outcomes import shown
-from .checks import checked_flag, checked_whole, column, optional_module
-from .text import completion_text
+from ..guard.parameters import checked_flag, checked_whole, column, optional_module
+from ._text.completions import completion_text
 
 _LOADING = threading.Lock()
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.outcomes import shown
-from .checks import checked_choice, checked_number, checked_whole, column, lengths
+from ..guard.parameters import checked_choice, checked_number, checked_whole, column, lengths
 
 
 class LengthTarget:

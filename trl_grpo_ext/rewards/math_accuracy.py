@@ -2,7 +2,7 @@ r"""Is the answer in the completion mathematically equal to the reference? math-
 
 from __future__ import annotations
 
-from .math_judge import MathReward
+from ._math.judge import MathReward
 
 
 class MathAccuracy(MathReward):
@@ -15,7 +15,7 @@ class MathAccuracy(MathReward):
     `\boxed{\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}}` stops a training. Where they do
     work, `\boxed{9^{9^{9^9}}}` costs five seconds or more. Here math-verify runs in worker processes, which are killed.
     Pairs of plain numbers, most of a GSM8K training, are decided without any worker, where math-verify's verdict can be
-    proved (`trl_grpo_ext.rewards.plain_answers`).
+    proved (`trl_grpo_ext.rewards._math.plain_answers`).
 
     The outcomes and what they become unless `outcomes` says otherwise: `right` 1.0; `wrong`, `no_answer` 0.0;
     `unparseable_reference` None (the reference parses to nothing, is too large, or cannot even be compared with a plain

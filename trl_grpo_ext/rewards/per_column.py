@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import shown
-from .checks import column as checked_column
-from .nested import SomeRows, checked_child
+from ..guard.parameters import column as checked_column
+from ._nested import SomeRows, checked_child
 
 _VALUES_SHOWN = 10
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from .nested import checked_children, in_range, scores_of
+from ._nested import checked_children, in_range, scores_of
 
 
 class Product:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
-from .math_judge import MathReward
+from ._math.judge import MathReward
 
 
 class ReasoningAccuracy(MathReward):

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
+from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.workers import Done, WorkerPool
 from ..types import Span, SpanScore
-from .checks import checked_flag, checked_number, checked_whole
-from .regex_cost import RegexCost
-from .text import completion_text
+from ._text.completions import completion_text
+from ._text.regex_cost import RegexCost
 
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
 _FEW_STEPS = 10_000_000  # far below a tenth of a second, for the bound is generous

@@ -6,9 +6,9 @@ import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from ..guard.parameters import checked_choice, checked_number, checked_whole, column
 from ..types import Span, SpanScore
-from .checks import checked_choice, checked_number, checked_whole, column
-from .text import completion_text
+from ._text.completions import completion_text
 
 _WORD = re.compile(r"\S+")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..types import Span
-from .sorting_task import Found, score_sorting
+from ._text.sorting import Found, score_sorting
 
 
 def sort_distance(completions: Sequence[Any], *, normalise: bool = False, **columns: Any) -> list[float | None]:

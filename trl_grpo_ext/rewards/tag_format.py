@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..types import Span, SpanScore
-from .final_answer import extract_final_answer
-from .text import completion_text
+from ._text.completions import completion_text
+from ._text.final_answer import extract_final_answer
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..types import Span, SpanScore
-from .text import completion_text
+from ._text.completions import completion_text
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _TAG = re.compile(f"{_OPEN}|{_CLOSE}")

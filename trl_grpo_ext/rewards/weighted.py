@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
+from ..guard.parameters import checked_number
 from ..types import Span, SpanScore
-from .checks import checked_number
-from .nested import checked_children, in_range, scaled_spans, scores_of
+from ._nested import checked_children, in_range, scaled_spans, scores_of
 
 
 class Weighted:

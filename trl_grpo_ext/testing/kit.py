@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..plugin_selection import KINDS, Kind
+from ..plugins.selection import KINDS, Kind
 from . import aggregation_rules, hook_rules, reward_rules
 from .aggregation_rules import AggregationChecks
 from .hook_rules import HookChecks

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..plugin_building import import_plugin
-from ..plugin_discovery import find_and_explain
-from ..plugin_selection import Kind, Selection, parse_selection
-from ..plugins import resolve
+from ..plugins.building import import_plugin
+from ..plugins.discovery import find_and_explain
+from ..plugins.loading import resolve
+from ..plugins.selection import Kind, Selection, parse_selection
 
 ATTRIBUTE = "conformance"
 TABLE = ("tool", "trl-grpo-ext", "check")
@@ -54,7 +54,7 @@ def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> S
 
     Raises:
         ConfigurationError: There is no such option.
-        PluginError: As `trl_grpo_ext.plugins.resolve`.
+        PluginError: As `trl_grpo_ext.plugins.loading.resolve`.
     """
     given = {key: value for key, value in given.items() if value is not None}
     _check_keys(kind, given, f"check({kind!r}, ...)", by_caller=True)

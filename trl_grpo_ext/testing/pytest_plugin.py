@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ..plugin_discovery import PluginInfo
+    from ..plugins.discovery import PluginInfo
     from .report import Report
 
 OPTION = "--trl-grpo-ext"
@@ -73,8 +73,8 @@ class ConformanceCollector(pytest.Collector):
 
     def _plugins(self) -> list[PluginInfo]:
         from ..errors import ConfigurationError
-        from ..plugin_discovery import available
-        from ..plugin_metadata import normal
+        from ..plugins.discovery import available
+        from ..plugins.metadata import normal
         from .options import project_name
 
         words = [word.strip() for word in self.asked.split(",") if word.strip()]
@@ -188,7 +188,7 @@ def _headline(name: str) -> str:
 
 
 def _answers(info: PluginInfo, word: str) -> bool:
-    from ..plugin_metadata import normal
+    from ..plugins.metadata import normal
 
     distribution, colon, name = word.rpartition(":")
     return info.answers_to(name) and (not colon or normal(info.distribution or "") == normal(distribution))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import TRLGRPOExtError
-from ..plugin_selection import LABELS, Kind
+from ..plugins.selection import LABELS, Kind
 from .rules import Rule
 
 

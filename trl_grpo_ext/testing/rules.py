@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from ..plugin_selection import Kind
+from ..plugins.selection import Kind
 
 
 @dataclass(frozen=True)

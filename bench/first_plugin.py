@@ -1,0 +1,41 @@
+"""How long the walk of `docs/first_plugin.md` takes, command by command, and where.
+
+    python bench/first_plugin.py
+
+Follows the page in a fresh environment over the packages that are installed here, without a package index: pip has
+nothing to download.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.cli.scaffold.author import make_author
+from tests.first_plugin_walk import PAGE, make_clone, read_steps, walk
+
+PACKAGES = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        author = make_author(Path(folder) / "venv")
+        walked = walk(read_steps(PAGE.read_text(encoding="utf-8")), author, make_clone(Path(folder) / "clone"))
+    print("| command | seconds |\n| --- | --- |")
+    for done in walked:
+        print(f"| `{' '.join(done.step.text.split()[:3])}` | {done.seconds:.1f} |")
+        if done.status:
+            raise SystemExit(f"{done.step.text}exited with {done.status}:\n{done.err}")
+    print(f"| all of them | {sum(done.seconds for done in walked):.1f} |\n")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    print(f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}, {versions}")
+
+
+if __name__ == "__main__":
+    main()

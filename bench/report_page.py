@@ -1,0 +1,75 @@
+"""Size and speed of the report of two real runs with 500 completions of about 500 tokens each, in a headless Chromium.
+
+    python -m bench.report_page [--rounds 5] [--folder FOLDER]
+
+Trains a tiny model twice for five steps of 100 completions (about two minutes), then prints how long the page takes to
+write, its size, how long Chromium takes until it can be used, and what it had to say on its console. The time runs from
+the start of the navigation to the performance mark that the page sets when the first group of completions stands there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.history.report.browsing import browser, open_page, why_no_browser
+from tests.history.report.trained import train_thousand
+from tests.support import save_tiny_model
+from trl_grpo_ext.history.report import load_runs
+from trl_grpo_ext.history.report.page import write_page
+
+MARK = "return performance.getEntriesByName('report-interactive')[0].startTime / 1000"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="how often the page is opened")
+    parser.add_argument("--folder", type=Path, help="keep the runs and the page there; default: a temporary one")
+    chosen = parser.parse_args()
+    rounds = chosen.rounds
+    if (missing := why_no_browser()) is not None:
+        sys.exit(missing)
+    with tempfile.TemporaryDirectory() as name:
+        folder = chosen.folder or Path(name)
+        with contextlib.redirect_stdout(sys.stderr):
+            runs = load_runs(train_thousand(save_tiny_model(folder / "model"), folder))
+        begun = time.perf_counter()
+        written = write_page(runs, folder / "report.html")
+        wrote = time.perf_counter() - begun
+        seconds = []
+        with browser(Path(name) / "profile") as driver:
+            version = driver.capabilities["browserVersion"]
+            index = open_index(driver, written.path)
+            for _ in range(rounds):
+                driver.get("about:blank")
+                open_page(driver, written.path)
+                seconds.append(float(driver.execute_script(MARK)))
+            console = driver.get_log("browser")
+    lengths = [length for run in index["runs"] for step in run["steps"] for length in step["length"]]
+    sys.stdout.write(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, Chromium {version}\n"
+        f"{len(lengths)} completions, {statistics.mean(lengths):.0f} tokens on average; "
+        f"written in {wrote:.1f} s, {written.bytes / 1e6:.1f} MB\n"
+        f"usable after {statistics.median(seconds):.2f} s (median of {rounds}, "
+        f"{min(seconds):.2f} to {max(seconds):.2f}); {len(console)} messages on the console\n"
+    )
+
+
+def open_index(driver: Any, page: Path) -> dict[str, Any]:
+    """What the page says of the completions that it holds."""
+    open_page(driver, page)
+    index: dict[str, Any] = driver.execute_script("return JSON.parse(document.getElementById('index').textContent)")
+    return index
+
+
+if __name__ == "__main__":
+    main()

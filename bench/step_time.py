@@ -1,0 +1,135 @@
+"""How much longer a step takes than with plain TRL and the same loss: prints the table of docs/how_it_works.md.
+
+    python -m bench.step_time [--steps 150] [--threads 1]
+
+Each arm is a real training on the same scripted completions, and the arms take turns step by step, in a new order each
+time, so that a machine that slows down slows all of them. Nothing is generated, so all of the time is the update and
+what is ours is as large a part as it can be. Reported is the median over the steps of the ratio to plain TRL's step of
+the same turn, with the quartiles. Time is that of the processor: other work on the machine counts less than on a clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import random
+import statistics
+import tempfile
+import threading
+import time
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.support import arguments, length_reward, prompts, save_tiny_model, scripted_rollout
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+
+PLAIN = "plain TRL, `dapo`"
+ARMS: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    "ours, nothing selected": {},
+    "ours, `token_mean`": {"loss_aggregation": "token_mean"},
+    "ours, `tail_mean` (a `reduce`)": {"loss_aggregation": "tail_mean"},
+}
+WARM_UP = 5
+
+
+class Turns(TrainerCallback):
+    """Lets one of several trainings, each in a thread of its own, make its next optimizer step, and times it."""
+
+    def __init__(self, own: threading.Semaphore, conductor: threading.Semaphore) -> None:
+        self.own, self.conductor = own, conductor
+        self.seconds: list[float] = []
+        self._start = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        self.own.acquire()
+        self._start = time.process_time()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        self.seconds.append(time.process_time() - self._start)
+        self.conductor.release()
+
+
+def save_model(folder: Path) -> Path:
+    """About a million parameters, with the tests' character tokenizer."""
+    save_tiny_model(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def trainer_of(model: Path, folder: Path, arm: str, steps: int, turns: Turns) -> Any:
+    settings: dict[str, Any] = {"loss_type": "dapo", "beta": 0.04, "max_completion_length": 128, "max_steps": steps}
+    settings |= {"per_device_train_batch_size": 16, "logging_steps": 10_000, **ARMS[arm]}
+    plain = arm == PLAIN
+    return (GRPOTrainer if plain else GRPOExtTrainer)(
+        str(model),
+        length_reward,
+        arguments(folder, GRPOConfig if plain else GRPOExtConfig, **settings),
+        train_dataset=prompts(8),
+        callbacks=[turns],
+        rollout_func=scripted_rollout,
+    )
+
+
+def measure(model: Path, folder: Path, steps: int) -> dict[str, list[float]]:
+    """Seconds of every step of every arm, the warm-up left out."""
+    conductor = threading.Semaphore(0)
+    turns = {arm: Turns(threading.Semaphore(0), conductor) for arm in ARMS}
+    trainers = {arm: trainer_of(model, folder, arm, steps, turns[arm]) for arm in ARMS}
+    threads = [threading.Thread(target=trainer.train) for trainer in trainers.values()]
+    for thread in threads:
+        thread.start()
+    for number in range(steps):
+        for arm in random.Random(number).sample(list(ARMS), len(ARMS)):
+            turns[arm].own.release()
+            conductor.acquire()
+    for thread in threads:
+        thread.join()
+    return {arm: turn.seconds[WARM_UP:] for arm, turn in turns.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = save_model(Path(folder) / "model")
+        parameters = LlamaForCausalLM.from_pretrained(model).num_parameters()
+        seconds = measure(model, Path(folder) / "run", options.steps)
+
+    print(f"\n{parameters / 1e6:.1f}M parameters, 16 completions of up to 128 tokens, KL penalty; ", end="")
+    print(f"{options.steps} steps of each; {options.threads} thread(s), {platform.machine()}, ", end="")
+    print(f"Python {platform.python_version()}, torch {version('torch')}, trl {version('trl')}\n")
+    print("| arm | step, ms: median | ratio to plain TRL: median | quartiles |\n| --- | --- | --- | --- |")
+    for arm, times in seconds.items():
+        ratios = [mine / theirs for mine, theirs in zip(times, seconds[PLAIN], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"| {arm} | {1000 * statistics.median(times):.0f} | {middle:.3f} | {low:.3f} to {high:.3f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""What `new` makes works untouched: its own tests, lint, types, `check` and `list`, in a fresh environment."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.scaffold.author import Author, make_author
+from trl_grpo_ext.cli.scaffold.distribution import NewDistribution
+
+CASES: dict[str, Sequence[str]] = {
+    "grpo-answer-length": ("reward", "answer_length", "--license", "mit", "--author", 'Zoë O"Neill \\'),
+    "My.Edge_Cases": ("reward", "a", "--license", "none", "--distribution", "My.Edge_Cases"),
+    "grpo-my-hook2": ("hook", "my_hook2", "--license", "apache-2.0", "--description", 'Says "why":\n"""\\x'),
+    "grpo-any": ("aggregation", "any", "--license", "bsd-3-clause", "--ci", "none"),
+}
+"""By distribution the words behind `new`; every kind, every licence, and names at the edges."""
+
+GROUPS = {"reward": "reward", "hook": "advantage_hook", "aggregation": "loss_aggregation"}
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Author:
+    return make_author(tmp_path_factory.mktemp("author") / "venv")
+
+
+@pytest.fixture(scope="module")
+def made(author: Author, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all of `CASES` in it, installed."""
+    folder = tmp_path_factory.mktemp("made")
+    for words in CASES.values():
+        done = author.run("trl-grpo-ext", "new", *words, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    done = author.run("pip", "install", "-q", *(f"./{distribution}" for distribution in CASES), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def module_of(folder: Path, name: str) -> Path:
+    (module,) = folder.glob(f"src/*/{name}.py")
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", CASES)
+def test_it_passes_its_own_tests_untouched(distribution: str, made: Path, author: Author) -> None:
+    done = author.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=made / distribution)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None, done.stdout
+    assert int(passed[1]) >= 5, done.stdout
+    assert "skipped" not in done.stdout
+    assert "warning" not in done.stdout
+
+
+@pytest.mark.parametrize("distribution", CASES)
+def test_it_is_linted_and_formatted(distribution: str, made: Path, author: Author) -> None:
+    for command in (["check"], ["format", "--check"]):
+        done = author.run("ruff", *command, "--no-cache", ".", cwd=made / distribution)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", CASES)
+def test_its_types_hold_strictly(distribution: str, made: Path, author: Author) -> None:
+    done = author.run("mypy", "--cache-dir", made / "mypy_cache", cwd=made / distribution)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no issues found in 3 source files" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_type_checker_does_not_look_away(made: Path, author: Author, tmp_path: Path) -> None:
+    source = module_of(made / "grpo-answer-length", "answer_length").read_text(encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(f"{source}\n\nwrong: int = AnswerLength().score('')\n", encoding="utf-8")
+    done = author.run("mypy", "--strict", "--cache-dir", made / "mypy_cache", "wrong.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.count("error:") == 1, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", CASES)
+def test_it_conforms(distribution: str, made: Path, author: Author) -> None:
+    done = author.run("trl-grpo-ext", "check", f"{distribution}:{CASES[distribution][1]}", "--json", cwd=made)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kit = author.run("python", "-m", "pytest", "-q", "--trl-grpo-ext", cwd=made / distribution)
+    assert kit.returncode == 0, kit.stdout + kit.stderr
+    passed = re.search(r"(\d+) passed", kit.stdout)
+    assert passed is not None, kit.stdout
+    assert int(passed[1]) > 20, kit.stdout  # one for each rule, beside its own tests
+
+
+def test_all_of_them_are_listed(made: Path, author: Author) -> None:
+    done = author.run("trl-grpo-ext", "list", "--json", cwd=made)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    for distribution, (kind, name, *_) in CASES.items():
+        (row,) = [row for row in rows if row["distribution"] == distribution]
+        assert (row["kind"], row["name"], row["version"], row["state"]) == (GROUPS[kind], name, "0.1.0", "ready")
+
+
+def test_a_name_that_is_installed_is_refused_and_its_distribution_named(made: Path, author: Author) -> None:
+    again = author.run("trl-grpo-ext", "new", "reward", "answer_length", "--directory", "other", cwd=made)
+    assert again.returncode == 2
+    assert "from grpo-answer-length 0.1.0" in again.stderr
+    assert not again.stdout
+    same_distribution = ("--distribution", "grpo_answer.length", "--directory", "other")
+    again = author.run("trl-grpo-ext", "new", "reward", "question_length", *same_distribution, cwd=made)
+    assert again.returncode == 2
+    assert "grpo-answer-length 0.1.0 is installed already" in again.stderr
+    assert not (made / "other").exists()
+    # another kind may share the name: which one is meant is never in doubt
+    other = author.run("trl-grpo-ext", "new", "hook", "a", "--directory", "other", cwd=made)
+    assert other.returncode == 0, other.stderr
+
+
+def test_its_wheel_holds_the_types_the_licence_and_the_entry_point(made: Path, author: Author, tmp_path: Path) -> None:
+    source = made / "grpo-answer-length"
+    done = author.run("pip", "wheel", "-q", "-w", tmp_path, source, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read("grpo_answer_length-0.1.0.dist-info/METADATA").decode()
+        points = archive.read("grpo_answer_length-0.1.0.dist-info/entry_points.txt").decode()
+        licence = archive.read("grpo_answer_length-0.1.0.dist-info/licenses/LICENSE").decode()
+    assert "grpo_answer_length/py.typed" in names
+    assert points.split() == [
+        "[trl_grpo_ext.rewards]",
+        *("answer_length", "=", "grpo_answer_length.answer_length:AnswerLength"),
+    ]
+    assert "License-Expression: MIT\n" in metadata
+    assert 'Author: Zoë O"Neill \\\n' in metadata
+    assert "Requires-Dist: trl-grpo-ext<1,>=0.1\n" in metadata
+    year = NewDistribution(kind="reward", name="x").year
+    assert licence.startswith(f'MIT License\n\nCopyright (c) {year} Zoë O"Neill \\\n')
+
+
+def test_without_a_licence_no_index_takes_it(made: Path) -> None:
+    folder = made / "My.Edge_Cases"
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert not (folder / "LICENSE").exists()
+    assert "license" not in project
+    assert "Private :: Do Not Upload" in project["classifiers"]

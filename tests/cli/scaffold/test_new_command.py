@@ -1,0 +1,128 @@
+"""`trl-grpo-ext new` as a person meets it: what it prints, in which width, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import assert_readable, run_command
+
+FILES = [
+    *("src/grpo_polite/polite.py", "tests/test_polite.py", "pyproject.toml", "README.md", "CHANGELOG.md"),
+    *("src/grpo_polite/__init__.py", "src/grpo_polite/py.typed", ".gitignore", ".github/workflows/ci.yml", "LICENSE"),
+]
+
+
+def commands(out: str) -> list[list[str]]:
+    """The commands below "Next:", as a shell reads them."""
+    below = out.partition("Next:\n")[2]
+    return [shlex.split(command) for command in below.replace("\\\n", " ").strip().split("\n")]
+
+
+@pytest.mark.parametrize("width", [None, 60, 100])
+@pytest.mark.parametrize("folder", [None, "my plugins/it's", "a_folder_with_a_long_name/and_another_one_in_it/polite"])
+def test_it_says_what_it_made_and_what_to_do_next(width: int | None, folder: str | None, tmp_path: Path) -> None:
+    where = [] if folder is None else ["--directory", folder]
+    done = run_command("new", "reward", "polite", *where, width=width, cwd=tmp_path)
+    assert done.status == 0, done
+    assert not done.err
+    assert done.plain == done.out  # no colours, so none to switch off
+    assert_readable(done.out, width)
+    shown = f"./{folder or 'grpo-polite'}"
+    words = done.out.split()
+    assert [word for word in words if word in FILES] == FILES  # whole, and in this order
+    assert sorted(FILES) == sorted(
+        p.relative_to(tmp_path / shown).as_posix() for p in tmp_path.rglob("*") if p.is_file()
+    )
+    assert shown.replace(" ", "") in "".join(words)
+    assert commands(done.out) == [
+        ["pip", "install", "--editable", shown],
+        ["trl-grpo-ext", "list", "reward", "--distribution", "grpo-polite"],
+        ["trl-grpo-ext", "check", "grpo-polite:polite"],
+        ["python", "-m", "pytest", shown],
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_long_names_are_never_broken(width: int, tmp_path: Path) -> None:
+    name = "tokens_of_a_reason_that_is_given_at_last"
+    done = run_command("new", "hook", name, width=width, cwd=tmp_path)
+    assert done.status == 0, done
+    assert f"\n  src/grpo_{name}/{name}.py" in done.out
+    assert commands(done.out)[2] == ["trl-grpo-ext", "check", f"grpo-{name.replace('_', '-')}:{name}"]
+    below = done.out.partition("Next:")[0]
+    assert "its numbers worked out by hand, and the rules" in " ".join(below.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["reward", "think_format"], "There is a reward 'think_format' already, from trl-grpo-ext 0.1.0"),
+        (["aggregation", "dapo"], "'dapo' is another name of it"),
+        (["hook", "MyHook"], "Perhaps 'my_hook'?"),
+        (["reward", "polite", "--author", " "], "--author is blank"),
+        (["reward", "polite", "--description", "\x1b[31mred"], "U+001B"),
+        (["reward", "polite", "--distribution", "json"], "one of the two would hide the other"),
+        (["reward", "polite", "--directory", "taken"], "taken is not empty"),
+        (["reward", "polite", "--directory", "taken/mine"], "taken/mine is a file"),
+        (["reward", "polite", "--directory", ""], "--directory is blank"),
+        (["reward", "polite", "--directory", "a\x1b[2Jb"], "control character: 'a\\x1b[2Jb'"),
+        (["thing", "polite"], "'thing' is not one of 'reward', 'hook', 'aggregation'"),
+        (["reward", "polite", "--license", "wtfpl"], "'apache-2.0'"),
+    ],
+)
+def test_what_it_refuses_it_refuses_in_a_sentence_and_makes_nothing(
+    words: list[str], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine").write_text("mine")
+    done = run_command("new", *words, cwd=tmp_path, env={"COLUMNS": "200"})
+    assert done.status == 2
+    assert not done.out
+    assert reason in done.err
+    assert "\x1b" not in done.err
+    assert "Traceback" not in done.err
+    assert [path.name for path in tmp_path.rglob("*")] == ["taken", "mine"]
+
+
+def test_a_folder_is_never_taken_for_an_option(tmp_path: Path) -> None:
+    done = run_command("new", "reward", "polite", "--directory=-r", cwd=tmp_path)
+    assert done.status == 0, done
+    assert commands(done.out)[0] == ["pip", "install", "--editable", "./-r"]
+    assert (tmp_path / "-r" / "pyproject.toml").is_file()
+
+
+def test_an_empty_folder_may_be_there_already(tmp_path: Path) -> None:
+    done = run_command("new", "reward", "polite", "--directory", ".", cwd=tmp_path)
+    assert done.status == 0, done
+    assert commands(done.out)[0][-1] == "."
+    assert (tmp_path / "LICENSE").is_file()
+
+
+def test_it_imports_neither_torch_nor_a_plugin_and_the_help_no_templates(tmp_path: Path) -> None:
+    code = """
+import json, sys
+from trl_grpo_ext.cli import app
+app(sys.argv[1:], standalone_mode=False)
+heavy = ("torch", "trl", "transformers", "jinja2", "yaml", "pyarrow")
+print(json.dumps([name for name in sys.modules if name in heavy or name.startswith("trl_grpo_ext.rewards")]))
+"""
+    for words, imported in ((["new", "--help"], []), (["new", "reward", "polite"], ["jinja2"])):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout.splitlines()[-1]) == imported
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_its_help_is_readable(width: int) -> None:
+    done = run_command("new", "--help", width=width)
+    assert done.status == 0
+    assert_readable(done.out, width)
+    for option in ("--directory", "--license", "--author", "--description", "--distribution", "--ci"):
+        assert option in done.plain

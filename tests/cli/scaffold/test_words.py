@@ -1,0 +1,272 @@
+"""Whatever an author calls things: either it is refused with a reason, or all files are what they say they are."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+import jinja2
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext.cli.scaffold.distribution import (
+    LICENSE_IDS,
+    Ci,
+    License,
+    NewDistribution,
+    PluginKind,
+    requirement,
+)
+from trl_grpo_ext.cli.scaffold.templates import docstring, fill, markdown, quoted
+from trl_grpo_ext.cli.scaffold.words import (
+    checked_distribution,
+    checked_name,
+    checked_package,
+    checked_text,
+    class_of,
+)
+from trl_grpo_ext.errors import ConfigurationError
+
+KINDS: tuple[PluginKind, ...] = get_args(PluginKind)
+NAMES = [
+    "a",
+    "my_reward2",
+    "x_1",
+    "match",
+    "json",
+    "test_it",
+    "any",
+    "sequence",
+    "rollout",
+    "value_error",
+    "configuration_error",
+    "a" * 40,
+]
+
+
+def rendered(new: NewDistribution) -> dict[str, str]:
+    return {file.path: file.text for file in new.files()}
+
+
+def check_files(new: NewDistribution, files: dict[str, str]) -> None:
+    """Every file parses, and says what was asked for."""
+    project = tomllib.loads(files["pyproject.toml"])
+    assert project["project"]["name"] == new.distribution
+    assert project["project"]["description"] == new.description
+    assert project["project"]["authors"] == [{"name": new.author}]
+    (points,) = project["project"]["entry-points"].values()
+    ((name, target),) = points.items()
+    assert name == new.name
+    module, _, class_name = target.partition(":")
+    assert class_name.isidentifier()
+    assert not keyword.iskeyword(class_name)
+    tree = ast.parse(files[f"src/{module.replace('.', '/')}.py"])
+    (defined,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert defined.name == class_name
+    imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert class_name not in imported
+    assert not hasattr(builtins, class_name)
+    said = " ".join((ast.get_docstring(defined) or "").split("\n\n")[0].split())
+    assert said == new.description.replace('"', "'")
+    for path, text in files.items():
+        if path.endswith(".py"):
+            compile(text, path, "exec")
+        assert text.endswith("\n") != path.endswith("py.typed")
+    if ".github/workflows/ci.yml" in files:
+        workflow = yaml.safe_load(files[".github/workflows/ci.yml"])
+        (_, setup, *steps) = workflow["jobs"]["test"]["steps"]
+        assert setup["with"]["python-version"] == "${{ matrix.python-version }}"
+        assert steps[-1]["run"] == f"trl-grpo-ext check {new.distribution}:{new.name}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_names_at_the_edges_give_files_that_parse(kind: PluginKind, name: str) -> None:
+    new = NewDistribution(kind=kind, name=name)
+    files = rendered(new)
+    check_files(new, files)
+    for text in files.values():
+        assert not re.search(r"(?<!\$)\{\{|\{%|\{#", text)  # nothing of a template is left over
+
+
+LINES = st.text(st.characters(codec="utf-8"), max_size=200)
+HOSTILE = [
+    *('O"Neill \\', '"""', "\\", '\\"""', "a\nb\r\nc", "{{ name }}", "{% raw %}", "${{ x }}", "#", "'''", '"', "`" * 3),
+    *(
+        "\\N{DASH}",
+        "\\x",
+        "1. a",
+        "# noqa",
+        "x" * 200,
+        "e\u0301",
+        "[a](b)",
+        "<script>",
+        "\u200d",
+        "x" * 110 + " a" * 20,
+    ),
+    *("\N{CJK UNIFIED IDEOGRAPH-8A9E}" * 90, "\N{ROBOT FACE}" * 60, "\N{CJK UNIFIED IDEOGRAPH-8A9E} a " * 50),
+]
+ANY = LINES | st.sampled_from(HOSTILE) | st.tuples(st.sampled_from(HOSTILE), LINES).map(" ".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(KINDS), ANY, ANY)
+def test_any_description_and_author_are_refused_or_harmless(kind: PluginKind, description: str, author: str) -> None:
+    try:
+        new = NewDistribution(kind=kind, name="polite", description=description, author=author)
+    except ConfigurationError as error:
+        assert str(error).startswith(("--description ", "--author "))  # noqa: PT017 - most are not refused
+        return
+    assert not description.split() or new.description.split() == description.split()
+    assert not author.split() or new.author.split() == author.split()
+    check_files(new, rendered(new))
+    assert new.author in rendered(new)["LICENSE"]
+
+
+def test_whatever_the_words_the_linter_has_nothing_to_say(tmp_path: Path) -> None:
+    for kind in KINDS:
+        for name in NAMES:
+            longest = f"d{'x' * 59}" if len(name) == 40 else ""
+            NewDistribution(kind=kind, name=name, distribution=longest).write(tmp_path / kind / name)
+        for number, text in enumerate(HOSTILE):
+            NewDistribution(kind=kind, name="polite", description=text, author=text).write(
+                tmp_path / kind / f"{number}"
+            )
+    ruff = Path(sys.executable).parent / "ruff"
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run([ruff, *command, "--no-cache", tmp_path], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+
+
+@given(st.text(max_size=45) | st.from_regex(r"[a-z_0-9]{1,45}", fullmatch=True) | st.sampled_from(keyword.kwlist))
+def test_a_name_is_refused_or_works_as_a_module_and_in_yaml(name: str) -> None:
+    try:
+        checked_name(name)
+    except ConfigurationError as error:
+        assert repr(name) in str(error)  # noqa: PT017 - some are not refused
+        return
+    ast.parse(f"from a.{name} import {class_of(name, 'reward')}")
+    assert yaml.safe_load(f"[{name}, {{name: {name}}}]") == [name, {"name": name}]
+    assert tomllib.loads(f'{name} = "a"') == {name: "a"}
+    assert len(name) <= 40
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("MyReward", "Perhaps 'my_reward'"),
+        ("my-reward", "Perhaps 'my_reward'"),
+        ("__init__", "Perhaps 'init'"),
+        ("", "a letter in front"),
+        ("1st", "a letter in front"),
+        ("größe", "small letters"),
+        ("a\n", "small letters"),
+        ("../a", "small letters"),
+        ("class", "keyword of Python"),
+        ("off", "YAML"),
+        ("null", "YAML"),
+        ("a" * 41, "40 characters"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        NewDistribution(kind="reward", name=name)
+
+
+@pytest.mark.parametrize("name", ["-x", "1a", "a b", "a/b", "a.", "none", "", "a" * 61, "a\n", "class", "a;b", "é"])
+def test_a_distribution_that_cannot_be_used_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="--distribution"):
+        checked_distribution(name)
+
+
+@pytest.mark.parametrize("name", ["json", "Pytest", "trl-grpo-ext", "torch"])
+def test_a_distribution_whose_package_would_hide_another_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="one of the two would hide the other"):
+        checked_package(name)
+
+
+def test_an_installed_distribution_is_refused_with_its_version() -> None:
+    with pytest.raises(ConfigurationError, match=r"Jinja2 \d.* is installed already") as caught:
+        NewDistribution(kind="reward", name="polite", distribution="jinja2")
+    assert "--distribution" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["\x1b[31m", "a\x00b", "\ud800", "a\u202eb", " \n ", "x" * 301, "\x7f"])
+def test_texts_for_terminals_are_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^--author"):
+        checked_text("--author", text)
+
+
+def test_a_text_is_escaped_for_where_it_goes() -> None:
+    assert quoted('O"Neill \\ é') == '"O\\"Neill \\\\ é"'
+    assert docstring('say "hi" \\n') == "say 'hi' \\\\n"
+    assert docstring(" ".join(["word"] * 30)).split("\n    ") == [" ".join(["word"] * 21), " ".join(["word"] * 9)]
+    assert markdown("# no `code`, [link] <b>") == "\\# no \\`code\\`, \\[link] \\<b>"
+    assert markdown("1. a") == "1\\. a"
+    assert markdown("2 words - no list") == "2 words - no list"
+
+
+def test_an_unknown_word_in_a_template_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError, match="author"):
+        fill("licenses/mit", {"year": 2026})
+
+
+@pytest.mark.parametrize("license", get_args(License))
+@pytest.mark.parametrize("ci", get_args(Ci))
+def test_licence_and_ci_are_those_that_were_chosen(license: License, ci: Ci) -> None:
+    new = NewDistribution(kind="hook", name="x", license=license, ci=ci, author="Ada", year=2031)
+    files = rendered(new)
+    assert (".github/workflows/ci.yml" in files) == (ci == "github")
+    assert ("LICENSE" in files) == (license != "none")
+    assert tomllib.loads(files["pyproject.toml"])["project"].get("license") == LICENSE_IDS[license]
+    lines = files.get("LICENSE", "").split("\n")
+    holder = {
+        "apache-2.0": "   Copyright 2031 Ada",
+        "mit": "Copyright (c) 2031 Ada",
+        "bsd-3-clause": "Copyright (c) 2031, Ada",
+        "none": "",
+    }[license]
+    assert holder in lines or license == "none"
+
+
+def test_the_apache_licence_is_the_one_of_this_repository_but_for_the_holder() -> None:
+    ours = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8").strip()
+    made = rendered(NewDistribution(kind="reward", name="x", author="Ada", year=2031))["LICENSE"].strip()
+    assert made == ours.replace("[yyyy] [name of copyright owner]", "2031 Ada")
+
+
+def test_the_required_versions_begin_with_this_one_and_end_before_the_next_major_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for version, wanted in {"0.1.0": ">=0.1,<1", "1.4.2.dev1": ">=1.4,<2", "2.0": ">=2.0,<3"}.items():
+        monkeypatch.setattr("importlib.metadata.version", lambda name, version=version: version)
+        assert requirement() == f"trl-grpo-ext{wanted}"
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    new = NewDistribution(kind="reward", name="x")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigurationError, match="is a file"):
+        new.write(tmp_path / "file")
+    with pytest.raises(ConfigurationError, match="is not empty, and nothing is ever overwritten"):
+        new.write(tmp_path)
+    with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
+        new.write(tmp_path / "file" / "below")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing" / "x")
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        new.write(tmp_path / "nowhere")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "nowhere"] == ["file"]
+    (tmp_path / "empty").mkdir()
+    files = new.write(tmp_path / "empty")
+    assert {file.path for file in files} == {
+        path.relative_to(tmp_path / "empty").as_posix() for path in (tmp_path / "empty").rglob("*") if path.is_file()
+    }

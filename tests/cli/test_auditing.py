@@ -1,0 +1,191 @@
+"""References that a reward cannot read, that are wrong against themselves or ambiguous, are found before training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trl_grpo_ext import load_rewards
+from trl_grpo_ext.cli.auditing import Audit, audit
+from trl_grpo_ext.errors import ConfigurationError, RewardError
+
+GOOD = [
+    {"prompt": "How many?", "answer": "She has 9 * 2 = 18 eggs.\n#### 18"},
+    {"prompt": "How much?", "answer": "#### 1,234"},
+    {"prompt": "How far?", "answer": "2.5"},
+]
+
+
+def gsm8k(rows: Sequence[dict[str, Any]], **settings: Any) -> Audit:
+    (reward,) = load_rewards(["gsm8k_accuracy"])
+    return audit(reward, rows, **settings)
+
+
+def problems(found: Audit) -> list[tuple[int, str]]:
+    return [(finding.row, finding.problem) for finding in found.findings]
+
+
+def test_good_references_have_no_findings() -> None:
+    found = gsm8k(GOOD, batch_size=2)
+    assert found.findings == []
+    assert (found.reward, found.column, found.rows, found.references) == ("gsm8k_accuracy", "answer", 3, 3)
+    assert found.per_second > 0
+    latency = found.latency()
+    assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
+
+
+def test_a_reference_that_does_not_parse_is_found() -> None:
+    found = gsm8k([*GOOD, {"prompt": "Why?", "answer": "Because she \x1b[31mwants to."}])
+    assert problems(found) == [(3, "does not parse")]
+    assert "\x1b" not in found.findings[0].reference
+    assert "unparseable_reference" in found.findings[0].detail
+    assert found.counts() == {"does not parse": 1, "wrong against itself": 0, "fails": 0, "ambiguous": 0}
+
+
+def test_one_prompt_with_two_references_that_contradict_each_other_is_found() -> None:
+    again = [
+        {"prompt": "How many?", "answer": "18.0"},  # the same number, written otherwise
+        {"prompt": "How many?", "answer": "#### 19"},
+    ]
+    found = gsm8k([*GOOD, *again])
+    assert problems(found) == [(4, "ambiguous")]
+    assert "row 0 has the same prompt" in found.findings[0].detail
+
+
+def test_a_reference_that_holds_several_answers_is_found() -> None:
+    rows = [
+        *GOOD,
+        {"prompt": "Which?", "answer": "#### 3\n#### 4"},
+        {"prompt": "Where?", "answer": "#### 3\n#### 3.0"},  # twice the same
+    ]
+    found = gsm8k(rows)
+    assert problems(found) == [(3, "ambiguous")]
+    assert found.findings[0].detail == "'4' is right and '3' is not"
+
+
+def test_references_for_math_verify() -> None:
+    (reward,) = load_rewards([{"name": "math_accuracy", "timeout": 0.5, "workers": 1}])
+    rows = [
+        {"problem": "a", "solution": "$\\frac{1}{2}$"},
+        {"problem": "a", "solution": "0.5"},
+        {"problem": "a", "solution": "$\\frac{1}{3}$"},
+        {"problem": "b", "solution": "see the proof above"},
+        {"problem": "c", "solution": "$9^{9^{9^9}}$"},  # equal to itself as a text, and to nothing else in time
+        {"problem": "d", "solution": "She has 3 of 4.\n#### 18"},
+    ]
+    found = audit(reward, rows)
+    assert problems(found) == [(2, "ambiguous"), (3, "does not parse"), (4, "does not parse")]
+    assert "compared with another answer" in found.findings[2].detail
+    as_answer = [{"answer": row["solution"]} for row in rows[:3]]
+    assert audit(reward, as_answer).column == "answer"  # under a name that is not the reward's own
+    reward.close()
+
+
+def half_right(completions: list[str], target: list[str], **columns: Any) -> list[float | None]:
+    return [None if t == "?" else 0.5 * (c == t) for c, t in zip(completions, target, strict=True)]
+
+
+def test_a_reward_without_outcomes_is_right_from_a_score_on() -> None:
+    rows = [{"target": "a"}, {"target": "?"}, {"target": " b"}]
+    assert problems(audit(half_right, rows)) == [
+        (0, "wrong against itself"),
+        (1, "does not parse"),
+        (2, "wrong against itself"),
+    ]
+    assert problems(audit(half_right, rows, right_at=0.5)) == [(1, "does not parse")]
+
+
+async def runs_the_code(completions: list[str], tests: list[str], **columns: Any) -> list[float]:
+    return [float(test in completion) for completion, test in zip(completions, tests, strict=True)]
+
+
+def test_a_column_with_right_completions_stands_in_for_references_that_are_none() -> None:
+    rows = [{"tests": "f(1)", "code": "def f(1)"}, {"tests": "g(2)", "code": "pass"}]
+    found = audit(runs_the_code, rows, column="tests", completions="code")
+    assert problems(found) == [(1, "wrong against itself")]
+
+
+def slow_on_some(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+    raise RewardError("no connection")
+
+
+def test_what_cannot_be_audited_is_said() -> None:
+    with pytest.raises(ConfigurationError, match="no rows"):
+        gsm8k([])
+    with pytest.raises(ConfigurationError, match="There is no column 'answer'; the columns are prompt, ref"):
+        gsm8k([{"prompt": "p", "ref": "1"}])
+    with pytest.raises(ConfigurationError, match="Which column holds the references"):
+        audit(half_right, [{"answer": "1", "solution": "1"}])
+    with pytest.raises(ConfigurationError, match="There is no column 'code'"):
+        gsm8k(GOOD, completions="code")
+    with pytest.raises(RewardError, match="no connection"):
+        audit(slow_on_some, GOOD)
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+
+def run(*arguments: str, columns: int = 100) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trl_grpo_ext.cli.main", "audit", *arguments]
+    environment = {"COLUMNS": str(columns), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HOME": "/nonexistent"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    bad = [*GOOD, {"prompt": "Why?", "answer": "[bold]no[/bold] number \x1b[31m"}]
+    for name, rows in {"good": GOOD, "bad": bad}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_the_command_exits_with_0_where_nothing_is_wrong(files: Path) -> None:
+    done = run(str(files / "good.jsonl"), "--reward", "gsm8k_accuracy")
+    assert done.returncode == 0, done.stderr
+    assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.stdout
+    assert "milliseconds" in done.stdout
+
+
+def test_the_command_exits_with_1_and_lists_what_is_wrong(files: Path) -> None:
+    done = run(str(files / "bad.jsonl"), "--reward", "{name: gsm8k_accuracy}", columns=200)
+    assert done.returncode == 1, done.stderr
+    assert "does not parse" in done.stdout
+    assert r"'[bold]no[/bold] number \x1b[31m'" in done.stdout  # shown as text: no markup and no control characters
+    assert "\x1b" not in done.stdout
+    limited = run(str(files / "bad.jsonl"), "--reward", "gsm8k_accuracy", "--limit", "3")
+    assert limited.returncode == 0
+
+
+def test_json_is_all_that_goes_to_stdout(files: Path) -> None:
+    done = run(str(files / "bad.jsonl"), "--reward", "gsm8k_accuracy", "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert found["problems"]["does not parse"] == 1
+    assert found["findings"][0]["row"] == 3
+    assert found["latency_seconds"].keys() == {"p50", "p90", "p99", "max"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.jsonl", "--reward", "gsm8k_accuracy"), "There is no file nowhere.jsonl."),
+        (("good.jsonl", "--reward", "gsm8k_acuracy"), "did you mean"),
+        (("good.jsonl", "--reward", "gsm8k_accuracy", "--reference", "solution"), "There is no column 'solution'"),
+    ],
+)
+def test_the_command_exits_with_2_and_one_line_where_it_cannot(
+    files: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    name, *rest = arguments
+    done = run(str(files / name) if name == "good.jsonl" else name, *rest)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message.lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,174 @@
+"""`trl-grpo-ext check` as a command: selections, exit codes, options from files, and what it prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.distributions import write_distribution
+from tests.cli.terminal import Finished, assert_readable, run_command
+
+REWARDS = '''
+print("chatter at import")
+
+def fine(completions, answer=None, **columns):
+    """Score the length."""
+    print("chatter in a call")
+    texts = [c if isinstance(c, str) else "".join(str(m.get("content") or "") for m in c) for c in completions]
+    return [float(len(text) % 7) for text in texts]
+
+def short(completions, **columns):
+    """One score too few."""
+    return [0.0 for _ in completions][1:]
+
+class Choosy:
+    """Scores `word`, and nothing else will do."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def __call__(self, completions, colour=None, **columns):
+        if colour is not None and any(one not in (None, "red\\x1b[31m") for one in colour):
+            raise ValueError(f"not red: {colour}")
+        return [1.0 for _ in completions]
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("path")
+    rewards = {"fine": "ch_rewards:fine", "short": "ch_rewards:short", "choosy": "ch_rewards:Choosy"}
+    write_distribution(folder, "ch-rewards", {"reward": rewards}, {"ch_rewards.py": REWARDS})
+    raises = {"ch_raises.py": "raise RuntimeError('not today')"}
+    write_distribution(folder, "ch-raises", {"reward": {"raises": "ch_raises:x"}}, raises)
+    return folder
+
+
+def check(folder: Path, *words: str | Path, width: int | None = None, cwd: Path | None = None) -> Finished:
+    return run_command("check", *words, width=width, env={"PYTHONPATH": str(folder)}, cwd=cwd)
+
+
+def test_a_reward_that_keeps_the_rules(folder: Path) -> None:
+    done = check(folder, "fine")
+    assert done.status == 0, done
+    assert done.out.startswith("reward fine: 1")
+    assert " 0 broken" in done.out
+    assert "reward.length" in done.out
+    assert "chatter" not in done.out
+    assert "chatter at import" in done.err
+    assert "Checking fine, 1 of 1" in done.err
+
+
+@pytest.mark.parametrize("width", [60, 100, None])
+def test_a_broken_rule_is_shown_with_its_example_and_its_reason_and_ends_with_1(
+    folder: Path, width: int | None
+) -> None:
+    done = check(folder, "ch-rewards:short", width=width)
+    assert done.status == 1
+    assert_readable(done.out, width)
+    assert "broken reward.length" in done.plain
+    for label in ("rule: ", "found: ", "smallest example: ", "why: "):
+        assert label in done.plain
+    assert ("\x1b[" in done.out) == (width is not None)
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ("raises", "RuntimeError: not today"),
+        ("choosy", "needs the parameter 'word'"),
+        ("{name: choosy, wrd: a}", "has no parameter 'wrd'. Did you mean 'word'?"),
+        ("chosy", "Did you mean 'choosy'"),
+        ("{name: [}", "starts like a YAML mapping and is none"),
+    ],
+)
+def test_what_cannot_be_loaded_ends_with_2(folder: Path, selection: str, message: str) -> None:
+    done = check(folder, selection)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+
+
+def test_parameters_columns_and_completions(folder: Path, tmp_path: Path) -> None:
+    red, blue = tmp_path / "red.yaml", tmp_path / "blue.json"
+    red.write_text('colour: "red\\e[31m"\n')
+    blue.write_text(json.dumps({"colour": ["blue\x1b[31m"]}))
+    completions = tmp_path / "completions.txt"
+    completions.write_text("one\ntwo\n")
+    selection = "{name: choosy, word: a}"
+    assert check(folder, selection, "--columns", red).status == 0
+    done = check(folder, selection, "--columns", blue, "--completions", completions)
+    assert done.status == 1
+    assert "not red: " in done.out
+    assert "\x1b" not in done.out, "an example is somebody's text"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "option"),
+    [
+        ("a.yaml", "- 1", "--columns"),
+        ("a.yaml", "1: 2", "--columns"),
+        ("a.json", "{", "--columns"),
+        ("a.yaml", "[]", "--completions"),
+        ("a.yaml", "[1]", "--completions"),
+        ("a.jsonl", '"x"\n{', "--completions"),
+        ("a.txt", "", "--completions"),
+        ("a.yaml", "!!python/object/apply:os.system ['true']", "--completions"),
+        ("absent.yaml", None, "--columns"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_named(
+    folder: Path, tmp_path: Path, name: str, text: str | None, option: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    done = check(folder, "fine", option, tmp_path / name)
+    assert (done.status, done.out) == (2, "")
+    assert str(tmp_path / name) in done.err
+
+
+def test_all_of_a_distribution_with_what_its_own_project_says(folder: Path, tmp_path: Path) -> None:
+    project = '[project]\nname = "Ch.Rewards"\n[tool.trl-grpo-ext.check.choosy]\nparameters = {word = "a"}\n'
+    (tmp_path / "pyproject.toml").write_text(project)
+    done = check(folder, "--distribution", "ch-rewards", "--json", cwd=tmp_path)
+    reports = {report["subject"]: report for report in json.loads(done.out)}
+    assert done.status == 1
+    assert {name: report["ok"] for name, report in reports.items()} == {"fine": True, "short": False, "choosy": True}
+    assert "reward.length" in [broken["rule"] for broken in reports["short"]["violations"]]
+    assert "3 of 3" in done.err
+
+
+def test_a_plugin_of_a_distribution_that_cannot_be_loaded_is_in_the_json_and_ends_with_2(folder: Path) -> None:
+    done = check(folder, "--distribution", "ch_raises", "--json")
+    assert done.status == 2
+    (report,) = json.loads(done.out)
+    assert (report["subject"], report["kind"], report["ok"]) == ("raises", "reward", False)
+    assert "RuntimeError: not today" in report["error"]
+
+
+def test_what_to_check_must_be_said_once() -> None:
+    for words in ((), ("clip", "--distribution", "trl-grpo-ext")):
+        done = run_command("check", *words)
+        assert (done.status, done.out) == (2, "")
+        assert "Say what to check: a selection, or --distribution NAME; and not both." in done.err
+    done = run_command("check", "--distribution", "trl-grpo-exd")
+    assert (done.status, done.out) == (2, "")
+    assert "Did you mean 'trl-grpo-ext'?" in done.err
+
+
+def test_a_name_of_two_kinds_is_checked_as_both_unless_a_kind_is_given() -> None:
+    both = json.loads(run_command("check", "dr_grpo", "--json").out)
+    assert [report["kind"] for report in both] == ["advantage_hook", "loss_aggregation"]
+    assert all(report["ok"] for report in both)
+    one = json.loads(run_command("check", "dr_grpo", "--kind", "aggregation", "--json").out)
+    assert [report["kind"] for report in one] == ["loss_aggregation"]
+
+
+def test_the_rules_can_be_listed() -> None:
+    rules = json.loads(run_command("check", "--list-rules", "--json").out)
+    assert {rule["kind"] for rule in rules} == {"reward", "advantage_hook", "loss_aggregation"}
+    assert all(rule.keys() == {"name", "kind", "summary", "why"} for rule in rules)
+    words = run_command("check", "--list-rules", "--kind", "hook").out
+    names = [line for line in words.splitlines() if not line.startswith(" ")]
+    assert names == [rule["name"] for rule in rules if rule["kind"] == "advantage_hook"]

@@ -1,0 +1,102 @@
+"""Shell completion through the protocol that the shells themselves speak."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.distributions import MARKED, imported, write_distribution
+from tests.cli.terminal import COMMAND, Finished, run_command
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def complete(shell: str, *words: str, env: dict[str, str] | None = None) -> Finished:
+    """What the completion script of a shell is answered for a line that ends in the last word."""
+    line = " ".join(["trl-grpo-ext", *words])
+    asked: dict[str, str | None] = {
+        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words))},
+        "zsh": {"_TYPER_COMPLETE_ARGS": line},
+        "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    return run_command(env={"_TRL_GRPO_EXT_COMPLETE": f"complete_{shell}", **asked, **(env or {})})
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_names_of_plugins_are_completed(shell: str) -> None:
+    for command in ("show", "check"):
+        done = complete(shell, command, "entropy_s")
+        assert "entropy_shaping" in done.out
+        assert "clip" not in done.out
+
+
+def test_the_answers_of_bash_are_words() -> None:
+    assert complete("bash", "show", "seq_mean").out.split() == ["seq_mean_token_mean", "seq_mean_token_sum"]
+    assert complete("bash", "show", "dr_g").out.split() == ["dr_grpo"], "an alias"
+    assert complete("bash", "list", "ho").out.split() == ["hook"]
+    assert complete("bash", "list", "--distribution", "trl-g").out.split() == ["trl-grpo-ext"]
+    assert complete("bash", "check", "--kind", "agg").out.split() == ["aggregation"]
+    assert {"list", "show", "check"} <= set(complete("bash", "").out.split())
+    assert complete("bash", "show", "trl-grpo-ext:think").out.split() == ["trl-grpo-ext:think_format"]
+
+
+def test_what_a_shell_would_evaluate_is_not_offered_and_nothing_is_imported(tmp_path: Path) -> None:
+    names = {"co_good": "co_plugin:x", "co_$(touch evil)": "co_plugin:x", "co_`touch evil`": "co_plugin:x"}
+    names |= {"co_'; touch evil": "co_plugin:x", 'co_"x': "co_plugin:x", "co_\x1b[31m": "co_plugin:x"}
+    write_distribution(tmp_path, "co-plugin", {"reward": names}, {"co_plugin.py": f"{MARKED}def x(): ..."})
+    for shell in SHELLS:
+        done = complete(shell, "show", "co_", env={"PYTHONPATH": str(tmp_path)})
+        assert "co_good" in done.out
+        assert "touch" not in done.out
+        assert "\x1b" not in done.out
+    assert imported(tmp_path) == []
+
+
+def test_a_setting_that_is_wrong_does_not_spoil_the_line() -> None:
+    done = complete("bash", "show", "entropy_s", env={"TRL_GRPO_EXT_PLUGINS": "none,other"})
+    assert done.out.split() == ["entropy_shaping"]
+    assert done.err == ""
+
+
+def test_completing_imports_neither_torch_nor_a_plugin() -> None:
+    env = {"PYTHONPROFILEIMPORTTIME": "1"}
+    done = complete("bash", "show", "entropy_s", env=env)
+    modules = {line.rpartition("|")[2].strip() for line in done.err.splitlines() if line.startswith("import time:")}
+    assert "trl_grpo_ext.plugins.discovery" in modules
+    assert not modules & {"torch", "trl", "transformers", "trl_grpo_ext.rewards", "trl_grpo_ext.advantages"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_can_be_shown_and_is_the_shells_own_language(shell: str, tmp_path: Path) -> None:
+    done = run_command(env={"_TRL_GRPO_EXT_COMPLETE": f"source_{shell}"})
+    assert done.status == 0
+    assert f"_TRL_GRPO_EXT_COMPLETE=complete_{shell}" in done.out
+    if (interpreter := shutil.which(shell)) is not None:
+        script = tmp_path / "script"
+        script.write_text(done.out)
+        subprocess.run([interpreter, "-n", str(script)], check=True)
+
+
+def test_bash_completes_with_the_installed_script(tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    script = run_command(env={"_TRL_GRPO_EXT_COMPLETE": "source_bash"}).out
+    line = f"PATH={COMMAND.parent}:$PATH\n{script}\n"
+    line += "COMP_WORDS=(trl-grpo-ext show entropy_s); COMP_CWORD=2\n"
+    line += '$(complete -p trl-grpo-ext | sed "s/.*-F \\([^ ]*\\).*/\\1/") trl-grpo-ext\necho "${COMPREPLY[@]}"\n'
+    done = subprocess.run([bash, "--norc", "-c", line], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == ["entropy_shaping"]
+
+
+def test_installing_writes_to_the_home_folder(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "SHELL": "/bin/bash"}
+    done = run_command("--install-completion", "bash", env=env)
+    assert done.status == 0, done
+    assert "_TRL_GRPO_EXT_COMPLETE=complete_bash" in (tmp_path / ".bash_completions" / "trl-grpo-ext.sh").read_text()
+    shown = run_command("--show-completion", "bash", env=env)
+    assert shown.status == 0
+    assert "_TRL_GRPO_EXT_COMPLETE=complete_bash" in shown.out

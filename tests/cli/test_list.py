@@ -1,0 +1,239 @@
+"""`trl-grpo-ext list` as a command: what it lists, in which states, and that it imports nothing."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.distributions import MARKED, SLOW, imported, write_distribution
+from tests.cli.terminal import run_command
+
+ROOT = Path(__file__).parents[2]
+FIELDS = {
+    *("kind", "name", "aliases", "distribution", "version", "builtin", "target", "state", "detail", "summary"),
+}
+DOCUMENTED = '''
+def reward(completions, **columns):
+    """Score 1.0 e.g. always. And more
+    of it.
+
+    Args:
+        completions: Some.
+    """
+    return [1.0 for _ in completions]
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plugins in every state, each of which would leave a trace if it were imported."""
+    folder = tmp_path_factory.mktemp("path")
+    fine = {"reward": {"fine": "st_fine:reward"}, "trl_grpo_ext.rewards.aliases": {"good": "fine", "well": "fine"}}
+    write_distribution(folder, "st-fine", fine, {"st_fine.py": MARKED + DOCUMENTED}, version="2.5")
+    slow = {"reward": {"slow": "st_slow.inner.deep:reward"}}
+    modules = {
+        "st_slow/__init__.py": SLOW,
+        "st_slow/inner/__init__.py": SLOW,
+        "st_slow/inner/deep.py": SLOW + DOCUMENTED,
+    }
+    write_distribution(folder, "st-slow", slow, modules)
+    for twin in ("st-a", "st-b"):
+        module = twin.replace("-", "_")
+        twins = {"hook": {"twin": f"{module}:Hook"}}
+        write_distribution(folder, twin, twins, {f"{module}.py": f'{MARKED}class Hook:\n    """Of {twin}."""\n'})
+    twice = "[trl_grpo_ext.rewards]\ndouble = st_twice:one\ndouble = st_twice:other\n"
+    write_distribution(folder, "st-twice", twice, {"st_twice.py": f"{MARKED}def one(): ...\ndef other(): ...\n"})
+    gone = {"aggregation": {"gone": "st_gone.nowhere:X", "outside": "../../etc/passwd:X", "no_colon": "st_gone"}}
+    write_distribution(folder, "st-gone", gone, {"st_gone/__init__.py": MARKED})
+    unparsable = {
+        "syntax": "st_syntax:X",
+        "null": "st_null:X",
+        "encoding": "st_encoding:X",
+        "deep": "st_deep:X",
+    }
+    broken = {
+        "st_syntax.py": f"{MARKED}def X(:\n",
+        "st_null.py": b"def X(): ...\n\0",
+        "st_encoding.py": b"# coding: no-such\n",
+        "st_deep.py": "X = " + "(" * 500 + ")" * 500,
+    }
+    write_distribution(folder, "st-unparsable", {"reward": unparsable}, broken)
+    lacking = {"lacking": "st_lacking:Absent", "made": "st_made:Made"}
+    makes = {"st_lacking.py": f"{MARKED}def other(): ...\n", "st_made.py": f"{MARKED}globals()['M' + 'ade'] = print\n"}
+    write_distribution(folder, "st-lacking", {"reward": lacking}, makes)
+    write_distribution(folder, "st-unreadable", b"[trl_grpo_ext.rewards]\nx\xff = y:z\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def listed(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What `list --json` prints of them, by distribution and name."""
+    done = run_command("list", "--json", env={"PYTHONPATH": str(folder)})
+    assert done.status == 0
+    entries = json.loads(done.out)
+    return {(entry["distribution"], entry["name"]): entry for entry in entries}
+
+
+def test_every_plugin_of_this_package_is_listed_with_its_aliases_and_ready(
+    listed: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    kinds = {"rewards": "reward", "advantage_hooks": "advantage_hook", "loss_aggregations": "loss_aggregation"}
+    declared = {
+        (kinds[group.removeprefix("trl_grpo_ext.")], name, target)
+        for group, points in groups.items()
+        for name, target in points.items()
+        if group.removeprefix("trl_grpo_ext.") in kinds
+    }
+    ours = [entry for entry in listed.values() if entry["builtin"]]
+    assert {(entry["kind"], entry["name"], entry["target"]) for entry in ours} == declared
+    assert {entry["state"] for entry in ours} == {"ready"}
+    assert {entry["distribution"] for entry in ours} == {"trl-grpo-ext"}
+    of_hooks = groups["trl_grpo_ext.advantage_hooks.aliases"]
+    assert {alias: e["name"] for e in ours if e["kind"] == "advantage_hook" for alias in e["aliases"]} == of_hooks
+    assert all(entry.keys() == FIELDS for entry in listed.values())
+
+
+def test_the_line_of_docs_is_the_first_sentence_that_python_would_give(
+    listed: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    for entry in listed.values():
+        if entry["builtin"]:
+            module, _, attribute = entry["target"].partition(":")
+            text = inspect.getdoc(getattr(importlib.import_module(module), attribute)) or ""
+            paragraph = " ".join(text.split("\n\n")[0].split())
+            assert entry["summary"].endswith(".")
+            assert f"{paragraph} ".startswith(f"{entry['summary']} "), entry["name"]
+
+
+def test_an_abbreviation_does_not_end_the_line_of_docs(listed: dict[tuple[str, str], dict[str, Any]]) -> None:
+    assert listed["st-fine", "fine"]["summary"] == "Score 1.0 e.g. always."
+    assert listed["st-slow", "slow"]["summary"] == "Score 1.0 e.g. always."
+
+
+@pytest.mark.parametrize(
+    ("distribution", "name", "state", "detail"),
+    [
+        ("st-fine", "fine", "ready", ""),
+        ("st-slow", "slow", "ready", ""),
+        ("st-a", "twin", "ambiguous", "st-b offers the name too: select it as st-a:twin"),
+        ("st-b", "twin", "ambiguous", "st-a offers the name too: select it as st-b:twin"),
+        ("st-gone", "gone", "no module", "there is no module 'st_gone.nowhere' on sys.path"),
+        ("st-gone", "outside", "no module", "there is no module '../../etc/passwd' on sys.path"),
+        ("st-gone", "no_colon", "no attribute", "its target 'st_gone' is not of the form module:attribute"),
+        ("st-unparsable", "syntax", "unparsable", "SyntaxError"),
+        ("st-unparsable", "null", "unparsable", "null bytes"),
+        ("st-unparsable", "encoding", "unparsable", "st_encoding.py cannot be decoded"),
+        ("st-unparsable", "deep", "unparsable", "too many nested parentheses"),
+        ("st-lacking", "lacking", "no attribute", "st_lacking.py defines no 'Absent'"),
+        ("st-lacking", "made", "ready", ""),  # what runs at import may make it
+    ],
+)
+def test_states(
+    listed: dict[tuple[str, str], dict[str, Any]], distribution: str, name: str, state: str, detail: str
+) -> None:
+    entry = listed[distribution, name]
+    assert entry["state"] == state, entry
+    assert detail in entry["detail"]
+    assert bool(detail) == bool(entry["detail"])
+
+
+def test_a_name_declared_twice_is_listed_twice(folder: Path) -> None:
+    done = run_command("list", "--distribution", "st-twice", "--json", env={"PYTHONPATH": str(folder)})
+    entries = json.loads(done.out)
+    assert [(entry["target"], entry["state"]) for entry in entries] == [
+        ("st_twice:one", "twice"),
+        ("st_twice:other", "twice"),
+    ]
+    assert entries[0]["detail"] == "st-twice also declares it as st_twice:other"
+
+
+def test_unreadable_metadata_is_named_on_stderr_and_hurts_nobody(folder: Path) -> None:
+    done = run_command("list", env={"PYTHONPATH": str(folder)})
+    assert done.status == 0
+    assert "st-unreadable" not in done.out
+    assert "cannot be read: st-unreadable (entry_points.txt in" in done.err
+    assert "st-fine" in done.out
+
+
+def test_what_may_not_load_is_blocked_and_collides_with_nobody(folder: Path) -> None:
+    env = {"PYTHONPATH": str(folder), "TRL_GRPO_EXT_PLUGINS": "st-a"}
+    done = run_command("list", "hooks", "--json", env=env)
+    states = {entry["distribution"]: entry["state"] for entry in json.loads(done.out) if entry["name"] == "twin"}
+    assert states == {"st-a": "ready", "st-b": "blocked"}
+
+
+def test_a_setting_that_cannot_be_read_is_an_error() -> None:
+    done = run_command("list", env={"TRL_GRPO_EXT_PLUGINS": "none,other"})
+    assert done.status == 2
+    assert done.out == ""
+    assert "TRL_GRPO_EXT_PLUGINS='none,other'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("reward", "reward"),
+        ("rewards", "reward"),
+        ("hooks", "advantage_hook"),
+        ("advantage-hook", "advantage_hook"),
+        ("aggregation", "loss_aggregation"),
+        ("Loss_Aggregations", "loss_aggregation"),
+    ],
+)
+def test_a_kind_may_be_written_in_several_ways(word: str, kind: str) -> None:
+    entries = json.loads(run_command("list", word, "--json").out)
+    assert entries
+    assert {entry["kind"] for entry in entries} == {kind}
+
+
+def test_no_such_kind_and_no_such_distribution_are_errors_with_a_hint() -> None:
+    done = run_command("list", "rewrds")
+    assert (done.status, done.out) == (2, "")
+    assert (
+        "'rewrds' is not a kind of plugin; the kinds are reward, hook and aggregation. Did you mean reward?" in done.err
+    )
+    done = run_command("list", "--distribution", "trl-grpo-exd")
+    assert (done.status, done.out) == (2, "")
+    assert "No distribution 'trl-grpo-exd' is installed. Did you mean 'trl-grpo-ext'?" in done.err
+
+
+def test_a_distribution_without_plugins_lists_nothing_and_says_so() -> None:
+    done = run_command("list", "--distribution", "typer")
+    assert (done.status, done.out, done.err) == (0, "", "There is no such plugin.\n")
+    done = run_command("list", "--distribution", "typer", "--json")
+    assert (done.status, json.loads(done.out)) == (0, [])
+
+
+def test_a_pipe_gets_a_line_for_each_plugin_however_long(folder: Path) -> None:
+    done = run_command("list", "rewards", env={"PYTHONPATH": str(folder)})
+    lines = done.out.splitlines()
+    entries = json.loads(run_command("list", "rewards", "--json", env={"PYTHONPATH": str(folder)}).out)
+    assert len(lines) == 1 + len(entries)
+    assert lines[0].split() == ["KIND", "NAME", "ALIASES", "DISTRIBUTION", "VERSION", "STATE", "SUMMARY"]
+    (fine,) = (line for line in lines if " fine " in line)
+    assert fine.split(maxsplit=6) == [
+        "reward",
+        "fine",
+        "good,well",
+        "st-fine",
+        "2.5",
+        "ready",
+        "Score 1.0 e.g. always.",
+    ]
+    longest = max(entries, key=lambda entry: len(entry["summary"]))
+    assert any(line.endswith(longest["summary"]) for line in lines)
+    assert "\x1b" not in done.out
+
+
+def test_listing_and_showing_import_no_plugin(folder: Path) -> None:
+    # Last in the file: every listing above has left its traces by now, were there any.
+    for name in ("fine", "slow", "twin"):
+        assert run_command("show", name, env={"PYTHONPATH": str(folder)}).status == 0
+    assert imported(folder) == []

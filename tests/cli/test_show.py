@@ -1,0 +1,208 @@
+"""`trl-grpo-ext show` as a command: what it finds, when it imports, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.distributions import MARKED, imported, write_distribution
+from tests.cli.terminal import assert_readable, run_command
+
+HOOK = '''
+class Hook:
+    """Scale by `factor`: `A'_t = factor · A_t`.
+
+    Args:
+        factor (float, optional): What to multiply
+            with.
+        mode: How.
+
+    Source: Somebody et al. (2401.01234).
+
+    Departures from the paper: none.
+
+    Raises:
+        ValueError: Never.
+    """
+
+    needs = ("old_logps",)
+
+    def __init__(self, mode: str, *, factor: float = 2.0) -> None:
+        self.teachers = (mode,)
+
+    def on_rollout(self, advantages_B_T, rollout):
+        return advantages_B_T
+'''
+DECORATED = '''
+print("chatter of the plugin")
+def hidden(cls):
+    def make(strength: float = 1.5, **more):
+        """Made by a decorator."""
+        return cls()
+    return make
+
+@hidden
+class Reward:
+    """A reward whose text does not say what it takes."""
+    def __call__(self, completions, **columns):
+        return [0.0 for _ in completions]
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("path")
+    hooks = {"hook": {"sh_scale": "sh_hooks:Hook"}, "trl_grpo_ext.advantage_hooks.aliases": {"sh_also": "sh_scale"}}
+    write_distribution(folder, "sh-hooks", hooks, {"sh_hooks.py": MARKED + HOOK}, version="3.1")
+    both = {"reward": {"sh_scale": "sh_both:reward"}}
+    function = 'def reward(completions, answer, strict=True, **columns):\n    """A reward."""\n'
+    write_distribution(folder, "sh-both", both, {"sh_both.py": MARKED + function})
+    unsure = {"reward": {"sh_unsure": "sh_unsure:Reward", "sh_raises": "sh_raises:Reward"}}
+    raises = f"{MARKED}{DECORATED}raise RuntimeError('not today')\n"
+    modules = {"sh_unsure.py": MARKED + DECORATED, "sh_raises.py": raises}
+    write_distribution(folder, "sh-unsure", unsure, modules)
+    for twin in ("sh-a", "sh-b"):
+        module = twin.replace("-", "_")
+        write_distribution(folder, twin, {"hook": {"sh_twin": f"{module}:Hook"}}, {f"{module}.py": MARKED + HOOK})
+    return folder
+
+
+def shown(folder: Path, *words: str) -> list[dict[str, Any]]:
+    done = run_command("show", *words, "--json", env={"PYTHONPATH": str(folder)})
+    assert done.status == 0, done
+    answer: list[dict[str, Any]] = json.loads(done.out)
+    return answer
+
+
+def test_all_that_is_known_of_a_hook(folder: Path) -> None:
+    (docs,) = shown(folder, "sh_also")
+    text = (folder / "sh_hooks.py").read_text().splitlines()
+    example = "advantage_hooks:\n  - name: sh_scale\n    mode: REPLACE_ME  # str\n    # factor: 2.0\n"
+    assert docs == {
+        "kind": "advantage_hook",
+        "name": "sh_scale",
+        "distribution": "sh-hooks",
+        "version": "3.1",
+        "builtin": False,
+        "aliases": ["sh_also"],
+        "state": "ready",
+        "detail": "",
+        "form": "class",
+        "signature": "(mode: str, *, factor: float = 2.0)",
+        "target": "sh_hooks:Hook",
+        "parameters": [
+            {"name": "mode", "type": "str", "required": True, "default": None, "doc": "How."},
+            {"name": "factor", "type": "float", "required": False, "default": "2.0", "doc": "What to multiply with."},
+        ],
+        "columns": [],
+        "declares": {"needs": ["old_logps"], "teachers": "depends on the parameters"},
+        "methods": ["on_rollout"],
+        "summary": "Scale by `factor`: `A'_t = factor · A_t`.",
+        "description": "Scale by `factor`: `A'_t = factor · A_t`.",
+        "formulas": ["A'_t = factor · A_t"],
+        "papers": ["2401.01234"],
+        "sections": {
+            "Source": "Somebody et al. (2401.01234).",
+            "Departures": "from the paper: none.",
+            "Raises": "ValueError: Never.",
+        },
+        "file": str(folder / "sh_hooks.py"),
+        "line": text.index("class Hook:") + 1,
+        "example": example,
+        "imported": False,
+    }
+    words = run_command("show", "sh-hooks:sh_scale", env={"PYTHONPATH": str(folder)}).out
+    assert f"file: {docs['file']}:{docs['line']}" in words
+    assert "mode: str, required" in words
+    assert "https://arxiv.org/abs/2401.01234" in words
+    assert words.endswith(example)
+    assert imported(folder) == []
+
+
+def test_a_name_of_two_kinds_shows_both_and_says_how_to_pick_one(folder: Path) -> None:
+    done = run_command("show", "sh_scale", env={"PYTHONPATH": str(folder)})
+    assert done.status == 0
+    assert done.out.count("kind: ") == 2
+    assert "2 plugins answer to 'sh_scale'" in done.err
+    (reward,) = shown(folder, "sh_scale", "--kind", "reward")
+    assert (reward["form"], reward["columns"]) == ("function", ["answer"])
+    assert [one["name"] for one in reward["parameters"]] == ["strict"]
+    assert yaml.safe_load(reward["example"]) == {"rewards": [{"name": "sh_scale"}]}
+    assert "# strict: true" in reward["example"]
+    assert imported(folder) == []
+
+
+def test_an_ambiguous_name_is_pasted_with_its_distribution(folder: Path) -> None:
+    docs = shown(folder, "sh_twin")
+    assert [one["state"] for one in docs] == ["ambiguous", "ambiguous"]
+    assert [yaml.safe_load(one["example"])["advantage_hooks"][0]["name"] for one in docs] == [
+        "sh-a:sh_twin",
+        "sh-b:sh_twin",
+    ]
+
+
+def test_a_dotted_path_needs_no_entry_point(folder: Path) -> None:
+    (docs,) = shown(folder, "sh_hooks:Hook")
+    assert (docs["kind"], docs["distribution"], docs["version"]) == ("advantage_hook", "sh-hooks", "3.1")
+    assert yaml.safe_load(docs["example"])["advantage_hooks"][0]["name"] == "sh_hooks:Hook"
+    (ours,) = shown(folder, "trl_grpo_ext.rewards.gsm8k_accuracy:gsm8k_accuracy")
+    assert (ours["form"], ours["parameters"], ours["state"]) == ("instance", [], "ready")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("entrpy_shaping", "Did you mean 'entropy_shaping'?"),
+        ("trl-grpo-ext:thinkformat", "The distribution 'trl-grpo-ext' offers no plugin 'thinkformat'. Did you mean"),
+        ("no.such:thing", "there is no module 'no.such' on sys.path"),
+        ("trl_grpo_ext.rewards.clip:Clap", "clip.py defines no 'Clap'"),
+        ("a:b:c", "'a:b:c' names no plugin: write a name, `distribution:name` or `package.module:attribute`."),
+        ("", "'' names no plugin"),
+        ("x\x1b[31my", "called 'x\\x1b[31my'"),
+    ],
+)
+def test_what_there_is_not_is_an_error_with_a_hint(name: str, message: str) -> None:
+    done = run_command("show", name)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+    assert "\x1b" not in done.err
+
+
+def test_a_plugin_is_imported_only_where_its_text_does_not_suffice_and_may_not_write_to_stdout(folder: Path) -> None:
+    (unread,) = shown(folder, "sh_unsure", "--no-import")
+    assert (unread["imported"], unread["signature"]) == (False, None)
+    assert imported(folder) == []
+    done = run_command("show", "sh_unsure", "--json", env={"PYTHONPATH": str(folder)})
+    (docs,) = json.loads(done.out)
+    assert "chatter of the plugin" in done.err
+    assert (docs["imported"], docs["signature"]) == (True, "(strength: float = 1.5, **more)")
+    assert docs["summary"] == "A reward whose text does not say what it takes."
+    assert imported(folder) == ["sh_unsure.imported"]
+    (folder / "sh_unsure.imported").unlink()
+
+
+def test_a_plugin_that_may_not_load_is_never_imported(folder: Path) -> None:
+    env = {"PYTHONPATH": str(folder), "TRL_GRPO_EXT_PLUGINS": "none"}
+    (docs,) = json.loads(run_command("show", "sh_unsure", "--json", env=env).out)
+    assert (docs["state"], docs["imported"]) == ("blocked", False)
+    assert imported(folder) == []
+
+
+def test_a_plugin_that_must_be_imported_and_cannot_be_is_a_problem(folder: Path) -> None:
+    done = run_command("show", "sh_raises", env={"PYTHONPATH": str(folder)})
+    assert done.status == 1
+    assert "state: broken: The reward 'sh_raises' from sh-unsure 1.0 cannot be loaded" in done.out
+    assert "RuntimeError: not today" in done.out
+    assert run_command("show", "sh_raises", "--no-import", env={"PYTHONPATH": str(folder)}).status == 0
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_no_word_of_the_docs_is_lost_in_a_narrow_terminal(width: int) -> None:
+    narrow, piped = run_command("show", "kl_in_reward", width=width), run_command("show", "kl_in_reward")
+    assert_readable(narrow.out, width)
+    # A path is longer than the line, so words are compared without the places where lines break.
+    assert "".join(narrow.plain.split()) == "".join(piped.out.split())

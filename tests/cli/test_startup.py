@@ -1,0 +1,138 @@
+"""The commands that answer at once: what they import and which files they touch, with 200 plugins too.
+
+How long that takes is measured by `bench/discovery.py`; here is counted what makes it long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.cli.distributions import MARKED, SLOW, imported, write_distribution
+
+HEAVY = ("torch", "trl", "transformers", "accelerate", "numpy", "pyarrow", "jinja2", "datasets", "peft")
+MANY = 200
+
+PROBE = """
+import json, sys
+opened = []
+def watch(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir"):
+        opened.append((event, str(arguments[0])))
+sys.addaudithook(watch)
+sys.argv = ["trl-grpo-ext", *{words!r}]
+from trl_grpo_ext.cli import app
+try:
+    app()
+except SystemExit as end:
+    status = end.code
+print(json.dumps({{"status": status, "modules": sorted(sys.modules), "opened": opened}}), file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 distributions with a plugin each."""
+    folder = tmp_path_factory.mktemp("many")
+    for number in range(MANY):
+        name = f"many_{number:03}"
+        text = f'{MARKED}def reward(completions, **columns):\n    """Score {number}."""\n'
+        write_distribution(folder, name, {"reward": {name: f"{name}:reward"}}, {f"{name}/__init__.py": text})
+    return folder
+
+
+def probed(folder: Path | None, *words: str) -> tuple[str, dict[str, object]]:
+    """What a command prints, the modules it ends with, and what it opened."""
+    environ = {**os.environ, "PYTHONPATH": "" if folder is None else str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environ.pop("COLUMNS", None)
+    command = [sys.executable, "-c", PROBE.format(words=words)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, json.loads(done.stderr.splitlines()[-1])
+
+
+def heavy(modules: list[str]) -> list[str]:
+    return [name for name in modules if name in HEAVY]
+
+
+COMMANDS = (
+    *(
+        ["--help"],
+        ["--version"],
+        ["list"],
+        ["list", "--json"],
+        ["show", "span_credit"],
+        ["show", "classifier", "--json"],
+    ),
+    *(["check", "--help"], ["new", "--help"], ["replay", "--help"], ["doctor", "--help"], ["audit", "--help"]),
+    ["check", "--list-rules"],
+)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_command_that_only_tells_imports_nothing_heavy_and_no_plugin(words: list[str]) -> None:
+    out, seen = probed(None, *words)
+    assert seen["status"] == 0
+    assert out
+    modules = seen["modules"]
+    assert isinstance(modules, list)
+    assert heavy(modules) == []
+    plugins = ("trl_grpo_ext.rewards", "trl_grpo_ext.advantages", "trl_grpo_ext.aggregation")
+    assert [name for name in modules if name.startswith(plugins)] == []
+
+
+def test_with_200_plugins_listing_reads_each_file_once_or_twice_and_imports_none(many: Path) -> None:
+    out, seen = probed(many, "list")
+    assert sum(line.split()[1].startswith("many_") for line in out.splitlines()) == MANY
+    assert "Score 199." in out
+    assert heavy(seen["modules"]) == []  # type: ignore[arg-type]
+    assert imported(many) == []
+    opened = [Path(path) for _, path in seen["opened"] if path.startswith(str(many))]  # type: ignore[attr-defined]
+    counts = Counter((path.parent.suffix or "module", path.name) for path in opened)
+    assert counts["module", "__init__.py"] == MANY
+    assert counts[".dist-info", "entry_points.txt"] <= 2 * MANY
+    assert counts[".dist-info", "METADATA"] <= MANY
+    assert counts[".dist-info", "RECORD"] == 0, "which lists all files, and may be long"
+    assert len(opened) <= 6 * MANY, counts.most_common(5)
+
+
+def test_with_200_plugins_discovery_itself_reads_only_metadata(many: Path) -> None:
+    code = (
+        "import sys, json\nopened = []\n"
+        "sys.addaudithook(lambda event, a: opened.append(str(a[0])) if event == 'open' else 0)\n"
+        "from trl_grpo_ext import available\nfound = available('reward')\n"
+        "print(json.dumps([len(found), [p for p in opened if '/many_' in p], sorted(sys.modules)]))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(many)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    count, opened, modules = json.loads(done.stdout)
+    assert count >= MANY
+    assert {Path(path).name for path in opened} == {"entry_points.txt", "METADATA"}
+    assert len(opened) <= 3 * MANY
+    assert heavy(modules) == []
+    assert "typer" not in modules
+    assert imported(many) == []
+
+
+def test_a_slow_plugin_delays_only_its_user(tmp_path: Path) -> None:
+    quick = 'def reward(completions, **columns):\n    """Quick."""\n    return [1.0 for _ in completions]\n'
+    write_distribution(tmp_path, "su-slow", {"reward": {"su_slow": "su_slow:reward"}}, {"su_slow.py": SLOW + quick})
+    write_distribution(
+        tmp_path, "su-quick", {"reward": {"su_quick": "su_quick:reward"}}, {"su_quick.py": MARKED + quick}
+    )
+    for words in (["list"], ["list", "--json"], ["show", "su_slow"], ["show", "su_quick"], ["list", "rewards"]):
+        out, _ = probed(tmp_path, *words)
+        assert "Quick." in out
+        assert imported(tmp_path) == []
+    code = "from trl_grpo_ext import load_rewards; print(load_rewards([{name!r}])[0](completions=['']))"
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for name, traces in (("su_quick", ["su_quick.imported"]), ("su_slow", ["su_quick.imported", "su_slow.imported"])):
+        command = [sys.executable, "-c", code.format(name=name)]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        assert done.stdout == "[1.0]\n"
+        assert imported(tmp_path) == traces

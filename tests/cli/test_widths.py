@@ -1,0 +1,149 @@
+"""What the commands print at widths 60 and 100 and into a pipe, without colour, and with hostile plugins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from tests.cli.distributions import MARKED, imported, write_distribution
+from tests.cli.terminal import assert_readable, run_command, without_escapes
+from trl_grpo_ext.cli.console import one_line, paragraph, printable
+
+LONG = "long_" * 60
+CLEAR = "\x1b[2J\x1b]0;title\x07\x9b31m\x7f"
+TURNED = "\u202eevil\u2066\u200b"
+HOSTILE_DOCS = (
+    f"Markup [red]not red[/red] [link=http://x]y[/link] :smile: {CLEAR}{TURNED}\u2028 "
+    f"{'א' * 5} 👩‍👩‍👧 漢字 {LONG} end. More."
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("path")
+    text = f"{MARKED}def reward(completions, **columns):\n    {HOSTILE_DOCS!r}\n"
+    names = {"[bold]name": "wi_hostile:reward", LONG: "wi_hostile:reward", f"esc{CLEAR}": "wi_hostile:reward"}
+    names |= {"漢字" * 20: "wi_hostile:reward", TURNED: "wi_hostile:reward", "$(touch x)": "wi_hostile:reward"}
+    write_distribution(folder, "wi-hostile", {"reward": names}, {"wi_hostile.py": text}, version="1.0")
+    metadata = folder / "wi_hostile-1.0.dist-info" / "METADATA"
+    metadata.write_text(f"Metadata-Version: 2.1\nName: wi-hostile\nVersion: 1[red]{CLEAR.split(chr(7))[0]}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words", [["list"], ["list", "aggregations"], ["show", "grpo"], ["show", "python_tests"]], ids=" ".join
+)
+@pytest.mark.parametrize("width", [60, 100])
+def test_nothing_is_cut_or_too_wide(words: list[str], width: int) -> None:
+    done = run_command(*words, width=width)
+    assert done.status == 0
+    assert_readable(done.out, width)
+    assert "\x1b[" in done.out
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_every_name_and_alias_can_be_read_whole(width: int) -> None:
+    shown = run_command("list", width=width).plain
+    for entry in json.loads(run_command("list", "--json").out):
+        for name in (entry["name"], *entry["aliases"]):
+            assert name in shown
+
+
+@pytest.mark.parametrize("command", ["", "list", "show", "check"])
+@pytest.mark.parametrize("width", [60, 100])
+def test_help_can_be_read(command: str, width: int) -> None:
+    done = run_command(*command.split(), "--help", width=width)
+    assert done.status == 0
+    assert_readable(done.out, width)
+    for option in ("--help", *({"": ["--version"], "list": ["--json"], "show": ["--no-import"]}.get(command, []))):
+        assert option in done.plain
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "grpo"], ["--help"]], ids=" ".join)
+def test_a_pipe_gets_no_colour_and_no_folded_lines(words: list[str]) -> None:
+    done = run_command(*words)
+    assert "\x1b" not in done.out
+    assert_readable(done.out, None)
+    assert all(line == line.rstrip() for line in done.out.splitlines()) or words == ["--help"]
+    if words == ["list"]:
+        assert max(map(len, done.out.splitlines())) > 100
+
+
+@pytest.mark.parametrize("words", [["list", "hooks"], ["show", "grpo"]], ids=" ".join)
+def test_no_color_is_respected_in_a_terminal(words: list[str]) -> None:
+    coloured, plain = run_command(*words, width=100), run_command(*words, width=100, color=False)
+    assert "\x1b[32m" in coloured.out or "\x1b[1m" in coloured.out
+    for code in range(30, 48):
+        assert f"\x1b[{code}m" not in plain.out
+    assert plain.plain == coloured.plain
+
+
+def test_a_pipe_follows_columns() -> None:
+    done = run_command("show", "kl_in_reward", width=60, piped=True)
+    assert_readable(done.out, 60)
+
+
+@pytest.mark.parametrize("width", [60, 100, None])
+def test_hostile_plugins_are_text(folder: Path, width: int | None) -> None:
+    done = run_command("list", "--distribution", "wi-hostile", width=width, env={"PYTHONPATH": str(folder)})
+    assert done.status == 0
+    assert_readable(done.out, width)
+    joined = "".join(done.plain.split()) if width is None or width < 90 else done.plain
+    for text in ("[bold]name", "[red]", "\\x1b", "\\u202e"):
+        assert text in joined
+    for character in (*"\x07\x9b\x7f\u202e\u2066\u200b\u2028", "\x1b]0;"):
+        assert character not in done.out
+    if width is None or width < 90:
+        assert LONG in joined
+        assert "[red]notred[/red][link=http://x]y[/link]:smile:" in joined
+
+
+@pytest.mark.parametrize("width", [60, 100, None])
+def test_a_hostile_plugin_is_shown_as_text(folder: Path, width: int | None) -> None:
+    done = run_command("show", "[bold]name", width=width, env={"PYTHONPATH": str(folder)})
+    assert done.status == 0
+    assert_readable(done.out, width)
+    assert "[bold]name" in done.plain
+    assert "[red]notred[/red][link=http://x]y[/link]:smile:" in "".join(done.plain.split())
+    assert "\u202e" not in done.out
+    assert imported(folder) == []
+
+
+def test_json_holds_hostile_text_as_it_is(folder: Path) -> None:
+    done = run_command("list", "--distribution", "wi-hostile", "--json", env={"PYTHONPATH": str(folder)})
+    entries = json.loads(done.out)
+    assert LONG in [entry["name"] for entry in entries]
+    assert {entry["summary"] for entry in entries} == {" ".join(HOSTILE_DOCS.removesuffix(" More.").split())}
+    assert done.out.isascii()
+
+
+def test_what_an_encoding_lacks_is_escaped() -> None:
+    done = run_command("list", "aggregations", env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
+    assert done.status == 0, done.err
+    assert "\\u03a3" in done.out
+
+
+def test_printable_and_one_line() -> None:
+    assert printable("a\tb\nc\x1b[31m\ud800\u200e") == "a\\tb\nc\\x1b[31m\\ud800\\u200e"
+    assert one_line("a\nb\r") == "a\\nb\\r"
+    assert printable("äΣ漢👍") == "äΣ漢👍"
+
+
+def test_a_paragraph_is_folded_and_indented() -> None:
+    console = Console(width=20, record=True, color_system=None, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    paragraph(console, Text("a few words and " + "x" * 30), indent=4)
+    lines = console.export_text().splitlines()
+    assert lines == ["    a few words and", "    " + "x" * 16, "    " + "x" * 14]
+    console.file.close()
+
+
+def test_the_helper_finds_what_it_looks_for() -> None:
+    assert without_escapes("\x1b[1mbold\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\") == "bold link"
+    for text, width in (("x" * 61, 60), ("漢" * 31, 60), ("cut…", 60), ("bell\x07", None)):
+        with pytest.raises(AssertionError):
+            assert_readable(text, width)
+    assert_readable("\x1b[31m" + "x" * 60 + "\x1b[0m\n", 60)

@@ -1,0 +1,390 @@
+"""Tokens and the characters they wrote: by hand, against byte counts, and for any tokens of any tokenizer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+
+from tests.trained_tokenizers import BUILDERS, CORPUS, SPECIAL, trained
+from trl_grpo_ext.credit.alignment import check_alignment, token_offsets
+from trl_grpo_ext.credit.decoder_steps import offsets_by_decoder
+from trl_grpo_ext.errors import AlignmentError
+
+EMBEDDED = Path(__file__).parents[2] / "recipes" / "embedded" / "model"
+TEXTS = [
+    *CORPUS[:3],
+    "",
+    " ",
+    "  two spaces  inside and out  ",
+    "\n\n\t\r\n",
+    "\x00\x01\x7f\x85\u2028 control",
+    "👩‍👩‍👧🏽‍👦 🇩🇪 ☺️ a\u0301\u0323\u0308 \ufeff zero\u200bwidth",
+    "漢字かな交じり文。한국어 ไทย हिन्दी",
+    "اَلْعَرَبِيَّةُ (123) עִבְרִית \u202eabc\u202c",
+    "\U0010ffff\U00010000\uffff\ud7ff",
+    "\ufffd a real replacement character \ufffd",
+    "a . b , c ! d ? it 's we 've you 're do not ca n't I 'm ' x '",
+    "▁ Ġ ## </w> <0x41> <0xE2>",
+]
+
+
+class OnlyDecodes:
+    """A tokenizer of which nothing is known but what it decodes, as those written in Python are."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.all_special_ids = tokenizer.all_special_ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+
+def aligned(tokenizer: Any, ids: list[int]) -> tuple[str, list[tuple[int, int]]]:
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    return text, token_offsets(tokenizer, ids, text)
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def wrote(tokenizer: Any, words: list[str]) -> list[str]:
+    """The text that each token, given as it stands in the vocabulary, wrote."""
+    ids = [tokenizer.get_vocab()[word] for word in words]
+    text, offsets = aligned(tokenizer, ids)
+    return [text[start:end] for start, end in offsets]
+
+
+def assert_sound(tokenizer: Any, ids: list[int], ends_stay: bool = True) -> None:
+    """Ranges in order that cover the text, silent special tokens, and agreement with what prefixes decode to.
+
+    `ends_stay` is False for a decoder whose last token comes out differently if another one follows it.
+    """
+    text, offsets = aligned(tokenizer, ids)
+    assert len(offsets) == len(ids)
+    assert all(0 <= start <= end <= len(text) for start, end in offsets)
+    assert [start for start, _ in offsets] == sorted(start for start, _ in offsets)
+    spoken = [(start, end) for start, end in offsets if end > start]
+    assert [end for _, end in spoken] == sorted(end for _, end in spoken)
+    assert set().union(*(range(start, end) for start, end in spoken)) == set(range(len(text)))
+    special = set(tokenizer.all_special_ids)
+    assert all(start == end for token, (start, end) in zip(ids, offsets, strict=True) if token in special)
+    # Byte tokens in a row are decoded together: one that makes no character spoils those before it.
+    # So a cut inside such a run is no clean one; every other cut is looked at.
+    words = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+    heard = [place for place, token in enumerate(ids) if token not in special]
+    joined = [(a, b) for a, b in itertools.pairwise(heard) if words[a][:3] == words[b][:3] == "<0x"]
+    in_a_run = {count for a, b in joined for count in range(a + 1, b + 1)}
+    for count in [count for count in range(len(ids)) if count not in in_a_run] if ends_stay else ():
+        prefix = tokenizer.decode(ids[:count], skip_special_tokens=True)
+        if text.startswith(prefix) and not prefix.endswith("\ufffd"):  # nothing pending: a clean cut
+            assert max((end for _, end in offsets[:count]), default=0) <= len(prefix)
+            assert min((start for start, end in offsets[count:] if end > start), default=len(text)) >= len(prefix)
+
+
+# ------------------------------------------------------------------------------------------------------- by hand
+
+
+def test_byte_level_by_hand() -> None:
+    # "€" is E2 82 AC. The space is Ġ, and E2 82 AC are written â Ĥ ¬ in the vocabulary of bytes.
+    tokenizer = trained("byte_level")
+    assert wrote(tokenizer, ["a", "Ġ", "â", "Ĥ", "¬", "b"]) == ["a", " ", "€", "€", "€", "b"]
+    assert wrote(tokenizer, ["â", "<eos>", "Ĥ", "<pad>", "¬"]) == ["€", "", "€", "", "€"]
+    assert wrote(tokenizer, ["<think>", "Ċ", "né w", "</think>", "<eos>"]) == ["<think>", "\n", "né w", "</think>", ""]
+    # An unfinished character is one U+FFFD, however many bytes of it there are; a stray byte is one of its own.
+    assert wrote(tokenizer, ["â", "Ĥ", "a"]) == ["\ufffd", "\ufffd", "a"]
+    assert wrote(tokenizer, ["Ĥ", "Ĥ", "â"]) == ["\ufffd", "\ufffd", "\ufffd"]
+    assert aligned(tokenizer, [tokenizer.get_vocab()[c] for c in "ĤĤâ"])[1] == [(0, 1), (1, 2), (2, 3)]
+    # A vocabulary's entry of its own characters is not bytes: what was pending before it stays unfinished.
+    assert wrote(tokenizer, ["Ã", "né w"]) == ["\ufffd", "né w"]
+
+
+def test_a_token_that_ends_one_character_and_begins_another_has_both() -> None:
+    # "é" is C3 A9 (Ã ©); a token of A9 C3 lies across two of them.
+    vocabulary = {"a": 0, "Ã": 1, "©Ã": 2, "©b": 3, "©": 4}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    for kind in (fast, OnlyDecodes(fast)):
+        text, offsets = aligned(kind, [0, 1, 2, 2, 3, 0])
+        assert text == "aéééba"
+        assert offsets == [(0, 1), (1, 2), (1, 3), (2, 4), (3, 5), (5, 6)]
+
+
+def test_sentencepiece_by_hand() -> None:
+    tokenizer = trained("llama_2")
+    assert wrote(tokenizer, ["▁", "a", "▁", "b"]) == ["", "a", " ", "b"]  # the first space is stripped
+    assert wrote(trained("gemma"), ["▁", "a", "▁", "b"]) == [" ", "a", " ", "b"]
+    assert wrote(tokenizer, ["a", "<0xE2>", "<0x82>", "<eos>", "<0xAC>", "a"]) == ["a", "€", "€", "", "€", "a"]
+    # This decoder gives a run of bytes that is not UTF-8 as a whole one U+FFFD for each byte.
+    assert wrote(tokenizer, ["<0x41>", "<0xE2>", "<0x82>", "a"]) == ["\ufffd", "\ufffd", "\ufffd", "a"]
+    assert wrote(tokenizer, ["<0x20>", "a"]) == ["", "a"]  # stripped as well
+    assert wrote(tokenizer, ["<eos>", "▁", "▁", "<think>"]) == ["", "", " ", "<think>"]
+
+
+def test_metaspace_and_wordpiece_by_hand() -> None:
+    assert wrote(trained("unigram"), ["▁", "e", "▁", "e"]) == ["", "e", " ", "e"]
+    assert wrote(trained("unigram_never"), ["▁", "e", "▁", "e"]) == [" ", "e", " ", "e"]
+    # A space between words belongs to the word behind it; the clean-up takes it away before punctuation.
+    assert wrote(trained("wordpiece"), ["t", "##h", "a", "."]) == ["t", "h", " a", "."]
+    assert wrote(trained("wordpiece_plain"), ["t", "##h", "a", "."]) == ["t", "h", " a", " ."]
+    assert wrote(trained("characters_joined"), ["a", "<eos>", "b", "."]) == ["a", "", " b", " ."]
+    assert wrote(trained("characters"), ["a", "<eos>", "b", "."]) == ["a", "", "b", "."]
+    assert wrote(trained("word_ends"), ["e", "e</w>", "e</w>"]) == ["e", "e ", "e"]
+
+
+def test_the_clean_up_of_transformers_by_hand() -> None:
+    cleaned = trained("byte_level_cleaned")
+    # "a ." is "a." and its space is nobody's; "a ' b" is "a'b"; "do n't" loses its space too.
+    assert wrote(cleaned, ["a", "Ġ", "."]) == ["a", "", "."]
+    assert wrote(cleaned, ["a", "Ġ", "'", "Ġ", "b"]) == ["a", "", "'", "", "b"]
+    assert wrote(cleaned, ["d", "o", "Ġ", "n", "'", "t"]) == ["d", "o", "", "n", "'", "t"]
+    asked = trained("byte_level_asked_to_clean")  # transformers does not do it to byte-level BPE
+    assert wrote(asked, ["a", "Ġ", "."]) == ["a", " ", "."]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_all_of_these_decoders_are_known(name: str) -> None:
+    # Prefixes would find most of it as well, so that they would hide a step that is run wrongly.
+    tokenizer = trained(name)
+    for text in TEXTS:
+        ids = encoded(tokenizer, text)
+        for tokens in (ids, ids[::-1]):
+            decoded = tokenizer.decode(tokens, skip_special_tokens=True)
+            assert offsets_by_decoder(tokenizer.backend_tokenizer, tokens, decoded) is not None
+
+
+def test_nothing_is_nothing() -> None:
+    for name in BUILDERS:
+        tokenizer = trained(name)
+        assert token_offsets(tokenizer, [], "") == []
+        assert token_offsets(tokenizer, tokenizer.all_special_ids, "") == [(0, 0)] * len(tokenizer.all_special_ids)
+
+
+# ------------------------------------------------------------------------------------------------- any tokens
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts(name: str, text: str) -> None:
+    tokenizer = trained(name)
+    ids = encoded(tokenizer, text)
+    assert_sound(tokenizer, ids, name != "word_ends")
+    assert_sound(tokenizer, ids[::-1], name != "word_ends")
+    if name in ("byte_level", "byte_level_asked_to_clean"):  # these keep every text as it is
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_tokens(name: str, data: st.DataObject) -> None:
+    tokenizer = trained(name)
+    vocabulary = tokenizer.get_vocab()
+    awkward = [vocabulary[w] for w in [*SPECIAL, "<think>", "né w", ".", "'", "▁", "Ġ", "â", "Ĥ"] if w in vocabulary]
+    awkward += [vocabulary[w] for w in ["<0xE2>", "<0x82>", "<0xAC>", "<0x20>", "<0x41>"] if w in vocabulary]
+    token = st.integers(0, len(tokenizer) - 1) | st.sampled_from(awkward)
+    assert_sound(tokenizer, data.draw(st.lists(token, max_size=30)), name != "word_ends")
+
+
+def byte_ranges_oracle(pieces: list[bytes], text: str) -> list[tuple[int, int]]:
+    """Offsets by counting bytes, with no decoder at all: characters whose bytes meet the token's."""
+    ends = [len(text[: i + 1].encode()) for i in range(len(text))]
+    starts = [0, *ends][: len(text)]
+    offsets, position = [], 0
+    for piece in pieces:
+        meets = [i for i in range(len(text)) if starts[i] < position + len(piece) and ends[i] > position]
+        here = meets[0] if meets and piece else sum(end <= position for end in ends)
+        offsets.append((here, meets[-1] + 1) if meets and piece else (here, here))
+        position += len(piece)
+    return offsets
+
+
+@given(st.text(max_size=12), st.lists(st.integers(1, 4), min_size=1, max_size=50))
+@settings(max_examples=150, deadline=None)
+def test_byte_level_tokens_have_the_characters_whose_bytes_they_hold(text: str, sizes: list[int]) -> None:
+    # Any way of cutting the text's bytes into tokens, not just the one that encoding gives.
+    data, position, words = text.encode(), 0, []
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    letter = {byte: chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)}
+    while position < len(data):
+        size = sizes[len(words) % len(sizes)]
+        words.append(data[position : position + size])
+        position += size
+    names = ["".join(letter[byte] for byte in word) for word in words]
+    vocabulary = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    ids = [vocabulary[name] for name in names]
+    expected = byte_ranges_oracle(words, text)
+    assert token_offsets(fast, ids, text) == expected
+    assert token_offsets(OnlyDecodes(fast), ids, text) == expected
+
+
+@given(st.text(max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_sentencepiece_bytes_against_counting(text: str) -> None:
+    tokenizer = trained("gemma")
+    vocabulary = tokenizer.get_vocab()
+    pieces = [bytes([byte]) for byte in text.encode()]
+    ids = [vocabulary[f"<0x{piece[0]:02X}>"] for piece in pieces]
+    assert token_offsets(tokenizer, ids, text) == byte_ranges_oracle(pieces, text)
+
+
+# ----------------------------------------------------------------------------------- tokenizers known by decoding
+
+
+@pytest.mark.parametrize("name", [n for n in BUILDERS if "clean" not in n and n != "word_ends"])
+@pytest.mark.parametrize("text", [text for text in TEXTS if "\ufffd" not in text])
+def test_decoding_prefixes_finds_the_same(name: str, text: str) -> None:
+    tokenizer = trained(name)
+    ids = encoded(tokenizer, text)
+    decoded, expected = aligned(tokenizer, ids)
+    try:
+        found = token_offsets(OnlyDecodes(tokenizer), ids, decoded)
+    except AlignmentError:
+        assert name in (
+            "llama_2",
+            "gemma",
+            "byte_fallback_metaspace",
+            "wordpiece",
+        )  # prefixes of these are not always prefixes of the text
+    else:
+        assert found == expected
+
+
+@given(st.lists(st.integers(0, 258), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_any_bytes_of_a_tokenizer_written_in_python(ids: list[int]) -> None:
+    tokenizer = ByT5Tokenizer(extra_ids=0)  # special tokens 0, 1, 2, and byte b is b + 3
+    text, offsets = aligned(tokenizer, ids)
+    assert set().union(*(range(start, end) for start, end in offsets)) == set(range(len(text)))
+    data = bytes(token - 3 for token in ids if token > 2)
+    if text.encode() == data:
+        expected = iter(byte_ranges_oracle([data[i : i + 1] for i in range(len(data))], text))
+        spoken = [offset for token, offset in zip(ids, offsets, strict=True) if token > 2]
+        assert spoken == list(expected)
+
+
+@given(st.text("aé€👩\u200d \x80\U0010ffff", max_size=40), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_decoder_that_leaves_unfinished_characters_out(text: str, data: st.DataObject) -> None:
+    tokenizer = ByT5Tokenizer(extra_ids=0)
+    ids = [byte + 3 for byte in text.encode()]
+    expected = byte_ranges_oracle([bytes([token - 3]) for token in ids], text)
+    assert token_offsets(tokenizer, ids, text) == expected
+    place = data.draw(st.integers(0, len(ids)))  # a special token anywhere changes nothing for the others
+    offsets = token_offsets(tokenizer, [*ids[:place], 0, *ids[place:]], text)
+    assert offsets[:place] + offsets[place + 1 :] == expected
+    assert offsets[place][0] == offsets[place][1]
+
+
+# ------------------------------------------------------------------------------------------------ the repository's
+
+
+def test_the_embedded_model() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    check_alignment(tokenizer)
+    ids = [*encoded(tokenizer, "Tom has 3 apples.\n#### 3"), tokenizer.eos_token_id]
+    text, offsets = aligned(tokenizer, ids)
+    assert text == "Tom has 3 apples.\n#### 3"
+    assert offsets == [*((i, i + 1) for i in range(len(text))), (len(text), len(text))]
+
+
+def test_the_tiny_model_of_the_tests(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    check_alignment(tokenizer)
+    text, offsets = aligned(tokenizer, [3, 1, 4, 5])
+    assert text == "a b c"  # it has no decoder: joined by spaces
+    assert offsets == [(0, 1), (1, 1), (1, 3), (3, 5)]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_tokenizer_passes_the_check(name: str) -> None:
+    check_alignment(trained(name))
+
+
+# --------------------------------------------------------------------------------------------- what cannot be done
+
+
+def test_another_text_is_refused() -> None:
+    tokenizer = trained("byte_level")
+    ids = encoded(tokenizer, "The answer is 18.")
+    with pytest.raises(AlignmentError, match=r"PreTrainedTokenizerFast|TokenizersBackend"):
+        token_offsets(tokenizer, ids, "The answer is 18")
+
+
+class Shuffles(OnlyDecodes):
+    """Text that depends on all tokens at once."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return super().decode(sorted(ids), skip_special_tokens)
+
+
+class Fails(OnlyDecodes):
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        raise KeyError(ids[0])
+
+
+def test_a_tokenizer_that_cannot_be_aligned_is_refused_by_name() -> None:
+    with pytest.raises(AlignmentError, match=r"with Shuffles\. Use a fast tokenizer"):
+        check_alignment(Shuffles(trained("byte_level")))
+    with pytest.raises(AlignmentError, match="Fails cannot decode its own tokens"):
+        check_alignment(Fails(trained("byte_level")))
+
+
+def test_a_decoder_that_is_not_known_is_decoded_in_prefixes() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a-": 0, "b": 1, "-": 2}, unk_token="b"))
+    tokenizer.decoder = decoders.Sequence([decoders.CTC("-", "|", False), decoders.Fuse()])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    for ids in ([1, 0, 1], [1, 2, 1, 1], [0, 2, 2, 1]):
+        text, offsets = aligned(fast, ids)
+        assert set().union(*(range(start, end) for start, end in offsets)) == set(range(len(text)))
+
+
+# ----------------------------------------------------------------------------------------------------------- time
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_level_cleaned", "llama_2", "unigram", "wordpiece"])
+def test_twenty_thousand_tokens_take_no_time(name: str) -> None:
+    tokenizer = trained(name)
+    ids = encoded(tokenizer, " ".join(TEXTS))
+    for many in ((ids * 20_000)[:20_000], [index * 31 % len(tokenizer) for index in range(20_000)]):
+        text = tokenizer.decode(many, skip_special_tokens=True)
+        started = time.perf_counter()
+        token_offsets(tokenizer, many, text)
+        assert time.perf_counter() - started < 2.5
+
+
+def test_prefixes_take_linear_time() -> None:
+    tokenizer = ByT5Tokenizer(extra_ids=0)
+    ids = [byte + 3 for byte in ("naïve 👩‍👩‍👧 text, " * 300).encode()]
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    started = time.perf_counter()
+    token_offsets(tokenizer, ids, text)
+    assert time.perf_counter() - started < 10.0
+
+
+def test_what_a_decoder_writes_in_place_of_several_tokens_belongs_to_all_of_them() -> None:
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="c"))
+    backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "xyz")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
+    text = tokenizer.decode([2, 0, 1, 2])
+    assert text == "cxyzc"
+    assert token_offsets(tokenizer, [2, 0, 1, 2], text) == [(0, 1), (1, 4), (1, 4), (4, 5)]

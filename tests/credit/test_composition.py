@@ -1,0 +1,224 @@
+"""`preserve_sign` and `preserve_sum`: by hand, as properties, and as keys of any selection."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contexts import make_forward, make_rollout, padded
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
+from trl_grpo_ext.credit.composition import Preserving, kept_signs, kept_sums
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginParameterError
+from trl_grpo_ext.plugins.loading import parse_selection
+from trl_grpo_ext.types import Forward, Rollout, implements
+
+HERE = "tests.credit.test_composition"
+values = st.floats(-8, 8).map(lambda x: round(x, 3))
+rows = st.lists(st.tuples(values, values), min_size=1, max_size=6)
+
+
+class Multiply:
+    """Multiplies the advantages of a row's tokens by these factors."""
+
+    needs = ("old_logps",)
+
+    def __init__(self, factors: Any = (1.0, 2.0)) -> None:
+        self.factors = factors
+        self.memory = 1
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        return advantages_B_T * torch.tensor(self.factors, dtype=advantages_B_T.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"memory": self.memory}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.memory = state["memory"]
+
+
+class Spans:
+    """Gives the second character -3."""
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> list[Any]:
+        return [[(1, 2, -3.0)] for _ in rollout.texts]
+
+
+class AtForward:
+    """Adds one where the entropy is above one."""
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        return advantages_B_T - (forward.entropies_B_T > 1) * 5.0
+
+
+def table(*values: Any) -> torch.Tensor:
+    return padded(values)
+
+
+# ---------------------------------------------------------------------------------------------- by hand
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([1, 1, 1, 1], [1, 1, 2, 2], [2 / 3, 2 / 3, 4 / 3, 4 / 3]),  # 6 must become 4, ratios stay
+        ([1, 1], [0, 2], [0, 2]),  # the sum is right already
+        ([1, 1, 0], [0, 1, 0], [0, 2, 0]),  # zeros stay zero
+        ([-1, -1], [-1, -3], [-0.5, -1.5]),
+        ([1, -1], [4, -1], [2, -2]),  # 4f - 1/f = 0, f = 1/2
+        ([1, 0], [2, -1], [2, -1]),  # 2f - 1/f = 1, f = 1
+        ([-2, -1], [2, -1], [0.5616, -3.5616]),  # 2f - 1/f = -3: f = (sqrt(17) - 3) / 4
+    ],
+)
+def test_sums_by_hand(before: list[float], after: list[float], expected: list[float]) -> None:
+    result = kept_sums(table(before), table(after))
+    torch.testing.assert_close(result, table(expected), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([1, 2], [0, 0]),  # nothing left to scale
+        ([1, 2], [-1, 0]),  # no positive advantage, and the sum is positive
+        ([-1, -2], [1, 5]),
+        ([0, 0], [1, 2]),  # a sum of zero cannot be had from positive advantages alone
+        ([1, -1], [0, -4]),
+    ],
+)
+def test_a_row_whose_sum_cannot_be_restored_keeps_what_came_in(before: list[float], after: list[float]) -> None:
+    assert kept_sums(table(before), table(after)).tolist() == [before]
+
+
+def test_signs_by_hand() -> None:
+    before, after = table([1, 1, 1, -1, -1, 0, 0]), table([2, -2, 0, -3, 4, 5, 0])
+    assert kept_signs(before, after).tolist() == [[2, 0, 0, -3, 0, 0, 0]]
+
+
+# ---------------------------------------------------------------------------------------------- properties
+
+
+@given(rows)
+@settings(max_examples=200, deadline=None)
+def test_the_sum_is_restored_and_nothing_turns(pairs: list[tuple[float, float]]) -> None:
+    before, after = table([b for b, _ in pairs]), table([a for _, a in pairs])
+    result = kept_sums(before, after)
+    assert float(result.sum()) == pytest.approx(float(before.sum()), abs=1e-9)
+    if torch.equal(result, before):
+        return
+    assert torch.equal(torch.sign(result), torch.sign(after))
+    for sign in (1, -1):
+        part = torch.sign(after) == sign
+        ratios = result[part] / after[part]
+        assert ratios.numel() == 0 or float(ratios.max() - ratios.min()) < 1e-9 * float(ratios.max())
+
+
+sizes = st.floats(0.1, 8).map(lambda x: round(x, 3))
+both_signs = st.tuples(sizes, sizes, st.lists(sizes.flatmap(lambda x: st.sampled_from([x, -x])), max_size=4))
+"""Advantages of which some are positive and some negative: any sum can be had from them."""
+
+
+@given(both_signs.map(lambda parts: [parts[0], -parts[1], *parts[2]]), values, st.integers(0, 1000))
+@settings(max_examples=100, deadline=None)
+def test_no_other_advantages_with_that_sum_are_nearer(row: list[float], total: float, seed: int) -> None:
+    after = table(row)[0]
+    result = kept_sums(table([total, *[0.0] * (len(row) - 1)]), table(row))[0]
+
+    def distance(x: torch.Tensor) -> float:
+        return float((x.abs() * torch.log(x.abs() / after.abs()) - x.abs()).sum())
+
+    step = torch.randn(len(row), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    step = step - step.mean()  # keeps the sum
+    step = step * 0.3 * (result.abs() / step.abs().clamp(min=1e-9)).min()  # keeps the signs
+    assert float(result.sum()) == pytest.approx(total, abs=1e-9)
+    assert distance(result) <= distance(result + step) + 1e-9
+
+
+@given(rows, st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_padding_and_precision_do_not_matter(pairs: list[tuple[float, float]], padding: int) -> None:
+    before, after = table([b for b, _ in pairs]), table([a for _, a in pairs])
+    result = kept_sums(before, after)
+    wide = torch.nn.functional.pad(after, (0, padding))
+    longer = kept_sums(torch.nn.functional.pad(before, (0, padding)), wide)
+    torch.testing.assert_close(longer[:, : len(pairs)], result, rtol=1e-12, atol=1e-12)
+    single = kept_sums(before.float(), after.float())
+    assert single.dtype == torch.float32
+    assert float(single.double().sum()) == pytest.approx(float(before.float().double().sum()), abs=1e-4)
+
+
+def test_rows_do_not_see_each_other() -> None:
+    before, after = table([1, 1], [2, 2]), table([1, 3], [8, 0])
+    assert kept_sums(before, after).tolist() == [[0.5, 1.5], [4, 0]]
+
+
+# ---------------------------------------------------------------------------------------------- in a chain
+
+
+def run(hooks: Any, advantages: list[float], lengths: list[int]) -> torch.Tensor:
+    incoming = torch.tensor(advantages, dtype=torch.float64)
+    return flow.apply_rollout_hooks(incoming, load_advantage_hooks(hooks), make_rollout(lengths))
+
+
+def test_as_keys_of_a_selection() -> None:
+    plain = run([f"{HERE}:Multiply"], [1.0, -1.0], [2, 2])
+    assert plain.tolist() == [[1, 2], [-1, -2]]
+    kept = run([{"name": f"{HERE}:Multiply", "preserve_sum": True}], [1.0, -1.0], [2, 2])
+    torch.testing.assert_close(kept, table([2 / 3, 4 / 3], [-2 / 3, -4 / 3]))
+    turned = {"name": f"{HERE}:Multiply", "factors": [-1.0, 3.0]}
+    assert run([{**turned, "preserve_sign": True}], [1.0], [2]).tolist() == [[0, 3]]
+    both = run([{**turned, "preserve_sign": True, "preserve_sum": True}], [1.0], [2])
+    assert both.tolist() == [[0, 2]]  # first the signs, then the sum
+    assert run([{**turned, "preserve_sign": False}], [1.0], [2]).tolist() == [[-1, 3]]
+
+
+def test_masked_tokens_have_no_part_in_the_sum() -> None:
+    kept = run([{"name": f"{HERE}:Multiply", "preserve_sum": True}], [1.0, 1.0], [1, 2])
+    torch.testing.assert_close(kept, table([1.0], [2 / 3, 4 / 3]))
+
+
+def test_for_spans_and_at_the_forward_stage() -> None:
+    kept = run([{"name": f"{HERE}:Spans", "preserve_sum": True}], [2.0], [2])  # [2, -1] must sum to 4
+    factor = (4 + math.sqrt(16 + 8)) / 4
+    torch.testing.assert_close(kept, table([2 * factor, -1 / factor]))
+
+    (hook,) = load_advantage_hooks([{"name": f"{HERE}:AtForward", "preserve_sign": True}])
+    forward = make_forward(torch.zeros(1, 2), torch.tensor([[0.5, 2.0]]))
+    assert flow.apply_forward_hooks(torch.ones(1), [hook], forward).tolist() == [[1, 0]]
+
+
+def test_it_answers_for_the_hook() -> None:
+    (hook,) = load_advantage_hooks([{"name": f"{HERE}:Multiply", "preserve_sum": True}])
+    assert isinstance(hook, Preserving)
+    assert hook.__name__ == "Multiply"
+    assert implements(hook, "on_rollout")
+    assert not implements(hook, "on_forward")
+    assert hook.needs == ("old_logps",)
+    assert getattr(hook, "teachers", ()) == ()
+    hook.load_state_dict({"memory": 5})
+    assert hook.state_dict() == {"memory": 5}
+    copy = pickle.loads(pickle.dumps(hook))
+    assert copy.state_dict() == {"memory": 5}
+    assert copy.on_rollout(torch.ones(1, 2), make_rollout([2])).sum() == 2
+
+
+def test_a_hook_that_breaks_its_contract_is_still_named() -> None:
+    with pytest.raises(PluginOutputError, match="'Multiply': on_rollout must return finite advantages; got nan"):
+        run([{"name": f"{HERE}:Multiply", "factors": [math.nan, 1.0], "preserve_sum": True}], [1.0], [2])
+
+
+def test_the_keys_are_switches_of_hooks_alone() -> None:
+    selection = parse_selection("advantage_hook", {"name": "centred", "preserve_sum": True, "preserve_sign": False})
+    assert selection.switches == {"preserve_sum"}
+    assert selection.plain() == {"name": "centred", "preserve_sum": True}
+    assert parse_selection("advantage_hook", selection) == selection
+    with pytest.raises(ConfigurationError, match="preserve_sum of 'centred' is 'yes'; it must be true or false"):
+        parse_selection("advantage_hook", {"name": "centred", "preserve_sum": "yes"})
+    assert parse_selection("reward", {"name": "r", "preserve_sum": True}).parameters == {"preserve_sum": True}
+    with pytest.raises(PluginParameterError, match="skip_zero_variance"):
+        load_advantage_hooks([{"name": "centred", "skip_zero_variance": True}])

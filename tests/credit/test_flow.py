@@ -1,0 +1,163 @@
+"""The flow of pure tensors: Euler's identity, the KL estimate, and what the contracts refuse."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contexts import make_forward, make_rollout, mask_of
+from trl_grpo_ext.credit import flow
+from trl_grpo_ext.errors import PluginOutputError
+from trl_grpo_ext.types import Totals
+
+TOTALS = Totals(tokens=7, sequences=3, prompts=1, max_completion_length=8)
+
+
+def hook(**methods: Any) -> Any:
+    return SimpleNamespace(__name__="my_hook", **methods)
+
+
+class TestExpandAdvantages:
+    def test_every_token_gets_its_completions_advantage_and_padding_none(self) -> None:
+        expanded = flow.expand_advantages(torch.tensor([2.0, -1.0]), mask_of([3, 1]))
+        assert expanded.tolist() == [[2, 2, 2], [-1, 0, 0]]
+
+    def test_values_off_the_mask_are_cut_even_when_they_are_not_numbers(self) -> None:
+        advantages = torch.tensor([[1.0, math.nan], [2.0, 3.0]])
+        assert flow.expand_advantages(advantages, mask_of([1, 2])).tolist() == [[1, 0], [2, 3]]
+
+
+class TestSplitLoss:
+    def test_clipped_loss_by_hand(self) -> None:
+        # Token 1: ratio 1.5, A = 2: clipped at 1.2, -2.4. Token 2: ratio 1.5, A = -2: not clipped, 3. Weight 1/2 each.
+        ratio = torch.tensor([[1.5, 1.5]], requires_grad=True)
+        advantages = torch.tensor([[2.0, -2.0]], requires_grad=True)
+        clipped = torch.clamp(ratio, 0.8, 1.2)
+        loss = -torch.min(ratio * advantages, clipped * advantages).mean() + 7.0  # 7 stands for what has no advantage
+        terms = flow.split_loss(loss, advantages)
+        assert terms.tolist() == [[pytest.approx(-1.2), pytest.approx(1.5)]]
+        (gradient,) = torch.autograd.grad(terms.sum(), ratio)
+        assert gradient.tolist() == [[0.0, 1.0]]
+
+    @given(st.integers(0, 10_000))
+    @settings(max_examples=40, deadline=None)
+    def test_terms_and_their_gradients_are_those_of_a_loss_written_token_by_token(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        logps = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+        old, advantages, weights = torch.randn(3, 3, 4, dtype=torch.float64).unbind()
+        weights = weights.abs()
+        advantages.requires_grad_()
+        ratio = torch.exp(logps - old)
+        per_token = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
+        terms = flow.split_loss((weights * per_token).sum() + logps.square().sum(), advantages)
+        torch.testing.assert_close(terms, weights * per_token)
+        for row in range(3):
+            for token in range(4):
+                (ours,) = torch.autograd.grad(terms[row, token], logps, retain_graph=True)
+                (theirs,) = torch.autograd.grad((weights * per_token)[row, token], logps, retain_graph=True)
+                torch.testing.assert_close(ours, theirs)
+
+    def test_a_loss_without_advantages_is_an_error_not_a_zero(self) -> None:
+        advantages = torch.ones(1, 2, requires_grad=True)
+        with pytest.raises(RuntimeError):
+            flow.split_loss(torch.ones((), requires_grad=True) * 2, advantages)
+
+
+class TestKL:
+    def test_k3_by_hand(self) -> None:
+        # d = -1.5 - (-1) = -0.5: exp(-0.5) + 0.5 - 1
+        kl = flow.kl_k3(torch.tensor([[-1.0]]), torch.tensor([[-1.5]]))
+        assert kl.item() == pytest.approx(0.10653, abs=1e-5)
+
+    def test_ratio_multiplies(self) -> None:
+        kl = flow.kl_k3(torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[2.0]]))
+        assert kl.item() == pytest.approx(0.21306, abs=1e-5)
+
+    def test_sequence_ratio_is_the_geometric_mean_over_live_tokens(self) -> None:
+        logps, old = torch.tensor([[-1.0, -2.0, 9.0]]), torch.tensor([[-1.5, -1.0, 0.0]])
+        mask = torch.tensor([[1.0, 1.0, 0.0]])
+        ratio = flow.importance_ratio(logps, old, mask, "sequence")
+        assert ratio.tolist() == [[pytest.approx(math.exp((0.5 - 1.0) / 2))]]
+        per_token = flow.importance_ratio(logps, old, mask, "token")
+        assert per_token[0, :2].tolist() == [pytest.approx(math.exp(0.5)), pytest.approx(math.exp(-1.0))]
+
+
+class TestHooks:
+    def test_hooks_act_in_the_order_given(self) -> None:
+        plus = hook(on_rollout=lambda a, rollout: a + 1)
+        times = hook(on_rollout=lambda a, rollout: a * 10)
+        rollout = make_rollout([2, 1])
+        advantages = torch.tensor([1.0, 2.0])
+        assert flow.apply_rollout_hooks(advantages, [plus, times], rollout).tolist() == [[20, 20], [30, 0]]
+        assert flow.apply_rollout_hooks(advantages, [times, plus], rollout).tolist() == [[11, 11], [21, 0]]
+
+    def test_a_hook_without_the_stage_is_passed_over(self) -> None:
+        forward_only = hook(on_forward=lambda a, forward: a * 0)
+        rollout = make_rollout([2])
+        assert flow.apply_rollout_hooks(torch.tensor([3.0]), [forward_only], rollout).tolist() == [[3, 3]]
+        forward = make_forward(torch.zeros(1, 2), torch.zeros(1, 2))
+        assert flow.apply_forward_hooks(torch.tensor([3.0]), [forward_only], forward).tolist() == [[0, 0]]
+
+    def test_a_hook_cannot_leak_a_gradient(self) -> None:
+        leak = torch.ones(1, 2, requires_grad=True)
+        forward = make_forward(torch.zeros(1, 2), torch.zeros(1, 2))
+        result = flow.apply_forward_hooks(torch.tensor([1.0]), [hook(on_forward=lambda a, f: a * leak)], forward)
+        assert not result.requires_grad
+
+    @pytest.mark.parametrize(
+        ("result", "message"),
+        [
+            (None, "expected a tensor of shape (2, 3), got NoneType"),
+            (torch.zeros(2), "expected shape (2, 3) (completions, tokens), got (2,)"),
+            (torch.zeros(2, 3, dtype=torch.long), "expected a floating point tensor"),
+            (torch.tensor([[0.0, 0, 0], [math.nan, 0, 0]]), "got nan at row 1, token 0"),
+            (torch.tensor([[0.0, 0, math.inf], [0, 0, 0]]), "got inf at row 0, token 2"),
+        ],
+    )
+    def test_what_a_hook_may_not_return(self, result: Any, message: str) -> None:
+        with pytest.raises(PluginOutputError, match="my_hook") as error:
+            flow.apply_rollout_hooks(torch.zeros(2), [hook(on_rollout=lambda a, r: result)], make_rollout([3, 1]))
+        assert message in str(error.value)
+
+
+class TestTokenWeights:
+    @pytest.mark.parametrize(
+        ("weights", "message"),
+        [
+            ([[0.1, 0.1]], "got list"),
+            (torch.full((1, 3), 0.1), "expected shape (1, 2)"),
+            (torch.tensor([[0.1, math.nan]]), "weights must be finite; got nan at row 0, token 1"),
+            (torch.tensor([[-0.5, 0.0]]), "weights must not be negative; got -0.5 at row 0, token 0"),
+            (torch.tensor([[0.5, 0.5]]), "weights must be zero where rollout.mask_B_T is zero"),
+            (torch.tensor([[1, 0]]), "floating point"),
+        ],
+    )
+    def test_what_an_aggregation_may_not_return(self, weights: Any, message: str) -> None:
+        aggregation = SimpleNamespace(__name__="my_mean", weights=lambda rollout: weights)
+        with pytest.raises(PluginOutputError, match="loss aggregation 'my_mean'") as error:
+            flow.token_weights(aggregation, make_rollout([1], width=2))
+        assert message in str(error.value)
+
+
+class TestReducedLoss:
+    @pytest.mark.parametrize(
+        ("reduce", "message"),
+        [
+            (lambda loss, mask, totals: loss.sum(1), "must return a scalar tensor, got shape (2,)"),
+            (lambda loss, mask, totals: 1.0, "must return a scalar tensor, got float"),
+            (lambda loss, mask, totals: loss.detach().sum(), "without a gradient"),
+            (lambda loss, mask, totals: loss.sum() / (mask * 0).sum(), "from finite losses"),
+        ],
+    )
+    def test_what_a_reduction_may_not_return(self, reduce: Any, message: str) -> None:
+        aggregation = SimpleNamespace(__name__="my_reduce", reduce=reduce)
+        loss = torch.ones(2, 3, requires_grad=True) * 2
+        with pytest.raises(PluginOutputError, match="my_reduce") as error:
+            flow.reduced_loss(aggregation, loss, torch.ones(2, 3), TOTALS)
+        assert message in str(error.value)

@@ -1,0 +1,79 @@
+"""The metrics that show an aggregation's length bias, by hand and from a real training."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.contexts import make_rollout
+from tests.support import Run, prompts, train
+from trl_grpo_ext import load_loss_aggregation
+from trl_grpo_ext.credit import flow
+from trl_grpo_ext.credit.weight_metrics import row_table, weight_metrics
+
+LENGTHS = [1, 2, 3, 6]
+
+
+def metrics_of(name: str, advantages: list[float], lengths: list[int] = LENGTHS) -> dict[str, float]:
+    rollout = make_rollout(lengths, width=8)
+    advantages_B_T = flow.expand_advantages(torch.tensor(advantages, dtype=torch.float64), rollout.mask_B_T)
+    weights_B_T = flow.token_weights(load_loss_aggregation(name), rollout)
+    return weight_metrics(row_table(weights_B_T, advantages_B_T, rollout.mask_B_T))
+
+
+def test_a_token_mean_has_no_bias() -> None:
+    metrics = metrics_of("token_mean", [1, -1, 1, -1])
+    assert len(metrics) == 6
+    assert metrics == pytest.approx(dict.fromkeys(metrics, 1.0))
+
+
+def test_a_sequence_mean_favours_the_short_by_hand() -> None:
+    # Twelve tokens with a total weight of 1: 1/12 on average. A completion's tokens have 1/4 over its length.
+    metrics = metrics_of("seq_mean_token_mean", [1.0, 1.0, -1.0, -1.0])
+    expected = {
+        "loss_weight/length_q1": 12 / 4,
+        "loss_weight/length_q2": 12 / 8,
+        "loss_weight/length_q3": 12 / 12,
+        "loss_weight/length_q4": 12 / 24,
+        "loss_weight/positive_advantage": (1 / 2) / 3 * 12,  # half the weight on three tokens
+        "loss_weight/negative_advantage": (1 / 2) / 9 * 12,
+    }
+    assert metrics == pytest.approx(expected, rel=1e-6)
+
+
+def test_empty_completions_and_missing_signs() -> None:
+    metrics = metrics_of("token_mean", [1.0, 1.0, 0.0, 0.0], [2, 2, 0, 0])
+    assert metrics["loss_weight/length_q1"] == pytest.approx(1.0)
+    assert metrics["loss_weight/positive_advantage"] == pytest.approx(1.0)
+    assert math.isnan(metrics["loss_weight/length_q4"])  # all are of one length
+    assert math.isnan(metrics["loss_weight/negative_advantage"])
+    assert all(math.isnan(value) for value in metrics_of("token_mean", [0.0, 0.0], [0, 0]).values())
+
+
+def logged(run: Run, name: str) -> list[float]:
+    return [log[name] for log in run.logs if name in log]
+
+
+@pytest.mark.parametrize("name", ["seq_mean_token_mean", "tail_mean", "power_mean"])
+def test_a_run_shows_its_length_bias(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    run = train(tiny_model, tmp_path, loss_aggregation=name, per_device_train_batch_size=16)
+    first, last = logged(run, "loss_weight/length_q1"), logged(run, "loss_weight/length_q4")
+    assert len(first) == len(last) == 2
+    assert logged(run, "groups/zero_variance") == [0.0, 0.0]
+    if name == "seq_mean_token_mean":
+        assert min(first) > 1 > max(last)
+    assert all(math.isfinite(value) and value >= 0 for value in first + last)
+
+
+@pytest.mark.parametrize("name", ["seq_mean_token_mean", "token_mean_step"])
+def test_evaluation_has_them_too_and_a_plain_run_has_none(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "per_device_eval_batch_size": 8}
+    evaluated = {"trainer_arguments": {"eval_dataset": prompts(2)}, **settings}
+    run = train(tiny_model, tmp_path / "with", loss_aggregation=name, **evaluated)
+    assert logged(run, "eval_loss_weight/length_q1")
+    assert logged(run, "eval_groups/zero_variance") == [0.0]
+    plain = train(tiny_model, tmp_path / "without", **evaluated)
+    assert not any("loss_weight" in name or "groups/" in name for log in plain.logs for name in log)

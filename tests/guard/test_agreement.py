@@ -1,0 +1,172 @@
+"""The protocol by which ranks agree that a plugin failed, with ranks as threads: quick, and a hang is a failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRunError, TRLGRPOExtError
+from trl_grpo_ext.guard.agreement import Agreement
+
+Body = Callable[[Agreement, int], Any]
+
+
+class Ranks:
+    """A gather between threads that insists, as real collectives do, on equal shapes; and does not wait for ever."""
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self.barrier = threading.Barrier(processes, timeout=5)
+        self.slots: list[Any] = [None] * processes
+
+    def gather_of(self, rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def gather(tensor: torch.Tensor) -> torch.Tensor:
+            self.slots[rank] = tensor
+            self.barrier.wait()
+            slots = list(self.slots)
+            self.barrier.wait()
+            assert len({(slot.shape, slot.dtype) for slot in slots}) == 1, "a collective of unequal tensors"
+            return torch.cat(slots)
+
+        return gather
+
+    def run(self, body: Body) -> list[Any]:
+        """What `body` returned or raised on each rank."""
+        results: list[Any] = [None] * self.processes
+
+        def one(rank: int) -> None:
+            agreement = Agreement(rank, self.processes, self.gather_of(rank), torch.device("cpu"))
+            try:
+                results[rank] = body(agreement, rank)
+            except (TRLGRPOExtError, AssertionError, threading.BrokenBarrierError) as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.processes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=20)
+            assert not thread.is_alive()
+        return results
+
+
+def in_section(body: Body) -> Body:
+    def wrapped(agreement: Agreement, rank: int) -> Any:
+        with agreement.section():
+            return body(agreement, rank)
+
+    return wrapped
+
+
+def assert_all_raise(results: list[Any], kind: type[Exception], message: str) -> None:
+    assert {type(result) for result in results} == {kind}
+    assert {str(result) for result in results} == {message}
+
+
+def test_gather_concatenates_in_rank_order_and_pads_to_the_widest() -> None:
+    results = Ranks(3).run(in_section(lambda a, rank: a.gather(torch.full((2, rank + 1), float(rank + 1)))))
+    expected = [[1, 0, 0], [1, 0, 0], [2, 2, 0], [2, 2, 0], [3, 3, 3], [3, 3, 3]]
+    assert [result.tolist() for result in results] == [expected] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.bfloat16])
+def test_gather_keeps_the_type(dtype: torch.dtype) -> None:
+    results = Ranks(2).run(in_section(lambda a, rank: a.gather(torch.tensor([rank], dtype=dtype))))
+    assert all(result.dtype == dtype and result.tolist() == [0, 1] for result in results)
+
+
+def test_one_rank_fails_before_the_others_gather() -> None:
+    def body(agreement: Agreement, rank: int) -> None:
+        if rank == 1:
+            raise PluginOutputError("weights must be finite")
+        agreement.gather(torch.ones(2))
+
+    assert_all_raise(Ranks(3).run(in_section(body)), PluginOutputError, "On rank 1: weights must be finite")
+
+
+def test_several_ranks_fail() -> None:
+    def body(agreement: Agreement, rank: int) -> None:
+        if rank > 0:
+            raise ConfigurationError(f"too long: {rank}")
+
+    message = "On rank 1: too long: 1 (rank 2 failed too.)"
+    assert_all_raise(Ranks(3).run(in_section(body)), ConfigurationError, message)
+
+
+def test_an_exception_that_is_not_ours_is_chained_where_it_happened() -> None:
+    def body(agreement: Agreement, rank: int) -> None:
+        if rank == 0:
+            raise ValueError("no such column")
+
+    first, second = Ranks(2).run(in_section(body))
+    assert_all_raise([first, second], PluginRunError, "On rank 0: ValueError: no such column")
+    assert isinstance(first.__cause__, ValueError)
+    assert second.__cause__ is None
+
+
+def test_a_message_of_any_length_and_alphabet() -> None:
+    def body(agreement: Agreement, rank: int) -> None:
+        if rank == 1:
+            raise PluginOutputError("λ¶" * 5000)
+
+    first, second = Ranks(2).run(in_section(body))
+    assert str(first) == str(second)
+    assert str(first).startswith("On rank 1: λ¶λ¶")
+    assert len(str(first)) < 4100
+
+
+def test_gathered_shapes_that_do_not_fit() -> None:
+    results = Ranks(2).run(in_section(lambda a, rank: a.gather(torch.ones(2 + rank))))
+    message = "rollout.gather got tensors that don't fit together, by rank: (2,) torch.float32, (3,) torch.float32."
+    assert_all_raise(results, PluginOutputError, message)
+
+
+def test_a_section_after_a_failed_one_works() -> None:
+    def body(agreement: Agreement, rank: int) -> Any:
+        with pytest.raises(PluginOutputError), agreement.section():
+            agreement.gather(torch.ones(2 + rank))
+        with agreement.section():
+            return agreement.gather(torch.tensor([rank])).tolist()
+
+    assert Ranks(2).run(body) == [[0, 1], [0, 1]]
+
+
+def test_a_keyboard_interrupt_is_left_alone() -> None:
+    agreement = Agreement(0, 1, lambda tensor: tensor, torch.device("cpu"))
+    with pytest.raises(KeyboardInterrupt), agreement.section():
+        raise KeyboardInterrupt
+
+
+Event = st.sampled_from(["gather", "wide", "raise", "swallow"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(scripts=st.lists(st.lists(Event, max_size=3), min_size=2, max_size=3))
+def test_whatever_the_ranks_do_they_end_together(scripts: list[list[str]]) -> None:
+    """Each rank does its own sequence of things; no rank may be left waiting, and all agree on the outcome."""
+
+    def body(agreement: Agreement, rank: int) -> str:
+        for event in scripts[rank]:
+            if event == "raise":
+                raise RuntimeError("own mistake")
+            try:
+                agreement.gather(torch.ones(2, 1 + rank) if event == "wide" else torch.ones(2))
+            except TRLGRPOExtError:
+                if event != "swallow":
+                    raise
+        return "done"
+
+    outcomes = Ranks(len(scripts)).run(in_section(body))
+    assert len({str(outcome) for outcome in outcomes}) == 1
+    assert {type(outcome) for outcome in outcomes} <= {str, PluginOutputError, PluginRunError}
+    same = [["gather" if event == "swallow" else event for event in script] for script in scripts]
+    if all(script == same[0] for script in same) and "raise" not in same[0]:
+        assert outcomes == ["done"] * len(scripts)
+    else:
+        assert "done" not in outcomes

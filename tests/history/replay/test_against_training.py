@@ -1,0 +1,159 @@
+"""A replay of what a real training recorded gives the advantages and weights that its loss used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from tests.support import length_reward, train
+from trl_grpo_ext.history.replay import Comparison, replay
+
+CHAIN: list[Any] = ["centred", {"name": "sign_scaling", "positive": 0.5}, {"name": "entropy_shaping", "alpha": 0.3}]
+CASES: dict[str, dict[str, Any]] = {
+    "dapo": {},
+    **{loss_type: {"loss_type": loss_type} for loss_type in ("grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo")},
+    "batch scale": {"scale_rewards": "batch"},
+    "no scale": {"scale_rewards": "none", "mask_truncated_completions": True},
+    "chain": {
+        "advantage_hooks": [*CHAIN, {"name": "low_probability", "alpha": 0.5}],
+        "loss_aggregation": "prompt_mean",
+    },
+    "leave one out": {
+        "advantage_hooks": ["leave_one_out"],
+        "loss_aggregation": {"name": "length_power", "alpha": 0.75},
+    },
+    "old policy": {"advantage_hooks": ["zero_variance_credit", "future_kl"], "loss_aggregation": "sign_balanced"},
+    "tokens": {"advantage_hooks": ["prefix_tree", "repetition_penalty", "truncation_masking"]},
+    "kept sum": {"advantage_hooks": [{"name": "segment_weights", "answer": 2.0, "preserve_sum": True}]},
+    "power mean": {"advantage_hooks": CHAIN, "loss_aggregation": {"name": "power_mean", "p": 3}},
+    "tail mean": {"loss_aggregation": "tail_mean"},
+    "step mean": {"loss_aggregation": "token_mean_step"},
+    "skipping": {"loss_aggregation": {"name": "token_mean", "skip_zero_variance": True}},
+}
+
+
+def coarse_reward(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+    """One or nothing, so that some groups have no signal; and no value for some."""
+    return [None if ids[0] % 5 == 0 else float(sum(ids) % 2) for ids in completion_ids]
+
+
+def records(folder: Path) -> list[list[dict[str, Any]]]:
+    files = sorted((folder / "token_records").glob("*.parquet"))
+    assert len(files) == 2
+    return [pyarrow.parquet.read_table(file).to_pylist() for file in files]
+
+
+def assert_as_recorded(compared: Comparison, name: str, folder: Path) -> None:
+    both = zip(records(folder), compared.played[name], strict=True)
+    live = 0
+    for rows, played in both:
+        assert len(rows) == len(played.advantages_B_T) == 8
+        for row, advantages_T, weights_T in zip(rows, played.advantages_B_T, played.weights_B_T, strict=True):
+            size = len(row["token_ids"])
+            assert advantages_T[:size].tolist() == pytest.approx(row["advantage"], rel=1e-4, abs=1e-5)
+            assert weights_T[:size].tolist() == pytest.approx(row["weight"], rel=1e-4, abs=1e-8)
+            live += sum(weight > 0 for weight in row["weight"])
+    assert live > 20
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_records_replayed_with_the_selection_of_the_run(tiny_model: Path, tmp_path: Path, case: str) -> None:
+    settings = {"max_completion_length": 10, **CASES[case]}
+    train(tiny_model, tmp_path, token_records=8, **settings)
+    compared = replay(tmp_path, [settings, {"loss_aggregation": "token_sum"}])
+    assert_as_recorded(compared, "selection 1", tmp_path)
+    # What was compared is not the same whatever is selected.
+    with pytest.raises(AssertionError):
+        assert_as_recorded(compared, "selection 2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reward_weights": [1.0, 0.5]},
+        {"reward_weights": [2.0, -1.0], "multi_objective_aggregation": "normalize_then_sum"},
+        {"reward_weights": [0.0, 1.0], "advantage_hooks": ["normalised"], "loss_aggregation": "difficulty_weighted"},
+    ],
+)
+def test_two_rewards_of_which_one_has_no_value_for_some(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    if settings.get("loss_aggregation") == "difficulty_weighted":
+        settings = {**settings, "loss_aggregation": {"name": "difficulty_weighted", "reward": "coarse_reward"}}
+    train(tiny_model, tmp_path, token_records=8, reward_funcs=[length_reward, coarse_reward], **settings)
+    called = {**settings, "rewards": [length_reward, coarse_reward]}
+    by_name = {**settings, "rewards": ["saved:length_reward", "saved:coarse_reward"]}
+    compared = replay(tmp_path, [settings, called, by_name])
+    for name in ("selection 1", "selection 2", "selection 3"):
+        assert_as_recorded(compared, name, tmp_path)
+    nones = sum(row["rewards"][1][1] is None for rows in records(tmp_path) for row in rows)
+    assert [one.none for one in compared.selections[0].rewards] == [0, nones]
+    assert nones > 0
+    assert [pair.moved for pair in compared.pairs] == [pytest.approx(0, abs=1e-9)] * 2
+
+
+def test_saved_rewards_keep_the_weights_that_they_had(tiny_model: Path, tmp_path: Path) -> None:
+    weights = {"reward_weights": [1.0, 0.5]}
+    train(tiny_model, tmp_path, token_records=8, reward_funcs=[length_reward, coarse_reward], **weights)
+    assert_as_recorded(replay(tmp_path, [{}]), "selection 1", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"scale_rewards": "batch"}, {"scale_rewards": False}, {"advantage_hooks": ["leave_one_out"]}],
+)
+def test_trls_own_tables_give_the_advantages_in_them(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    train(tiny_model, tmp_path, log_completions=True, reward_funcs=[length_reward, coarse_reward], **settings)
+    said: list[str] = []
+    compared = replay(tmp_path, [settings], say=said.append)
+    assert compared.num_generations == 4
+    assert any("Groups of 4 completions, inferred" in sentence for sentence in said)
+    assert any("taken: length_reward, coarse_reward." in sentence for sentence in said)
+    for file, played in zip(
+        sorted((tmp_path / "completions").glob("*.parquet")), compared.played["selection 1"], strict=True
+    ):
+        saved = pyarrow.parquet.read_table(file).to_pydict()
+        assert played.advantages_B.tolist() == pytest.approx(saved["advantage"], rel=1e-4, abs=1e-5)
+
+
+def test_what_fed_two_steps_is_replayed_once_from_the_later_file(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, token_records=16, steps_per_generation=2, prompt_count=4)
+    said: list[str] = []
+    compared = replay(tmp_path, [{"advantage_hooks": ["entropy_shaping"]}], say=said.append)
+    assert list(compared.steps) == [2]
+    assert any("1 of 2 tables repeat the completions before them" in sentence for sentence in said)
+
+
+def by_prompt(completion_ids: list[list[int]], prompts: list[str], **columns: Any) -> list[float]:
+    """The same for all completions of every other prompt: their groups have no signal."""
+    varied = length_reward(completion_ids)
+    return [value if prompt[0] in "ac" else 1.0 for value, prompt in zip(varied, prompts, strict=True)]
+
+
+def test_groups_that_a_compact_update_left_out_are_left_out_where_a_hook_has_to_see_them(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = {"advantage_hooks": ["entropy_shaping"]}
+    train(tiny_model, tmp_path, token_records=8, compact_updates="exact", reward_funcs=by_prompt)
+    said: list[str] = []
+    compared = replay(tmp_path, [{}, settings], say=said.append)
+    assert (compared.completions, compared.groups) == (8, 2)
+    assert any("8 completions are left out, in whole groups whose records lack" in sentence for sentence in said)
+    recorded = [row["advantage"] for rows in records(tmp_path) for row in rows if row["advantage"] is not None]
+    replayed = [row for played in compared.played["selection 1"] for row in played.advantages_B_T.tolist()]
+    assert len(recorded) == len(replayed) == 8
+    for ours, theirs in zip(replayed, recorded, strict=True):
+        assert ours[: len(theirs)] == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    assert replay(tmp_path, [{}]).completions == 16  # nobody has to see them
+
+
+def test_completions_not_trained_on_yet_have_no_log_probabilities(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, token_records=16, steps_per_generation=2, prompt_count=4, max_steps=1)
+    with pytest.raises(ValueError, match=r"'entropy_shaping' acts at the loss forward .* 8 of the 16 completions"):
+        replay(tmp_path, [{"advantage_hooks": ["entropy_shaping"]}])
+    replay(tmp_path, [{"advantage_hooks": ["centred"]}])

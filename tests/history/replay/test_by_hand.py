@@ -1,0 +1,155 @@
+"""Every number of a comparison, worked out by hand on four completions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.history.replay.support import two_groups, write_lines
+from trl_grpo_ext.history.replay import Comparison, replay
+
+BASE = {"advantage_hooks": ["centred"], "loss_aggregation": "token_mean"}
+OTHER = {"advantage_hooks": ["raw_reward"], "loss_aggregation": "seq_mean_token_mean"}
+NAMES = ("selection 1", "selection 2")
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Comparison:
+    return replay(two_groups(tmp_path), [BASE, OTHER], correct="right")
+
+
+# Under the base A = .5, -.5, 0, 0 and every one of 10 tokens weighs .1: masses .1, .2, 0, 0.
+# Under the other A = 1, 0, 1, 1 and every completion weighs .25: masses .25, 0, .25, .25.
+
+
+def test_what_was_replayed(compared: Comparison) -> None:
+    assert (compared.completions, compared.groups, compared.num_generations, compared.tokens) == (4, 2, 2, 10)
+    assert compared.tokens_are == "words"
+    assert list(compared.steps) == [0]
+
+
+def test_tokens_get_the_advantages_and_weights_of_their_selection(compared: Comparison) -> None:
+    (base,), (other,) = (compared.played[name] for name in NAMES)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]])
+    assert torch.equal(base.mask_B_T, mask.float())
+    assert torch.equal(base.advantages_B_T, torch.tensor([[0.5], [-0.5], [0.0], [0.0]]) * mask)
+    assert torch.allclose(base.weights_B_T, 0.1 * mask)
+    assert torch.equal(other.advantages_B_T, torch.tensor([[1.0], [0.0], [1.0], [1.0]]) * mask)
+    assert torch.allclose(other.weights_B_T, torch.tensor([[1 / 8], [1 / 16], [1 / 4], [1 / 12]]) * mask)
+
+
+def test_each_selection(compared: Comparison) -> None:
+    base, other = compared.selections
+    for one in (base, other):
+        assert (one.reward_mean, one.reward_std) == (0.75, 0.5)
+        (reward,) = one.rewards
+        assert (reward.name, reward.mean, reward.std, reward.none) == ("score", 0.75, 0.5, 0)
+        assert one.total_weight == pytest.approx(1)
+        assert one.aggregation_of is None
+    assert (list(base.hooks), base.aggregation) == (["centred"], "token_mean")
+    assert base.without_signal == 0.5
+    assert other.without_signal == 0.0  # every token has an advantage
+    assert base.positive_mass == pytest.approx(1 / 3)
+    assert other.positive_mass == 1.0
+    assert base.advantage_std == pytest.approx((0.5 / 3) ** 0.5)
+    assert other.advantage_std == pytest.approx(0.5)
+
+
+def test_mass_by_length(compared: Comparison) -> None:
+    parts = compared.by_length
+    assert [part.name.split(" (")[1] for part in parts] == ["1 tokens)", "2 tokens)", "3 tokens)", "4 tokens)"]
+    assert [part.completions for part in parts] == [1, 1, 1, 1]
+    assert [part.tokens for part in parts] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert [part.mass[NAMES[0]] for part in parts] == pytest.approx([0, 1 / 3, 0, 2 / 3])
+    assert [part.mass[NAMES[1]] for part in parts] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    assert [part.weight[NAMES[0]] for part in parts] == pytest.approx([0.4, 0.8, 1.2, 1.6])
+    assert [part.weight[NAMES[1]] for part in parts] == pytest.approx([1, 1, 1, 1])
+
+
+def test_mass_by_correctness(compared: Comparison) -> None:
+    assert [(part.name, part.completions) for part in compared.by_correctness] == [
+        ("right", 2),
+        ("wrong", 1),
+        ("no value", 1),
+    ]
+    assert [part.mass[NAMES[0]] for part in compared.by_correctness] == pytest.approx([1 / 3, 2 / 3, 0])
+    assert [part.mass[NAMES[1]] for part in compared.by_correctness] == pytest.approx([2 / 3, 0, 1 / 3])
+    assert [part.advantage[NAMES[0]] for part in compared.by_correctness] == [0.25, -0.5, 0.0]
+    assert [part.tokens for part in compared.by_correctness] == pytest.approx([0.3, 0.4, 0.3])
+
+
+def test_mass_by_position(compared: Comparison) -> None:
+    assert len(compared.by_position) == 10
+    for part in compared.by_position:
+        assert part.mass == pytest.approx(dict.fromkeys(NAMES, 0.1))
+
+
+def test_how_far_they_agree(compared: Comparison) -> None:
+    (pair,) = compared.pairs
+    assert pair.pearson == pytest.approx(0.5 / (0.5**0.5 * 0.75**0.5))
+    assert pair.spearman == pytest.approx(3 / (4.5**0.5 * 3**0.5))  # ranks 4 1 2.5 2.5 and 3 1 3 3
+    assert pair.same_sign == 0.25
+    assert pair.moved == pytest.approx((2 / 3 + 1 / 3 + 1 / 3) / 2)
+    assert pair.moved_between_tokens == pytest.approx(2 / 3)
+    assert pair.groups_flipped == 0
+    assert list(pair.flips) == []
+
+
+def test_where_they_disagree_most(compared: Comparison) -> None:
+    first, second, third = compared.pairs[0].disagreements  # the first completion has a third of the mass under both
+    assert (first.step, first.group, first.member, first.tokens) == (0, "0", 1, 4)
+    assert (first.prompt, first.completion) == ("p", "a b c d")
+    assert (first.base.mass, first.other.mass) == (pytest.approx(2 / 3), 0)
+    assert (first.base.advantage, first.base.reward) == (-0.5, 0.0)
+    assert first.base.weight == pytest.approx(0.4)
+    assert [(one.group, one.member) for one in (second, third)] == [("1", 0), ("1", 1)]
+
+
+def test_moved_between_tokens_sees_what_stays_within_a_completion(tmp_path: Path) -> None:
+    class FirstTokenOnly:
+        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: object) -> torch.Tensor:
+            kept = advantages_B_T * (torch.arange(advantages_B_T.size(1)) == 0)
+            return kept * rollout.lengths_B.unsqueeze(1)  # type: ignore[attr-defined]
+
+    first = {"advantage_hooks": ["centred", FirstTokenOnly()], "loss_aggregation": "token_mean"}
+    (pair,) = replay(two_groups(tmp_path), [BASE, first]).pairs
+    assert pair.moved == pytest.approx(0)
+    # Of 1/3 over two tokens half moves, of 2/3 over four tokens three quarters do.
+    assert pair.moved_between_tokens == pytest.approx(1 / 3 / 2 + 2 / 3 * 3 / 4)
+
+
+def test_a_turned_ranking_is_counted_and_shown(tmp_path: Path) -> None:
+    def rows(numbers: list[float], prompt: str) -> list[dict[str, object]]:
+        return [{"prompt": prompt, "completion": "a", "first": a, "second": -a} for a in numbers]
+
+    file = write_lines(tmp_path / "saved.jsonl", [*rows([0.0, 1.0, 2.0], "p"), *rows([3.0, 3.0, 3.0], "q")])
+    plain = {"advantage_hooks": ["centred"]}
+    sides = [{"rewards": ["saved:first"], **plain}, {"rewards": ["saved:second"], **plain}]
+    (pair,) = replay(file, sides, num_generations=3).pairs
+    assert pair.groups_flipped == 0.5
+    (flip,) = pair.flips
+    assert (flip.group, flip.pairs, flip.prompt) == ("0", 3, "p")
+    assert (list(flip.base), list(flip.other)) == ([-1, 0, 1], [1, 0, -1])
+    assert pair.pearson == pytest.approx(-1)
+
+
+def test_plain_is_json_and_has_every_number(compared: Comparison) -> None:
+    plain = json.loads(json.dumps(compared.plain(), allow_nan=False))
+    assert plain["pairs"][0]["moved"] == compared.pairs[0].moved
+    assert plain["pairs"][0]["disagreements"][0]["base"]["mass"] == pytest.approx(2 / 3)
+    assert plain["by_length"][3]["mass"] == {"selection 1": pytest.approx(2 / 3), "selection 2": 0.0}
+    assert plain["selections"][0]["rewards"][0]["std"] == 0.5
+    assert not {"batches", "played"} & plain.keys()
+
+
+def test_a_step_without_any_gradient_has_no_shares(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "s.jsonl", [{"prompt": "p", "completion": "a", "reward": 1.0}] * 4)
+    compared = replay(file, [{"advantage_hooks": ["centred"]}, {}])
+    assert compared.selections[0].without_signal == 1
+    assert compared.selections[0].positive_mass is None
+    assert all(part.mass["selection 1"] is None for part in [*compared.by_length, *compared.by_position])
+    assert (compared.pairs[0].moved, compared.pairs[0].pearson) == (None, None)
+    json.dumps(compared.plain(), allow_nan=False)

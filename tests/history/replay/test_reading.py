@@ -1,0 +1,376 @@
+"""Files of all kinds, rewards called on them, and one clear sentence for what cannot be replayed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.history.replay.support import two_groups, write_lines, write_table
+from trl_grpo_ext.errors import ConfigurationError, PluginRunError, RewardError, TRLGRPOExtError
+from trl_grpo_ext.history.replay import replay
+from trl_grpo_ext.history.replay.selections import load_selection
+from trl_grpo_ext.types import Rollout, span_reward
+
+ROOT = Path(__file__).parents[3]
+EMBEDDED = ROOT / "recipes" / "embedded" / "model"
+TEXTS = ["2 + 3 = 5", "it is 6", "5", "no"]
+
+
+def trl_table(folder: Path, **columns: list[Any]) -> Path:
+    write_table(
+        folder / "completions" / "completions_00010.parquet",
+        **{"step": [10] * 4, "prompt": ["Q: 2+3?\nA:"] * 4, "completion": TEXTS, **columns, "advantage": [0.0] * 4},
+    )
+    return folder
+
+
+class Seen:
+    """A reward that keeps what it was called with."""
+
+    __name__ = "seen"
+
+    def __init__(self) -> None:
+        self.columns: list[dict[str, Any]] = []
+
+    def __call__(self, **columns: Any) -> list[float]:
+        self.columns.append(columns)
+        return [float(index) for index in range(len(columns["completions"]))]
+
+
+# ---------------------------------------------------------------------------------------------- what is read
+
+
+def test_a_reward_is_called_once_for_all_selections_with_what_trl_hands_it(tmp_path: Path) -> None:
+    seen = Seen()
+    replay(trl_table(tmp_path, hint=["a", "b", "c", "d"]), [{"rewards": [seen]}, {"rewards": [seen]}])
+    (columns,) = seen.columns
+    assert columns["completions"] == TEXTS
+    assert columns["prompts"] == ["Q: 2+3?\nA:"] * 4
+    assert columns["hint"] == ["a", "b", "c", "d"]
+    assert columns["trainer_state"].global_step == 10
+    assert [len(ids) for ids in columns["completion_ids"]] == [6, 4, 2, 2]  # words, and what ends them
+    assert {"step", "advantage", "prompt", "completion"}.isdisjoint(columns)
+
+
+def test_messages_come_as_they_were(tmp_path: Path) -> None:
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    said = [[{"role": "assistant", "content": text}] for text in TEXTS]
+    said[0] = [{"role": "assistant", "content": "hm ", "tool_calls": "f"}, {"role": "assistant", "content": "5"}]
+    write_table(tmp_path / "x.parquet", prompt=[prompt] * 4, completion=said, reward=[0.0, 1.0, 0.0, 1.0])
+    seen = Seen()
+    compared = replay(tmp_path, [{"rewards": [seen]}])
+    assert seen.columns[0]["prompts"][0] == prompt
+    assert seen.columns[0]["completions"] == said  # without the empty tool_calls that parquet adds
+    assert compared.batches[0].texts[0] == "hm 5"
+
+
+def test_columns_are_joined_by_the_prompt_and_outcomes_counted(tmp_path: Path) -> None:
+    data = write_lines(
+        tmp_path / "data.jsonl", [{"question": "2+3", "answer": "#### 5"}, {"question": "+", "answer": 0}]
+    )
+    said: list[str] = []
+    compared = replay(
+        trl_table(tmp_path, old=[0.5] * 4), [{"rewards": ["gsm8k_accuracy"]}], dataset=data, say=said.append
+    )
+    (reward,) = compared.selections[0].rewards
+    assert reward.mean == 0.5
+    assert reward.outcomes == {"right": 2, "wrong": 1, "no_answer": 1}
+    assert compared.correct_by == "gsm8k_accuracy"
+    assert [(part.name, part.completions) for part in compared.by_correctness] == [("right", 2), ("wrong", 2)]
+
+
+def test_the_last_message_of_a_conversation_is_joined_too(tmp_path: Path) -> None:
+    prompt = [{"role": "system", "content": "other question"}, {"role": "user", "content": "question"}]
+    saved = [{"prompt": prompt, "completion": text, "reward": 0.0} for text in TEXTS]
+    rows = [{"question": "other question", "answer": "1"}, {"question": "question", "answer": "5"}]
+    seen = Seen()
+    replay(
+        write_lines(tmp_path / "s.jsonl", saved), [{"rewards": [seen]}], dataset=write_lines(tmp_path / "d.jsonl", rows)
+    )
+    assert seen.columns[0]["answer"] == ["5"] * 4
+
+
+def test_the_tokenizers_tokens_and_the_one_that_ends_them(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    compared = replay(trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0]), [{}], tokenizer=str(EMBEDDED))
+    assert compared.tokens_are == "tokenizer"
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    expected = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 1 for text in TEXTS]
+    (played,) = compared.played["selection 1"]
+    assert played.mask_B_T.sum(1).tolist() == expected
+    assert compared.tokens == sum(expected)
+
+
+@pytest.mark.parametrize("tokenizer", [None, str(EMBEDDED)])
+def test_spans_reach_the_tokens_that_wrote_them(tmp_path: Path, tokenizer: str | None) -> None:
+    class Mark:
+        needs = ("offsets",)
+
+        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+            return rollout.span_values(rollout.reward_spans["spans"])
+
+    @span_reward
+    def spans(completions: list[Any], **columns: Any) -> list[Any]:
+        return [[(text.index("5"), text.index("5") + 1, 2.0)] if "5" in text else None for text in completions]
+
+    spans.__name__ = "spans"
+    compared = replay(trl_table(tmp_path), [{"rewards": [spans], "advantage_hooks": [Mark()]}], tokenizer=tokenizer)
+    (played,) = compared.played["selection 1"]
+    places = [[place for place, value in enumerate(row) if value == 2.0] for row in played.advantages_B_T.tolist()]
+    # Words: 2, +, 3, =, 5. The tokenizer's tokens are characters.
+    assert places == ([[4], [], [0], []] if tokenizer is None else [[8], [], [0], []])
+
+
+def test_spans_count_the_last_message_of_the_assistant(tmp_path: Path) -> None:
+    class Mark:
+        needs = ("offsets",)
+
+        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+            return rollout.span_values(rollout.reward_spans["first"])
+
+    @span_reward
+    def first(completions: list[Any], **columns: Any) -> list[Any]:
+        return [[(0, 1, 2.0)] for _ in completions]
+
+    said = [
+        {"role": "assistant", "content": "a b "},
+        {"role": "tool", "content": "c "},
+        {"role": "assistant", "content": "d e"},
+    ]
+    file = write_lines(tmp_path / "s.jsonl", [{"prompt": "p", "completion": said}] * 2)
+    (played,) = replay(file, [{"rewards": [first], "advantage_hooks": [Mark()]}]).played["selection 1"]
+    assert played.advantages_B_T.tolist() == [[0.0, 0.0, 0.0, 2.0, 0.0, 0.0]] * 2  # a b c d e, and the end
+
+
+def test_cut_off_completions_are_masked_where_the_run_masked_them(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "p", "completion": "a b", "reward": float(member), "truncated": member == 1} for member in range(3)
+    ]
+    masked = {"mask_truncated_completions": True, "advantage_hooks": ["centred"]}
+    compared = replay(write_lines(tmp_path / "s.jsonl", rows), [{}, masked])
+    plain, without = (compared.played[f"selection {number}"][0] for number in (1, 2))
+    assert plain.mask_B_T.sum(1).tolist() == [3, 2, 3]
+    assert without.mask_B_T.sum(1).tolist() == [3, 0, 3]
+    assert without.advantages_B_T[1].tolist() == [0.0] * 3
+    assert without.weights_B_T[0].tolist() == pytest.approx([1 / 6] * 3)  # six tokens count, not eight
+
+
+def test_steps_and_a_limit_in_whole_groups(tmp_path: Path) -> None:
+    rows = [
+        {"step": step, "group": group, "prompt": f"{step}{group}", "completion": str(member), "reward": float(member)}
+        for step in (1, 2, 3)
+        for group in "ab"
+        for member in range(3)
+    ]
+    file = write_lines(tmp_path / "s.jsonl", rows[::-1])  # in any order
+    assert list(replay(file, [{}]).steps) == [1, 2, 3]
+    some = replay(file, [{}], steps=(2, None), limit=10)
+    assert (list(some.steps), some.completions, some.groups) == ([2, 3], 9, 3)
+    assert replay(file, [{}], limit=1).completions == 3
+    with pytest.raises(ConfigurationError, match="nothing to replay, the steps are 1 to 3"):
+        replay(file, [{}], steps=(4, 9))
+
+
+def test_a_prompt_that_came_twice_in_a_row_is_told_by_the_run_file(tmp_path: Path) -> None:
+    folder, said = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0]), []
+    assert replay(folder, [{}]).groups == 1
+    assert replay(folder, [{"num_generations": 2}], say=said.append).groups == 2
+    assert any("Groups of 2 completions, the selection's num_generations" in sentence for sentence in said)
+    assert replay(folder, [{}], num_generations=2).groups == 2
+
+
+def test_a_reward_that_logged_a_number_can_be_left_out(tmp_path: Path) -> None:
+    folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], logged=[5.0, 6.0, 7.0, 8.0], count=[1, 2, 3, 4])
+    both = replay(folder, [{}, {"rewards": [{"name": "saved:r", "weight": 2.0}]}])
+    assert [[one.name for one in side.rewards] for side in both.selections] == [["r", "logged"], ["r"]]
+    assert both.selections[1].reward_mean == 1.0
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_file_of_a_whole_run_is_a_selection(file: Path) -> None:
+    given = yaml.safe_load(file.read_text())
+    selection = load_selection("run", file)
+    named = given.get("rewards")
+    assert (selection.rewards is None) == (named is None)
+    assert len(selection.rewards or []) == len(named or [])
+    assert selection.settings["max_completion_length"] == given.get("max_completion_length", 512)
+    assert len(selection.hooks) == len(given.get("advantage_hooks", []))
+
+
+def test_a_run_file_is_replayed(tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "data.jsonl", [{"question": "2+3?", "answer": "#### 5"}])
+    run = ROOT / "recipes" / "configs" / "qwen2.5_0.5b.yaml"
+    compared = replay(trl_table(tmp_path), [run, run], dataset=data)
+    assert [one.name for one in compared.selections] == [str(run), f"{run}_2"]
+    assert [one.name for one in compared.selections[0].rewards] == ["gsm8k_accuracy", "tag_format"]
+    assert compared.pairs[0].moved == pytest.approx(0)
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+Make = Callable[[Path], Path]
+
+
+def _cut_off(folder: Path) -> Path:
+    file = trl_table(folder, r=[0.0, 1.0, 0.0, 1.0]) / "completions" / "completions_00010.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    return folder
+
+
+def _text(name: str, text: str) -> Make:
+    def make(folder: Path) -> Path:
+        (folder / name).write_text(text)
+        return folder / name
+
+    return make
+
+
+REFUSED: dict[str, tuple[Make, str]] = {
+    "nothing there": (lambda folder: folder / "no", "There is no file or folder '.*no' with saved completions"),
+    "empty folder": (lambda folder: folder, "holds no saved completions. Train with log_completions: true"),
+    "other suffix": (_text("x.csv", "a"), "ends in neither of .parquet, .jsonl"),
+    "cut off": (_cut_off, "completions_00010.parquet cannot be read as parquet, it may be cut off"),
+    "not parquet": (_text("x.parquet", "hello"), "x.parquet cannot be read as parquet"),
+    "empty file": (_text("x.parquet", ""), "x.parquet cannot be read as parquet"),
+    "foreign": (
+        lambda folder: write_table(folder / "x.parquet", a=[1], b=[2]),
+        "has no column 'prompt' and no 'completion', so it holds no saved completions. Its columns: a, b",
+    ),
+    "no rows": (lambda folder: write_table(folder / "x.parquet", prompt=[], completion=[]), "no completions in it"),
+    "empty lines": (_text("x.jsonl", "\n\n"), "has no column 'prompt'"),
+    "not JSON": (_text("x.jsonl", '{"prompt": "a"}\n{'), "x.jsonl, line 2 is not JSON"),
+    "not an object": (_text("x.jsonl", "[1]"), r"x.jsonl, line 1 is not an object: '\[1\]'"),
+    "not a text": (_text("x.jsonl", '{"prompt": "a", "completion": 3}'), "row 0: the completion is 3; it must be text"),
+    "no step": (_text("x.jsonl", '{"prompt": "a", "completion": "", "step": "x"}'), "the step 'x' is no whole number"),
+    "half records": (
+        lambda folder: write_table(folder / "x.parquet", prompt=["a"], completion=["b"], token_ids=[[1]]),
+        "looks like token records and lacks the column 'ends'",
+    ),
+    "unequal groups": (
+        lambda folder: write_lines(
+            folder / "x.jsonl", [{"prompt": "a", "completion": "", "group": group} for group in "aab"]
+        ),
+        "all groups must have as many completions, and group 'b' has 1, 'a' has 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_that_cannot_be_replayed_is_one_sentence(tmp_path: Path, case: str) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        replay(make(tmp_path), [{}])
+    assert "\n" not in str(raised.value)
+
+
+SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "forward": (
+        {"advantage_hooks": ["low_probability"]},
+        "'low_probability' acts at the loss forward and needs log-prob",
+    ),
+    "old": ({"advantage_hooks": ["zero_variance_credit"]}, "'zero_variance_credit' .* which only token records have"),
+    "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs log-probabilities under a reference"),
+    "teacher": (
+        {"advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "some/model"}]},
+        "'teacher_log_ratio' asks the model 'some/model', and a replay runs no model",
+    ),
+    "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy needs the dataset column 'answer'.*--dataset FILE"),
+    "column in the signature": (
+        {"rewards": [lambda completions, answer, **rest: []]},
+        "takes 'answer'.*--dataset FILE",
+    ),
+    "column checked inside": ({"rewards": ["math_accuracy"]}, "column.*--dataset FILE"),
+    "saved": ({"rewards": ["saved:other"]}, "no saved reward 'other'; it has r."),
+    "saved with parameters": ({"rewards": [{"name": "saved:r", "x": 1}]}, "takes saved values; it has a weight and no"),
+    "weights": ({"rewards": ["saved:r"], "reward_weights": [1, 2]}, "2 reward_weights for 1 rewards"),
+    "saved weights": ({"reward_weights": [1, 2]}, "2 reward_weights for the 1 saved rewards r"),
+    "loss type": ({"loss_type": "nope"}, "loss_type is 'nope'; it must be one of dapo"),
+    "scale": ({"scale_rewards": "x"}, "scale_rewards is 'x'; it must be one of group, batch, none"),
+    "length": ({"max_completion_length": 0}, "max_completion_length is 0; it must be a whole number from 1 up"),
+    "masking": ({"mask_truncated_completions": True}, "mask_truncated_completions needs to know"),
+    "unknown": ({"advantage_hooks": ["nope"]}, "nope"),
+}
+
+
+@pytest.mark.parametrize("case", SELECTIONS)
+def test_a_selection_that_cannot_be_replayed_is_told_why(tmp_path: Path, case: str) -> None:
+    selection, message = SELECTIONS[case]
+    with pytest.raises(TRLGRPOExtError, match=message):
+        replay(trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0]), [{}, selection])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("- a", "is list, not a mapping"), ("a: [", "is not YAML"), (None, "cannot be read")]
+)
+def test_a_selection_file_that_is_none(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        replay(two_groups(tmp_path), [tmp_path / "a.yaml"])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_crash_names_the_completion(tmp_path: Path) -> None:
+    def fragile(completions: list[str], **columns: Any) -> list[float]:
+        return [1 / (text != "no") for text in completions]
+
+    with pytest.raises(PluginRunError, match=r"step 10: .*'fragile' raised ZeroDivisionError.*at row 3 of 4, .*'no'"):
+        replay(trl_table(tmp_path), [{"rewards": [fragile]}])
+
+
+def test_correctness_by_what_is_not_there(tmp_path: Path) -> None:
+    folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], word=list("abcd"))
+    with pytest.raises(ConfigurationError, match=r"--correct 'x' is no reward .* there are: r, word"):
+        replay(folder, [{}], correct="x")
+    with pytest.raises(ConfigurationError, match="--correct 'word': the column holds 'a'"):
+        replay(folder, [{}], correct="word")
+
+
+def test_a_dataset_that_does_not_fit(tmp_path: Path) -> None:
+    folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0])
+    for rows, message in [
+        ([{"a": 1}], "has neither a column 'prompt' nor 'question'"),
+        ([{"prompt": "other", "answer": 1}], r"1 of the saved prompts are not in --dataset .* 'Q: 2\+3"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            replay(folder, [{}], dataset=write_lines(tmp_path / "d.jsonl", rows))
+    with pytest.raises(ConfigurationError, match=r"is no \.jsonl or \.parquet file"):
+        replay(folder, [{}], dataset=tmp_path / "none.jsonl")
+
+
+def test_an_error_of_a_reward_keeps_its_kind(tmp_path: Path) -> None:
+    def strict(completions: list[str], **columns: Any) -> list[float]:
+        raise RewardError("the reference of row 2 cannot be read")
+
+    with pytest.raises(RewardError, match=r"completions_00010.parquet, step 10: the reference of row 2 cannot be read"):
+        replay(trl_table(tmp_path), [{"rewards": [strict]}])
+
+
+def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--tokenizer '.*nowhere' cannot be loaded") as raised:
+        replay(trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0]), [{}], tokenizer=tmp_path / "nowhere")
+    assert "\n" not in str(raised.value)
+
+
+def test_nothing_selected_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="give at least one selection"):
+        replay(trl_table(tmp_path), [])
+
+
+def test_lone_surrogates_and_very_long_completions_are_texts_too(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "\ud800", "completion": text, "r": 1.0 * (text == "")} for text in ("\ud800 a", "x " * 50_000, "")
+    ]
+    file = write_lines(tmp_path / "s.jsonl", rows)
+    compared = replay(file, [{}, {"loss_aggregation": "seq_mean_token_mean"}])
+    assert compared.tokens == 3 + 50_001 + 1
+    with_tokens = replay(file, [{}], tokenizer=str(EMBEDDED))
+    assert with_tokens.tokens > 100_000
+    json.dumps(compared.plain(), allow_nan=False)

@@ -1,0 +1,140 @@
+"""The arithmetic of shares, ranks and turned pairs against slow recomputations, and TRL's defaults and reductions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.contexts import make_rollout, mask_of
+from trl_grpo_ext import load_loss_aggregation
+from trl_grpo_ext.credit import flow
+from trl_grpo_ext.history.replay import shares
+from trl_grpo_ext.history.replay.estimators import group_advantages, weighted_sum
+from trl_grpo_ext.history.replay.groups import groups_by_runs, infer_num_generations
+from trl_grpo_ext.history.replay.selections import DEFAULTS, EQUIVALENT, LEFT_OUT
+from trl_grpo_ext.trainer import upstream
+from trl_grpo_ext.types import Rollout, StepTotals, implements
+
+NUMBERS = st.floats(-5, 5).map(lambda x: round(x, 2))
+
+
+def test_tenths_of_a_completion_by_hand() -> None:
+    mass = torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    tenths = shares.by_position(mass, mask_of([2, 3, 0], 3))
+    assert tenths[0].tolist() == pytest.approx([0.2] * 5 + [0.4] * 5)
+    assert tenths[1].tolist() == pytest.approx([0.9, 0.9, 0.9, 0.3] + [0.0] * 6)  # a third of it ends in the fourth
+    assert tenths[2].tolist() == [0.0] * 10
+
+
+@given(st.lists(st.lists(st.floats(0, 9), max_size=25), min_size=1, max_size=4))
+def test_tenths_against_a_sum_over_a_fine_grid(rows: list[list[float]]) -> None:
+    width = max([1, *map(len, rows)])
+    mass = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
+    tenths = shares.by_position(mass, mask_of([len(row) for row in rows], width))
+    for row, found in zip(rows, tenths.tolist(), strict=True):
+        expected = [0.0] * 10
+        for token, value in enumerate(row):  # every token is cut into ten pieces, each inside one tenth of the whole
+            for piece in range(10):
+                expected[(10 * token + piece) // len(row)] += value / 10
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(NUMBERS, min_size=2, max_size=12), st.data())
+def test_correlations_against_the_standard_library(one: list[float], data: st.DataObject) -> None:
+    other = data.draw(st.lists(NUMBERS, min_size=len(one), max_size=len(one)))
+    tensors = torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
+    if len(set(one)) == 1 or len(set(other)) == 1:
+        assert shares.spearman(*tensors) is None
+        return
+    ranked = [[sum(y < x for y in values) + (values.count(x) + 1) / 2 for x in values] for values in (one, other)]
+    assert shares.ranks(tensors[0]).tolist() == ranked[0]
+    assert shares.spearman(*tensors) == pytest.approx(statistics.correlation(*ranked), abs=1e-9)
+    assert shares.pearson(*tensors) == pytest.approx(statistics.correlation(one, other), abs=1e-6)
+
+
+@given(st.lists(NUMBERS, min_size=6, max_size=6), st.lists(NUMBERS, min_size=6, max_size=6))
+def test_turned_pairs_against_a_loop(one: list[float], other: list[float]) -> None:
+    found = shares.flipped_pairs(torch.tensor(one).double(), torch.tensor(other).double(), 3, 1e-3)
+    expected = [
+        sum(
+            abs(one[i] - one[j]) > 1e-3
+            and abs(other[i] - other[j]) > 1e-3
+            and (one[i] < one[j]) != (other[i] < other[j])
+            for i, j in itertools.combinations(range(first, first + 3), 2)
+        )
+        for first in (0, 3)
+    ]
+    assert found.tolist() == expected
+
+
+def test_quarters_leave_out_what_has_no_live_token_and_keep_equal_lengths_together() -> None:
+    assert shares.quarters(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])).tolist() == [-1, 0, 1, 2, 3]
+    assert shares.quarters(torch.tensor([7.0, 7.0, 7.0])).tolist() == [0, 0, 0]
+    assert shares.quarters(torch.tensor([0.0])).tolist() == [-1]
+
+
+@given(st.lists(st.none() | NUMBERS, min_size=6, max_size=6), st.sampled_from(["group", "batch", "none"]))
+def test_advantages_against_the_standard_library(rewards: list[float | None], scale: str) -> None:
+    rewards_B_1 = torch.tensor([[math.nan if r is None else r] for r in rewards], dtype=torch.float64)
+    rewards_B = weighted_sum(rewards_B_1, torch.ones(1).double())
+    found = group_advantages(rewards_B, rewards_B_1, torch.ones(1).double(), 3, scale, "sum_then_normalize")
+    everybody = [r for r in rewards if r is not None]
+    expected = []
+    for row, reward in enumerate(rewards):
+        group = [r for r in rewards[row // 3 * 3 : row // 3 * 3 + 3] if r is not None]
+        of = group if scale == "group" else everybody
+        if reward is None or (scale != "none" and len(of) < 2):
+            expected.append(0.0)
+            continue
+        std = 1.0 if scale == "none" else statistics.stdev(of) + 1e-4
+        expected.append((reward - statistics.fmean(group)) / std)
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_defaults_are_trls() -> None:
+    from trl import GRPOConfig
+
+    fields = GRPOConfig.__dataclass_fields__
+    for name, value in {**DEFAULTS, **LEFT_OUT}.items():
+        if name != "num_generations":  # of which the files know more
+            assert fields[name].default == value, name
+
+
+def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
+    assert EQUIVALENT.keys() == upstream.LOSS_TYPES
+    rollout: Rollout = make_rollout([3, 0, 5, 1], groups=[0, 0, 1, 1], limit=9)
+    for loss_type, name in EQUIVALENT.items():
+        aggregation = load_loss_aggregation(name)
+        if implements(aggregation, "weights"):
+            ours = flow.token_weights(aggregation, rollout)
+        else:
+            loss = torch.ones_like(rollout.mask_B_T).requires_grad_()
+            scalar = aggregation.reduce(loss, rollout.mask_B_T, rollout.totals)
+            ours = flow.reduced_weights(aggregation, scalar, loss, rollout.mask_B_T)
+        theirs = upstream.reduction_weights(
+            loss_type,
+            rollout.mask_B_T,
+            num_items_in_batch=torch.tensor(9.0),
+            max_completion_length=9,
+            accumulation=1,
+            steps_per_generation=1,
+            processes=1,
+        )
+        assert torch.allclose(ours, theirs), loss_type
+    assert StepTotals(tokens=1, sequences=1).micro_batches == 1  # what a replay takes a step for
+
+
+def test_groups_are_told_from_runs_of_equal_prompts() -> None:
+    assert infer_num_generations([8, 4, 12]) == 4
+    assert infer_num_generations([8, 8]) == 8  # may be twice 4: nobody can tell
+    assert groups_by_runs(list("aaaabb"), 2, "x") == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match=r"runs of 2, 3, which have no common divisor"):
+        infer_num_generations([2, 3, 2])
+    with pytest.raises(ValueError, match=r"x: 3 completions of one prompt stand in a row, .*num_generations=2"):
+        groups_by_runs(list("aaabbb"), 2, "x")

@@ -1,0 +1,345 @@
+"""What the figures show is what was logged, read from their artists; what strangers named is text."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import matplotlib.image
+import numpy as np
+import pyarrow.parquet
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tests.history.report.trained import write_history
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.history.report import Run, load_run, load_runs
+from trl_grpo_ext.history.report.figures import drawn_plots, figures, save_pngs
+from trl_grpo_ext.history.report.plots import PLOTS
+from trl_grpo_ext.history.report.series import MOST_POINTS, Absent, thinned
+from trl_grpo_ext.history.report.style import COLOURS, DASHES, INK, MARKERS, label, style
+from trl_grpo_ext.history.report.svg import svg_of
+from trl_grpo_ext.history.report.token_figures import evenly
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = {
+    "dollars": r"$\frac{1}{0}$ $x$",
+    "half a formula": "cost in $",
+    "markup": "</text><script>alert(1)</script><img src=x onerror=alert(1)>",
+    "entities": "a & b &lt; c \"d\" 'e'",
+    "control characters": "a\x00\x1b[31mb\x07\r\nc",
+    "hidden from legends": "_nolegend_",
+    "right to left": "\u202eabc\u2066 אבג",
+    "half a surrogate": "a\ud800b",
+    "emoji": "👩‍👩‍👧",
+    "long": "x" * 5000,
+    "slashes": "a/b/mean",
+}
+
+
+@pytest.fixture(scope="module")
+def two(trained_once: tuple[Path, dict[str, Any]]) -> list[Run]:
+    return load_runs([trained_once[0] / "one", trained_once[0] / "two"])
+
+
+def drawn(runs: Sequence[Run], name: str) -> Figure:
+    (plot,) = [plot for plot in PLOTS if plot.name == name]
+    with style():
+        figure = plot.draw(runs)
+    assert isinstance(figure, Figure), figure
+    return figure
+
+
+def panels(figure: Figure) -> dict[str, Axes]:
+    return {axis.get_title(loc="left"): axis for axis in figure.axes}
+
+
+def points(axis: Axes, name: str) -> list[tuple[float, float]]:
+    (line,) = [line for line in axis.get_lines() if line.get_label() == name]
+    return list(zip(*(np.asarray(data, dtype=float).tolist() for data in line.get_data()), strict=True))
+
+
+def logged(history: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None]
+
+
+def corners(area: Any) -> set[tuple[float, float]]:
+    return {(round(float(x), 6), round(float(y), 6)) for path in area.get_paths() for x, y in path.vertices}
+
+
+def a_run(folder: Path, *entries: dict[str, Any]) -> Run:
+    return load_run(write_history(folder, entries))
+
+
+# ---------------------------------------------------------------------------------------------- values
+
+
+def test_a_real_run_has_every_figure_but_vllms(two: list[Run]) -> None:
+    absent = {found.name: found.reason for found in figures(two) if found.svg is None}
+    assert absent.keys() == {"sampling_ratio"}
+    assert "vLLM" in absent["sampling_ratio"]
+
+
+def test_rewards_are_as_logged_with_their_spread_and_the_held_out_points(
+    two: list[Run], trained_once: tuple[Path, dict[str, Any]]
+) -> None:
+    found = panels(drawn(two, "reward_functions"))
+    assert found.keys() == {"length_reward", "short_ones", "regex_match"}
+    for name, axis in found.items():
+        edges = [corners(area) for area in axis.collections]
+        for number, run in enumerate(("one", "two")):
+            history = trained_once[1][run]
+            means, stds = (dict(logged(history, f"rewards/{name}/{what}")) for what in ("mean", "std"))
+            assert len(means) >= 2
+            assert points(axis, run) == list(means.items())
+            assert points(axis, f"{run} (held out)") == logged(history, f"eval_rewards/{name}/mean")
+            for step, mean in means.items():
+                for edge in (mean - stds[step], mean + stds[step]):
+                    assert (step, round(edge, 6)) in edges[number]
+    total = panels(drawn(two, "reward_total"))["reward"]
+    assert points(total, "two") == logged(trained_once[1]["two"], "reward")
+
+
+@pytest.mark.parametrize(
+    ("figure", "panel", "key"),
+    [
+        ("entropy", "entropy, nats", "entropy"),
+        ("kl", "KL, nats per token", "kl"),
+        ("clip_shares", "share of the tokens clipped from above", "clip_ratio/high_mean"),
+        ("optimisation", "gradient norm before clipping", "grad_norm"),
+        ("optimisation", "loss", "loss"),
+        ("lengths", "share cut off at the limit", "completions/clipped_ratio"),
+        ("lengths", "tokens of those that ended by themselves", "completions/mean_terminated_length"),
+        ("no_signal", "groups without spread in the reward", "frac_reward_zero_std"),
+        ("tokens", "tokens seen in all, prompts included", "num_tokens"),
+    ],
+)
+def test_a_curve_is_the_metric(two: list[Run], trained_once: Any, figure: str, panel: str, key: str) -> None:
+    expected = logged(trained_once[1]["one"], key)
+    assert len(expected) >= 2
+    assert points(panels(drawn(two, figure))[panel], "one") == expected
+
+
+def test_what_hooks_changed_is_one_line_per_hook_and_run(two: list[Run], trained_once: Any) -> None:
+    axis = panels(drawn(two, "hooks"))["mass moved: sum of changes / sum of advantages before"]
+    expected = {"one · centred": "one", "one · entropy_shaping": "one", "two · leave_one_out": "two"}
+    for name, run in expected.items():
+        assert points(axis, name) == logged(trained_once[1][run], f"advantage/{name.split(' · ')[1]}/mass_moved")
+    names = [text.get_text() for legend in drawn(two, "hooks").legends for text in legend.get_texts()]
+    assert names == [
+        "centred",
+        "entropy_shaping",
+        "leave_one_out",
+        "one",
+        "two",
+    ]  # held-out values of hooks say nothing
+
+
+def quantile(values: list[float], share: float) -> float:
+    """By hand: linear between the two neighbours."""
+    values = sorted(values)
+    place = share * (len(values) - 1)
+    low = int(place)
+    return values[low] + (place - low) * (values[min(low + 1, len(values) - 1)] - values[low])
+
+
+@pytest.mark.parametrize("column", ["advantage", "weight"])
+def test_bands_are_the_quantiles_of_live_tokens(two: list[Run], column: str) -> None:
+    figure = drawn(two, f"{column}s")
+    for run, axis in zip(two, figure.axes, strict=True):
+        expected: dict[int, list[float]] = {}
+        for file in run.records:
+            values: list[float] = []
+            for row in pyarrow.parquet.read_table(file).to_pylist():
+                if row[column] is not None:
+                    values += [value for value, live in zip(row[column], row["live"], strict=True) if live]
+            if values:
+                mean = statistics.fmean(values) if column == "weight" else 1.0
+                expected[int(file.stem[5:])] = [quantile(values, q) / mean for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
+        assert len(expected) >= 2
+        (median,) = axis.get_lines()
+        assert median.get_ydata() == pytest.approx([values[2] for values in expected.values()], rel=1e-6)
+        assert list(median.get_xdata()) == list(expected)
+        outer, inner = axis.collections
+        for area, low, high in ((outer, 0, 4), (inner, 1, 3)):
+            edges = np.array(sorted(corners(area)))
+            for step, values in expected.items():
+                there = edges[edges[:, 0] == step][:, 1]
+                assert min(there) == pytest.approx(values[low], abs=2e-6)
+                assert max(there) == pytest.approx(values[high], abs=2e-6)
+
+
+def test_phases_are_stacked_to_the_whole_step(two: list[Run], trained_once: Any) -> None:
+    figure = drawn(two, "phase_times")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["generation", "rewards", "update"]
+    for run, axis in zip(("one", "two"), figure.axes, strict=True):
+        top = corners(axis.collections[-1])
+        phases = [dict(logged(trained_once[1][run], f"time/{name}")) for name in ("generation", "rewards", "update")]
+        assert len(phases[0]) == 4
+        for step in phases[0]:
+            whole = sum(phase[step] for phase in phases)
+            assert max(y for x, y in top if x == step) == pytest.approx(whole, abs=2e-6)
+
+
+def test_outcomes_are_stacked_in_their_order(tmp_path: Path) -> None:
+    shares = {"wrong": 0.25, "right": 0.5, "timeout": 0.125, "odd one": 0.125, "died": 0.0}
+    names = {f"outcomes/sum/{name}": share for name, share in shares.items()}
+    run = a_run(tmp_path, {"step": 1, **names}, {"step": 3, **names})
+    figure = drawn([run], "outcomes")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["right", "wrong", "timeout", "odd one"]
+    tops = [max(y for x, y in corners(area) if x == 3) for area in figure.axes[0].collections]
+    assert tops == [0.5, 0.75, 0.875, 1.0]
+    assert figure.axes[0].get_ylim() == (0, 1)
+    hatches = [area.get_hatch() for area in figure.axes[0].collections]
+    assert len(set(hatches)) == 4  # told apart without colour
+
+
+def test_one_step_alone_is_seen(tmp_path: Path) -> None:
+    run = a_run(tmp_path, {"step": 5, "loss": 1.0, "time/update": 2.0})
+    assert points(panels(drawn([run], "optimisation"))["loss"], run.name) == [(5, 1.0)]
+    area = drawn([run], "phase_times").axes[0].collections[0]
+    assert {(4.5, 2.0), (5.5, 2.0), (4.5, 0.0)} <= corners(area)
+
+
+def test_what_rounding_leaves_is_no_curve(tmp_path: Path) -> None:
+    run = a_run(tmp_path, *({"step": step, "loss": 1.0 + 1e-9 * step} for step in range(5)))
+    low, high = drawn([run], "optimisation").axes[0].get_ylim()
+    assert high - low == pytest.approx(0.1)
+
+
+# ---------------------------------------------------------------------------------------------- looks
+
+
+def test_runs_differ_by_more_than_colour(tmp_path: Path) -> None:
+    runs = load_runs([write_history(tmp_path / f"run{i}", [{"step": s, "loss": i} for s in (1, 2)]) for i in range(6)])
+    lines: list[Line2D] = drawn(runs, "optimisation").axes[0].get_lines()
+    assert [line.get_color() for line in lines] == list(COLOURS)
+    assert len({str(line.get_linestyle()) + str(line._unscaled_dash_pattern) for line in lines}) == len(DASHES)  # type: ignore[attr-defined]
+    assert [line.get_marker() for line in lines] == list(MARKERS[:6])
+
+
+def test_the_svg_obeys_a_strict_page_and_takes_its_colours(two: list[Run]) -> None:
+    ids: list[str] = []
+    for shown in figures(two):
+        if shown.svg is None:
+            continue
+        assert shown.caption.endswith(".")
+        assert INK not in shown.svg
+        root = ElementTree.fromstring(shown.svg)
+        texts = list(root.iter(f"{SVG}text"))
+        assert "optimizer step" in {element.text for element in texts}  # text is text
+        assert {element.get("fill") for element in texts} == {"currentColor"}
+        assert root.get("viewBox")
+        assert root.get("width") is None
+        for element in root.iter():
+            assert "style" not in element.attrib
+            assert element.tag.removeprefix(SVG) not in ("style", "script", "a", "image", "foreignObject", "metadata")
+        ids += [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
+        targets = re.findall(r"url\(#([^)]*)\)|href=\"#([^\"]*)\"", shown.svg)
+        assert targets
+        assert {one or other for one, other in targets} <= set(ids)
+        assert shown.svg.count('fill="#ffffff"') == shown.svg.count('fill="white"') == 0  # no background
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_names_are_shown_as_text(tmp_path: Path, name: str) -> None:
+    entries = [
+        {
+            "step": step,
+            f"rewards/{name}/mean": 0.5,
+            f"rewards/{name}/none": 0.5,
+            f"outcomes/{name}/right": 0.5,
+            f"outcomes/sum/{name.replace('/', '')}": 0.5,
+            f"advantage/{name}/mean": 1.0,
+            f"advantage/{name}/mass_moved": 1.0,
+        }
+        for step in (1, 2)
+    ]
+    run = a_run(tmp_path, *entries)
+    shown = {found.name: found.svg for found in figures([run])}
+    expected = label(name, 72)
+    for figure in ("reward_functions", "outcomes", "hooks"):
+        svg = shown[figure]
+        assert svg is not None
+        root = ElementTree.fromstring(svg)
+        texts = ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
+        assert any(text.startswith(expected[:20]) for text in texts), texts
+        assert {element.tag for element in root.iter()} <= {
+            f"{SVG}{tag}" for tag in ("svg", "defs", "g", "path", "text", "use", "clipPath", "rect", "pattern", "tspan")
+        }
+        assert all(character.isprintable() for text in texts for character in text)
+    assert save_pngs([run], tmp_path / "png")
+
+
+def test_labels_are_short_and_printable() -> None:
+    assert label("a\x1bb\u202e") == r"a\x1bb\u202e"
+    assert label("_x") == " _x"
+    assert label("") == "(no name)"
+    assert label("x" * 99) == "x" * 35 + "…"
+
+
+def test_a_long_training_keeps_its_peaks() -> None:
+    steps = list(range(1, 50_001))
+    values = [0.0] * len(steps)
+    values[12_345], values[33_333] = 7.0, -3.0
+    few, kept = thinned(steps, values)
+    assert len(few) <= MOST_POINTS * 1.01
+    assert few == sorted(set(few))
+    assert (12_346, 7.0) in list(zip(few, kept, strict=True))
+    assert (33_334, -3.0) in list(zip(few, kept, strict=True))
+    assert few[0] == 1
+    assert thinned([1, 2], [3.0, 4.0]) == ([1, 2], [3.0, 4.0])
+
+
+def test_of_many_record_files_some_are_read_evenly() -> None:
+    files = [Path(str(number)) for number in range(1000)]
+    chosen = evenly(files, 5)
+    assert [int(str(path)) for path in chosen] == [0, 250, 500, 749, 999]
+
+
+def test_where_nothing_is_there_each_figure_says_why(tmp_path: Path) -> None:
+    run = a_run(tmp_path, {"step": 1, "epoch": 0.5})
+    found = list(drawn_plots([run]))
+    assert len(found) == len(PLOTS) == len({plot.name for plot in PLOTS})
+    for _, why in found:
+        assert isinstance(why, Absent)
+        assert why.reason.endswith(".")
+
+
+def test_the_users_own_settings_stay_as_they_are_and_change_nothing(two: list[Run], tmp_path: Path) -> None:
+    plain = svg_of(drawn(two, "entropy"), "entropy", "Entropy")
+    with mpl.rc_context({"svg.fonttype": "path", "axes.facecolor": "red", "font.size": 30.0}):
+        before = dict(mpl.rcParams)
+        assert svg_of(drawn(two, "entropy"), "entropy", "Entropy") == plain
+        assert dict(mpl.rcParams) == before
+    with style():
+        assert mpl.rcParams["text.parse_math"] is False
+
+
+# ---------------------------------------------------------------------------------------------- pictures
+
+
+def test_pngs_are_pictures_with_stable_names(two: list[Run], tmp_path: Path) -> None:
+    files = save_pngs(two[:1], tmp_path / "new" / "figures")
+    assert sorted(path.name for path in (tmp_path / "new" / "figures").iterdir()) == sorted(f.name for f in files)
+    assert {path.stem for path in files} == {plot.name for plot in PLOTS} - {"sampling_ratio"}
+    for path in files:
+        picture = matplotlib.image.imread(path)
+        assert picture.shape[0] > 200
+        assert picture.shape[1] == 960
+        assert len(np.unique((picture[..., :3] * 255).astype(int) @ [65536, 256, 1])) > 10  # not blank
+        assert picture[0, 0].tolist()[:3] == [1.0, 1.0, 1.0]  # on white
+
+
+def test_pngs_that_cannot_be_written_are_an_error(two: list[Run], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigurationError, match=r"cannot be written to .*file"):
+        save_pngs(two, tmp_path / "file")

@@ -1,0 +1,424 @@
+"""The page without a browser: it parses, connects to nothing, holds exactly what was saved, and escapes all of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import shutil
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.history.report.make_big_run import (
+    HOSTILE,
+    HOSTILE_NAMES,
+    write_around,
+    write_big_run,
+    write_hostile_run,
+)
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.history.report import load_run, load_runs
+from trl_grpo_ext.history.report.page import in_script, visible, write_page
+from trl_grpo_ext.history.report.page_chunks import pack, rounded, squeezed, unpack, unsqueeze
+from trl_grpo_ext.history.report.page_data import page_data
+from trl_grpo_ext.history.report.page_rows import plain_text, step_of, utf16_spans
+from trl_grpo_ext.records.token_records import write_records
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+KNOWN = (
+    "html head meta title style body a header div h1 h2 h3 h4 p bdi b button kbd nav noscript main section table "
+    "caption thead tbody tr th td ul li figure figcaption details summary form label select option span input ol em "
+    "dialog dl dt dd script svg defs path g use text clippath rect tspan desc"
+)
+"""The elements of a page."""
+
+PER_TOKEN = ("advantage", "weight", "logp", "entropy")
+
+
+class Page(HTMLParser):
+    """The elements of a page, with what stands in them; every element must be closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: dict[str | None, str] = {}
+        self.styles: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            name = self.elements[-1][1].get("id")
+            self.scripts[name] = self.scripts.get(name, "") + data
+        elif self.open and self.open[-1] == "style":
+            self.styles.append(data)
+        else:
+            self.text.append(data)
+
+    @property
+    def index(self) -> dict[str, Any]:
+        return json.loads(self.scripts["index"])  # type: ignore[no-any-return]
+
+    @property
+    def policy(self) -> str:
+        found = [a["content"] for tag, a in self.elements if a.get("http-equiv") == "Content-Security-Policy"]
+        assert len(found) == 1
+        assert found[0] is not None
+        return found[0]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of 2 steps, 3 groups of 4 completions; the second step of both was not trained on."""
+    folder = tmp_path_factory.mktemp("small")
+    for seed, name in enumerate(("first", "second")):
+        write_big_run(folder / name, steps=2, groups=3, size=4, tokens=40, seed=seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(small: Path) -> Page:
+    written = write_page(load_runs([small / "first", small / "second"]), small / "report.html")
+    assert written.bytes == written.path.stat().st_size
+    return Page(written.path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("hostile")
+    run = write_hostile_run(folder / "<script>window.pwned=10<!--")
+    return run, write_page([load_run(run)], folder / "report.html").path.read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------------------- nothing but itself
+
+
+def test_nothing_on_the_page_points_outside_it(page: Page) -> None:
+    for tag, attributes in page.elements:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "image", "foreignobject"}
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            assert name != "style", tag  # the policy would not apply it
+            if name in ("href", "src", "xlink:href", "action", "srcset"):
+                assert str(value).startswith("#"), (tag, name, value)
+            for reference in re.findall(r"url\((.*?)\)", value or ""):
+                assert reference.startswith("#")
+    for text in [*page.styles, page.scripts[None]]:
+        assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest|WebSocket|import\(", text)
+
+
+def test_the_references_of_the_figures_are_to_themselves(page: Page) -> None:
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.elements:
+        for name in ("href", "xlink:href"):
+            if attributes.get(name):
+                assert str(attributes[name])[1:] in ids
+
+
+def test_the_policy_names_exactly_this_style_and_this_script(page: Page) -> None:
+    def hashed(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    directives = dict(part.strip().split(" ", 1) for part in page.policy.split(";"))
+    assert directives == {
+        "default-src": "'none'",
+        "script-src": hashed(page.scripts[None]),
+        "style-src": hashed("".join(page.styles)),
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    kinds = [attributes.get("type") for tag, attributes in page.elements if tag == "script"]
+    assert kinds.count(None) == 1
+    assert set(kinds) == {None, "application/json", "application/gzip"}
+
+
+def test_the_scripts_never_make_elements_of_text() -> None:
+    for file in (Path(__file__).parents[3] / "trl_grpo_ext" / "report" / "assets").glob("*.js"):
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|DOMParser|setHTML|srcdoc",
+            file.read_text(),
+        ), file.name
+
+
+def test_the_page_says_what_is_lost_without_scripts(page: Page) -> None:
+    assert any(tag == "noscript" for tag, _ in page.elements)
+    assert "scripts are switched off" in " ".join(page.text)
+
+
+# -------------------------------------------------------------------------------- the data is what was saved
+
+
+def saved(run: Path, step: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(
+        run / "token_records" / f"step_{step:05d}.parquet"
+    ).to_pylist()
+    return rows
+
+
+def slow_utf16(text: str, place: int) -> int:
+    return len(text[:place].encode("utf-16-le")) // 2
+
+
+def test_the_embedded_data_is_that_of_the_parquet_files(page: Page, small: Path) -> None:
+    seen = 0
+    for run in page.index["runs"]:
+        for step in run["steps"]:
+            rows = saved(small / run["name"], step["step"])
+            text = json.loads(unsqueeze(page.scripts[step["text"]]))
+            counts, columns = unpack(unsqueeze(page.scripts[step["numbers"]]))
+            assert [(row["group"], row["member"]) for row in rows] == list(
+                zip(step["group"], step["member"], strict=True)
+            )
+            assert text["completions"] == [row["completion"] for row in rows]
+            assert [text["prompts"][place] for place in text["prompt"]] == [row["prompt"] for row in rows]
+            assert step["reward"] == [row["reward"] for row in rows]
+            assert step["truncated"] == [row["truncated"] for row in rows]
+            for name in run["rewards"]:
+                assert step["rewards"][name] == [dict(row["rewards"])[name] for row in rows]
+            first = 0
+            for row, count in zip(rows, counts, strict=True):
+                seen += 1
+                part = {name: values[first : first + count] for name, values in columns.items()}
+                check_tokens(row, part, text)
+                first += count
+    assert seen == 48
+
+
+def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]) -> None:
+    assert [text["vocabulary"][place] for place in part["token"]] == row["tokens"]
+    assert part["live"].tolist() == [int(value) for value in row["live"]]
+    end = 0
+    for place, (gap, size) in enumerate(zip(part["gap"].tolist(), part["size"].tolist(), strict=True)):
+        start, end = end + gap, end + gap + size
+        wanted = [slow_utf16(row["completion"], row[name][place]) for name in ("starts", "ends")]
+        assert [start, end] == wanted
+    close = {"rtol": 2**-16, "atol": 0, "equal_nan": True}
+    for place, name in enumerate(text["stages"]):
+        if place < len(row["stages"]):
+            assert row["stages"][place] == name
+            numpy.testing.assert_allclose(part[f"stage {place}"], numpy.float32(row["advantages"][place]), **close)
+        else:
+            assert numpy.isnan(part[f"stage {place}"]).all()
+    for name in PER_TOKEN:
+        wanted_values = numpy.full(len(row["tokens"]), numpy.nan) if row[name] is None else numpy.float32(row[name])
+        numpy.testing.assert_allclose(part[name], wanted_values, **close)
+
+
+def test_the_credit_is_what_the_update_did(page: Page, small: Path) -> None:
+    for run in page.index["runs"]:
+        for step in run["steps"]:
+            for row, credit in zip(saved(small / run["name"], step["step"]), step["credit"], strict=True):
+                live = [place for place, value in enumerate(row["live"]) if value]
+                if row["advantage"] is None:
+                    wanted = sum(row["advantages"][-1][place] for place in live) / len(live)
+                else:
+                    wanted = sum(row["advantage"][place] * row["weight"][place] for place in live)
+                assert credit == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    trained = {step["step"]: set(step["trained"]) for step in page.index["runs"][0]["steps"]}
+    assert trained == {20: {True}, 40: {False}}
+
+
+def test_outcomes_come_from_trls_table_of_the_step(page: Page, small: Path) -> None:
+    for run in page.index["runs"]:
+        for step in run["steps"]:
+            table = pyarrow.parquet.read_table(
+                small / run["name"] / "completions" / f"completions_{step['step']:05d}.parquet"
+            )
+            assert [row["right_answer"] for row in step["outcomes"]] == table.column("right_answer_outcome").to_pylist()
+
+
+def test_the_outcomes_of_a_record_are_its_own(small: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(small / "first", run)
+    file = sorted((run / "token_records").iterdir())[0]
+    rows = pyarrow.parquet.read_table(file).to_pylist()
+    for number, row in enumerate(rows[:2]):
+        row["outcomes"] = [("right_answer", f"said {number}"), ("other", "x" * 100)]
+    write_records(rows, str(run), step_of(file))
+    first = min(page_data([load_run(run)], 1000).index["runs"][0]["steps"], key=lambda step: step["step"])
+    told = [{"right_answer": f"said {number}", "other": "x" * 60 + "…"} for number in (0, 1)]
+    assert first["outcomes"][:2] == told
+    assert [set(row) for row in first["outcomes"][2:]] == [{"right_answer"}] * (len(rows) - 2)  # the table's
+
+
+@given(st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=40))
+def test_numbers_keep_sixteen_bits(values: list[float]) -> None:
+    given_values = numpy.array(values, numpy.float32)
+    _, columns = unpack(unsqueeze(squeezed(pack([len(values)], {"x": given_values}))))
+    numpy.testing.assert_array_equal(columns["x"], rounded(given_values))
+    for value, kept in zip(values, columns["x"].tolist(), strict=True):
+        if math.isfinite(value):
+            # Subnormal numbers have fewer bits to begin with: half of the last bit that is kept there.
+            assert abs(kept - value) <= max(abs(value) * 2**-16, 2**-142) or abs(value) > 3.4e38
+            assert math.isfinite(kept)
+            assert struct.pack(">f", kept)[3] == 0
+        else:
+            assert repr(kept) == repr(value)
+
+
+@given(st.text(), st.data())
+def test_places_in_a_text_are_counted_as_browsers_do(text: str, data: st.DataObject) -> None:
+    place = st.integers(0, len(text))
+    starts, ends = data.draw(st.lists(place, max_size=8)), data.draw(st.lists(place, max_size=8))
+    size = min(len(starts), len(ends))
+    spans = utf16_spans(text, starts[:size], ends[:size]).tolist()
+    encodable = "".join("?" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
+    assert spans == [
+        [slow_utf16(encodable, start), slow_utf16(encodable, end)]
+        for start, end in zip(starts[:size], ends[:size], strict=True)
+    ]
+
+
+def test_a_limit_takes_whole_groups_spread_over_the_steps(tmp_path: Path) -> None:
+    run = write_big_run(tmp_path / "run", steps=6, groups=2, size=3, tokens=8)
+    data = page_data([load_run(run)], 12)
+    steps = data.index["runs"][0]["steps"]
+    assert [step["step"] for step in steps] == [20, 60, 80, 120]
+    assert [step["member"] for step in steps] == [[0, 1, 2]] * 4
+    assert "of the 24 completions saved at 4 steps 12 are on this page, and 2 more steps were saved." in data.notes[0]
+    everything = page_data([load_run(run)], 1000)
+    assert everything.notes == []
+    assert sum(len(step["group"]) for step in everything.index["runs"][0]["steps"]) == 36
+
+
+# ---------------------------------------------------------------------------------------------- TRL's tables alone
+
+
+def test_without_token_records_trls_tables_are_shown(small: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "completions").mkdir(parents=True)
+    for file in (small / "first" / "completions").iterdir():
+        (run / "completions" / file.name).write_bytes(file.read_bytes())
+    index = page_data([load_run(run)], 1000).index["runs"][0]
+    assert index["rewards"] == ["right_answer", "think_format", "language"]
+    for step in index["steps"]:
+        table = pyarrow.parquet.read_table(run / "completions" / f"completions_{step['step']:05d}.parquet").to_pylist()
+        assert step["numbers"] is None
+        assert step["group"] == [0] * 4 + [1] * 4 + [2] * 4
+        assert step["member"] == [0, 1, 2, 3] * 3
+        right = [row["right_answer"] for row in table]
+        assert step["rewards"]["right_answer"] == [
+            None if value is None or value != value else value for value in right
+        ]
+        assert step["credit"] == pytest.approx([row["advantage"] for row in table])
+
+
+def test_messages_become_text_with_their_roles() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
+    assert plain_text(messages) == plain_text(json.dumps(messages)) == "[user]\nhi\n\n[assistant]\nyes"
+    assert plain_text('[{"broken') == '[{"broken'
+    assert plain_text(None) == ""
+
+
+# -------------------------------------------------------------------------------- hostile, damaged, absent
+
+
+def test_hostile_texts_are_never_markup(hostile: tuple[Path, str]) -> None:
+    run, text = hostile
+    page = Page(text)
+    assert {tag for tag, _ in page.elements} <= set(KNOWN.split())
+    assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert sum(tag == "script" and "type" not in attributes for tag, attributes in page.elements) == 1
+    assert "window.pwned" not in page.scripts[None]
+    assert visible(HOSTILE[1]) in page.text  # a setting, as text
+    assert visible(HOSTILE[2]) in page.text
+    assert run.name in "".join(page.text)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\u2066\u2028]", text)
+    assert page.index["runs"][0]["rewards"] == list(HOSTILE_NAMES)
+
+
+def test_json_in_a_script_cannot_end_it() -> None:
+    value = {"</script>": ["<!--<script>", "\u2028\u2029", "&amp;", "\ud800"]}
+    text = str(in_script(value))
+    assert re.fullmatch(r"[ -%'-;=?-~]*", text)  # printable ASCII without & < >
+    assert json.loads(text) == value
+
+
+def test_what_is_hidden_in_a_text_is_made_visible() -> None:
+    assert visible("a\x00\x1b[0m\x7f\x9b") == "a␀␛[0m␡⟨U+009B⟩"
+    assert visible("\u202eevil\u202c\u2028\U000e0041") == "⟨U+202E⟩evil⟨U+202C⟩⟨U+2028⟩⟨U+E0041⟩"
+    kept = "a\tb\nc 👩‍👩‍👧 e\u0301 می‌خواهم ❤️"
+    assert visible(kept) == kept
+
+
+def test_a_damaged_and_a_foreign_file_are_told_and_the_rest_is_shown(small: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    records = run / "token_records"
+    records.mkdir(parents=True)
+    good = (small / "first" / "token_records" / "step_00020.parquet").read_bytes()
+    (records / "step_00020.parquet").write_bytes(good)
+    (records / "step_00030.parquet").write_bytes(good[: len(good) // 2])
+    damaged = bytearray(good)
+    damaged[200:1200] = b"\xff" * 1000
+    (records / "step_00040.parquet").write_bytes(bytes(damaged))
+    pyarrow.parquet.write_table(pyarrow.table({"strange": [1]}), records / "step_00050.parquet")
+    table = pyarrow.parquet.read_table(records / "step_00020.parquet")
+    strange = table.set_column(table.column_names.index("stages"), "stages", pyarrow.array([5] * len(table)))
+    pyarrow.parquet.write_table(strange, records / "step_00060.parquet")
+    written = write_page([load_run(run)], tmp_path / "report.html")
+    page = Page(written.path.read_text(encoding="utf-8"))
+    assert [step["step"] for step in page.index["runs"][0]["steps"]] == [20]
+    for name in ("step_00030", "step_00040", "step_00050", "step_00060"):
+        assert any(name in note for note in written.notes), name
+        assert any(name in text for text in page.text), name
+
+
+def test_a_run_with_a_history_alone_says_what_is_missing(tmp_path: Path) -> None:
+    write_around(tmp_path / "run", 5)
+    written = write_page([load_run(tmp_path / "run")], tmp_path / "report.html")
+    page = Page(written.path.read_text(encoding="utf-8"))
+    assert "No completions are on this page." in " ".join(page.text)
+    assert any("Train with log_completions: true or token_records: 64" in note for note in written.notes)
+
+
+def test_limit_zero_leaves_the_completions_out(small: Path, tmp_path: Path) -> None:
+    page = Page(write_page([load_run(small / "first")], tmp_path / "r.html", limit=0).path.read_text(encoding="utf-8"))
+    assert page.index == {"runs": []}
+    assert "No completions are on this page." in " ".join(page.text)
+
+
+def test_what_cannot_be_written_is_refused(small: Path, tmp_path: Path) -> None:
+    run = load_run(small / "first")
+    with pytest.raises(ConfigurationError, match="limit must be"):
+        write_page([run], tmp_path / "r.html", limit=-1)
+    with pytest.raises(ConfigurationError, match="no run to show"):
+        write_page([], tmp_path / "r.html")
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        write_page([run], tmp_path / "absent" / "r.html", limit=0)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        write_page([run], tmp_path / "folder", limit=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+def test_differences_between_runs_stand_first(page: Page) -> None:
+    lines = [attributes for tag, attributes in page.elements if tag == "tr" and attributes.get("class") == "differs"]
+    assert len(lines) == 4  # beta, and the parameters of three rewards
+    text = " ".join(" ".join(page.text).split())
+    assert text.index("beta") < text.index("learning_rate")

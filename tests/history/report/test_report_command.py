@@ -1,0 +1,122 @@
+"""`trl-grpo-ext report` as a person runs it: what it writes, where it says so, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import COMMAND, assert_readable, run_command
+from tests.history.report.trained import write_history
+from tests.interrupts import interruptible
+
+HISTORY = [{"step": step, "loss": 0.5 / step, "reward": float(step)} for step in (1, 2, 3)]
+
+
+def test_a_page_and_pictures_are_written_and_named(own_runs: Path, tmp_path: Path) -> None:
+    page, pictures = tmp_path / "a page.html", tmp_path / "pictures"
+    done = run_command("report", own_runs / "one", own_runs / "two", "--out", page, "--png-dir", pictures)
+    assert done.status == 0, done.err
+    assert done.out.splitlines()[0].startswith(f"{page} (")
+    assert done.out.splitlines()[1] == f"{pictures} (16 figures)"
+    assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
+    assert len(list(pictures.glob("*.png"))) == 16
+    assert "vLLM" in done.err
+    assert list(tmp_path.glob(".*")) == []  # nothing unfinished
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_in_a_terminal_what_is_missing_is_told_and_nothing_is_obeyed(tmp_path: Path, width: int) -> None:
+    folder = write_history(tmp_path / "odd\x1b[2J", HISTORY)
+    (folder / "completions").mkdir()
+    (folder / "completions" / "completions_00001.parquet").write_bytes(b"PAR1")
+    done = run_command("report", folder, "--png", "--limit", "0", width=width)
+    assert done.status == 0
+    assert_readable(done.out, None)
+    assert "no whole parquet file" in done.plain
+    assert (folder / "report.html").is_file()
+    assert (folder / "figures" / "reward_total.png").is_file()
+    assert (folder / "report.html").stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("what", ["empty", "absent", "no room"])
+def test_what_cannot_be_done_is_one_line_and_two(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "run"
+    words: list[str | Path] = ["report", folder]
+    if what == "empty":
+        folder.mkdir()
+    if what == "no room":
+        write_history(folder, HISTORY)
+        words += ["--out", tmp_path / "not" / "there.html"]
+    done = run_command(*words)
+    assert done.status == 2
+    assert done.out == ""
+    assert done.err.splitlines()[-1].startswith("trl-grpo-ext: ")
+    assert "Traceback" not in done.err
+
+
+def test_the_browser_is_opened(tmp_path: Path) -> None:
+    folder, told = write_history(tmp_path / "run", HISTORY), tmp_path / "told"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}\n')
+    browser.chmod(0o755)
+    done = run_command("report", folder, "--open", env={"BROWSER": f"{browser} %s"})
+    assert done.status == 0
+    assert told.read_text().strip() == (folder / "report.html").resolve().as_uri()
+
+
+def test_watching_writes_anew_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    folder = write_history(tmp_path / "run", HISTORY)
+    page = folder / "report.html"
+    command = [str(COMMAND), "report", str(folder), "--watch", "0.2"]
+    with interruptible():
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ))
+    with started as process:
+        try:
+            wait_for(page.is_file)
+            first = page.read_bytes()
+            write_history(folder, [*HISTORY, {"step": 4, "loss": 0.1, "reward": 9.0}])
+            wait_for(lambda: page.read_bytes() != first)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert b'data-reload="10.0"' in first
+    assert b"data-reload=" not in page.read_bytes()  # nobody writes it any more
+    assert out.decode().count(f"{page} (") >= 2
+    assert err.decode().count("There are no completions") == 1  # told once
+
+
+def wait_for(reached: object) -> None:
+    assert callable(reached)
+    end = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < end, "nothing happened for a minute"
+        time.sleep(0.05)
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
+    folder = write_history(tmp_path / "run", HISTORY)
+    code = (
+        "import sys; sys.modules['matplotlib'] = sys.modules['matplotlib.figure'] = None; "
+        f"sys.argv = ['trl-grpo-ext', 'report', {str(folder)!r}]; from trl_grpo_ext.cli.main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert "pip install 'trl-grpo-ext[report]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_starts_without_anything_heavy() -> None:
+    code = (
+        "import sys; import trl_grpo_ext.cli.main, trl_grpo_ext.cli.report; "
+        "print({'torch', 'matplotlib', 'pyarrow', 'jinja2'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "set()"

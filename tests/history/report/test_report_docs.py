@@ -1,0 +1,35 @@
+"""docs/report.md names the figures, options and metrics that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from trl_grpo_ext.cli.main import app
+from trl_grpo_ext.history.report.plots import PLOTS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_table_has_every_figure_in_their_order() -> None:
+    table = PAGE.split("## The figures")[1].split("##")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [plot.name for plot in PLOTS]
+
+
+def test_the_table_has_every_option() -> None:
+    command: Any = get_command(app)
+    options = {o for option in command.commands["report"].params for o in option.opts if o.startswith("--")}
+    table = PAGE.split("## What to switch on")[0]
+    assert set(re.findall(r"^\| `(--[\w-]+)", table, re.MULTILINE)) == options - {"--help"}
+
+
+def test_the_python_block_runs(trained_once: tuple[Path, Any], tmp_path: Path, capsys: Any) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    files = names["pictures"]([trained_once[0] / "one"], tmp_path)
+    assert len(files) == len(list(tmp_path.glob("*.png"))) == len(PLOTS) - 1
+    assert capsys.readouterr().out.startswith("one\n  4\n")

@@ -1,0 +1,283 @@
+"""Reading what a training left: all of a real one, and no error whatever lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.history.report.trained import write_history
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.history.report import load_run, load_runs
+from trl_grpo_ext.history.report.run import LOG, STATE
+from trl_grpo_ext.history.report.token_figures import live_values
+
+HISTORY = [{"loss": 0.5, "reward": 1.0, "step": 1}, {"loss": 0.25, "reward": 2.0, "step": 2}]
+
+
+def told(run: Any, *words: str) -> bool:
+    """Whether one sentence of what is missing has all these words."""
+    return any(all(word in sentence for word in words) for sentence in run.missing)
+
+
+# ---------------------------------------------------------------------------------------------- a whole run
+
+
+def test_a_real_run_is_read_whole(trained_once: tuple[Path, dict[str, Any]]) -> None:
+    folder, histories = trained_once
+    run = load_run(folder / "one")
+    assert run.missing == []
+    assert run.name == "one"
+    assert run.last_step == 4
+    assert run.manifest is not None
+    assert [record.name for record in run.manifest.plugins][:3] == ["length_reward", "short_ones", "regex_match"]
+    assert [path.name for path in run.records] == [f"step_{step:05d}.parquet" for step in (1, 2, 3, 4)]
+    assert [path.name for path in run.completions] == [f"completions_{step:05d}.parquet" for step in (1, 2, 3, 4)]
+    assert run.settings["beta"] == 0.04
+    assert run.settings["loss_aggregation"] == "seq_mean_token_mean"
+    for key in ("reward", "loss", "eval_reward", "advantage/centred/std", "outcomes/regex_match/scored"):
+        expected = [(entry["step"], entry[key]) for entry in histories["one"] if entry.get(key) is not None]
+        assert len(expected) >= 2
+        assert list(zip(*run.series(key), strict=True)) == expected
+
+
+@pytest.mark.parametrize("kept", ["live log", "checkpoint"])
+def test_either_source_gives_the_whole_history(own_runs: Path, trained_once: Any, kept: str) -> None:
+    folder = own_runs / "one"
+    if kept == "checkpoint":
+        (folder / LOG).unlink()
+    else:
+        for state in folder.glob(f"checkpoint-*/{STATE}"):
+            state.unlink()
+    steps = [entry["step"] for entry in trained_once[1]["one"] if "reward" in entry]
+    assert [entry["step"] for entry in load_run(folder).history if "reward" in entry] == steps
+
+
+def test_a_checkpoint_cut_off_leaves_the_one_before(own_runs: Path) -> None:
+    folder = own_runs / "one"
+    (folder / LOG).unlink()
+    state = folder / "checkpoint-4" / STATE
+    state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
+    run = load_run(folder)
+    assert run.last_step == 2
+    assert told(run, str(state), "not whole JSON", "older checkpoint")
+
+
+def test_a_checkpoint_without_a_state_is_told(own_runs: Path) -> None:
+    folder = own_runs / "one"
+    (folder / LOG).unlink()
+    (folder / "checkpoint-4" / STATE).unlink()
+    run = load_run(folder)
+    assert run.last_step == 2
+    assert told(run, "checkpoint-4", "not whole")
+
+
+def test_the_history_of_a_recipe_is_read(tmp_path: Path) -> None:
+    run = load_run(write_history(tmp_path, HISTORY, "metrics.json"))
+    assert run.history == HISTORY
+
+
+def test_the_source_that_goes_furthest_counts(tmp_path: Path) -> None:
+    write_history(tmp_path, HISTORY[:1])
+    run = load_run(write_history(tmp_path, HISTORY, "metrics.json"))
+    assert run.history == HISTORY
+
+
+def test_an_older_training_in_the_same_folder_is_not_mixed_in(tmp_path: Path) -> None:
+    write_history(tmp_path, [*HISTORY, {"loss": 0.1, "step": 3}])
+    (tmp_path / LOG).write_text('{"loss": 0.75, "step": 1}\n')
+    run = load_run(tmp_path)
+    assert run.history == [{"loss": 0.75, "step": 1}]
+    assert told(run, "another training", "output_dir of its own")
+
+
+def test_entries_are_ordered_and_what_is_no_number_is_none(tmp_path: Path) -> None:
+    (tmp_path / STATE).write_text(
+        '{"log_history": [{"step": 2, "loss": NaN}, {"step": 1, "loss": 1e999}, 7, {"loss": 3}, {"step": true}]}'
+    )
+    run = load_run(tmp_path)
+    assert run.history == [{"step": 1, "loss": None}, {"step": 2, "loss": None}]
+    assert run.series("loss") == ([], [])
+
+
+def test_a_line_being_written_is_left_out_in_silence_and_a_broken_one_is_told(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
+    run = load_run(tmp_path)
+    assert len(run.history) == 1
+    assert not told(run, LOG, "not JSON")
+    (tmp_path / LOG).write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo\n{"step": 3, "loss": 1.0}\n')
+    run = load_run(tmp_path)
+    assert [entry["step"] for entry in run.history] == [1, 3]
+    assert told(run, "Line 2", LOG, "not JSON")
+
+
+# ---------------------------------------------------------------------------------------------- what is damaged
+
+
+DAMAGED: dict[str, tuple[str, bytes, str]] = {
+    "half a state": (STATE, b'{"log_history": [{"step": 1, "lo', "not whole JSON"),
+    "garbage for a state": (STATE, bytes(range(256)), "not text"),
+    "a state of something else": (STATE, b"[1, 2]", "no state of transformers"),
+    "very deep JSON": (STATE, b"[" * 200_000, "not whole JSON"),
+    "another program's metrics": ("metrics.json", b'{"accuracy": 0.5}', "another program's"),
+    "metrics with a strange history": ("metrics.json", b'{"history": "long"}', "another program's"),
+    "half a manifest": ("trl_grpo_ext_plugins.json", b'{"format": 1', "record of the plugins cannot be used"),
+    "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "record of the plugins cannot be used"),
+    "half the settings": ("trl_grpo_ext_settings.json", b'{"format"', "not whole JSON"),
+    "other settings": ("trl_grpo_ext_settings.json", b'{"format": 1, "settings": []}', "cannot be used"),
+    "an empty table": ("token_records/step_00003.parquet", b"", "no whole parquet file"),
+    "garbage for a table": ("completions/completions_00003.parquet", os.urandom(999), "no whole parquet file"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED.values(), ids=DAMAGED)
+def test_what_is_damaged_is_a_sentence(own_runs: Path, case: tuple[str, bytes, str]) -> None:
+    file, content, sentence = case
+    whole = load_run(own_runs / "one")
+    (own_runs / "one" / file).write_bytes(content)
+    run = load_run(own_runs / "one")
+    assert told(run, file, sentence)
+    assert run.history == whole.history
+    assert len(run.records) + len(run.completions) == 8 - file.endswith(".parquet")
+
+
+def test_a_table_that_is_cut_off_missing_or_foreign_is_a_sentence(own_runs: Path) -> None:
+    folder = own_runs / "one"
+    cut, foreign = folder / "token_records/step_00001.parquet", folder / "token_records/step_00002.parquet"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    pyarrow.parquet.write_table(pyarrow.table({"step": [1], "price": [2.0]}), foreign)
+    (folder / "token_records" / "notes.parquet").write_bytes(b"x")
+    for table in (folder / "completions").iterdir():
+        table.unlink()
+    run = load_run(folder)
+    assert [path.name for path in run.records] == ["step_00003.parquet", "step_00004.parquet"]
+    assert run.completions == []
+    assert told(run, str(cut), "cut off or still being written")
+    assert told(run, str(foreign), "another program's table, without", "prompt")
+    assert told(run, "notes.parquet", "its name")
+    for table in (folder / "token_records").iterdir():
+        table.unlink()
+    run = load_run(folder)
+    assert told(run, "no token records", "token_records: 64")
+    assert told(run, "no completions", "log_completions: true")
+
+
+def test_data_that_is_damaged_inside_a_whole_table_is_told_when_it_is_read(own_runs: Path) -> None:
+    file = own_runs / "one" / "token_records" / "step_00001.parquet"
+    content = bytearray(file.read_bytes())
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    content[4:-footer] = random.Random(1).randbytes(len(content) - footer - 4)
+    file.write_bytes(content)
+    run = load_run(own_runs / "one")
+    assert file in run.records
+    assert live_values(run, file, "advantage") is None
+    assert told(run, str(file))
+    assert live_values(run, run.records[1], "advantage") is not None
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_damage_is_an_error(own_runs: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    files = [path for path in sorted((own_runs / "two").rglob("*")) if path.is_file()]
+    file = chance.choice([path for path in files if path.suffix in (".json", ".jsonl", ".parquet")])
+    whole = file.read_bytes()
+    damaged = bytearray(whole[: chance.randrange(len(whole) + 1)] if chance.random() < 0.5 else whole)
+    for _ in range(chance.randrange(4)):
+        if damaged:
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+    try:
+        file.write_bytes(damaged)
+        run = load_run(own_runs / "two")
+        for path in run.records:
+            live_values(run, path, "weight")
+    finally:
+        file.write_bytes(whole)
+    tables = {path for path in files if path.suffix == ".parquet"}
+    lost = tables - {*run.records, *run.completions}
+    assert lost <= {file}  # the others are all there
+    assert all(told(run, str(path)) for path in lost)
+    assert all(sentence.isprintable() for sentence in run.missing)
+
+
+def test_a_pipe_in_a_files_place_is_not_waited_for(own_runs: Path) -> None:
+    folder = own_runs / "one"
+    for name in (LOG, "metrics.json", "token_records/step_00009.parquet"):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+    assert load_run(folder).last_step == 4
+
+
+# ---------------------------------------------------------------------------------------------- no run at all
+
+
+@pytest.mark.parametrize("what", ["empty", "absent", "file", "foreign", "nul"])
+def test_where_nothing_of_a_run_is_it_says_so(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "there"
+    if what == "file":
+        folder.write_text("x")
+    elif what != "absent":
+        folder.mkdir()
+    if what == "foreign":
+        (folder / "notes.txt").write_text("x")
+    named = "a\0b" if what == "nul" else folder
+    with pytest.raises(ConfigurationError, match=r"Name the output_dir of a training"):
+        load_run(named)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+def test_what_may_not_be_read_is_told() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_history(Path(name), HISTORY)
+        (folder / "token_records").mkdir(mode=0o700)
+        folder.chmod(0o755)
+        (folder / STATE).chmod(0o600)
+        os.seteuid(65534)
+        try:
+            run = load_run(folder)
+        finally:
+            os.seteuid(0)
+        assert told(run, STATE, "Permission denied")
+        assert told(run, "token_records", "Permission denied")
+        folder.chmod(0o700)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(ConfigurationError, match="Permission denied"):
+                load_run(folder)
+        finally:
+            os.seteuid(0)
+
+
+# ---------------------------------------------------------------------------------------------- several
+
+
+def test_several_runs_get_different_names(tmp_path: Path) -> None:
+    places = ["a/run", "b/run", "c/other", "x/b/run", "a/run"]
+    for place in places:
+        write_history(tmp_path / place, HISTORY)
+    runs = load_runs([tmp_path / place for place in places])
+    assert [run.name for run in runs] == ["a/run", "b/run", "other", "b/run (2)"]
+    with pytest.raises(ConfigurationError, match="No run is named"):
+        load_runs([])
+
+
+def test_the_folder_one_stands_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_history(tmp_path / "here", HISTORY)
+    monkeypatch.chdir(tmp_path / "here")
+    assert load_run(".").name == "here"
+
+
+def test_a_file_too_large_to_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_history(tmp_path, HISTORY)
+    monkeypatch.setattr("trl_grpo_ext.history.report.files.LARGEST", 10)
+    assert told(load_run(tmp_path), STATE, "more than the 10")
+    assert json.loads((tmp_path / STATE).read_text())

@@ -1,0 +1,95 @@
+"""Cases for the doctor's rules, made of facts by hand; the settings around them are TRL's own defaults."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+from trl_grpo_ext.launch.doctor.case import Case, Plugins
+from trl_grpo_ext.launch.doctor.environment import Device, Environment, Package
+from trl_grpo_ext.launch.doctor.known_models import known_config
+from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan
+from trl_grpo_ext.launch.doctor.model_shape import ModelShape, shape_of
+from trl_grpo_ext.launch.doctor.run_file import RunPlan, read_run, with_configs
+from trl_grpo_ext.launch.doctor.script_file import Script
+
+GIB = 1024**3
+A100 = Device("A100", 80 * GIB, (8, 0))
+T4 = Device("T4", 16 * GIB, (7, 5))
+RECIPE = Script("recipe.py", is_recipe=True)
+
+TESTED = {
+    "trl": Package("trl", "1.16.0", ">=1.14,<2", required=True),
+    "transformers": Package("transformers", "5.23.0", ">=5.2,<6", required=True),
+    "torch": Package("torch", "2.13.0", ">=2.6", required=True),
+    "deepspeed": Package("deepspeed", "0.19.8", ">=0.17"),
+    "vllm": Package("vllm", "0.30.0", ">=0.22.0,<=0.31.0"),
+    "liger-kernel": Package("liger-kernel", "0.6.0"),
+    "flash-attn": Package("flash-attn", "2.8.0"),
+}
+
+
+@functools.cache
+def defaults() -> RunPlan:
+    return read_run([])
+
+
+@functools.cache
+def qwen() -> ModelShape:
+    return shape_of(known_config("Qwen/Qwen2.5-0.5B-Instruct"), from_table=True)
+
+
+def machine(*devices: Device, packages: dict[str, Package] | None = None, **facts: Any) -> Environment:
+    """A machine on which nothing is wrong, but for what is said."""
+    good: dict[str, Any] = {
+        "packages": TESTED | (packages or {}),
+        "devices": devices,
+        "torch_build": "CUDA 12.8",
+        "bf16": True,
+        "backends": ("gloo", "nccl"),
+        "has_ninja": True,
+        "compiler": "/usr/bin/c++",
+        "memory": 512 * GIB,
+        "shared_memory_free": 64 * GIB,
+        "disk_free": 1000 * GIB,
+        "output_dir": "out",
+        "model": "somebody/a-model",
+        "model_here": True,
+        "chat_template": True,
+    }
+    return Environment(**good | facts)
+
+
+def case(
+    launch: LaunchPlan | None = None,
+    environment: Environment | None = None,
+    *,
+    own: dict[str, Any] | None = None,
+    script: Script | None = None,
+    built: bool = False,
+    shape: ModelShape | None = None,
+    plugins: Plugins | None = None,
+    columns: frozenset[str] | None = None,
+    **settings: Any,
+) -> Case:
+    """A run on one A100 with some settings; `built` makes the real configuration objects too."""
+    plan = defaults()
+    unknown = settings.keys() - plan.settings.keys()
+    assert not unknown, f"no such settings: {unknown}"
+    rewards = {"rewards": ["gsm8k_accuracy"]}
+    run = replace(plan, settings={**plan.settings, **rewards, **settings}, own=own or {}, script=script)
+    launch = launch or LaunchPlan()
+    if built:
+        run = with_configs(run, processes=launch.processes)
+        assert run.config is not None, run.problems
+    environment = environment or machine(A100)
+    return Case(launch, run, environment, shape, plugins or Plugins(), columns)
+
+
+def launched(engine: str = "one_process", processes: int = 1, **facts: Any) -> LaunchPlan:
+    """A launch file's plan, by hand."""
+    kinds = {"o": "NO", "d": "MULTI_GPU", "z": "DEEPSPEED", "f": "FSDP"}
+    source = facts.pop("source", "launch.yaml")
+    kind = facts.pop("distributed_type", kinds[engine[0]])
+    return LaunchPlan(source=source, engine=engine, processes=processes, distributed_type=kind, **facts)  # type: ignore[arg-type]

@@ -1,0 +1,715 @@
+"""Each rule: one setup that it speaks of and one that it does not. And the known pitfalls, caught from real files."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.launch.doctor.cases import A100, RECIPE, T4, case, launched, machine, qwen
+from trl_grpo_ext.launch.doctor import (
+    combinations_launch,
+    combinations_machine,
+    combinations_training,
+    combinations_vllm,
+    combinations_weights,
+)
+from trl_grpo_ext.launch.doctor.case import Case, Plugins
+from trl_grpo_ext.launch.doctor.combinations import RULES, combination_problems, load_plugins
+from trl_grpo_ext.launch.doctor.environment import Environment, Package
+from trl_grpo_ext.launch.doctor.examine import Examination, Request, examine
+from trl_grpo_ext.launch.doctor.problem import Severity
+
+MODULES = (
+    *(combinations_machine, combinations_launch, combinations_weights, combinations_vllm, combinations_training),
+)
+DDP = launched("ddp", 2)
+ZERO2, ZERO3 = launched("zero2", 2), launched("zero3", 2)
+GATHERS = {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
+FSDP2 = launched("fsdp2", 2, fsdp={"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "cpu_ram_efficient_loading": False})
+QLORA: dict[str, Any] = {"load_in_4bit": True, "use_peft": True, "dtype": "bfloat16", "learning_rate": 1e-4}
+LORA: dict[str, Any] = {"use_peft": True, "lora_target_modules": "all-linear"}
+NODES = launched("ddp", 16, machines=2)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a rule speaks of, how gravely, with which word, and what it leaves alone."""
+
+    severity: Severity
+    word: str
+    wrong: Callable[[], Case]
+    right: Callable[[], Case]
+
+
+def fsdp(**settings: Any) -> Any:
+    return replace(FSDP2, fsdp={**FSDP2.fsdp, **settings})
+
+
+class Forward:
+    def on_forward(self, advantages_B_T: Any, forward: Any) -> Any:
+        return advantages_B_T
+
+
+class WholeSteps:
+    needs_step_totals = True
+
+    def weights(self, rollout: Any) -> Any:
+        raise NotImplementedError
+
+
+class Compares:
+    reference_column = "solution"
+
+
+def hook() -> Plugins:
+    return Plugins(hooks={"mine": Forward()})
+
+
+def compact(**settings: Any) -> Callable[[], Case]:
+    return lambda: case(compact_updates="exact", built=True, **settings)
+
+
+def old_trl(version: str) -> dict[str, Package]:
+    return {"trl": Package("trl", version, ">=1.14,<2", required=True)}
+
+
+def without(name: str) -> dict[str, Package]:
+    return {name: Package(name, None)}
+
+
+def raw(engine: str = "ddp", processes: int = 2, machines: int = 1, **keys: Any) -> Any:
+    return launched(engine, processes, machines=machines, raw=keys)
+
+
+def ds(engine: str = "zero3", machines: int = 1, path: str | None = None, **keys: Any) -> Any:
+    beside = {"mixed_precision": keys.pop("mixed_precision")} if "mixed_precision" in keys else {}
+    facts = {"deepspeed_config_file": path, "raw": {"deepspeed_config": keys, **beside}, "deepspeed": GATHERS}
+    return launched(engine, 16, machines=machines, **facts)
+
+
+HERE = Path(__file__).parent
+
+PAIRS: dict[str, Pair] = {
+    # machine
+    "trl_is_not_supported": Pair(
+        "error",
+        "1.13.0",
+        lambda: case(environment=machine(A100, packages=old_trl("1.13.0"))),
+        lambda: case(environment=machine(A100, packages=old_trl("1.14.2"))),
+    ),
+    "versions_out_of_range": Pair(
+        "error",
+        "torch 2.5.1",
+        lambda: case(environment=machine(A100, packages={"torch": Package("torch", "2.5.1", ">=2.6", required=True)})),
+        lambda: case(environment=machine(A100, packages={"torch": Package("torch", "2.6.0+cu126", ">=2.6")})),
+    ),
+    "old_trl_needs_more": Pair(
+        "error",
+        "Triton",
+        lambda: case(environment=machine(packages=old_trl("1.15.1"))),
+        lambda: case(environment=machine(A100, packages=old_trl("1.15.1"))),
+    ),
+    "no_gpu_here": Pair(
+        "error",
+        "bf16: true",
+        lambda: case(environment=machine(), bf16=True),
+        lambda: case(environment=machine(), use_cpu=True),
+    ),
+    "fewer_gpus_than_processes": Pair(
+        "error", "starts 2 processes", lambda: case(DDP), lambda: case(DDP, machine(A100, A100))
+    ),
+    "several_gpus_for_one_process": Pair(
+        "error", "DataParallel", lambda: case(launched(), machine(A100, A100)), lambda: case(DDP, machine(A100, A100))
+    ),
+    "no_nccl": Pair(
+        "error",
+        "NCCL",
+        lambda: case(DDP, machine(A100, A100, backends=("gloo",))),
+        lambda: case(DDP, machine(A100, A100)),
+    ),
+    "bitsandbytes_does_not_load": Pair(
+        "error", "libcudart", lambda: case(environment=machine(A100, bitsandbytes_error="no libcudart")), case
+    ),
+    "eight_bit_optimizer_on_the_cpu": Pair(
+        "error",
+        "paged_adamw_8bit",
+        lambda: case(optim="paged_adamw_8bit", use_cpu=True),
+        lambda: case(optim="paged_adamw_8bit"),
+    ),
+    "deepspeed_is_missing": Pair(
+        "error",
+        "not installed",
+        lambda: case(ZERO2, machine(A100, packages=without("deepspeed"))),
+        lambda: case(DDP, machine(A100, packages=without("deepspeed"))),
+    ),
+    "cpu_adam_cannot_be_built": Pair(
+        "error",
+        "ninja and a C++ compiler",
+        lambda: case(launched("zero3", 2, offload_optimizer="cpu"), machine(A100, has_ninja=False, compiler=None)),
+        lambda: case(ZERO3, machine(A100, has_ninja=False, compiler=None)),
+    ),
+    "liger_is_missing": Pair(
+        "error",
+        "liger-kernel",
+        lambda: case(environment=machine(A100, packages=without("liger-kernel")), use_liger_kernel=True),
+        lambda: case(use_liger_kernel=True),
+    ),
+    "model_that_cannot_be_fetched": Pair(
+        "error",
+        "HF_HUB_OFFLINE is set",
+        lambda: case(environment=machine(A100, model_here=False, variables={"HF_HUB_OFFLINE": "1"})),
+        lambda: case(environment=machine(A100, variables={"HF_HUB_OFFLINE": "1"})),
+    ),
+    "nowhere_to_save": Pair(
+        "error", "a file", lambda: case(environment=machine(A100, output_problem="it is a file, not a folder")), case
+    ),
+    "output_over_the_model": Pair(
+        "error",
+        "both output_dir and the model",
+        lambda: case(environment=machine(A100, output_dir=str(HERE)), model_name_or_path=str(HERE / ".")),
+        lambda: case(environment=machine(A100, output_dir=str(HERE / "out")), model_name_or_path=str(HERE)),
+    ),
+    "no_checkpoint_to_resume_from": Pair(
+        "error",
+        "no checkpoint",
+        lambda: case(environment=machine(A100, checkpoint_here=False), resume_from_checkpoint="out/checkpoint-7"),
+        lambda: case(environment=machine(A100, checkpoint_here=True), resume_from_checkpoint="out/checkpoint-7"),
+    ),
+    "little_shared_memory": Pair(
+        "warning",
+        "64 MiB",
+        lambda: case(DDP, machine(A100, A100, shared_memory_free=64 * 1024**2)),
+        lambda: case(launched(), machine(A100, shared_memory_free=64 * 1024**2)),
+    ),
+    "inside_another_launch": Pair(
+        "warning",
+        "WORLD_SIZE=8",
+        lambda: case(environment=machine(A100, variables={"WORLD_SIZE": "8", "RANK": "3"})),
+        lambda: case(environment=machine(A100, variables={"CUDA_VISIBLE_DEVICES": "0"})),
+    ),
+    "plugins_are_restricted": Pair(
+        "note", "none", lambda: case(environment=machine(A100, variables={"TRL_GRPO_EXT_PLUGINS": "none"})), case
+    ),
+    "torch_without_the_gpus_build": Pair(
+        "error",
+        "NVIDIA driver",
+        lambda: case(environment=machine(torch_build="cpu", nvidia_driver=True)),
+        lambda: case(environment=machine(torch_build="cpu")),
+    ),
+    "tested_versions": Pair(
+        "note",
+        "transformers 5.99",
+        lambda: case(environment=machine(A100, packages={"transformers": Package("transformers", "5.99.0", "<6")})),
+        case,
+    ),
+    # launch file
+    "multi_cpu_is_one_process": Pair(
+        "error",
+        "one process, silently",
+        lambda: case(launched("one_process", 2, distributed_type="MULTI_CPU"), use_cpu=True),
+        lambda: case(DDP, use_cpu=True),
+    ),
+    "use_cpu_in_the_launch_file": Pair(
+        "error",
+        "independent runs",
+        lambda: case(launched("ddp", 2, use_cpu=True)),
+        lambda: case(launched("one_process", 1, use_cpu=True)),
+    ),
+    "one_process_file_with_several": Pair(
+        "error", "not 4", lambda: case(launched("one_process", 4)), lambda: case(launched("ddp", 4))
+    ),
+    "fsdp_on_the_cpu": Pair("error", "DDP", lambda: case(FSDP2, use_cpu=True), lambda: case(DDP, use_cpu=True)),
+    "deepspeed_on_the_cpu": Pair(
+        "warning",
+        "DS_ACCELERATOR",
+        lambda: case(ZERO2, use_cpu=True),
+        lambda: case(ZERO2, machine(variables={"DS_ACCELERATOR": "cpu"}), use_cpu=True),
+    ),
+    "other_engine_in_the_environment": Pair(
+        "error",
+        "DDP in place of DeepSpeed",
+        lambda: case(ZERO2, machine(A100, variables={"ACCELERATE_USE_CPU": "true"})),
+        lambda: case(ZERO2, machine(A100, variables={"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_USE_CPU": "0"})),
+    ),
+    "not_the_engine_of_the_settings": Pair(
+        "error",
+        "starts ddp",
+        lambda: case(DDP, own={"engine": "zero2"}),
+        lambda: case(launched("fsdp2_hybrid", 4), own={"engine": "fsdp2"}),
+    ),
+    "not_the_processes_of_the_settings": Pair(
+        "error", "made for 8", lambda: case(DDP, own={"processes": 8}), lambda: case(DDP, own={"processes": 2})
+    ),
+    "processes_do_not_divide_into_machines": Pair(
+        "error", "no multiple", lambda: case(launched("ddp", 15, machines=2)), lambda: case(NODES)
+    ),
+    "machines_that_never_meet": Pair(
+        "warning",
+        "no job forms",
+        lambda: case(NODES),
+        lambda: case(replace(NODES, machine_rank=1, main_process_ip="10.0.0.1")),
+    ),
+    "rendezvous_that_is_ignored": Pair(
+        "warning", "rdzv_backend", lambda: case(raw(machines=2, rdzv_backend="c10d")), lambda: case(raw(machines=2))
+    ),
+    "deepspeed_starts_through_ssh": Pair(
+        "warning",
+        "pdsh",
+        lambda: case(ds(machines=2)),
+        lambda: case(ds(machines=2, deepspeed_multinode_launcher="standard")),
+    ),
+    "keys_of_fsdp1_in_fsdp2": Pair(
+        "warning",
+        "fsdp_use_orig_params",
+        lambda: case(fsdp(use_orig_params=True)),
+        lambda: case(launched("fsdp1", 2, fsdp={"use_orig_params": True})),
+    ),
+    "forward_prefetch_in_fsdp2": Pair(
+        "warning", "does nothing", lambda: case(fsdp(forward_prefetch=True)), lambda: case(fsdp(forward_prefetch=False))
+    ),
+    "reshard_of_the_other_fsdp": Pair(
+        "error",
+        "FULL_SHARD",
+        lambda: case(fsdp(reshard_after_forward="FULL_SHARD")),
+        lambda: case(fsdp(reshard_after_forward="true")),
+    ),
+    "fsdp1_was_not_tried": Pair("warning", "fsdp_version", lambda: case(launched("fsdp1", 2)), lambda: case(FSDP2)),
+    "fsdp_without_wrapping": Pair("warning", "whole model", lambda: case(launched("fsdp2", 2)), lambda: case(FSDP2)),
+    "fsdp_loading_without_sync": Pair(
+        "error",
+        "sync_module_states",
+        lambda: case(fsdp(sync_module_states=False, cpu_ram_efficient_loading=True)),
+        lambda: case(fsdp(sync_module_states=False)),
+    ),
+    "hybrid_shards_do_not_fit": Pair(
+        "error",
+        "16 processes, not 8",
+        lambda: case(raw("fsdp2", 8, parallelism_config=shards(2, 8))),
+        lambda: case(raw("fsdp2", 16, parallelism_config=shards(2, 8))),
+    ),
+    "checkpointing_twice": Pair(
+        "error",
+        "gradient_checkpointing",
+        lambda: case(fsdp(activation_checkpointing=True), gradient_checkpointing=True),
+        lambda: case(fsdp(activation_checkpointing=True), gradient_checkpointing=False),
+    ),
+    "keys_beside_deepspeeds_file": Pair(
+        "error",
+        "mixed_precision",
+        lambda: case(ds(path="ds.json", mixed_precision="no")),
+        lambda: case(ds(mixed_precision="no")),
+    ),
+    "accumulation_in_two_places": Pair(
+        "error",
+        "is 1 in launch.yaml and 4 in the run",
+        lambda: case(launched("zero2", 2, accumulation=1), gradient_accumulation_steps=4),
+        lambda: case(ZERO2, gradient_accumulation_steps=4),
+    ),
+    "clipping_in_two_places": Pair(
+        "warning",
+        "max_grad_norm 1.0",
+        lambda: case(launched("zero2", 2, clipping=0.5)),
+        lambda: case(launched("zero2", 2, clipping=1.0)),
+    ),
+    "precision_in_two_places": Pair(
+        "warning",
+        "bf16 holds",
+        lambda: case(launched("ddp", 2, mixed_precision="fp16"), bf16=True, fp16=False),
+        lambda: case(launched("ddp", 2, mixed_precision="bf16"), bf16=True),
+    ),
+    "zero3_saves_no_weights": Pair(
+        "warning",
+        "shards alone",
+        lambda: case(ZERO3),
+        lambda: case(launched("zero3", 2, deepspeed=GATHERS)),
+    ),
+    "zero3_loads_everywhere": Pair(
+        "warning", "whole model", lambda: case(ds(zero3_init_flag=False)), lambda: case(ds(zero3_init_flag=True))
+    ),
+    "parameter_offload_without_stage_3": Pair(
+        "warning",
+        "needs ZeRO-3",
+        lambda: case(launched("zero2", 2, offload_parameters="cpu")),
+        lambda: case(launched("zero3", 2, offload_parameters="cpu")),
+    ),
+    "deepspeed_in_the_run_too": Pair("warning", "own `deepspeed`", lambda: case(DDP, deepspeed="ds.json"), case),
+    # weights
+    "quantised_without_adapter": Pair("error", "use_peft", lambda: case(load_in_4bit=True), lambda: case(**QLORA)),
+    "quantised_without_compute_type": Pair(
+        "error", "auto", lambda: case(**{**QLORA, "dtype": "auto"}), lambda: case(dtype="auto")
+    ),
+    "quantised_computes_in_float32": Pair(
+        "warning",
+        "slower",
+        lambda: case(**{**QLORA, "dtype": "float32"}),
+        lambda: case(**{**QLORA, "dtype": "float32", "use_cpu": True}),
+    ),
+    "storage_that_fsdp_cannot_divide": Pair(
+        "error",
+        "uint8",
+        lambda: case(FSDP2, **QLORA),
+        lambda: case(FSDP2, **QLORA, bnb_4bit_quant_storage="bfloat16"),
+    ),
+    "quantised_loading_by_one_process": Pair(
+        "warning",
+        "cpu_ram_efficient_loading",
+        lambda: case(fsdp(cpu_ram_efficient_loading=True), **QLORA),
+        lambda: case(FSDP2, **QLORA),
+    ),
+    "quantised_under_zero3": Pair(
+        "note",
+        "convention",
+        lambda: case(ZERO3, **QLORA),
+        lambda: case(ZERO3, **QLORA, bnb_4bit_quant_storage="bfloat16"),
+    ),
+    "reentrant_checkpointing_under_ddp": Pair(
+        "error",
+        "ready only once",
+        lambda: case(DDP, **QLORA, gradient_checkpointing_kwargs={"use_reentrant": True}),
+        lambda: case(**QLORA, gradient_checkpointing_kwargs={"use_reentrant": True}),
+    ),
+    "low_precision_weights_hardly_move": Pair(
+        "warning",
+        "1e-06",
+        lambda: case(DDP, dtype="bfloat16", learning_rate=1e-6),
+        lambda: case(ZERO2, dtype="bfloat16", learning_rate=1e-6),
+    ),
+    "adapters_of_quantised_models_hardly_move": Pair(
+        "warning",
+        "bfloat16",
+        lambda: case(**{**QLORA, "learning_rate": 1e-5}),
+        lambda: case(**LORA, learning_rate=1e-5),
+    ),
+    "half_precision_weights_with_scaler": Pair(
+        "error",
+        "unscale",
+        lambda: case(fp16=True, bf16=False, dtype="float16"),
+        lambda: case(fp16=True, bf16=False, dtype="float32"),
+    ),
+    "one_target_read_as_a_pattern": Pair(
+        "error",
+        "regular expression",
+        lambda: case(use_peft=True, lora_target_modules=["q_proj"]),
+        lambda: case(use_peft=True, lora_target_modules=["q_proj", "v_proj"]),
+    ),
+    "lora_targets_that_the_model_lacks": Pair(
+        "error",
+        "query",
+        lambda: case(use_peft=True, lora_target_modules=["query", "value"], shape=qwen()),
+        lambda: case(use_peft=True, lora_target_modules=["q_proj", "v_proj"], shape=qwen()),
+    ),
+    "adapter_on_the_head": Pair(
+        "error", "lm_head", lambda: case(use_peft=True, lora_target_modules=["q_proj", "lm_head"]), lambda: case(**LORA)
+    ),
+    "flash_attention_cannot_run": Pair(
+        "error",
+        "T4 has 7.5",
+        lambda: case(environment=machine(T4), attn_implementation="flash_attention_2"),
+        lambda: case(attn_implementation="flash_attention_2", dtype="bfloat16"),
+    ),
+    "bfloat16_on_an_old_gpu": Pair(
+        "error", "T4", lambda: case(environment=machine(T4), bf16=True), lambda: case(bf16=True)
+    ),
+    "completions_longer_than_the_model": Pair(
+        "error",
+        "32,768 positions",
+        lambda: case(shape=qwen(), max_completion_length=32768),
+        lambda: case(shape=qwen(), max_completion_length=512),
+    ),
+    "quantised_repacks_on_this_cpu": Pair(
+        "warning",
+        "AVX512",
+        lambda: case(environment=machine(avx512bf16=True), **QLORA, use_cpu=True),
+        lambda: case(environment=machine(avx512bf16=True), **QLORA, use_cpu=True, script=RECIPE),
+    ),
+    # vLLM
+    "quantised_with_vllm": Pair(
+        "error", "trl#4973", lambda: case(**QLORA, use_vllm=True), lambda: case(**LORA, use_vllm=True)
+    ),
+    "eight_bit_with_vllm": Pair(
+        "error", "8-bit", lambda: case(load_in_8bit=True, use_vllm=True), lambda: case(load_in_8bit=True)
+    ),
+    "tensor_parallel_does_not_divide": Pair(
+        "error",
+        "does not divide the 4",
+        lambda: case(launched("ddp", 4), use_vllm=True, vllm_tensor_parallel_size=3),
+        lambda: case(launched("ddp", 4), use_vllm=True, vllm_tensor_parallel_size=2),
+    ),
+    "vllm_length_not_set": Pair(
+        "warning", "not set", lambda: case(use_vllm=True), lambda: case(use_vllm=True, vllm_max_model_length=2048)
+    ),
+    "sampling_that_biases_the_correction": Pair(
+        "warning",
+        "top_p 0.9, top_k 50",
+        lambda: case(use_vllm=True, top_p=0.9, top_k=50),
+        lambda: case(use_vllm=True, top_p=0.9, vllm_importance_sampling_correction=False),
+    ),
+    "server_of_its_own": Pair(
+        "note", "GPUs of its own", lambda: case(use_vllm=True, vllm_mode="server"), lambda: case(use_vllm=True)
+    ),
+    "unknown_vllm_mode": Pair(
+        "error", "'colocated'", lambda: case(use_vllm=True, vllm_mode="colocated"), lambda: case(vllm_mode="colocated")
+    ),
+    "vespo_with_another_correction": Pair(
+        "error",
+        "sequence_mask",
+        lambda: case(use_vllm=True, loss_type="vespo"),
+        lambda: case(use_vllm=True, loss_type="vespo", vllm_importance_sampling_mode="token_mask"),
+    ),
+    "vllm_is_missing": Pair(
+        "error",
+        "not installed",
+        lambda: case(environment=machine(A100, packages=without("vllm")), use_vllm=True),
+        lambda: case(use_vllm=True),
+    ),
+    # training
+    "liger_replaces_the_loss": Pair(
+        "error",
+        "TRL 1.14.2",
+        lambda: case(environment=machine(A100, packages=old_trl("1.14.2")), use_liger_kernel=True, plugins=hook()),
+        lambda: case(use_liger_kernel=True, plugins=hook()),
+    ),
+    "liger_with_compact_updates": Pair(
+        "error",
+        "use_liger_kernel",
+        lambda: case(use_liger_kernel=True, compact_updates="exact"),
+        lambda: case(use_liger_kernel=True),
+    ),
+    "liger_replaces_the_head": Pair(
+        "error",
+        "fused_linear_cross_entropy",
+        lambda: case(use_liger_kernel=True, liger_kernel_config={"fused_linear_cross_entropy": True}),
+        lambda: case(use_liger_kernel=True, liger_kernel_config={"swiglu": True}),
+    ),
+    "unknown_loss_type": Pair("error", "'gspo'", lambda: case(loss_type="gspo"), lambda: case(loss_type="vespo")),
+    "aggregation_that_needs_whole_steps": Pair(
+        "error",
+        "no multiple",
+        lambda: case(
+            plugins=Plugins(aggregation=WholeSteps()), gradient_accumulation_steps=4, steps_per_generation=6, built=True
+        ),
+        lambda: case(
+            plugins=Plugins(aggregation=WholeSteps()), gradient_accumulation_steps=4, steps_per_generation=8, built=True
+        ),
+    ),
+    "compact_updates_that_cannot_be_exact": Pair(
+        "error",
+        "max_tokens_per_micro_batch=4096",
+        compact(max_tokens_per_micro_batch=4096, entropy_coef=0.01),
+        compact(max_tokens_per_micro_batch=4096),
+    ),
+    "kl_counted_twice": Pair(
+        "warning",
+        "twice",
+        lambda: case(beta=0.04, plugins=Plugins(hooks={"kl_in_reward": Forward()})),
+        lambda: case(beta=0.0, plugins=Plugins(hooks={"kl_in_reward": Forward()})),
+    ),
+    "reference_that_is_not_kept": Pair(
+        "error", "beta 0", lambda: case(sync_ref_model=True, beta=0.0), lambda: case(sync_ref_model=True, beta=0.1)
+    ),
+    "references_nobody_looked_at": Pair(
+        "note",
+        "my.jsonl",
+        lambda: case(own={"dataset_path": "my.jsonl"}, plugins=Plugins(rewards={"mine": Compares()})),
+        lambda: case(own={"dataset_path": "my.jsonl"}, plugins=Plugins(rewards={"mine": print})),
+    ),
+    "column_that_the_data_lack": Pair(
+        "error",
+        "mine wants 'solution'",
+        lambda: case(columns=frozenset({"question", "answer"}), plugins=Plugins(rewards={"mine": Compares()})),
+        lambda: case(columns=frozenset({"question", "solution"}), plugins=Plugins(rewards={"mine": Compares()})),
+    ),
+    "weights_that_do_not_match": Pair(
+        "error",
+        "2 numbers for 1",
+        lambda: case(reward_weights=[1.0, 0.5], plugins=Plugins(rewards={"mine": print})),
+        lambda: case(reward_weights=[1.0], plugins=Plugins(rewards={"mine": print})),
+    ),
+    "nothing_to_train_on": Pair("note", "reward_funcs", lambda: case(rewards=None), case),
+    "completions_that_never_end": Pair(
+        "warning", "chat template", lambda: case(environment=machine(A100, chat_template=False)), case
+    ),
+    "sequence_ratios_under_token_means": Pair(
+        "warning",
+        "dapo",
+        lambda: case(importance_sampling_level="sequence", loss_type="dapo"),
+        lambda: case(importance_sampling_level="sequence", loss_type="grpo"),
+    ),
+    "rewards_slower_than_the_ranks_wait": Pair(
+        "warning",
+        "3600 s",
+        lambda: case(DDP, reward_timeout=3600.0, ddp_timeout=1800),
+        lambda: case(reward_timeout=3600.0, ddp_timeout=1800),
+    ),
+}
+
+
+def shards(replicas: int, size: int) -> dict[str, int]:
+    return {"parallelism_config_dp_replicate_size": replicas, "parallelism_config_dp_shard_size": size}
+
+
+BY_NAME = {rule.__name__: rule for rule in RULES}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_rule_speaks_of_what_is_wrong_and_of_nothing_else(name: str) -> None:
+    pair, rule = PAIRS[name], BY_NAME[name]
+    found = rule(pair.wrong())
+    assert found is not None
+    assert found.severity == pair.severity, found
+    assert pair.word in found.message, found.message
+    assert found.subject
+    assert len(found.fix) >= 10
+    assert rule(pair.right()) is None
+
+
+def functions_of(module: ModuleType) -> set[str]:
+    return {
+        name
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def test_no_rule_lacks_a_pair_a_reason_or_its_place_in_the_list() -> None:
+    assert set(PAIRS) == set(BY_NAME)
+    assert len(RULES) == len(BY_NAME), "two rules of one name"
+    for module in MODULES:
+        assert functions_of(module) == {rule.__name__ for rule in module.RULES}
+    assert all(rule.__doc__ and len(rule.__doc__) > 30 for rule in RULES)
+
+
+def test_a_usual_run_has_no_problem() -> None:
+    assert combination_problems(case(**LORA, model_name_or_path="somebody/a-model", bf16=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "word"),
+    [
+        ("quantised_with_vllm", lambda: case(ZERO3, **QLORA, use_vllm=True), "fails"),
+        ("reshard_of_the_other_fsdp", lambda: case(launched("fsdp1", 2, fsdp={"reshard_after_forward": True})), "True"),
+        ("forward_prefetch_in_fsdp2", lambda: case(fsdp_config={"forward_prefetch": True}), "raises"),
+        ("hybrid_shards_do_not_fit", lambda: case(raw("ddp", 16, parallelism_config=shards(2, 8))), "needs FSDP2"),
+        ("vllm_length_not_set", lambda: case(use_vllm=True, vllm_max_model_length=256), "leaves no room"),
+        ("vllm_is_missing", lambda: case(environment=old_vllm(), use_vllm=True), "0.10.0"),
+        ("reference_that_is_not_kept", lambda: case(**LORA, sync_ref_model=True, beta=0.1), "without its adapter"),
+        ("flash_attention_cannot_run", lambda: case(use_cpu=True, attn_implementation="flash_attention_3"), "CPU"),
+        ("model_that_cannot_be_fetched", lambda: case(environment=machine(model="./gone", model_here=False)), "./gone"),
+        ("quantised_under_zero3", lambda: case(ZERO3, **QLORA, gradient_checkpointing_kwargs=NOT_REENTRANT), "forces"),
+        ("compact_updates_that_cannot_be_exact", compact(balance_ranks=True, loss_type="bnpo"), "bnpo"),
+        ("other_engine_in_the_environment", lambda: case(DDP, machine(variables=FSDP_ON)), "an FSDP run"),
+    ],
+)
+def test_other_ways_in_which_a_rule_speaks(name: str, wrong: Callable[[], Case], word: str) -> None:
+    found = BY_NAME[name](wrong())
+    assert found is not None
+    assert word in found.message
+
+
+NOT_REENTRANT = {"use_reentrant": False}
+FSDP_ON = {"ACCELERATE_USE_FSDP": "true"}
+
+
+def old_vllm() -> Environment:
+    return machine(A100, packages={"vllm": Package("vllm", "0.10.0", ">=0.22.0,<=0.31.0")})
+
+
+def test_what_is_missing_here_is_a_warning_where_another_machine_is_described() -> None:
+    there = machine(A100, packages=without("vllm"), elsewhere=True)
+    found = BY_NAME["vllm_is_missing"](case(environment=there, use_vllm=True))
+    assert found is not None
+    assert found.severity == "warning"
+
+
+def test_a_plugin_that_does_not_load_is_told_with_all_the_others() -> None:
+    settings = {
+        "rewards": ["gsm8k_accuracy", "gsm8k_acuracy", {"name": "cosine_length", "no_such": 1}],
+        "advantage_hooks": ["leave_one_out", "os.path:join"],
+        "loss_aggregation": {"name": "tail_mean", "alpha": "x"},
+    }
+    plugins = load_plugins(case(**settings).run)
+    assert list(plugins.rewards) == ["gsm8k_accuracy"]
+    assert list(plugins.hooks) == ["leave_one_out"]
+    assert plugins.aggregation is None
+    assert [problem.severity for problem in plugins.problems] == ["error"] * 4
+    told = " ".join(problem.message for problem in plugins.problems)
+    assert all(word in told for word in ("Did you mean 'gsm8k_accuracy'", "no_such", "os.path", "tail_mean"))
+
+
+# ------------------------------------------------------------------------------------------ real files
+
+LAUNCH = "compute_environment: LOCAL_MACHINE\nnum_machines: 1\nmachine_rank: 0\nmain_training_function: main\n"
+TWO = f"{LAUNCH}distributed_type: MULTI_GPU\nnum_processes: 2\n"
+MODEL = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
+SMALL = f"model_name_or_path: {MODEL}\nnum_generations: 4\nrewards: [gsm8k_accuracy]\nbf16: false\n"
+
+PITFALLS: dict[str, tuple[str, str, str]] = {
+    "1 QLoRA with vLLM": (TWO, "use_vllm: true\nload_in_4bit: true\nuse_peft: true\ndtype: bfloat16\n", "trl#4973"),
+    "2 bf16 weights under DDP": (TWO, "dtype: bfloat16\nlearning_rate: 1.0e-6\n", "hardly move"),
+    "3 dtype auto with 4-bit": (TWO, "dtype: auto\nload_in_4bit: true\nuse_peft: true\n", "auto names none"),
+    "4 reentrant, DDP and QLoRA": (
+        TWO,
+        "load_in_4bit: true\nuse_peft: true\ndtype: bfloat16\ngradient_checkpointing_kwargs: {use_reentrant: true}\n",
+        "ready only once",
+    ),
+    "5 one LoRA target": (TWO, "use_peft: true\nlora_target_modules: [q_proj]\n", "regular expression"),
+    "6 a JSON file and mixed_precision": (
+        f"{LAUNCH}distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\n"
+        "deepspeed_config: {deepspeed_config_file: ds.json}\n",
+        "",
+        "names a deepspeed_config_file and has mixed_precision",
+    ),
+    "6 accumulation in two places": (
+        f"{LAUNCH}distributed_type: DEEPSPEED\nnum_processes: 2\n"
+        "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 1}\n",
+        "gradient_accumulation_steps: 4\n",
+        "is 1 in launch.yaml and 4 in the run",
+    ),
+    "7 nothing happens, silently": (TWO, "max_completion_length: 16\n", "has no chat template"),
+    "8 tensor parallel and processes": (TWO, "use_vllm: true\nvllm_tensor_parallel_size: 4\n", "does not divide the 2"),
+    "8 no length for vLLM": (TWO, "use_vllm: true\n", "vllm_max_model_length is not set"),
+    "8 the server's log-probabilities": (TWO, "use_vllm: true\nvllm_mode: server\n", "processed log-probabilities"),
+    "8 a biased correction": (TWO, "use_vllm: true\ntop_p: 0.9\n", "biases the correction"),
+    "9 references that nobody audited": (TWO, "dataset_path: {folder}/train.jsonl\n", "may not parse"),
+    "10 every node is machine 0": (
+        TWO.replace("num_machines: 1", "num_machines: 2"),
+        "",
+        "is one and the same of 2: no job forms",
+    ),
+}
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Examination]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": "auto"}')
+    shutil.copytree(MODEL, tmp_path / "chatty")
+    (tmp_path / "chatty" / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "train.jsonl").write_text('{"question": "How many?", "answer": "#### 18"}\n')
+
+    def look(launch: str, run: str) -> Examination:
+        (tmp_path / "launch.yaml").write_text(launch)
+        (tmp_path / "run.yaml").write_text(SMALL + run.replace("{folder}", str(tmp_path)))
+        return examine(Request(config_file="launch.yaml", configs=("run.yaml",), gpu_memory=24))
+
+    return look
+
+
+@pytest.mark.parametrize("name", PITFALLS)
+def test_a_known_pitfall_is_caught_from_real_files(name: str, asked: Callable[[str, str], Examination]) -> None:
+    launch, run, words = PITFALLS[name]
+    found = asked(launch, run).problems
+    assert any(words in problem.message for problem in found), [problem.message for problem in found]
+    harmless = asked(TWO, "model_name_or_path: chatty\nuse_peft: true\nlora_target_modules: all-linear\n").problems
+    assert not any(words in problem.message for problem in harmless)
+
+
+def test_every_known_pitfall_has_a_file() -> None:
+    assert {name.split()[0] for name in PITFALLS} == set(map(str, range(1, 11)))

@@ -1,0 +1,175 @@
+"""The command as a person starts it: what it prints, at any width, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from trl_grpo_ext.launch.doctor.command import register
+from trl_grpo_ext.launch.doctor.examine import Request, examine, exit_code
+from trl_grpo_ext.launch.doctor.render import render
+
+ROOT = Path(__file__).parents[3]
+RECIPES = ROOT / "recipes"
+PROGRAM = """
+import typer
+from trl_grpo_ext import cli
+from trl_grpo_ext.doctor.command import register
+if "doctor" not in {command.name for command in cli.app.registered_commands}:
+    register(cli.app)
+cli.main()
+"""
+HOSTILE = "\\e[31mred\\e[0m [bold]loud[/bold] \\u202e[link=x]"
+
+
+@dataclass
+class Said:
+    status: int
+    out: str
+    err: str
+
+
+def doctor(*words: str, folder: Path = ROOT, width: int = 100, **variables: str) -> Said:
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "HF_"))}
+    surroundings |= {"COLUMNS": str(width), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
+    surroundings["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "doctor", *words],
+        cwd=folder,
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_shipped_run_is_fine_on_the_machine_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    words = ["--config_file", "recipes/accelerate/one_process.yaml", "--config", "recipes/configs/qwen2.5_0.5b.yaml"]
+    words += ["--script", "recipes/gsm8k_grpo.py", "--gpu-memory", "24", "--", "--learning_rate", "2e-6"]
+    said = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["doctor", *words])
+    assert said.exit_code == 0, said.output
+    assert "494,032,768 parameters" in said.stdout
+    assert "one_process, 1 process(es) (one_process.yaml)" in said.stdout
+    assert not re.search(r"^(error|warning) ", said.stdout, re.MULTILINE)
+
+
+def test_several_mistakes_of_several_kinds_are_told_in_one_run_as_json(tmp_path: Path) -> None:
+    (tmp_path / "launch.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 3\nuse_cpu: true\nnum_machines: 1\nmachine_rank: 0\n"
+        "deepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 2}\n"
+    )
+    (tmp_path / "run.yaml").write_text(
+        f"model_name_or_path: {RECIPES / 'embedded' / 'model'}\nnum_generations: 7\nlerning_rate: 1\ndtype: bf16\n"
+        "load_in_4bit: true\nuse_vllm: true\nrewards: [gsm8k_acuracy, length_target]\nloss_aggregation: nothing\n"
+        "lora_target_modules: [query]\nuse_peft: true\n"
+    )
+    words = ("--config_file", "launch.yaml", "--config", "run.yaml", "--json", "--", "--top_p", "0.5", "--nonsense")
+    said = doctor(*words, folder=tmp_path, ACCELERATE_USE_CPU="true")
+    assert said.status == 1, said.err
+    found = json.loads(said.out)
+    subjects = {problem["subject"] for problem in found["problems"]}
+    expected = {"launch", "environment", "accumulation", "batch", "settings", "command line", "plugins", "qlora+vllm"}
+    assert subjects >= expected | {"vllm", "lora"}
+    assert all(problem["fix"] and problem["message"] for problem in found["problems"])
+    severities = [problem["severity"] for problem in found["problems"]]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+    assert found["launch"]["engine"] == "zero3"
+    assert found["memory"]["device_bytes"]["update"] > 0
+
+
+def test_what_cannot_be_done_is_one_line_and_status_2(tmp_path: Path) -> None:
+    said = doctor("--config_file", "gone.yaml", folder=tmp_path)
+    assert (said.status, said.out) == (2, "")
+    assert said.err.strip().splitlines() == ["trl-grpo-ext: There is no file gone.yaml."]
+
+
+def test_help_needs_no_torch() -> None:
+    code = f"{PROGRAM.replace('cli.main()', '')}\nimport sys\nsys.argv = ['x', 'doctor', '--help']\n" + (
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'trl', 'transformers', 'accelerate'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    for option in ("--config_file", "--config", "--script", "--gpu_memory", "--json"):
+        assert option in plain
+
+
+def test_hostile_files_end_in_sentences(tmp_path: Path) -> None:
+    (tmp_path / "launch.yaml").write_bytes(b"\x00\xff" * 100)
+    (tmp_path / "run.yaml").write_text(
+        f'model_name_or_path: "{HOSTILE}"\noutput_dir: "{HOSTILE}"\n"{HOSTILE}": "{HOSTILE}"\nrewards: ["{HOSTILE}"]\n'
+    )
+    (tmp_path / "huge.yaml").write_text("a: " + "x" * 2_000_000)
+    words = ("--config_file", "launch.yaml", "--config", "run.yaml", "--config", "huge.yaml")
+    said = doctor(*words, folder=tmp_path, width=60)
+    assert said.status == 1
+    assert "Traceback" not in said.err
+    for told in ("no text file", "too many for", "[bold]loud[/bold]"):
+        assert told in " ".join(said.out.split()), said.out
+    assert "\x1b" not in said.out
+    assert "\u202e" not in said.out
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nothing_is_wider_than_the_terminal(tmp_path: Path, width: int, terminal: bool) -> None:
+    (tmp_path / "run.yaml").write_text(
+        f'model_name_or_path: {RECIPES / "embedded" / "model"}\nrewards: [gsm8k_accuracy, "{HOSTILE}"]\n'
+        "use_vllm: true\nper_device_train_batch_size: 3\n"
+    )
+    examination = examine(Request(configs=(str(tmp_path / "run.yaml"),), gpu_memory=0.5))
+    with (tmp_path / "out").open("w+") as file:
+        render(examination, Console(file=file, width=width, force_terminal=terminal), assumptions=True)
+        file.seek(0)
+        text = file.read()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert "\x1b" not in plain, "only colours"
+    assert ("\x1b" in text) == terminal
+    assert max(map(len, plain.splitlines())) <= width
+    assert "[bold]loud[/bold]" in " ".join(plain.split())
+    assert "assumption" in plain
+    last = plain.strip().splitlines()[-1]
+    assert re.fullmatch(r"\d+ errors(, \d+ (warning|note)s?)+", last), last
+    assert exit_code(examination) == 1
+
+
+def test_a_model_that_does_not_fit_is_told_with_what_takes_most(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-7B-Instruct\nbf16: true\nnum_generations: 8\n")
+    small, large = (examine(Request(configs=(str(tmp_path / "run.yaml"),), gpu_memory=gib)) for gib in (24, 1000))
+    told = [problem for problem in small.problems if problem.subject == "memory"]
+    assert [problem.severity for problem in told] == ["error"]
+    assert "optimizer states" in told[0].fix
+    assert not [problem for problem in large.problems if problem.subject == "memory"]
+
+
+def test_no_problem_has_no_fix_and_notes_alone_are_status_0(tmp_path: Path) -> None:
+    examination = examine(Request(configs=(str(RECIPES / "configs" / "qwen2.5_0.5b.yaml"),), gpu_memory=24))
+    assert exit_code(examination) == 0, examination.problems
+    assert all(problem.fix for problem in examination.problems)
+
+
+def test_a_data_set_of_our_own_is_counted_and_its_columns_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"question": "a", "solution": "1"}\n' * 40 + "\n")
+    (tmp_path / "run.yaml").write_text(
+        f"dataset_path: {tmp_path}/train.jsonl\nrewards: [gsm8k_accuracy]\nnum_generations: 8\nnum_train_epochs: 1\n"
+    )
+    examination = examine(Request(configs=(str(tmp_path / "run.yaml"),), gpu_memory=24))
+    assert examination.batch.optimizer_steps == 40  # one prompt for each batch of 8 completions
+    assert any("wants 'answer'" in problem.message for problem in examination.problems)

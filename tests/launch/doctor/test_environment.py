@@ -1,0 +1,151 @@
+"""Facts about the machine are what the machine says, found another way."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from trl.import_utils import is_vllm_available
+
+from trl_grpo_ext.launch.doctor import environment
+from trl_grpo_ext.launch.doctor.environment import PACKAGES, VLLM_RANGE, Package, look_around, wanted_range
+from trl_grpo_ext.trainer import upstream
+
+MODEL = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
+
+
+def test_versions_and_ranges_are_those_of_the_metadata() -> None:
+    facts = look_around()
+    assert set(facts.packages) == set(PACKAGES)
+    for name in ("trl", "torch", "accelerate"):
+        package = facts.packages[name]
+        assert package.version == metadata.version(name)
+        assert package.required
+        assert package.fits
+    assert facts.version("trl") == Version(metadata.version("trl"))
+    assert SpecifierSet(facts.packages["trl"].wanted) == SpecifierSet(f">={upstream.OLDEST_TESTED},<2")
+    assert wanted_range("deepspeed") == (">=0.17", False)
+    assert wanted_range("no-such-package") == ("", False)
+    assert facts.python == platform.python_version()
+
+
+def test_vllms_range_is_trls() -> None:
+    source = inspect.getsource(is_vllm_available)
+    least, most = (part.strip(">=<") for part in VLLM_RANGE.split(","))
+    assert f'Version("{least}") <= ' in source
+    assert f'<= Version("{most}")' in source
+
+
+@given(st.integers(0, 3), st.integers(0, 30), st.integers(0, 9))
+def test_a_version_fits_where_packaging_says_so(major: int, minor: int, patch: int) -> None:
+    package = Package("x", f"{major}.{minor}.{patch}", ">=1.14,<2")
+    assert package.fits == ((1, 14, 0) <= (major, minor, patch) < (2, 0, 0))
+
+
+def test_odd_versions_are_no_reason_to_stop() -> None:
+    assert not Package("x", None, ">=1").fits
+    assert Package("x", "2.13.0+cpu", ">=2.6").fits
+    assert Package("x", "built by hand", ">=2.6").fits
+
+
+def test_devices_are_torchs_or_those_described() -> None:
+    here = look_around()
+    assert len(here.devices) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    assert here.torch_build == ("cpu" if torch.version.cuda is None else f"CUDA {torch.version.cuda}")
+    assert ("nccl" in here.backends) == torch.distributed.is_nccl_available()
+    there = look_around(gpu_memory=24, gpus=8)
+    assert there.elsewhere
+    assert [device.memory for device in there.devices] == [24 * 1024**3] * 8
+
+
+def test_memory_and_disk_are_the_systems(tmp_path: Path) -> None:
+    facts = look_around(output_dir=str(tmp_path / "a" / "b"))
+    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    assert facts.memory == pytest.approx(int(total.split()[1]) * 1024, rel=0.01)
+    assert facts.disk_free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
+    assert facts.output_problem is None
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_place_where_nothing_can_be_saved_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert look_around(output_dir=str(tmp_path / "file")).output_problem == "it is a file, not a folder"
+    assert "is a file" in str(look_around(output_dir=str(tmp_path / "file" / "below")).output_problem)
+    assert look_around(output_dir="a\0b").output_problem
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    if os.geteuid():  # root may write anywhere
+        assert "may not be written to" in str(look_around(output_dir=str(closed / "out")).output_problem)
+
+
+def test_a_models_folder_is_looked_into(tmp_path: Path) -> None:
+    facts = look_around(model=str(MODEL))
+    assert (facts.model_here, facts.chat_template) == (True, False)
+    shutil.copytree(MODEL, tmp_path / "chatty")
+    (tmp_path / "chatty" / "chat_template.jinja").write_text("{{ messages }}")
+    assert look_around(model=str(tmp_path / "chatty")).chat_template is True
+    (tmp_path / "chatty" / "model.safetensors").unlink()
+    assert look_around(model=str(tmp_path / "chatty")).model_here is False
+    for name in ("nobody/no-such-model", "a b/c d", "../gone", "x\0y"):
+        assert look_around(model=name).model_here is False
+
+
+def test_a_checkpoint_is_one_that_has_a_state(tmp_path: Path) -> None:
+    assert look_around(output_dir=str(tmp_path)).checkpoint_here is None
+    assert look_around(output_dir=str(tmp_path), checkpoint=True).checkpoint_here is False
+    (tmp_path / "checkpoint-7").mkdir()
+    (tmp_path / "checkpoint-7" / "trainer_state.json").write_text("{}")
+    assert look_around(output_dir=str(tmp_path), checkpoint=True).checkpoint_here is True
+    assert look_around(checkpoint=str(tmp_path / "checkpoint-7")).checkpoint_here is True
+    assert look_around(checkpoint=str(tmp_path)).checkpoint_here is False
+
+
+def test_variables_are_shown_without_their_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert look_around().variables == {}
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true\x1b[2J")
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    assert look_around().variables == {"ACCELERATE_USE_CPU": "true\ufffd[2J"}
+
+
+def test_the_probe_of_bitsandbytes_survives_a_library_that_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    environment._probe_bitsandbytes.cache_clear()
+    try:
+        for source, words in (
+            ("import os; os.abort()", "ended with status"),
+            ("raise OSError('libcudart.so.12 is missing \\x1b[31m')", "libcudart.so.12 is missing"),
+        ):
+            (package / "__init__.py").write_text(source)
+            environment._probe_bitsandbytes.cache_clear()
+            error, _ = environment._probe_bitsandbytes()
+            assert error is not None
+            assert words in error
+            assert "\x1b" not in error
+    finally:
+        environment._probe_bitsandbytes.cache_clear()
+
+
+def test_the_probe_says_what_the_library_says() -> None:
+    error, avx512 = environment._probe_bitsandbytes()
+    code = "from bitsandbytes.functional import has_avx512bf16; print(bool(has_avx512bf16()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert error is None
+    assert str(avx512) == done.stdout.strip()

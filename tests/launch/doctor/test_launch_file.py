@@ -1,0 +1,172 @@
+"""Launch files as Accelerate reads them, and what it would say too late, too little, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan, read_launch_file
+from trl_grpo_ext.launch.doctor.settings_file import MOST_BYTES, read_settings, shown
+
+SHIPPED = Path(__file__).parents[3] / "recipes" / "accelerate"
+HEAD = "compute_environment: LOCAL_MACHINE\nnum_machines: 1\nmachine_rank: 0\n"
+
+
+def read(tmp_path: Path, text: str, **options: object) -> LaunchPlan:
+    file = tmp_path / "launch.yaml"
+    file.write_text(HEAD + text)
+    return read_launch_file(file, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "processes", "machines"),
+    [
+        ("one_process.yaml", "one_process", 1, 1),
+        ("cpu_2_processes.yaml", "ddp", 2, 1),
+        ("ddp.yaml", "ddp", 8, 1),
+        ("zero2.yaml", "zero2", 8, 1),
+        ("zero3.yaml", "zero3", 8, 1),
+        ("zero3_offload.yaml", "zero3", 8, 1),
+        ("fsdp2.yaml", "fsdp2", 8, 1),
+        ("fsdp2_qlora.yaml", "fsdp2", 8, 1),
+        ("nodes_zero3.yaml", "zero3", 16, 2),
+        ("nodes_zero3_hpz.yaml", "zero3", 16, 2),
+        ("nodes_fsdp2.yaml", "fsdp2_hybrid", 16, 2),
+    ],
+)
+def test_the_shipped_files_are_what_they_are_called(
+    name: str, engine: str, processes: int, machines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(SHIPPED.parents[1])
+    plan = read_launch_file(SHIPPED / name)
+    assert (plan.engine, plan.processes, plan.machines) == (engine, processes, machines)
+    assert plan.problems == ()
+    assert (plan.accumulation, plan.clipping, plan.mixed_precision, plan.use_cpu) == (None, None, "no", False)
+    offload = "cpu" if "offload" in name else "none"
+    assert (plan.offload_optimizer, plan.offload_parameters) == (offload, offload)
+
+
+def test_the_launchers_command_line_beats_its_file() -> None:
+    plan = read_launch_file(
+        SHIPPED / "zero2.yaml", processes=4, machine_rank=1, main_process_ip="10.0.0.1", rdzv_backend="c10d"
+    )
+    assert (plan.processes, plan.machine_rank, plan.main_process_ip, plan.rdzv_backend) == (4, 1, "10.0.0.1", "c10d")
+
+
+def test_without_a_file_the_launcher_takes_every_gpu() -> None:
+    plans = [read_launch_file(None, gpus=gpus) for gpus in (0, 1, 4)]
+    assert [(plan.engine, plan.processes) for plan in plans] == [("one_process", 1), ("one_process", 1), ("ddp", 4)]
+
+
+def test_a_json_file_of_deepspeed_decides_the_stage(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}},'
+        ' "gradient_accumulation_steps": 3, "gradient_clipping": "auto"}'
+    )
+    text = "distributed_type: DEEPSPEED\nnum_processes: 2\n"
+    text += f"deepspeed_config: {{deepspeed_config_file: {tmp_path}/ds.json}}\n"
+    plan = read(tmp_path, text)
+    assert (plan.engine, plan.offload_optimizer, plan.accumulation, plan.clipping) == ("zero1", "nvme", 3, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("distributed_type: DEEPSPEED\nnum_proceses: 2\n", "'num_proceses'.*Did you mean 'num_processes'"),
+        ("distributed_type: NO\n", 'YAML reads as false: write "NO" in quotes'),
+        ("distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: no\n", 'write "no" in quotes'),
+        ("distributed_type: MULTI_GPU\nnum_processes: two\n", "num_processes .* got 'two'"),
+        ("distributed_type: MULTI_GPU\n", "num_processes .* got -1"),
+        ("distributed_type: SEVERAL_GPUS\nnum_processes: 2\n", "SEVERAL_GPUS"),
+        ("num_processes: 2\n", "distributed_type"),
+        ("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: true\n", "fsdp_config .* is True, not a mapping"),
+        ("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 3}\n", "fsdp_version .* is 3"),
+        ("distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {zero_stage: 4}\n", "ZeRO stage .* is 4"),
+        (
+            "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {deepspeed_config_file: gone.json}\n",
+            "no file gone.json. Paths are relative to where you launch",
+        ),
+    ],
+)
+def test_what_the_launcher_would_refuse_is_refused_with_more_help(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        read(tmp_path, text)
+
+
+def test_a_sagemaker_file_is_not_ours(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_text("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n")
+    with pytest.raises(ConfigurationError):
+        read_launch_file(file)
+
+
+def test_keys_that_accelerate_ignores_without_a_word_are_told(tmp_path: Path) -> None:
+    text = (
+        "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 2, reshard_after_foward: true, hm: 1}\n"
+    )
+    typo, stranger = read(tmp_path, text).problems
+    assert (typo.severity, typo.fix) == ("error", "Write 'fsdp_reshard_after_forward'.")
+    assert "'fsdp_reshard_after_foward'" in typo.message
+    assert (stranger.severity, stranger.fix) == ("warning", "Take it out.")
+
+
+def test_a_key_that_is_given_twice_is_told_with_its_line(tmp_path: Path) -> None:
+    plan = read(tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 4\n")
+    assert plan.processes == 4
+    assert ["'num_processes' twice (again in line 6)" in problem.message for problem in plan.problems] == [True]
+
+
+# ------------------------------------------------------------------------------------------ hostile files
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]
+    for level in range(1, levels):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x00\x01\xff\xfe", "no text file"),
+        (b"a: " + b"x" * MOST_BYTES, "too many for settings"),
+        (bomb(9).encode(), "stands for more than 10,000 values"),
+        (b"a: &a [*a]", "stands for more than"),
+        (b"[" * 5_000, "nested too deeply|cannot be read"),
+        (b"- 1\n- 2\n", "not settings"),
+        (b"", "holds None, not settings"),
+        (b"a: !!python/object/apply:os.system ['touch hacked']", "cannot be read"),
+        (b"a: [", "cannot be read"),
+        (b"? [1, 2]\n: 3\n", "cannot be read|not settings"),
+        (b"a: 2020-99-99\n", "cannot be read"),
+    ],
+)
+def test_a_hostile_file_is_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=words) as refusal:
+        read_settings(file)
+    assert len(str(refusal.value)) < 600
+    assert not (tmp_path / "hacked").exists()
+    with pytest.raises(ConfigurationError):
+        read_launch_file(file)
+
+
+def test_a_few_aliases_are_welcome(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(bomb(3))
+    assert len(read_settings(file).settings["a2"]) == 10
+
+
+def test_a_path_that_cannot_be_one_is_a_missing_file(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "gone", "a\0b", "x" * 5000):
+        with pytest.raises(ConfigurationError, match=r"no file|cannot be read"):
+            read_settings(path)
+
+
+def test_texts_from_files_lose_their_control_characters() -> None:
+    assert shown("a\x1b[31mb\u202ec\nd\te") == "a\ufffd[31mb\ufffdc d e"
+    assert len(shown("x" * 10_000_000)) == 300

@@ -1,0 +1,225 @@
+"""A run's settings mean what TRL's parser would make of them, and what it lets pass is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from trl import ModelConfig, TrlParser
+
+from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.launch.doctor.run_file import RunPlan, read_run, with_configs
+from trl_grpo_ext.launch.doctor.script_file import read_script
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+
+
+def read(tmp_path: Path, text: str, *words: str, script: Path | None = None) -> RunPlan:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    return read_run([file], words, script=None if script is None else read_script(script))
+
+
+def told(plan: RunPlan) -> list[str]:
+    return [problem.message for problem in plan.problems]
+
+
+RIGHT = """
+learning_rate: 1e-6
+bf16: "false"
+num_generations: 4
+reward_weights: [1, 0.5]
+save_strategy: "no"
+lora_target_modules: all-linear
+dtype: bfloat16
+loss_aggregation: {name: tail_mean}
+model_init_kwargs: {a: 1}
+temperature: 1
+output_dir: out
+per_device_train_batch_size: 4
+"""
+
+
+def test_right_settings_are_what_trls_own_parser_makes_of_them(tmp_path: Path) -> None:
+    words = ["--num_generations", "2", "--rewards", "gsm8k_accuracy", "--no_log_multimodal", "--use-peft"]
+    plan = read(tmp_path, RIGHT, *words)
+    assert plan.problems == ()
+    parser = TrlParser([GRPOExtConfig, ModelConfig])
+    args, model = parser.parse_args_and_config(["--config", str(tmp_path / "run.yaml"), "--use_cpu", *words])
+    built = with_configs(plan, processes=1)
+    assert built.config is not None
+    assert built.model is not None
+    for name in ("learning_rate", "bf16", "num_generations", "reward_weights", "temperature", "log_multimodal"):
+        assert getattr(built.config, name) == getattr(args, name), name
+        assert type(plan[name]) is type(getattr(args, name)), name
+    assert built.config.loss_aggregation == args.loss_aggregation
+    assert (built.model.lora_target_modules, built.model.use_peft) == (model.lora_target_modules, True)
+    assert built.config.save_strategy == args.save_strategy
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("per_device_train_batch_size: 12.5", "per_device_train_batch_size is 12.5, which is not a whole number"),
+        ("dtype: bf16", "dtype is 'bf16', which is none of auto, bfloat16, float16, float32"),
+        ("save_strategy: no", "save_strategy is False, which is none of no, steps, epoch, best"),
+        ("loss_type: no", "loss_type is False, which is not a text"),
+        ("max_steps: many", "max_steps is 'many', which is not a whole number"),
+        ("learning_rate:", "learning_rate is None, which is not a number"),
+        ("learning_rate: .nan", "learning_rate is nan, which is not finite"),
+        ("reward_weights: 1.0", "reward_weights is 1.0, which is not a list"),
+        ("bf16: 2", "bf16 is 2, which is not true or false"),
+        ("bf16: perhaps", "bf16 is 'perhaps', which is not true or false"),
+        ("optim: adamw", "optim is 'adamw', which is none of its"),
+        ("beta: true", "beta is True, which is not a number"),
+    ],
+)
+def test_values_that_trls_parser_lets_pass_are_told(tmp_path: Path, line: str, words: str) -> None:
+    (problem,) = read(tmp_path, line).problems
+    assert problem.severity == "error"
+    assert words in problem.message
+
+
+def test_fixes_name_what_was_meant(tmp_path: Path) -> None:
+    assert "'bfloat16'" in read(tmp_path, "dtype: bf16").problems[0].fix
+    assert 'save_strategy: "no"' in read(tmp_path, "save_strategy: no").problems[0].fix
+    assert "'learning_rate'" in read(tmp_path, "lerning_rate: 1").problems[0].fix
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    text = "dtype: bf16\nlerning_rate: 1\nmax_steps: 1.5\nmy_own: 3\nbeta: 0.1\nbeta: 0.2\n"
+    text += "env: {CUDA_VISIBLE_DEVICES: 0}\n"
+    plan = read(tmp_path, text, "--num_generations", "x", "--blah", "1", "--config=more.yaml", "--seed", "7")
+    assert [problem.severity for problem in plan.problems].count("error") == 6
+    all_of_it = " ".join(told(plan))
+    for words in ("'beta' twice", "'x'", "'--blah'", "--config=more.yaml", "'bf16'", "'lerning_rate'", "1.5", "`env`"):
+        assert words in all_of_it
+    assert plan["seed"] == 7
+    assert plan.own["my_own"] == 3
+
+
+def test_the_command_line_beats_the_later_file_which_beats_the_earlier(tmp_path: Path) -> None:
+    for name, text in (("a.yaml", "seed: 1\nbeta: 0.1\nmax_steps: 5"), ("b.yaml", "seed: 2\nbeta: 0.2")):
+        (tmp_path / name).write_text(text)
+    plan = read_run([tmp_path / "a.yaml", tmp_path / "b.yaml"], ["--seed=3"])
+    assert (plan["seed"], plan["beta"], plan["max_steps"]) == (3, 0.2, 5)
+
+
+def test_what_a_script_knows_is_read_without_running_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    (tmp_path / "mine.yaml").write_text("seed: 11\nbeta: 0.3\n")
+    script.write_text(
+        "import does_not_exist\nfrom dataclasses import dataclass, field\nraise SystemExit('it ran')\n"
+        "HERE = Path(__file__).resolve().parent\nMY_DEFAULTS = HERE / 'mine.yaml'\n"
+        "SCRIPT_DEFAULTS = {'output_dir': 'here', 'compact_updates': 'exact'}\n"
+        "@dataclass\nclass Mine:\n    colour: str = 'red'\n    size: int = field(default=3, metadata={})\n"
+    )
+    plan = read(tmp_path, "colour: blue\nbeta: 0.4\ncolor: 1\n", "--size", "4", script=script)
+    assert plan.own == {"colour": "blue", "size": "4", "color": 1}
+    assert (plan["seed"], plan["beta"], plan["output_dir"], plan["compact_updates"]) == (11, 0.4, "here", "exact")
+    (problem,) = plan.problems
+    assert problem.severity == "error"
+    assert "'colour'" in problem.fix
+
+
+def test_a_setting_that_neither_trl_nor_the_script_knows_is_an_error(tmp_path: Path) -> None:
+    plan = read(tmp_path, "zzz: 1\nengine: ddp\nprocesses: 8\n", script=RECIPES / "gsm8k_grpo.py")
+    assert [problem.message for problem in plan.problems] == [
+        "There is no setting 'zzz' in TRL, transformers or trl-grpo-ext, nor in gsm8k_grpo.py."
+    ]
+    assert (plan.engine, plan.processes) == ("ddp", 8)
+
+
+def test_a_recipes_defaults_depend_on_the_machine() -> None:
+    script = read_script(RECIPES / "gsm8k_grpo.py")
+    with_gpu, without = (read_run([], script=script, has_gpu=has_gpu) for has_gpu in (True, False))
+    assert (with_gpu["model_name_or_path"], with_gpu["use_cpu"]) == ("Qwen/Qwen2.5-0.5B-Instruct", False)
+    assert Path(without["model_name_or_path"]) == RECIPES / "embedded" / "model"
+    assert (without["use_cpu"], without["bf16"]) == (True, False)
+
+
+@pytest.mark.parametrize("source", ["def (", "\x00", "(" * 5000])
+def test_a_script_that_is_no_python_is_a_sentence(tmp_path: Path, source: str) -> None:
+    (tmp_path / "train.py").write_text(source)
+    with pytest.raises(ConfigurationError, match="not Python"):
+        read_script(tmp_path / "train.py")
+
+
+# ------------------------------------------------------------------------------------------ real configurations
+
+
+def test_a_gpu_run_is_described_from_a_laptop_for_as_many_processes_as_it_has(tmp_path: Path) -> None:
+    plan = with_configs(read(tmp_path, "bf16: true\ntf32: true\noutput_dir: out\n"), processes=64)
+    assert plan.problems == ()
+    assert plan.config is not None
+    assert (plan.config.bf16, plan.config.generation_batch_size) == (True, 8 * 64)
+
+
+def test_what_the_configuration_refuses_is_a_problem_and_known_trouble_is_left_out(tmp_path: Path) -> None:
+    plan = read(
+        tmp_path,
+        "num_generations: 7\nload_best_model_at_end: true\neval_strategy: steps\nsave_steps: 7\neval_steps: 5\n",
+    )
+    (first,) = with_configs(plan, processes=1).problems
+    assert "round multiple" in first.message
+    plan = read(tmp_path, "num_generations: 7\nload_in_4bit: true\nload_in_8bit: true\n")
+    batch, both = with_configs(plan, processes=1).problems
+    assert "divisible by num_generations" in batch.message
+    assert "8 bit and 4 bit" in both.message
+    (alone,) = with_configs(plan, processes=1, leave_out=["num_generations"]).problems
+    assert alone == both
+
+
+def test_variables_of_a_launcher_do_not_make_the_doctor_wait_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surroundings = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "9"}
+    surroundings |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "fp16"}
+    for name, value in surroundings.items():
+        monkeypatch.setenv(name, value)
+    plan = with_configs(read(tmp_path, "output_dir: out\n"), processes=2)
+    assert plan.problems == ()
+    assert plan.config is not None
+    assert plan.config.world_size == 2
+    assert {name: os.environ[name] for name in surroundings} == surroundings
+
+
+SCALARS: Any = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+VALUES: Any = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+NAMES = (
+    "dtype",
+    "rewards",
+    "learning_rate",
+    "bf16",
+    "save_strategy",
+    "max_steps",
+    "optim",
+    "reward_weights",
+    "env",
+    "x",
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4))
+@example({"learning_rate": 0})
+def test_any_values_at_all_end_in_a_plan_with_problems(tmp_path_factory: Any, values: dict[str, Any]) -> None:
+    import yaml
+
+    file = tmp_path_factory.mktemp("run") / "run.yaml"
+    file.write_text(yaml.safe_dump(values, allow_unicode=True))
+    try:
+        plan = read_run([file])
+    except ConfigurationError:
+        return
+    assert all(len(problem.message) < 1500 and "\x1b" not in problem.message for problem in plan.problems)
+    assert type(plan["learning_rate"]) in (int, float)  # TRL leaves a whole number as it is
+    assert isinstance(plan["max_steps"], int)
+    assert isinstance(plan["bf16"], bool | None)

@@ -1,0 +1,327 @@
+"""Trainings that are killed, or run out of disk, while they save; one process that forks a child for each attempt.
+
+    python -m tests.launch.safe_checkpoint_worker SCENARIO MODEL FOLDER
+
+It trains two steps of the tiny model with a checkpoint after each, and stops before the second is saved. From there
+every child does that save, each ended at another moment, and what it left is judged. Results: `FOLDER/SCENARIO.json`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
+
+from tests.support import arguments, length_reward, prompts, scripted_rollout
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.errors import CheckpointError
+from trl_grpo_ext.launch.checkpoints import staging
+from trl_grpo_ext.launch.checkpoints.safe_checkpoints import SafeCheckpoints, last_complete_checkpoint
+from trl_grpo_ext.launch.checkpoints.staging import UNFINISHED
+
+STEPS = 3
+SETTINGS: dict[str, Any] = {
+    "optim": "adamw_torch",
+    "learning_rate": 0.01,
+    "max_steps": STEPS,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "save_total_limit": 1,
+}
+
+
+class SafeTrainer(SafeCheckpoints, GRPOExtTrainer):
+    """The trainer under test."""
+
+
+class StopError(Exception):
+    """The parent has seen enough."""
+
+
+def before_save(base: type, step: int, act: Callable[[Any, Callable[[], None]], None]) -> type:
+    """A trainer that hands its save at one step to `act`."""
+
+    class Trainer(base):  # type: ignore[misc]
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            save = super()._save_checkpoint
+            if self.state.global_step == step:
+                act(self, lambda: save(model, trial))
+            else:
+                save(model, trial)
+
+    return Trainer
+
+
+def make(model: Path, output: Path, trainer_class: type = SafeTrainer, lora: bool = False, **settings: Any) -> Any:
+    arguments_ = arguments(output, **{**SETTINGS, **settings})
+    peft_config = LoraConfig(r=4, target_modules="all-linear") if lora else None
+    torch.manual_seed(0)
+    return trainer_class(
+        str(model),
+        length_reward,
+        arguments_,
+        train_dataset=prompts(4),
+        rollout_func=scripted_rollout,
+        peft_config=peft_config,
+    )
+
+
+def forked(act: Callable[[], None], errors: Path) -> int:
+    """Run something in a child; its status, negative for the signal that ended it; its error goes to a file."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        faulthandler.dump_traceback_later(30, exit=True)  # a child that hangs says where
+        try:
+            act()
+            status = 0
+        except CheckpointError as error:
+            errors.write_text(str(error))
+            status = 3
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_at_event(folder: Path, number: int) -> None:
+    """End this process before its `number`-th operation on something in a folder that Python knows of."""
+    seen = 0
+
+    def hook(event: str, values: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event == "ctypes.dlsym" or any(isinstance(v, (str, os.PathLike)) and str(folder) in str(v) for v in values):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def kill_at_byte(size: int) -> None:
+    """End this process when it writes more than that into any file, whatever language does it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def state_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every number of a checkpoint that a resumed run starts from."""
+    weights = {file.name: load_file(file) for file in sorted(checkpoint.glob("*.safetensors"))}
+    optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    rng = torch.load(checkpoint / "rng_state.pth", weights_only=False)["cpu"]
+    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
+    flat = {f"{file}/{name}": t for file, tensors in weights.items() for name, t in tensors.items()}
+    flat |= {f"{i}/{n}": torch.as_tensor(v) for i, s in optimizer["state"].items() for n, v in s.items()}
+    return {**flat, "rng": rng, "step": torch.tensor(step)}
+
+
+def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+class Attempts:
+    """The place from which every attempt at the second save starts, and judgement of what it leaves."""
+
+    def __init__(self, trainer: Any, save: Callable[[], None], folder: Path, replaces: Path | None) -> None:
+        self.save, self.folder, self.output = save, folder, Path(trainer.args.output_dir)
+        if replaces is not None:
+            shutil.copytree(replaces, self.output / "checkpoint-2")
+        self.at_first = folder / "at_first"
+        shutil.copytree(self.output, self.at_first)
+        self.known = {"old": state_of(max(self.output.glob("checkpoint-*")))}
+        assert self.attempt(lambda: None) == 0
+        self.known["new"] = state_of(self.output / "checkpoint-2")
+        assert not same(self.known["old"], self.known["new"])
+        self.largest = max(f.stat().st_size for f in (self.output / "checkpoint-2").rglob("*") if f.is_file())
+        self.whole = self.listing()
+
+    def attempt(self, first: Callable[[], None]) -> int:
+        """Save in a child that begins with something, from the state before."""
+        shutil.rmtree(self.output)
+        shutil.copytree(self.at_first, self.output)
+        (self.folder / "error").unlink(missing_ok=True)
+
+        def act() -> None:
+            first()
+            self.save()
+
+        return forked(act, self.folder / "error")
+
+    def listing(self) -> list[str]:
+        return sorted(path.name for path in self.output.iterdir())
+
+    def which(self, checkpoint: str | None) -> str:
+        if checkpoint is None:
+            return "none"
+        try:
+            state = state_of(Path(checkpoint))
+        except Exception as error:  # whatever a broken one brings about
+            return f"broken: {type(error).__name__}"
+        return next((name for name, known in self.known.items() if same(state, known)), "other")
+
+    def verdict(self) -> dict[str, Any]:
+        """What transformers and what we take for the last checkpoint, in this order: ours may put one back."""
+        theirs = self.which(get_last_checkpoint(str(self.output)))
+        ours = self.which(last_complete_checkpoint(self.output))
+        return {"theirs": theirs, "ours": ours}
+
+    def resumed(self, model: Path, lora: bool) -> dict[str, Any]:
+        """Go on to the last step from what there is; the final state, and whether rubbish is gone."""
+
+        def act() -> None:
+            make(model, self.output, lora=lora).train(resume_from_checkpoint=True)
+
+        status = forked(act, self.folder / "error")
+        last = self.output / f"checkpoint-{STEPS}"
+        return {
+            "status": status,
+            "equal": status == 0 and same(state_of(last), self.known["final"]),
+            "rubbish": [name for name in self.listing() if name == UNFINISHED],
+        }
+
+
+def uninterrupted(model: Path, folder: Path, lora: bool) -> dict[str, torch.Tensor]:
+    make(model, folder, lora=lora).train()
+    return state_of(folder / f"checkpoint-{STEPS}")
+
+
+def kills(
+    model: Path,
+    folder: Path,
+    *,
+    base: type = SafeTrainer,
+    lora: bool = False,
+    replaces: bool = False,
+    exchange: bool = True,
+    resume_every: int = 0,
+    events: range = range(1, 1000),
+) -> list[dict[str, Any]]:
+    """Kill at every operation in turn, and in the middle of files; one row for each."""
+    rows: list[dict[str, Any]] = []
+    final = uninterrupted(model, folder / "straight", lora) if resume_every else {}
+    other = folder / "other"
+    if replaces:
+        make(model, other, lora=lora, max_steps=2, learning_rate=0.03).train()
+
+    def act(trainer: Any, save: Callable[[], None]) -> None:
+        if not exchange:
+            staging._exchange = lambda one, other: False
+        attempts = Attempts(trainer, save, folder, other / "checkpoint-2" if replaces else None)
+        attempts.known["final"] = final
+        bytes_ = [1, 100, 5000, *range(20000, attempts.largest, attempts.largest // 4)]
+        moments = [("byte", size) for size in bytes_] + [("event", n) for n in events]
+        for kind, number in moments:
+            ending = kill_at_byte if kind == "byte" else lambda n: kill_at_event(attempts.output, n)
+            status = attempts.attempt(lambda number=number, ending=ending: ending(number))  # type: ignore[misc]
+            rows.append({"kind": kind, "number": number, "status": status, **attempts.verdict()})
+            if status == 0:  # it was over before that moment
+                break
+            if resume_every and (len(rows) % resume_every == 0):
+                rows[-1]["resumed"] = attempts.resumed(model, lora)
+        raise StopError
+
+    try:
+        make(model, folder / "output", before_save(base, 2, act), lora=lora).train()
+    except StopError:
+        return rows
+    finally:
+        staging._exchange = _EXCHANGE
+    raise AssertionError("there was no second save")
+
+
+_EXCHANGE = staging._exchange
+
+
+def sweep_full(model: Path, folder: Path) -> Any:
+    return kills(model, folder, resume_every=8)
+
+
+def sweep_lora(model: Path, folder: Path) -> Any:
+    return kills(model, folder, lora=True, events=range(2, 1000, 4))
+
+
+def sweep_replaces(model: Path, folder: Path) -> Any:
+    return kills(model, folder, replaces=True, events=range(32, 1000))
+
+
+def sweep_two_renames(model: Path, folder: Path) -> Any:
+    return kills(model, folder, replaces=True, exchange=False, events=range(32, 1000))
+
+
+def sweep_stock(model: Path, folder: Path) -> Any:
+    return kills(model, folder, base=GRPOExtTrainer, events=range(1, 1000, 4))
+
+
+def full_disk(model: Path, folder: Path) -> Any:
+    """A file fills the disk but for some bytes; FOLDER is on a disk of its own. Then the same by a limit on files."""
+    rows: list[dict[str, Any]] = []
+
+    def act(trainer: Any, save: Callable[[], None]) -> None:
+        attempts = Attempts(trainer, save, folder, None)
+        attempts.known["final"] = {}
+        needed = sum(f.stat().st_size for f in (attempts.output / "checkpoint-2").rglob("*") if f.is_file())
+        filler = folder / "filler"
+
+        def fill(left: int) -> None:
+            free = shutil.disk_usage(folder).free
+            with filler.open("wb") as stream:
+                os.posix_fallocate(stream.fileno(), 0, free - left)
+
+        def limit(size: int) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        kinds: list[tuple[str, Callable[[int], None], list[int]]] = [("limit", limit, [1000, 9000, 50000, 10**9])]
+        if folder.stat().st_dev != folder.parent.stat().st_dev:
+            shares = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12]
+            kinds.append(("disk", fill, [4096 + needed * share // 8 // 4096 * 4096 for share in shares]))
+        for kind, make_small, sizes in kinds:
+            for size in sizes:
+                filler.unlink(missing_ok=True)
+                status = attempts.attempt(lambda f=make_small, s=size: f(s))  # type: ignore[misc]
+                rest = shutil.disk_usage(folder).free
+                error = folder / "error"
+                message = error.read_text() if error.exists() else ""
+                row = {"kind": kind, "size": size, "needed": needed, "status": status, "message": message, "rest": rest}
+                rows.append({**row, "listing": attempts.listing(), **attempts.verdict()})
+        raise StopError
+
+    try:
+        make(model, folder / "output", before_save(SafeTrainer, 2, act)).train()
+    except StopError:
+        return rows
+    raise AssertionError("there was no second save")
+
+
+SCENARIOS = {f.__name__: f for f in (sweep_full, sweep_lora, sweep_replaces, sweep_two_renames, sweep_stock, full_disk)}
+
+
+def main() -> None:
+    names, model, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    for name in names.split(","):
+        (place := folder / name).mkdir(exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(SCENARIOS[name](model, place)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    disable_progress_bar()  # a thread of theirs may hold a lock while a child is forked
+    gc.freeze()
+    main()

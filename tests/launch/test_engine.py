@@ -1,0 +1,196 @@
+"""What a launch is and what it was meant to be, compared without launching anything; the launches are in recipes/."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import PartialState
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from tests.support import arguments, length_reward, prompts, save_tiny_model, scripted_rollout
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.errors import EngineError
+from trl_grpo_ext.launch.engine import (
+    ENGINES,
+    Asked,
+    EngineCheck,
+    Running,
+    check_launch,
+    differences,
+    launched_engine,
+)
+
+RUNS = Running(
+    engine="ddp",
+    processes=4,
+    backend="gloo",
+    wrapper="DistributedDataParallel",
+    parameters=1000,
+    parameters_here=1000,
+    trained=1000,
+    bits=0,
+    quantised_layers=0,
+    dtype="float32",
+    device="cpu",
+)
+SHARDED = replace(RUNS, engine="fsdp2", wrapper="FSDPLlamaForCausalLM", parameters_here=250)
+
+
+@pytest.mark.parametrize(
+    ("environment", "engine"),
+    [
+        ({}, "one_process"),
+        ({"WORLD_SIZE": "2"}, "ddp"),
+        ({"WORLD_SIZE": "1", "ACCELERATE_USE_DEEPSPEED": "true"}, "zero2"),
+        ({"WORLD_SIZE": "2", "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, "zero3"),
+        ({"WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "fsdp2"),
+        ({"WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "1"}, "fsdp1"),
+        ({"WORLD_SIZE": "2", "ACCELERATE_USE_DEEPSPEED": "false"}, "ddp"),
+    ],
+)
+def test_the_launcher_says_in_the_environment_which_engine(environment: dict[str, str], engine: str) -> None:
+    assert launched_engine(environment) == engine
+    assert engine in ENGINES
+
+
+def test_the_stage_is_read_from_deepspeeds_own_file(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    by_launcher = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}
+    assert launched_engine(by_launcher) == "zero1"
+    assert launched_engine({}, SimpleNamespace(deepspeed=str(file))) == "zero1"
+    assert launched_engine({}, SimpleNamespace(deepspeed={"zero_optimization": {"stage": 3}})) == "zero3"
+    file.write_text("{")
+    with pytest.raises(EngineError, match=r"ds\.json' cannot be read"):
+        launched_engine(by_launcher)
+
+
+def test_what_the_script_asks_of_fsdp_is_left_open(tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+    assert launched_engine({"WORLD_SIZE": "2"}, args) == "ddp"
+    assert launched_engine({"WORLD_SIZE": "2"}, SimpleNamespace(fsdp="full_shard")) is None
+
+
+def problems(asked: Asked | None = None, **environment: str) -> str:
+    try:
+        check_launch(PartialState(cpu=True), asked, environment=environment)
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def test_a_launch_that_is_what_was_asked_for_passes() -> None:
+    assert problems() == ""
+    assert problems(Asked("one_process", 1), ACCELERATE_MIXED_PRECISION="no", ACCELERATE_USE_CPU="true") == ""
+    assert problems(SLURM_STEP_NUM_NODES="2") == ""  # started by hand on the first node
+
+
+def test_every_difference_is_told_at_once() -> None:
+    said = problems(
+        Asked("zero3", 8), ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", WORLD_SIZE="2", ACCELERATE_USE_CPU="True"
+    )
+    assert "started 2 processes, but each would run alone, as 1" in said
+    assert "made for 8 process(es) (processes: 8), but 1 run" in said
+    assert "made for zero3 (engine: zero3), but what was launched is fsdp2" in said
+    assert "ACCELERATE_USE_CPU=true" in said
+    assert "run one process on the CPU" in said
+
+
+def test_nodes_of_a_slurm_step_that_never_met_are_told() -> None:
+    said = problems(SLURM_STEP_NUM_NODES="2", GROUP_WORLD_SIZE="1", WORLD_SIZE="1")
+    assert "Slurm runs this step on 2 nodes, but they are 2 jobs of 1 node(s) each" in said
+    assert "--machine_rank" in said
+    assert problems(SLURM_STEP_NUM_NODES="1", GROUP_WORLD_SIZE="1", WORLD_SIZE="1") == ""
+
+
+def test_fsdp_with_one_process_shards_nothing() -> None:
+    assert "shards nothing with one process" in problems(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
+
+
+def test_a_run_that_is_what_was_asked_for_has_no_differences() -> None:
+    assert differences(Asked(), RUNS) == []
+    assert differences(Asked("ddp", 4, "float32", 0), RUNS) == []
+    assert differences(Asked("ddp", 4, "auto", 0), replace(RUNS, dtype="bfloat16")) == []
+    assert differences(Asked("fsdp2", 4, "float32", 0), SHARDED) == []
+    assert differences(Asked("fsdp2"), replace(SHARDED, parameters_here=300)) == []  # uneven rows
+    assert differences(Asked("ddp"), replace(RUNS, engine="xla", wrapper="Llama")) == []  # not ours to judge
+
+
+@pytest.mark.parametrize(
+    ("asked", "run", "says"),
+    [
+        (Asked("zero3"), RUNS, "The engine asked for is zero3; what runs is ddp (the model is a DistributedData"),
+        (Asked("ddp"), replace(RUNS, engine="apart", wrapper="Llama"), "what runs is 4 processes that train apart"),
+        (Asked(processes=8), RUNS, "8 process(es) were asked for; 4 run."),
+        (Asked(bits=4), RUNS, "4-bit weights were asked for (load_in_4bit, load_in_8bit); the model has no quantised"),
+        (Asked(bits=0), replace(RUNS, bits=4, quantised_layers=7), "the model has 7 layers of 4 bits"),
+        (Asked(bits=8), replace(RUNS, bits=4, quantised_layers=7), "8-bit weights were asked for"),
+        (Asked(dtype="bfloat16"), RUNS, "Weights in bfloat16 were asked for (dtype); those of the model are float32"),
+        (Asked(), replace(SHARDED, parameters_here=1000), "but this one holds 1,000 of 1,000, a, b, c among them."),
+        (Asked(), replace(SHARDED, parameters_here=640), "this one holds 640 of 1,000"),
+        (Asked(), replace(SHARDED, engine="zero3", parameters_here=1000), "stage3_param_persistence_threshold"),
+    ],
+)
+def test_each_difference_has_its_sentence(asked: Asked, run: Running, says: str) -> None:
+    (sentence,) = differences(asked, run, ["a", "b", "c", "d"])
+    assert says in sentence
+
+
+def trainer(tmp_path: Path, model: Any, **settings: Any) -> GRPOExtTrainer:
+    args = arguments(tmp_path / "out", max_steps=1, **settings)
+    return GRPOExtTrainer(model, length_reward, args, train_dataset=prompts(), rollout_func=scripted_rollout)
+
+
+def test_the_facts_of_a_run_are_counted(tmp_path: Path) -> None:
+    run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")))
+    check = EngineCheck(run, Asked("one_process", 1, "float32", 0))
+    run.train()
+    elements = sum(parameter.numel() for parameter in run.model.parameters())
+    assert check.facts == {
+        "engine": "one_process",
+        "processes": 1,
+        "backend": None,
+        "wrapper": "LlamaForCausalLM",
+        "parameters": elements,
+        "parameters_here": elements,
+        "trained": elements,
+        "bits": 0,
+        "quantised_layers": 0,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+
+
+def test_a_run_that_is_another_one_stops_when_training_begins(tmp_path: Path) -> None:
+    run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")))
+    EngineCheck(run, Asked("one_process", 1, "bfloat16", 4))
+    with pytest.raises(EngineError, match=r"4-bit weights were asked for .* Weights in bfloat16 were asked for"):
+        run.train()
+    assert run.state.global_step == 0
+
+
+def test_a_model_that_is_frozen_stops_at_once(tmp_path: Path) -> None:
+    run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")))
+    run.model.requires_grad_(False)
+    with pytest.raises(EngineError, match="No parameter of the model is trained: all are frozen"):
+        EngineCheck(run)
+
+
+def test_an_adapter_that_is_never_reached_stops_after_the_first_backward_pass(tmp_path: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(save_tiny_model(tmp_path / "tiny"), dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"]))
+    run = trainer(tmp_path, model, gradient_checkpointing=False)
+    run.model.enable_input_require_grads()  # so there is a graph, and a backward pass, without the adapter
+    for module in run.model.modules():
+        if hasattr(module, "_disable_adapters"):
+            module._disable_adapters = True
+    EngineCheck(run)
+    with pytest.raises(EngineError, match="None of the 4 trained parameters got a gradient"):
+        run.train()

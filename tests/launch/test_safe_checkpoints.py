@@ -1,0 +1,229 @@
+"""Saves that are killed or run out of disk, at many moments; and what counts as a whole checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.launch.safe_checkpoint_worker import make
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.errors import CheckpointError, ConfigurationError
+from trl_grpo_ext.launch.checkpoints.checking import checkpoint_problem, last_complete_checkpoint
+from trl_grpo_ext.launch.checkpoints.safe_checkpoints import SafeCheckpoints
+from trl_grpo_ext.launch.checkpoints.staging import Staging
+
+ROOT = Path(__file__).parents[2]
+SWEEPS = ("sweep_full", "sweep_lora", "sweep_replaces", "sweep_two_renames", "sweep_stock")
+Rows = list[dict[str, Any]]
+
+
+def run_worker(names: str, model: Path, folder: Path, *before: str) -> dict[str, Rows]:
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "tests.launch.safe_checkpoint_worker", names, str(model), str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in names.split(",")}
+
+
+@pytest.fixture(scope="module")
+def sweeps(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+    return run_worker(",".join(SWEEPS), tiny_model, tmp_path_factory.mktemp("sweeps"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SWEEPS[:-1])
+def test_a_kill_at_any_moment_leaves_the_earlier_checkpoint_or_the_new_one(sweeps: dict[str, Rows], name: str) -> None:
+    rows = sweeps[name]
+    assert rows[-1]["status"] == 0  # the last attempt was over before its moment, so none was left out behind it
+    assert {row["status"] for row in rows[:-1]} == {-9, -25}
+    assert {row["ours"] for row in rows} == {"old", "new"}
+    firsts = [row["ours"] for row in rows if row["kind"] == "event"]
+    assert firsts == sorted(firsts, reverse=True)  # old, old, ..., new, new
+    if name == "sweep_two_renames":  # the one window in which transformers alone would not find it
+        assert sum(row["theirs"] != row["ours"] for row in rows) == 1
+    else:
+        assert all(row["theirs"] == row["ours"] for row in rows)
+
+
+@pytest.mark.slow
+def test_after_a_kill_the_run_goes_on_to_the_same_end(sweeps: dict[str, Rows]) -> None:
+    resumed = [(row["ours"], row["resumed"]) for row in sweeps["sweep_full"] if "resumed" in row]
+    assert {ours for ours, _ in resumed} == {"old", "new"}
+    assert all(after == {"status": 0, "equal": True, "rubbish": []} for _, after in resumed)
+
+
+@pytest.mark.slow
+def test_the_same_kills_break_the_checkpoints_of_the_plain_trainer(sweeps: dict[str, Rows]) -> None:
+    rows = sweeps["sweep_stock"]
+    assert any(row["theirs"].startswith("broken") for row in rows)  # so these tests can fail
+    # With save_total_limit 1 the older one may be gone, or half of it, but what we take is never a broken one.
+    assert {row["ours"] for row in rows} <= {"old", "new", "none"}
+
+
+def can_mount() -> bool:
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_a_clear_error_and_leaves_what_was_there(tiny_model: Path, tmp_path: Path) -> None:
+    place = tmp_path / "full_disk"
+    place.mkdir()
+    before = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=24m none "{place}" && exec "$@"', "sh"]
+    rows = run_worker("full_disk", tiny_model, tmp_path, *(before if can_mount() else []))["full_disk"]
+    assert {"limit", "disk"} == {row["kind"] for row in rows} or not can_mount()
+    assert {row["status"] for row in rows} == {0, 3}
+    for row in rows:
+        if row["status"] == 0:
+            assert row["ours"] == row["theirs"] == "new"
+            continue
+        assert row["ours"] == row["theirs"] == "old"
+        ours = [f"trl_grpo_ext_{name}" for name in ("log.jsonl", "plugins.json", "settings.json")]
+        assert row["listing"] == ["README.md", "checkpoint-1", *ours]
+        assert "checkpoint-2 could not be written to" in row["message"]
+        assert "MB were written until then" in row["message"]
+        assert "checkpoint-1 takes 0." in row["message"]
+        assert "Make room there" in row["message"]
+        if row["kind"] == "disk":  # what was written is given back; the card may have changed by a block
+            assert row["rest"] >= row["size"] - 8192
+    if not can_mount():
+        pytest.skip("a disk of 24 MB needs user namespaces (`unshare -rm`); only the limit on files was tried")
+
+
+# ------------------------------------------------------------------ what is whole
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints of a run."""
+    folder = tmp_path_factory.mktemp("plain")
+    make(tiny_model, folder, max_steps=2, save_total_limit=None).train()
+    return folder
+
+
+def cut(file: str, size: int) -> Any:
+    return lambda folder: os.truncate(folder / file, size)
+
+
+def gone(file: str) -> Any:
+    return lambda folder: (folder / file).unlink()
+
+
+def written(file: str, text: str) -> Any:
+    return lambda folder: (folder / file).write_text(text)
+
+
+BROKEN = {
+    "no state": (gone("trainer_state.json"), "trainer_state.json is missing"),
+    "half a state": (cut("trainer_state.json", 100), "trainer_state.json is no JSON"),
+    "deep state": (written("trainer_state.json", "[" * 100_000), "trainer_state.json is no JSON"),
+    "another step": (written("trainer_state.json", '{"global_step": 7}'), "speaks of step 7"),
+    "no weights": (gone("model.safetensors"), "it has no weights"),
+    "weights cut": (cut("model.safetensors", 50_000), "model.safetensors has 50000 bytes of"),
+    "header cut": (cut("model.safetensors", 20), "model.safetensors has no readable header"),
+    "empty weights": (cut("model.safetensors", 0), "model.safetensors is empty"),
+    "optimizer cut": (cut("optimizer.pt", 5_000), "optimizer.pt is cut short"),
+    "no scheduler": (gone("scheduler.pt"), "no scheduler.pt"),
+    "random states cut": (cut("rng_state.pth", 100), "rng_state.pth is cut short"),
+    "index without shards": (
+        written("model.safetensors.index.json", '{"weight_map": {"a": "one.safetensors"}}'),
+        "1 shard(s) of model.safetensors.index.json are missing, the first is one.safetensors",
+    ),
+    "a rank missing": (lambda f: [shutil.copy(f / "rng_state.pth", f / f"rng_state_{r}.pth") for r in (0, 2)], "ranks"),
+    "DeepSpeed without latest": (lambda f: (f / "global_step2").mkdir(), "`latest` is missing"),
+    "DeepSpeed without its folder": (written("latest", "global_step2"), "folder 'global_step2' is missing"),
+    "FSDP without metadata": (lambda f: (f / "pytorch_model_fsdp_0").mkdir(), ".metadata is missing"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_checkpoint_is_passed_over_with_its_reason(
+    plain: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A library that configures logging may have silenced the loggers that were there; that is not what is asked here.
+    logger = logging.getLogger("trl_grpo_ext.launch.checkpoints.checking")
+    caplog.set_level(logging.WARNING, logger.name)
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    shutil.copytree(plain, tmp_path, dirs_exist_ok=True)
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    damage, reason = BROKEN[name]
+    damage(tmp_path / "checkpoint-2")
+    assert reason in str(checkpoint_problem(tmp_path / "checkpoint-2"))
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+    assert reason in caplog.text
+
+
+def test_where_nothing_is_there_nothing_is_found(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-x").mkdir()
+    assert last_complete_checkpoint(tmp_path) is None
+    assert last_complete_checkpoint(tmp_path / "absent") is None
+
+
+def test_a_header_that_lies_is_no_reason_to_fall_over(plain: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(plain / "checkpoint-2", tmp_path / "checkpoint-2")
+    save_file({"a": torch.zeros(3)}, folder / "model.safetensors")
+    assert checkpoint_problem(folder) is None
+    for header in (b"[]", b'{"a": 1}', b'{"a": {"data_offsets": ["x", "y"]}}', b"\xff"):
+        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        assert "model.safetensors" in str(checkpoint_problem(folder))
+    (folder / "model.safetensors").write_bytes((2**63).to_bytes(8, "little") + b"{}")
+    assert "no readable header" in str(checkpoint_problem(folder))
+
+
+def test_resuming_from_nothing_is_refused_with_what_is_there(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-5").mkdir()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* whole on all machines; this one has checkpoint-5"):
+        make(tiny_model, tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_the_handler_of_transformers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="Remove enable_jit_checkpoint"):
+        make(tiny_model, tmp_path, enable_jit_checkpoint=True)
+
+
+def test_uploads_begin_at_the_final_place(tiny_model: Path, tmp_path: Path) -> None:
+    pushed: list[tuple[str, bool]] = []
+
+    class Hub(GRPOExtTrainer):
+        """In place of transformers' method, which needs the network."""
+
+        def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+            pushed.append((checkpoint_folder, checkpoint_problem(checkpoint_folder) is None))
+
+    class Pushing(SafeCheckpoints, Hub):
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            self.args.push_to_hub = True
+            super()._save_checkpoint(model, trial)
+            self.args.push_to_hub = False
+
+    trainer = make(tiny_model, tmp_path, Pushing, max_steps=1)
+    trainer.train()
+    assert pushed == [(str(tmp_path / "checkpoint-1"), True)]
+
+
+def test_a_failed_rank_takes_no_file_from_under_another_that_is_about_to_rename_it(tmp_path: Path) -> None:
+    failed = Staging(tmp_path, "checkpoint-2", number=7, rank=1, leader=False)
+    failed.checkpoint.mkdir(parents=True)
+    (failed.checkpoint / "model.safetensors").write_bytes(bytes(1000))
+    (failed.checkpoint / ".trl_grpo_ext_plugins.json.42").write_text("{}")
+    failed.fail(OSError(27, "File too large"))
+    assert [path.name for path in failed.checkpoint.iterdir()] == [".trl_grpo_ext_plugins.json.42"]
+    assert "checkpoint-2 could not be written" in str(failed.failure)

@@ -1,0 +1,730 @@
+"""Selections, building, kind checks and dotted paths, on modules written for the test."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import pickle
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext.errors import (
+    BrokenPluginError,
+    ConfigurationError,
+    PluginBlockedError,
+    PluginParameterError,
+    PluginTypeError,
+    TRLGRPOExtError,
+    UnknownPluginError,
+)
+from trl_grpo_ext.plugins import discovery
+from trl_grpo_ext.plugins.loading import (
+    RewardList,
+    Selection,
+    available,
+    find,
+    implements,
+    load_advantage_hooks,
+    load_loss_aggregation,
+    load_rewards,
+    parse_selection,
+    resolve,
+)
+from trl_grpo_ext.types import AdvantageHook, LossAggregation, Reward
+
+KINDS = ("reward", "advantage_hook", "loss_aggregation")
+
+# --- selections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("think_format", Selection("think_format")),
+        (" think_format ", Selection("think_format")),
+        ("some-dist:think_format", Selection("think_format", "some-dist")),
+        ("pkg.mod:Class.attr", Selection("Class.attr", "pkg.mod")),
+        ({"name": "a"}, Selection("a")),
+        ({"name": "d:a", "weight": 2, "alpha": [1]}, Selection("a", "d", {"alpha": [1]}, 2.0)),
+        ({"name": "a", "weight": -0.5}, Selection("a", weight=-0.5)),
+        ("{name: think_format, weight: 0.2}", Selection("think_format", weight=0.2)),
+        (
+            " {name: d:a, weight: 1e-3, alpha: 2E5, tag: 1e, n: 3}",
+            Selection("a", "d", {"alpha": 2e5, "tag": "1e", "n": 3}, 1e-3),
+        ),
+        (Selection("a", "d", {"x": 1}, 0.5), Selection("a", "d", {"x": 1}, 0.5)),
+    ],
+)
+def test_every_way_to_write_a_selection(value: Any, expected: Selection) -> None:
+    assert parse_selection("reward", value) == expected
+    assert parse_selection("reward", expected.plain()) == expected
+    assert isinstance(expected.plain(), dict) == bool(expected.parameters or expected.weight)
+
+
+def test_reading_a_mapping_leaves_it_as_it_was() -> None:
+    mapping = {"name": "a", "weight": 1.0, "alpha": 2}
+    selection = parse_selection("reward", mapping)
+    selection.parameters["alpha"] = 3
+    assert mapping == {"name": "a", "weight": 1.0, "alpha": 2}
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("", "'' does not select a reward. Write a name"),
+        ("  ", "does not select a reward"),
+        (":x", "':x' does not select a reward"),
+        ("x:", "'x:' does not select a reward"),
+        ("a:b:c", "'a:b:c' does not select a reward"),
+        (None, "None does not select a reward"),
+        (3, "3 does not select a reward"),
+        (["a"], r"['a'] does not select a reward"),
+        ({}, "no `name`"),
+        ({"think_format": {"weight": 1}}, "no `name`"),
+        ({"name": True}, "The name in {'name': True} is True, not a string"),
+        ({"name": "a", True: 1}, "The parameter name True in"),
+        ({"name": "a", "weight": "heavy"}, "The weight of the reward 'a' is 'heavy'; it must be a number."),
+        ({"name": "a", "weight": "1e-3"}, "write it with a point, as in 1.0e-3"),
+        ({"name": "a", "weight": True}, "is True; it must be a number"),
+        ({"name": "a", "weight": None}, "is None; it must be a number"),
+        ({"name": "a", "weight": 1j}, "is 1j; it must be a number"),
+        ({"name": "a", "weight": float("nan")}, "is nan; it must be finite"),
+        ({"name": "a", "weight": 10**400}, "it must be finite"),
+        ("{name: a, weight: .inf}", "is inf; it must be finite"),
+        ("{name: a", "'{name: a' starts like a YAML mapping and is none"),
+        ("{name: a} b", "starts like a YAML mapping and is none"),
+        ("{name: a, on: 1}", "YAML reads on, off, yes, no"),
+        ("{name: a, when: 2020-99-99}", "starts like a YAML mapping and is none: month must be in 1..12"),
+        ("{name: !!python/object/apply:os.getcwd []}", "starts like a YAML mapping and is none"),
+        ("{a, b}", "no `name`"),
+        (Selection("a", parameters={"name": "b"}), "`name` is a field of a Selection"),
+    ],
+)
+def test_what_is_no_selection(value: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says)):
+        parse_selection("reward", value)
+
+
+@pytest.mark.parametrize("kind", ["advantage_hook", "loss_aggregation"])
+@pytest.mark.parametrize("value", [{"name": "a", "weight": 1.0}, "{name: a, weight: 1.0}", Selection("a", weight=1.0)])
+def test_only_rewards_have_a_weight(kind: Any, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Only rewards have a weight"):
+        parse_selection(kind, value)
+
+
+def test_no_such_kind() -> None:
+    for call in (available, lambda kind: parse_selection(kind, "a"), lambda kind: resolve(kind, print)):
+        with pytest.raises(ConfigurationError, match="'rewards' is not a kind of plugin; the kinds are reward, "):
+            call("rewards")  # type: ignore[arg-type]
+
+
+_scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+_values = st.recursive(
+    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_scalars, inner, max_size=3), max_leaves=6
+)
+_mappings = st.builds(
+    lambda given, rest: {**rest, **given},
+    st.fixed_dictionaries({}, optional={"name": _values, "weight": _values}),
+    st.dictionaries(_scalars, _values, max_size=3),
+)
+_yaml_like = st.text(alphabet="{}[]:,&*!|>'\"#%@`=-+.~ \n\tabn01eE_<?", max_size=30).map("{".__add__)
+
+
+@settings(deadline=None)
+@given(kind=st.sampled_from(KINDS), value=_values | _mappings | _yaml_like | st.text().map("{".__add__) | st.text())
+def test_reading_raises_nothing_but_this_package_s_errors(kind: Any, value: Any) -> None:
+    try:
+        selection = parse_selection(kind, value)
+    except ConfigurationError:
+        return
+    assert selection.name
+    assert all(isinstance(name, str) for name in selection.parameters)
+    assert parse_selection(kind, selection) == selection or selection.parameters != selection.parameters  # nan
+
+
+@settings(deadline=None, max_examples=50)
+@given(kind=st.sampled_from(KINDS), value=_yaml_like | st.text() | st.text(alphabet="ab:._-", max_size=8))
+def test_finding_raises_nothing_but_this_package_s_errors(kind: Any, value: str) -> None:
+    try:
+        find(kind, value)
+    except TRLGRPOExtError:
+        return
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+
+def test_built_ins_are_found_and_a_bare_name_is_qualified_by_its_distribution() -> None:
+    info = find("reward", "think_format")
+    assert info == find("reward", "trl-grpo-ext:think_format") == find("reward", "TRL_GRPO.ext:think_format")
+    assert info.builtin
+    assert info.distribution == "trl-grpo-ext"
+
+
+def test_near_names_and_names_of_another_kind() -> None:
+    with pytest.raises(UnknownPluginError, match="Did you mean 'think_format'"):
+        find("reward", "Think-Fromat")
+    with pytest.raises(UnknownPluginError, match="'entropy_shaping' is an advantage hook, not a reward"):
+        find("reward", "entropy_shaping")
+    with pytest.raises(UnknownPluginError, match=r"Installed: .*gsm8k_accuracy"):
+        find("reward", "zzzz")
+    with pytest.raises(LookupError, match=re.escape("A dotted path has a colon before the attribute: 'pkg.mod:fn'.")):
+        find("reward", "pkg.mod.fn")
+
+
+def test_listing_is_sorted_and_by_kind() -> None:
+    infos = available()
+    assert infos == sorted(infos, key=lambda info: (KINDS.index(info.kind), info.name))
+    assert available("advantage_hook") == [info for info in infos if info.kind == "advantage_hook"]
+
+
+@pytest.mark.parametrize("value", [",", "none,tge-good", " , "])
+def test_variable_that_says_nothing_clear(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", value)
+    with pytest.raises(ConfigurationError, match="give distributions separated by commas, or `none` alone"):
+        find("reward", "think_format")
+
+
+@pytest.mark.parametrize("value", ["", "  ", "none", "NONE", "trl-grpo-ext"])
+def test_built_ins_are_never_blocked(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", value)
+    assert find("reward", "think_format").builtin
+    assert find("reward", "trl_grpo_ext.rewards:anything").builtin
+
+
+def test_absent_distribution_in_the_variable_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "_warned", set())
+    monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", "tge-never-installed")
+    with pytest.warns(UserWarning, match="lists 'tge-never-installed', which is not installed") as caught:
+        assert find("reward", "think_format") == find("reward", "think_format")
+    assert len(caught) == 1
+
+
+# --- dotted paths ----------------------------------------------------------------------------------------------------
+
+SOURCE = """
+import asyncio, functools
+from dataclasses import dataclass
+
+
+def plain(completions, answer, scale=1.0, *, shift=0.0, **columns):
+    return [scale * len(text) + shift for text in completions]
+
+
+def positional(completions, factor, /, **columns):
+    return []
+
+
+async def later(completions, scale=1.0, **columns):
+    return [scale for _ in completions]
+
+
+class Factory:
+    def __init__(self, target, slack=2):
+        self.target, self.slack = target, slack
+
+    def __call__(self, completions, **columns):
+        return [float(self.target)] * len(completions)
+
+    @staticmethod
+    def nested(completions, **columns):
+        return [1.0]
+
+
+class Later(Factory):
+    async def __call__(self, completions, **columns):
+        return [float(self.target)] * len(completions)
+
+
+class OpenEnded(Factory):
+    def __init__(self, **options):
+        self.options = options
+
+
+class Slots:
+    __slots__ = ()
+
+    def __call__(self, **columns):
+        return []
+
+
+@dataclass(frozen=True)
+class Frozen:
+    alpha: float = 1.0
+
+    def __call__(self, **columns):
+        return []
+
+
+class Named(Slots):
+    def __init__(self):
+        self.__name__ = "its_own_name"
+
+
+class Refuses:
+    def __init__(self, error="ValueError", threshold=0):
+        raise {"ValueError": ValueError, "TypeError": TypeError, "KeyError": KeyError, "SystemExit": SystemExit,
+               "KeyboardInterrupt": KeyboardInterrupt}[error]("no, thank you")
+
+
+class Early:
+    def on_rollout(self, advantages, rollout):
+        return advantages
+
+
+class Late:
+    def on_forward(self, advantages, forward):
+        return advantages
+
+
+class Both(Early, Late):
+    pass
+
+
+class Weighs:
+    on_forward = None
+
+    def weights(self, rollout):
+        return None
+
+
+class Reduces:
+    def reduce(self, loss, mask, totals):
+        return loss
+
+
+class Odd:
+    @property
+    def weights(self):
+        raise RuntimeError("do not look")
+
+
+instance = Factory(7)
+partial = functools.partial(plain, scale=3.0)
+number = 3
+"""
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Write modules where the interpreter finds them, and forget them again."""
+    before = set(sys.modules)
+
+    def write(name: str, source: str) -> None:
+        path = tmp_path / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield write
+    for name in set(sys.modules) - before:
+        if name.startswith("own_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def own(write_module: Callable[..., None]) -> ModuleType:
+    write_module("own_plugins", SOURCE)
+    import own_plugins  # type: ignore[import-not-found]
+
+    return own_plugins
+
+
+def test_dotted_path_to_a_function_and_to_something_inside_a_class(own: ModuleType) -> None:
+    loaded = resolve("reward", "own_plugins:plain")
+    assert loaded.object is own.plain
+    assert loaded.info is not None
+    assert (loaded.info.distribution, loaded.info.dotted, loaded.info.builtin) == (None, True, False)
+    assert loaded.info.source == "your own module own_plugins"
+    assert resolve("reward", "own_plugins:Factory.nested").object is own.Factory.nested
+
+
+def test_dotted_path_into_an_installed_distribution_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = find("reward", "hypothesis.strategies:text")
+    assert info.distribution == "hypothesis"
+    assert info.version
+    assert find("reward", "trl_grpo_ext.rewards:x").builtin
+    assert find("reward", "json:loads").distribution is None
+    monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", "pytest")
+    with pytest.raises(PluginBlockedError, match="comes from hypothesis"):
+        find("reward", "hypothesis.strategies:text")
+    assert find("reward", "json:loads").distribution is None
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("own_nothing:x", "there is no module 'own_nothing' on sys.path"),
+        ("own_package.nothing:x", "there is no module 'own_package.nothing' on sys.path"),
+        ("own_package.inner:lenght", "has no attribute 'lenght'. Did you mean 'length'?"),
+        ("./own_file.py:x", "is not a module's name"),
+        ("own_package:not-a-name", "'not-a-name' is not an attribute's name"),
+    ],
+)
+def test_dotted_path_that_leads_nowhere(write_module: Callable[..., None], path: str, says: str) -> None:
+    write_module("own_package.__init__", "")
+    write_module("own_package.inner", "def length(completions, **columns): return []")
+    with pytest.raises(UnknownPluginError, match=re.escape(says)) as caught:
+        resolve("reward", path)
+    assert f"no installed distribution is called '{path.partition(':')[0]}'" in str(caught.value)
+
+
+def test_module_beside_the_user_but_not_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_here.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    with pytest.raises(
+        UnknownPluginError, match=r"in the current directory, which is not on the path: set PYTHONPATH=\."
+    ):
+        find("reward", "own_here:x")
+
+
+def test_dotted_path_whose_module_fails(write_module: Callable[..., None]) -> None:
+    write_module("own_fails", "1 / 0")
+    with pytest.raises(
+        BrokenPluginError, match=r"your own module own_fails cannot be loaded: .* ZeroDivisionError"
+    ) as c:
+        resolve("reward", "own_fails:x")
+    assert isinstance(c.value.__cause__, ZeroDivisionError)
+    assert "entry point" not in str(c.value)
+
+    write_module("own_lazy", "def __getattr__(name): raise OSError('lazy')")
+    with pytest.raises(BrokenPluginError, match="reading 'x' from 'own_lazy' raised OSError: lazy"):
+        resolve("reward", "own_lazy:x")
+
+
+def test_ctrl_c_at_import_is_not_swallowed(write_module: Callable[..., None]) -> None:
+    write_module("own_interrupted", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        resolve("reward", "own_interrupted:x")
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+def _with(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"name": f"own_plugins:{name}", **parameters}
+
+
+def test_function_with_parameters_is_a_picklable_partial(own: ModuleType) -> None:
+    reward = load_rewards(_with("plain", scale=2.0, shift=1.0))[0]
+    assert isinstance(reward, functools.partial)
+    copy = pickle.loads(pickle.dumps(reward))
+    assert copy(prompts=[""], completions=["abc"], completion_ids=[[]], answer=["x"]) == [7.0]
+    assert resolve("reward", _with("partial", shift=1.0)).object(completions=["a"], answer=[""]) == [4.0]
+
+
+def test_class_is_built_with_its_parameters(own: ModuleType) -> None:
+    [reward] = load_rewards(_with("Factory", target=4))
+    assert (reward.target, reward.slack) == (4, 2)
+    assert pickle.loads(pickle.dumps(reward)).__name__ == "Factory"
+    assert resolve("reward", _with("OpenEnded", anything=1)).object.options == {"anything": 1}
+    assert resolve("reward", "own_plugins:instance").object is own.instance
+
+
+@pytest.mark.parametrize(
+    ("selection", "says"),
+    [
+        (
+            _with("plain", scael=2.0),
+            "no parameter 'scael'. Did you mean 'scale'? It takes: answer, scale=1.0, shift=0.0.",
+        ),
+        (_with("plain", columns={}), "no parameter 'columns'"),
+        (_with("plain", completions=[]), "no parameter 'completions' (TRL passes that one)"),
+        (_with("positional", factor=1), "no parameter 'factor'. It takes no parameters."),
+        (_with("Factory", traget=2), "no parameter 'traget'. Did you mean 'target'? It takes: target, slack=2."),
+        (_with("Factory", slack=2), "needs the parameter 'target'; write {name: Factory, target: ...}"),
+        (_with("Factory"), "needs the parameter 'target'"),
+        (_with("Slots", x=1), "no parameter 'x'. It takes no parameters."),
+        (_with("instance", target=1), "takes no parameters: own_plugins:instance is an object of type Factory"),
+        (_with("Refuses", threshold=1), "refused its parameters (threshold=1) with ValueError: no, thank you"),
+        (_with("Refuses", error="TypeError"), "with TypeError: no, thank you"),
+        (_with("Refuses", threshold="1e-3"), "YAML 1.1 reads threshold='1e-3' as a string"),
+    ],
+)
+def test_parameters_that_do_not_fit(own: ModuleType, selection: dict[str, Any], says: str) -> None:
+    with pytest.raises(PluginParameterError, match=re.escape(says)) as caught:
+        resolve("reward", selection)
+    assert "your own module own_plugins" in str(caught.value)
+    assert (caught.value.__cause__ is not None) == ("thank you" in says or "YAML" in says)
+
+
+@pytest.mark.parametrize("error", ["KeyError", "SystemExit"])
+def test_constructor_that_breaks(own: ModuleType, error: str) -> None:
+    with pytest.raises(BrokenPluginError, match=f"building it with .* raised {error}") as caught:
+        resolve("reward", _with("Refuses", error=error))
+    assert type(caught.value.__cause__).__name__ == error
+    with pytest.raises(KeyboardInterrupt):
+        resolve("reward", _with("Refuses", error="KeyboardInterrupt"))
+
+
+# --- kinds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("reward", "plain"),
+        ("reward", "later"),
+        ("reward", "instance"),
+        ("reward", "Slots"),
+        ("advantage_hook", "Early"),
+        ("advantage_hook", "Late"),
+        ("advantage_hook", "Both"),
+        ("loss_aggregation", "Weighs"),
+        ("loss_aggregation", "Reduces"),
+    ],
+)
+def test_each_kind_takes_its_own(own: ModuleType, kind: Any, name: str) -> None:
+    resolve(kind, f"own_plugins:{name}")
+    built = getattr(own, name)
+    built = built() if isinstance(built, type) else built
+    assert resolve(kind, built).object is built, "an object that is already built needs no provenance"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("reward", "number", "is an object of type int, not a reward. Required: a function"),
+        ("reward", "Weighs", "It has weights, so it looks like a loss aggregation"),
+        ("reward", "Early", "It has on_rollout, so it looks like an advantage hook"),
+        ("advantage_hook", "plain", "is the function plain, not an advantage hook. Required: a class"),
+        ("advantage_hook", "Weighs", "looks like a loss aggregation: offer it in trl_grpo_ext.loss_aggregations"),
+        ("loss_aggregation", "Late", "It has on_forward, so it looks like an advantage hook"),
+        ("loss_aggregation", "Odd", "is an object of type Odd, not a loss aggregation"),
+    ],
+)
+def test_each_kind_refuses_the_others(own: ModuleType, kind: Any, name: str, says: str) -> None:
+    for wanted in (f"own_plugins:{name}", getattr(own, name)):
+        wanted = wanted() if isinstance(wanted, type) else wanted
+        with pytest.raises(PluginTypeError, match=re.escape(says)):
+            resolve(kind, wanted)
+
+
+def test_class_in_place_of_its_instance(own: ModuleType) -> None:
+    for kind, name in (("reward", "Factory"), ("advantage_hook", "Early"), ("loss_aggregation", "Weighs")):
+        with pytest.raises(PluginTypeError, match=rf"is the class {name}.*pass an instance, {name}\(\.\.\.\)"):
+            resolve(kind, getattr(own, name))  # type: ignore[arg-type]
+
+
+def test_stubs_inherited_from_a_protocol_are_not_methods() -> None:
+    class Weighs(LossAggregation):
+        def weights(self, rollout: Any) -> Any:
+            return rollout
+
+    class Late(AdvantageHook):
+        def on_forward(self, advantages_B_T: Any, forward: Any) -> Any:
+            return advantages_B_T
+
+    class NoMethods(AdvantageHook):
+        pass
+
+    class NoCall(Reward):
+        pass
+
+    assert load_loss_aggregation(Weighs())
+    assert load_advantage_hooks(Late())
+    assert implements(Late(), "on_forward")
+    assert not implements(Late(), "on_rollout")
+    for kind, plugin in (("advantage_hook", NoMethods()), ("reward", NoCall())):
+        with pytest.raises(PluginTypeError):
+            resolve(kind, plugin)  # type: ignore[arg-type]
+
+
+# --- loaders ---------------------------------------------------------------------------------------------------------
+
+
+def test_reward_list_has_weights_and_the_names_that_trl_gives(own: ModuleType) -> None:
+    from trl.trainer.utils import get_callable_name
+
+    def mine(completions: list[str], **columns: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    rewards = load_rewards(
+        [
+            "{name: own_plugins:Factory, target: 1, weight: 0.25}",
+            _with("plain", scale=2.0, weight=2),
+            mine,
+            "own_plugins:Slots",
+            "own_plugins:Frozen",
+            "own_plugins:Named",
+            "own_plugins:Factory.nested",
+        ]
+    )
+    assert isinstance(rewards, list)
+    assert rewards.weights == [0.25, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert rewards.names == ["Factory", "plain", "mine", "Slots", "Frozen", "its_own_name", "nested"]
+    assert rewards.names == [get_callable_name(reward) for reward in rewards]
+
+
+def test_reward_list_survives_pickling_and_loading_again(own: ModuleType) -> None:
+    rewards = load_rewards([_with("Factory", target=1, weight=0.5), "own_plugins:plain"])
+    for copy in (pickle.loads(pickle.dumps(rewards)), load_rewards(rewards)):
+        assert isinstance(copy, RewardList)
+        assert (copy.weights, copy.names) == (rewards.weights, rewards.names)
+        assert copy[1] is own.plain
+
+
+def test_one_selection_or_several(own: ModuleType) -> None:
+    assert load_rewards("own_plugins:plain") == load_rewards(["own_plugins:plain"]) == [own.plain]
+    assert load_rewards(own.plain) == load_rewards((own.plain,)) == [own.plain]
+    assert load_rewards([]) == []
+    hooks = load_advantage_hooks(["own_plugins:Late", own.Early(), {"name": "own_plugins:Both"}])
+    assert [type(hook).__name__ for hook in hooks] == ["Late", "Early", "Both"], "in the order given"
+    with pytest.raises(ConfigurationError, match="There is one loss aggregation, not a list"):
+        load_loss_aggregation(["own_plugins:Weighs"])
+
+
+def test_rewards_of_one_name_get_a_number(own: ModuleType) -> None:
+    from trl.trainer.utils import get_callable_name
+
+    def plain_2(completions: list[str], **columns: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    given = ["own_plugins:plain", _with("plain", scale=2.0), own.plain, plain_2, _with("plain", scale=3.0)]
+    rewards = load_rewards(given)
+    assert rewards.names == ["plain", "plain_3", "plain_4", "plain_2", "plain_5"]
+    assert [get_callable_name(reward) for reward in rewards] == rewards.names
+    assert rewards[0] is own.plain
+    assert own.plain.__name__ == "plain", "what was passed in stays as it is"
+    assert [reward(completions=["abc"], answer=[""]) for reward in rewards] == [[3.0], [6.0], [3.0], [0.0], [9.0]]
+    copies = pickle.loads(pickle.dumps(rewards[:3]))
+    assert [get_callable_name(copy) for copy in copies] == rewards.names[:3]
+    assert copies[1](completions=["abc"], answer=[""]) == [6.0]
+    assert load_rewards(rewards).names == rewards.names
+
+
+def test_a_numbered_object_is_the_plugin_itself_where_nobody_else_holds_it(own: ModuleType) -> None:
+    mine = own.Factory(9)
+    rewards = load_rewards([_with("Factory", target=1), _with("Factory", target=2), mine, "own_plugins:instance"])
+    assert rewards.names == ["Factory", "Factory_2", "Factory_3", "Factory_4"]
+    assert type(rewards[1]) is own.Factory
+    assert not hasattr(mine, "__name__")
+    assert not hasattr(own.instance, "__name__")
+    assert rewards[2].target == 9, "a wrapper answers for what it wraps"
+    assert pickle.loads(pickle.dumps(rewards[3]))(completions=["x"]) == [7.0]
+
+
+def test_what_cannot_take_a_name_is_wrapped(own: ModuleType) -> None:
+    rewards = load_rewards(["own_plugins:Slots", "own_plugins:Slots", "own_plugins:Frozen", _with("Frozen", alpha=2.0)])
+    assert rewards.names == ["Slots", "Slots_2", "Frozen", "Frozen_2"]
+    assert rewards[3].alpha == 2.0
+
+
+def test_async_rewards_stay_async_under_another_name(own: ModuleType) -> None:
+    from trl.trainer.utils import is_async_callable
+
+    rewards = load_rewards(["own_plugins:later", _with("later", scale=2.0), own.later])
+    assert rewards.names == ["later", "later_2", "later_3"]
+    assert all(is_async_callable(reward) for reward in rewards)
+    copy = pickle.loads(pickle.dumps(rewards[1]))
+    assert asyncio.run(copy(completions=["a", "b"])) == [2.0, 2.0]
+
+
+def test_outcomes_are_counted_under_the_numbered_name() -> None:
+    rewards = load_rewards(["gsm8k_accuracy", "gsm8k_accuracy"])
+    logged: list[str] = []
+    for reward in rewards:
+        reward(completions=["18"], answer=["18"], log_metric=lambda name, value: logged.append(name))
+    assert {name.split("/")[1] for name in logged} == {"gsm8k_accuracy", "gsm8k_accuracy_2"}
+
+
+def test_two_models_of_one_name_are_warned_of(own: ModuleType) -> None:
+    import torch
+
+    class Model(torch.nn.Module):
+        config = type("Config", (), {"_name_or_path": "some/plain"})()
+
+    with pytest.warns(UserWarning, match="Several models are called plain; TRL logs them as one metric"):
+        rewards = load_rewards([Model(), "own_plugins:plain", Model()])
+    assert rewards.names == ["plain", "plain_2", "plain"]
+    assert isinstance(rewards[2], Model), "TRL must see that it is a model"
+
+
+def test_async_rewards_stay_async(own: ModuleType) -> None:
+    from trl.trainer.utils import is_async_callable
+
+    rewards = load_rewards(["own_plugins:later", _with("Later", target=2)])
+    assert all(is_async_callable(reward) for reward in rewards)
+    assert asyncio.run(rewards[1](completions=[""])) == [2.0]
+    assert is_async_callable(load_rewards(_with("later", scale=2.0))[0])
+
+
+def test_built_in_rewards_load() -> None:
+    rewards = load_rewards(["gsm8k_accuracy", {"name": "think_format", "weight": 0.2}])
+    assert rewards.names == ["gsm8k_accuracy", "think_format"]
+    assert rewards.weights == [1.0, 0.2]
+
+
+@pytest.mark.parametrize(
+    "info", [pytest.param(info, id=f"{info.kind}-{info.name}") for info in available() if info.builtin]
+)
+def test_every_built_in_loads_or_says_which_parameter_it_needs(info: Any) -> None:
+    problem = "needs the parameter"
+    try:
+        resolve(info.kind, f"{info.distribution}:{info.name}")
+    except PluginParameterError as error:
+        problem = str(error)
+    assert "needs the parameter" in problem
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import trl_grpo_ext", "import trl_grpo_ext; trl_grpo_ext.available()", "import trl_grpo_ext.plugins.loading"],
+)
+def test_importing_and_listing_load_no_heavy_package(code: str) -> None:
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "trl_grpo_ext" in loaded
+    assert not loaded & {"torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "yaml"}
+
+
+# ---------------------------------------------------------------------------------------------- aliases
+
+
+def test_every_alias_selects_its_plugin_and_is_listed() -> None:
+    listed = {info.name: info.aliases for info in available("loss_aggregation") if info.builtin}
+    aliases = [alias for names in listed.values() for alias in names]
+    assert len(set(aliases)) == len(aliases) >= 13
+    assert not set(aliases) & listed.keys()
+    for name, names in listed.items():
+        for alias in names:
+            assert find("loss_aggregation", alias).name == name
+            assert find("loss_aggregation", f"trl-grpo-ext:{alias}").name == name
+            assert load_loss_aggregation(alias).__name__ == name
+    assert listed["token_mean"] == ("dapo",)
+    assert listed["length_power"] == ("delta_l_norm", "vl_norm")
+
+
+def test_the_docs_list_every_alias() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
+    for info in available():
+        if info.builtin and info.aliases:
+            assert f"| `{info.name}` | {', '.join(f'`{alias}`' for alias in info.aliases)} |" in text
+
+
+def test_two_papers_call_themselves_lambda_grpo_and_neither_is_ambiguous() -> None:
+    assert find("loss_aggregation", "lambda_grpo_2509_21154").name == "prefix_share"
+    assert find("loss_aggregation", "lambda_grpo_2510_06870").name == "length_softmax"
+    with pytest.raises(UnknownPluginError) as raised:
+        find("loss_aggregation", "lambda_grpo")
+    assert "lambda_grpo_2509_21154 (which is prefix_share)" in str(raised.value)
+    assert "lambda_grpo_2510_06870 (which is length_softmax)" in str(raised.value)
+
+
+def test_an_alias_is_of_one_kind() -> None:
+    with pytest.raises(UnknownPluginError, match="'dapo' is a loss aggregation, not an advantage hook"):
+        find("advantage_hook", "dapo")

@@ -1,0 +1,86 @@
+"""The live log: every entry at once, and after a resumption."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trl import GRPOTrainer
+
+from tests.support import length_reward, prompts, train
+from trl_grpo_ext.history.report.run import LOG, load_run
+from trl_grpo_ext.trainer.live import LOG_FILE, ConsoleSummary, LiveLog
+
+
+def log_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / LOG_FILE).read_text(encoding="utf-8").splitlines()]
+
+
+def as_json(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in log.items()}
+        for log in history
+    ]
+
+
+def test_the_live_log_is_the_history_at_every_step_and_after_a_resumption(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    seen: list[tuple[int, bool]] = []
+
+    class Look(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append((state.global_step, log_lines(tmp_path) == as_json(state.log_history)))
+
+    def none_at_all(completions: list[str], **columns: Any) -> list[None]:
+        return [None] * len(completions)  # its mean is None in the log
+
+    settings: dict[str, Any] = {
+        "reward_funcs": [length_reward, none_at_all],
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "eval_on_start": True,
+        "per_device_eval_batch_size": 8,
+    }
+    evaluated = {"eval_dataset": prompts(2)}
+    first = train(tiny_model, tmp_path, max_steps=5, trainer_arguments={**evaluated, "callbacks": [Look()]}, **settings)
+    assert seen == [(step, True) for step in range(5)]
+    assert LOG == LOG_FILE
+    assert log_lines(tmp_path) == as_json(first.trainer.state.log_history)
+    assert load_run(tmp_path).last_step == 5
+
+    from tests.support import scripted_rollout
+    from trl_grpo_ext import GRPOExtTrainer
+
+    again = GRPOExtTrainer(
+        str(tiny_model),
+        settings["reward_funcs"],
+        first.trainer.args,
+        train_dataset=prompts(4),
+        rollout_func=scripted_rollout,
+        **evaluated,
+    )
+    again.args.max_steps = 3
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    lines = log_lines(tmp_path)
+    assert lines == as_json(again.state.log_history)
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]  # 3 anew; 4 and 5 are gone
+
+
+def test_a_log_that_cannot_be_written_costs_the_log_alone(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / LOG_FILE).mkdir()
+    with pytest.warns(UserWarning, match=f"{LOG_FILE} cannot be written"):
+        run = train(tiny_model, tmp_path, max_steps=2)
+    assert len(run.losses) == 2
+
+
+def test_the_callbacks_go_with_plain_trl(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callbacks: list[Any] = [ConsoleSummary(every=1), LiveLog()]
+    run = train(tiny_model, tmp_path, GRPOTrainer, max_steps=2, trainer_arguments={"callbacks": callbacks})
+    assert "2/2" in capsys.readouterr().out
+    assert log_lines(tmp_path) == as_json(run.trainer.state.log_history)

@@ -1,0 +1,498 @@
+"""The manifest by itself: how two differ, what a source hash covers, hostile files and names, the model card."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import sys
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import markdown_it
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_grpo_ext import load_advantage_hooks, load_rewards
+from trl_grpo_ext.credit.composition import Preserving
+from trl_grpo_ext.errors import ManifestError
+from trl_grpo_ext.guard.guarded import guarded
+from trl_grpo_ext.plugins.loading import LoadedList, resolve_loss_aggregation
+from trl_grpo_ext.records.manifest import Manifest, PluginRecord, differences, version_notes
+from trl_grpo_ext.records.manifest.model_card import section, with_plugins
+from trl_grpo_ext.records.manifest.source import SourceReader, of_text
+
+# ---------------------------------------------------------------------------------------------- differences
+
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.just(0.5), st.sampled_from("ab"))
+PARAMETERS = st.dictionaries(st.sampled_from(["alpha", "beta"]), VALUES, max_size=2)
+RECORDS = st.builds(
+    PluginRecord,
+    kind=st.sampled_from(["reward", "advantage_hook", "loss_aggregation"]),
+    name=st.sampled_from(["x", "y"]),
+    distribution=st.sampled_from([None, "one", "two"]),
+    version=st.sampled_from([None, "1", "2"]),
+    target=st.sampled_from(["m:a", "m:b"]),
+    parameters=st.none() | PARAMETERS,
+    weight=st.sampled_from([None, 0.5, 1.0]),
+    switches=st.dictionaries(st.just("guard"), VALUES),
+    source_hash=st.sampled_from([None, "aa", "bb"]),
+    inside=st.sampled_from([None, "z, rewards[0]"]),
+)
+MANIFESTS = st.builds(Manifest, plugins=st.lists(RECORDS, max_size=4).map(tuple), versions=st.just({}))
+
+
+@given(MANIFESTS)
+def test_a_manifest_does_not_differ_from_itself(manifest: Manifest) -> None:
+    assert differences(manifest, manifest) == []
+    assert differences(manifest, Manifest.from_plain(json.loads(json.dumps(manifest.plain())))) == []
+
+
+def same(old: PluginRecord | None, new: PluginRecord | None) -> bool:
+    """Whether two records at one place are of one plugin: all but how it is described, and a hash that is unknown."""
+    if old is None or new is None:
+        return False
+    hashes = (old.source_hash, new.source_hash)
+    first, second = (asdict(replace(r, source="", source_hash=None, selected=True)) for r in (old, new))
+    return (None in hashes or hashes[0] == hashes[1]) and json.dumps(first) == json.dumps(second)
+
+
+@given(MANIFESTS, MANIFESTS)
+def test_no_difference_is_seen_from_one_side_alone(old: Manifest, new: Manifest) -> None:
+    assert bool(differences(old, new)) == bool(differences(new, old))
+
+
+@given(MANIFESTS, st.data())
+def test_none_means_that_each_kind_has_the_same_plugins_in_the_same_order(old: Manifest, data: st.DataObject) -> None:
+    # An oracle that matches by place and not by name, on manifests that are near each other.
+    records = list(old.plugins)
+    for index in range(len(records)):
+        if data.draw(st.booleans()):
+            records[index] = data.draw(RECORDS)
+    new = Manifest(tuple(data.draw(st.permutations(records))) if data.draw(st.booleans()) else tuple(records))
+    expected = all(
+        same(before, here)
+        for kind in ("reward", "advantage_hook", "loss_aggregation")
+        for before, here in zip_longest(*([r for r in m.plugins if r.kind == kind] for m in (old, new)))
+    )
+    assert (differences(old, new) == []) == expected
+
+
+FOCAL = PluginRecord(
+    *("loss_aggregation", "focal", "grpo-focal", "0.1.0", "grpo_focal:Focal"),
+    parameters={"gamma": 2.0},
+    source_hash="aa",
+)
+
+
+@pytest.mark.parametrize(
+    ("here", "sentence"),
+    [
+        ({"version": "0.2.0", "source_hash": "bb"}, "grpo-focal 0.1.0 in the checkpoint, 0.2.0 here"),
+        ({"version": None}, "grpo-focal 0.1.0 in the checkpoint, no version here"),
+        ({"distribution": "focal2"}, "grpo-focal 0.1.0 in the checkpoint, focal2 0.1.0 here"),
+        ({"source_hash": "bb"}, "its source differs although the version 0.1.0 is the same"),
+        ({"source_hash": None}, None),
+        ({"target": "grpo_focal:Other"}, "it is grpo_focal:Focal in the checkpoint, grpo_focal:Other here"),
+        ({"parameters": {"gamma": 2}}, None),
+        ({"parameters": {"gamma": True}}, "parameter gamma 2.0 in the checkpoint, true here"),
+        ({"parameters": {}}, "parameter gamma 2.0 in the checkpoint, not set here"),
+        ({"parameters": None}, "its parameters are known in the checkpoint, not known here"),
+        ({"weight": 0.5}, "weight null in the checkpoint, 0.5 here"),
+        ({"switches": {"skip_zero_variance": True}}, "skip_zero_variance not set in the checkpoint, true here"),
+        ({"selected": False, "source": "another text"}, None),
+    ],
+)
+def test_sentences(here: dict[str, Any], sentence: str | None) -> None:
+    expected = [] if sentence is None else [f"loss aggregation focal: {sentence}"]
+    assert differences(Manifest((FOCAL,)), Manifest((replace(FOCAL, **here),))) == expected
+
+
+def test_a_source_of_no_distribution_is_named_by_its_module() -> None:
+    mine = replace(FOCAL, distribution=None, version=None)
+    (sentence,) = differences(Manifest((mine,)), Manifest((replace(mine, source_hash="bb"),)))
+    assert sentence == "loss aggregation focal: its source differs (the module grpo_focal)"
+
+
+def test_two_of_one_name_are_told_apart_by_their_order() -> None:
+    twice = Manifest((FOCAL, replace(FOCAL, parameters={"gamma": 1.0})))
+    assert differences(twice, twice) == []
+    (first, second) = differences(twice, Manifest(twice.plugins[::-1]))
+    assert "gamma 2.0 in the checkpoint, 1.0 here" in first
+    assert "gamma 1.0 in the checkpoint, 2.0 here" in second
+
+
+def test_the_libraries_beneath_are_no_difference_and_a_note() -> None:
+    old, new = Manifest((FOCAL,), {"trl": "1.15.0", "torch": "2"}), Manifest((FOCAL,), {"trl": "1.16.0", "torch": "2"})
+    assert differences(old, new) == []
+    assert version_notes(old, new) == ["trl 1.15.0 in the checkpoint, 1.16.0 here"]
+    assert version_notes(old, replace(old, contract_version=2)) == ["plugin contract 1 in the checkpoint, 2 here"]
+
+
+def test_what_a_file_says_does_not_reach_the_terminal() -> None:
+    bad = replace(FOCAL, name="x\x1b]0;owned\x07\nerror", version="\x1b[31m1", parameters={"\x1b[2J": "\x1b[2J" * 999})
+    sentences = [*differences(Manifest((bad,)), Manifest()), *differences(Manifest((FOCAL,)), Manifest((bad,)))]
+    sentences += differences(Manifest((replace(bad, name="focal"),)), Manifest((FOCAL,)))
+    sentences += version_notes(Manifest((), {"trl\x1b": "\x1b"}), Manifest())
+    assert len(sentences) > 5
+    assert all(text.isprintable() for text in sentences)
+    assert max(map(len, sentences)) < 700
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+@given(MANIFESTS)
+def test_what_is_written_is_read(manifest: Manifest) -> None:
+    assert Manifest.from_plain(json.loads(json.dumps(manifest.plain()))) == manifest
+
+
+def test_writing_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "plugins.json"
+    Manifest((replace(FOCAL, name="ä\u2028\ud800"),)).write(file)  # even what UTF-8 cannot hold
+    assert Manifest.read(file).plugins[0].name == "ä\u2028\ud800"
+    Manifest((FOCAL,)).write(file)
+    assert Manifest.read(file) == Manifest((FOCAL,))
+    assert [path.name for path in file.parent.iterdir()] == ["plugins.json"]
+
+
+GOOD = json.loads(json.dumps(Manifest((FOCAL,), {"trl": "1"}).plain()))
+
+
+def with_record(**values: Any) -> dict[str, Any]:
+    return {**GOOD, "plugins": [{**GOOD["plugins"][0], **values}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "JSONDecodeError"),
+        ("[" * 100_000, "RecursionError"),
+        ("1" * 5000, "ValueError"),
+        ("[]", "the whole is"),
+        ({**GOOD, "format": 2}, "its format is 2, and this version reads 1"),
+        ({**GOOD, "plugins": {}}, "plugins is"),
+        ({**GOOD, "plugins": ["x"]}, r"plugins\[0\] is 'x'"),
+        ({**GOOD, "versions": None}, "versions is None"),
+        ({**GOOD, "versions": {"trl": 1}}, "the version of 'trl' is 1"),
+        ({**GOOD, "contract_version": True}, "contract_version is True"),
+        (with_record(kind="optimizer"), r"plugins\[0\].kind is 'optimizer'"),
+        (with_record(name=3), r"plugins\[0\].name is 3"),
+        (with_record(weight=True), r"plugins\[0\].weight is True"),
+        (with_record(parameters=[]), r"plugins\[0\].parameters is \[\]"),
+        (with_record(more=1), r"plugins\[0\] lacks, or should not have, 'more'"),
+        ({**GOOD, "plugins": [{"kind": "reward"}]}, "lacks, or should not have"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: Any, reason: str) -> None:
+    file = tmp_path / "plugins.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ManifestError, match=reason) as refused:
+        Manifest.read(file)
+    assert str(file) in str(refused.value)
+    assert len(str(refused.value)) < 700
+
+
+def test_bytes_and_folders_are_refused_and_nothing_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "bytes", tmp_path):
+        with pytest.raises(ManifestError, match="cannot be read as a record of plugins"):
+            Manifest.read(path)
+    with pytest.raises(FileNotFoundError):
+        Manifest.read(tmp_path / "none")
+
+
+# ---------------------------------------------------------------------------------------------- sources
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path with a package and modules beside it."""
+    files = {
+        "mine/__init__.py": "",
+        "mine/plugin.py": "from . import direct\nfrom .sub.deep import thing\ndef f():\n    import mine.lazy\n",
+        "mine/direct.py": "import beside\nimport os, torch\n",
+        "mine/sub/__init__.py": "",
+        "mine/sub/deep.py": "from ..circle import *\nthing = 1\n",
+        "mine/circle.py": "import mine.plugin\n",
+        "mine/lazy.py": "",
+        "mine/typed.py": "",
+        "mine/unused.py": "",
+        "mine/broken.py": "def (",
+        "beside.py": "import trl_grpo_ext\n",
+        "other.py": "",
+    }
+    for name, text in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    with (tmp_path / "mine" / "circle.py").open("a") as circle:
+        circle.write("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mine import typed\n")
+        circle.write("try:\n    from mine import broken\nexcept SyntaxError:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def hash_of(module: str, owner: str | None = None) -> str:
+    found = SourceReader().of_module(module, owner)
+    assert found.hash is not None, found.covers
+    return found.hash
+
+
+COVERED = [
+    *("mine/__init__.py", "mine/plugin.py", "mine/direct.py", "mine/sub/__init__.py", "mine/sub/deep.py"),
+    *("mine/circle.py", "mine/lazy.py", "mine/broken.py", "beside.py"),
+]
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_a_source_is_its_module_and_all_that_it_imports_of_its_own(package: Path, name: str) -> None:
+    before = hash_of("mine.plugin")
+    file = package / name
+    file.write_text(file.read_text() + "# another line\n")
+    assert hash_of("mine.plugin") != before
+    assert "mine" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["mine/typed.py", "mine/unused.py", "other.py", "mine/data.json"])
+def test_a_source_is_nothing_else(package: Path, name: str) -> None:
+    before = hash_of("mine.plugin")
+    (package / name).write_text("# another line\n")
+    assert hash_of("mine.plugin") == before
+    covers = SourceReader().of_module("mine.plugin", None).covers
+    assert covers == f"the module mine.plugin and {len(COVERED) - 1} that it needs"
+
+
+def test_line_endings_and_places_do_not_count(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = hash_of("mine.plugin")
+    file = package / "mine" / "direct.py"
+    for ending in (b"\r\n", b"\r"):
+        file.write_bytes(file.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", ending))
+        assert hash_of("mine.plugin") == before
+    package.joinpath("elsewhere").mkdir()
+    for name in ("mine", "beside.py"):
+        (package / name).rename(package / "elsewhere" / name)
+    monkeypatch.syspath_prepend(str(package / "elsewhere"))
+    assert hash_of("mine.plugin") == before
+
+
+def test_moving_a_line_between_modules_counts(package: Path) -> None:
+    (package / "mine" / "sub" / "__init__.py").write_text("x\n")
+    before = hash_of("mine.plugin")
+    (package / "mine" / "sub" / "__init__.py").write_text("")
+    (package / "mine" / "lazy.py").write_text("x\n")
+    assert hash_of("mine.plugin") != before
+
+
+def test_the_names_of_modules_count(package: Path) -> None:
+    (package / "mine" / "plugin.py").write_text("try:\n    from . import a\nexcept ImportError:\n    from . import b\n")
+    (package / "mine" / "a.py").write_text("x = 1\n")
+    before = hash_of("mine.plugin")
+    (package / "mine" / "a.py").rename(package / "mine" / "b.py")
+    assert hash_of("mine.plugin") != before
+
+
+def test_this_package_is_no_part_of_a_module_that_lies_beside_it() -> None:
+    covers = SourceReader().of_module("tests.support", None).covers
+    assert covers == "the module tests.support and 1 that it needs"  # that is `tests` itself
+
+
+def test_an_extension_module_counts_with_its_bytes(package: Path) -> None:
+    from importlib.machinery import EXTENSION_SUFFIXES
+
+    (package / "mine" / "lazy.py").unlink()
+    extension = package / "mine" / f"lazy{EXTENSION_SUFFIXES[0]}"
+    extension.write_bytes(b"\x7fELF\r\n")
+    before = hash_of("mine.plugin")
+    extension.write_bytes(b"\x7fELF\n")
+    assert hash_of("mine.plugin") != before
+
+
+def test_what_lies_in_site_packages_beside_it_is_of_others(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = package / "site-packages"
+    site.mkdir()
+    for name in ("mine", "beside.py"):
+        (package / name).rename(site / name)
+    monkeypatch.syspath_prepend(str(site))
+    assert f"{len(COVERED) - 2} that it needs" in SourceReader().of_module("mine.plugin", None).covers
+    info = site / "mine_dist-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: mine-dist\nVersion: 1\n")
+    (info / "RECORD").write_text("mine/__init__.py,,\nmine/plugin.py,,\nbeside.py,sha256=x,3\n")
+    assert f"{len(COVERED) - 1} that it needs" in SourceReader().of_module("mine.plugin", "mine-dist").covers
+
+
+def test_no_source_has_a_reason() -> None:
+    for module in ("itertools", "no_such_module", "mine.no", "sys"):
+        found = SourceReader().of_module(module, None)
+        assert found.hash is None
+        assert found.covers == f"not hashed: {module} has no source file"
+    typed: dict[str, Any] = {}
+    exec("def reward(**columns): return []", typed)  # as at a prompt
+    found = of_text(typed["reward"])
+    assert found.hash is None
+    assert found.covers.startswith("not hashed: reward was typed in")
+
+
+def test_a_scripts_own_function_is_its_text_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    hashes = []
+    for steps, body in ((1, "return [1.0]"), (2, "return [1.0]"), (2, "return [2.0]")):
+        script.write_text(f"MAX_STEPS = {steps}\ndef mine(**columns):\n    {body}\n")
+        space: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(script.read_text(), script, "exec"), space)
+        (record,) = Manifest.of(bare([space["mine"]])).plugins
+        assert (record.target, record.distribution) == ("__main__:mine", None)
+        hashes.append(record.source_hash)
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert None not in hashes
+
+
+# ---------------------------------------------------------------------------------------------- given in Python
+
+
+def bare(rewards: list[Any], hooks: Any = (), aggregation: Any = None) -> Any:
+    """As much of a trainer as a manifest asks for."""
+    names = [getattr(reward, "__name__", type(reward).__name__) for reward in rewards]
+    weights = torch.ones(len(rewards))
+    return SimpleNamespace(
+        reward_funcs=rewards,
+        reward_func_names=names,
+        reward_weights=weights,
+        advantage_hooks=hooks,
+        loss_aggregation=aggregation,
+    )
+
+
+def reward(completions: list[str], limit: float = 1.0, **columns: Any) -> list[float]:
+    return [limit for _ in completions]
+
+
+@dataclass
+class Judge:
+    """A reward whose constructor's parameters are its attributes."""
+
+    limit: float = 0.5
+    options: Any = None
+    api_key: str = "sk-1"
+
+    def __post_init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, **columns: Any) -> list[float]:
+        return []
+
+
+def test_objects_are_recorded_by_what_they_are_built_with() -> None:
+    judge = Judge(2.0, {"a": (1, math.inf)})
+    rewards = [functools.partial(reward, limit=3), judge, guarded(judge, timeout=4), Judge(options=object()).__call__]
+    hook = load_advantage_hooks("segment_weights")[0]
+    records = Manifest.of(bare(rewards, [Preserving(hook, preserve_sum=True)])).plugins
+    assert [record.parameters for record in records[:4]] == [
+        {"limit": 3},
+        {"limit": 2.0, "options": {"a": [1, "inf"]}, "api_key": "(not recorded)"},
+        {"limit": 2.0, "options": {"a": [1, "inf"]}, "api_key": "(not recorded)"},
+        None,
+    ]
+    assert [record.target for record in records[:4]] == [
+        f"{__name__}:{name}" for name in ("reward", "Judge", "Judge", "Judge.__call__")
+    ]
+    assert records[2].switches["guard"]["timeout"] == 4
+    assert records[4].target.endswith("segment_weights:SegmentWeights")
+    assert records[4].switches == {"preserve_sum": True}
+    assert records[4].distribution == "trl-grpo-ext"
+    assert all(record.source_hash for record in records)
+
+
+def test_what_changes_while_it_trains_is_no_parameter() -> None:
+    judge = Judge()
+    before = Manifest.of(bare([judge]))
+    judge.calls += 7
+    assert differences(before, Manifest.of(bare([judge]))) == []
+    hook = load_advantage_hooks({"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40})[0]
+    assert Manifest.of(bare([judge], [hook])).plugins[1].parameters is None
+
+
+def test_a_list_remembers_what_it_was_made_of_and_a_copy_does_not() -> None:
+    import copy
+    import pickle
+
+    rewards = load_rewards(["think_format", {"name": "repetition", "weight": 0.3}, reward])
+    assert [loaded.info is not None for loaded in rewards.loaded] == [True, True, False]
+    assert [loaded.info is not None for loaded in load_rewards(rewards).loaded] == [True, True, False]
+    rewards.reverse()
+    rewards.append(reward)
+    assert [loaded.info is not None for loaded in rewards.loaded] == [False, True, True, False]
+    joined = LoadedList.joined([reward], rewards)
+    assert [loaded.info is not None for loaded in joined.loaded] == [False, False, True, True, False]
+    for copied in (copy.copy(rewards), pickle.loads(pickle.dumps(rewards))):
+        assert copied.weights == rewards.weights == [1.0, 0.3, 1.0]
+        assert copied.names == rewards.names
+        assert len(copied) == 4
+        assert copied.loaded[1].info is None
+
+
+def test_an_aggregation_is_known_only_while_it_is_the_one() -> None:
+    loaded = resolve_loss_aggregation({"name": "length_power", "alpha": 0.5})
+    known = Manifest.of(bare([], (), loaded.object), loaded).plugins[0]
+    assert (known.parameters, known.selected) == ({"alpha": 0.5}, True)
+    other = resolve_loss_aggregation("token_mean").object
+    replaced = Manifest.of(bare([], (), other), loaded).plugins[0]
+    assert (replaced.name, replaced.selected) == ("token_mean", False)
+
+
+# ---------------------------------------------------------------------------------------------- the model card
+
+HOSTILE = [
+    "x | y", "`code`", "a``b`c", "\\|", "<script>alert(1)</script>", "[click](http://evil)", "**bold**", "# title",
+    "line\n\n# two", "--> end", "\x1b[31m", "![i](http://evil)", " padded ", "http://evil.example", "&lt;", "~~no~~",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_names_are_shown_and_obeyed_nowhere(text: str) -> None:
+    record = PluginRecord("reward", text, text, text, text, {text: text}, 1.0, inside=text)
+    card = section(Manifest((record, FOCAL), {"trl-grpo-ext": "0.1.0"}))
+    parser = markdown_it.MarkdownIt("gfm-like", {"linkify": False})
+    tokens = parser.parse(card)
+    rows = [token for token in tokens if token.type == "tr_open"]
+    assert len(rows) == 3  # the head, it, and the one behind it
+    cells = [token for token in tokens if token.type == "td_open"]
+    assert len(cells) == 10
+    inner = [child for token in tokens for child in token.children or ()]
+    assert {child.type for child in inner} <= {"text", "code_inline", "softbreak"}
+    assert [token.tag for token in tokens if token.type == "heading_open"] == ["h2"]
+    shown = "".join(child.content for child in inner)
+    visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    assert visible.strip() in shown
+    (install,) = [token.content for token in tokens if token.type == "fence"]
+    assert re.fullmatch(r"pip install( [\w.-]+==[\w.+-]+)+\n", install)
+
+
+@pytest.mark.parametrize("card", ["# T\n\ntext\n\n## Citations\n\nCite\n", "# T\n\ntext\n", "", "---\na: b\n---\n# T"])
+def test_the_section_is_there_once_however_often_it_is_written(card: str) -> None:
+    old = Manifest((FOCAL,), {"trl-grpo-ext": "0.1.0"})
+    once = with_plugins(card, old)
+    assert with_plugins(once, old) == once
+    assert once.count("## Plugins") == 1
+    assert "grpo-focal==0.1.0" in once
+    renewed = with_plugins(once, Manifest((replace(FOCAL, name="other"),)))
+    assert "`other`" in renewed
+    assert "`focal`" not in renewed
+    for line in card.splitlines():
+        assert line in renewed.splitlines()
+
+
+def test_the_card_says_how_parameters_were_given() -> None:
+    mine = PluginRecord("reward", "mine", None, None, "mine:f", None, 0.5)
+    text = section(Manifest((mine, FOCAL), {"trl-grpo-ext": "0.1.0"}))
+    assert "| reward | `mine` |  |  | `weight: 0.5`, given in Python |" in text
+    assert "| loss aggregation | `focal` | `grpo-focal` | `0.1.0` | `gamma: 2.0` |" in text
+    assert "In no distribution, so not to be installed: `mine:f`." in text
+    assert "pip install trl-grpo-ext==0.1.0 grpo-focal==0.1.0" in text

@@ -1,0 +1,299 @@
+"""How the rows of a block are cut into parts: by hand, against every possible cut, and what holds for any plan.
+
+`shapes` and `cheapest` below are written from the words of `plan_block`, not from its code: the first measures what a
+plan computes, the second tries every cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise, zip_longest
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext.trainer.compact.plan import Plan, part_tokens, plan_block, saves_nothing, unmoved
+
+Row = tuple[int, int]
+"""Tokens of the prompt, and of the completion."""
+Rank = list[tuple[Row, bool]]
+"""Each row, and whether it has to run."""
+
+
+def plans_of(ranks: Sequence[Rank], micro_steps: int, **settings: int | None) -> list[Plan]:
+    blocks = [
+        (np.array([row for row, _ in rank], dtype=np.int64).reshape(-1, 2), np.array([r for _, r in rank], dtype=bool))
+        for rank in ranks
+    ]
+    return plan_block(blocks, micro_steps, **settings)
+
+
+def all_run(*rows: Row) -> Rank:
+    return [(row, True) for row in rows]
+
+
+def parts_of(plan: Plan) -> list[tuple[int, ...]]:
+    """The parts in the order in which the sorted rows were cut."""
+    most = max(len(step) for step in plan.steps)
+    return [step[turn] for turn in range(most) for step in plan.steps if turn < len(step)]
+
+
+def shapes(ranks: Sequence[Rank], plans: Sequence[Plan]) -> list[tuple[int, int, int]]:
+    """Rows, longest prompt and longest completion of each part, over all ranks; placeholders alone have no length."""
+    found = []
+    for parts in zip(*(parts_of(plan) for plan in plans), strict=True):
+        (size,) = {len(part) for part in parts}
+        rows = [rank[row][0] for rank, part in zip(ranks, parts, strict=True) for row in part if row >= 0]
+        found.append((size, max((p for p, _ in rows), default=0), max((c for _, c in rows), default=0)))
+    return found
+
+
+def tokens(shape: tuple[int, int, int]) -> int:
+    return shape[0] * (shape[1] + shape[2])
+
+
+def rows_without_plan(ranks: Sequence[Rank], micro_steps: int) -> int:
+    return -(-max(len(rank) for rank in ranks) // micro_steps)
+
+
+def budget_without_plan(ranks: Sequence[Rank], micro_steps: int) -> int:
+    """What a micro-batch of TRL's computes: its rows, padded to the longest prompt and completion of the rank."""
+    rows = rows_without_plan(ranks, micro_steps)
+    return rows * max(max(p for (p, _), _ in rank) + max(c for (_, c), _ in rank) for rank in ranks if rank)
+
+
+def cheapest(ranks: Sequence[Rank], micro_steps: int, budget: int | None) -> int:
+    """Tokens of the best of all cuts of all three orders."""
+    limit = budget_without_plan(ranks, micro_steps) if budget is None else budget
+    rows_at_any_length = rows_without_plan(ranks, micro_steps) if budget is None else 1
+    by_order = []
+    for order in (sum, lambda row: row[1], lambda row: row[0]):
+        kept = [[row for row, runs in rank if runs] for rank in ranks]
+        # Rows of equal length in the order's sense: the longer in all first, then the longer completion.
+        ordered = [sorted(rows, key=lambda row: (order(row), sum(row), row[1]), reverse=True) for rows in kept]
+        profile = [tuple(map(max, zip(*place, strict=True))) for place in zip_longest(*ordered, fillvalue=(0, 0))]
+        costs: dict[int, list[int]] = {}
+        for count in range(len(profile)):
+            for cuts in combinations(range(1, len(profile)), count):
+                pieces = [profile[a:b] for a, b in pairwise((0, *cuts, len(profile)))]
+                cost = [len(piece) * (max(p for p, _ in piece) + max(c for _, c in piece)) for piece in pieces]
+                if all(c <= limit or len(piece) <= rows_at_any_length for c, piece in zip(cost, pieces, strict=True)):
+                    costs.setdefault(len(pieces), []).append(sum(cost))
+        if not profile:
+            return 0
+        by_order.append(min(costs[max(min(micro_steps, len(profile)), min(costs))]))
+    return min(by_order)
+
+
+lengths = st.tuples(st.integers(1, 6), st.integers(1, 9))
+ranks_of_rows = st.integers(1, 3).flatmap(
+    lambda count: st.integers(1, 8).flatmap(
+        lambda rows: st.lists(
+            st.lists(st.tuples(lengths, st.booleans()), min_size=rows, max_size=rows), min_size=count, max_size=count
+        )
+    )
+)
+budgets = st.none() | st.integers(1, 60)
+
+
+# ----------------------------------------------------------------------------------------------------- by hand
+
+
+def test_long_rows_go_with_long_rows() -> None:
+    (plan,) = plans_of([all_run((2, 1), (2, 9), (2, 1), (2, 9))], 2)
+    assert plan == Plan((((1, 3),), ((0, 2),)), live=28, computed=28, dropped=0, idle=0)
+
+
+def test_one_long_row_is_left_alone_and_the_short_ones_meet() -> None:
+    # In parts of 3 and 3: 3 * 10 + 3 * 2 = 36 tokens, in parts of 1 and 5: 10 + 5 * 2 = 20. Without a plan 3 * 10 may
+    # run at a time, so that five short ones may.
+    (plan,) = plans_of([all_run((1, 1), (1, 1), (1, 9), (1, 1), (1, 1), (1, 1))], 2)
+    assert plan.steps == (((2,),), ((0, 1, 3, 4, 5),))
+    assert (plan.live, plan.computed) == (20, 20)
+
+
+def test_rows_that_count_each_other_stay_as_many() -> None:
+    (plan,) = plans_of([all_run((1, 1), (1, 1), (1, 9), (1, 1))], 2, rows_per_part=2)
+    assert plan.steps == (((2, 0),), ((1, 3),))
+    assert plan.computed == 2 * 10 + 2 * 2
+
+
+def test_rows_that_do_not_have_to_run_are_dropped() -> None:
+    rank = [((3, 4), False), ((1, 2), True), ((3, 5), False), ((1, 2), True)]
+    (plan,) = plans_of([rank], 2)
+    assert plan == Plan((((1,),), ((3,),)), live=6, computed=6, dropped=2, idle=0)
+
+
+def test_a_rank_with_fewer_rows_gets_placeholders() -> None:
+    # The second rank has one row that runs. The cut is the first rank's; where the second has none left a placeholder
+    # stands: beside a row it is as long as the row, by itself a prompt of 2 (the shortest there is) and one token.
+    first = all_run((2, 8), (2, 8), (2, 1), (2, 1))
+    second = [((3, 2), False), ((2, 5), False), ((4, 3), True), ((2, 9), False)]
+    one, two = plans_of([first, second], 2)
+    assert one.steps == (((0, 1),), ((2, 3),))
+    assert two.steps == (((2, -1),), ((-1, -1),))
+    assert (one.computed, one.idle, one.dropped) == (2 * 10 + 2 * 3, 0, 0)
+    assert (two.computed, two.idle, two.dropped, two.live) == (2 * 7 + 2 * 3, 1, 3, 7)
+
+
+def test_fewer_rows_than_micro_steps_leave_micro_steps_of_one_placeholder() -> None:
+    rank = [((2, 3), True), ((2, 3), False), ((1, 4), True), ((2, 3), False)]
+    (plan,) = plans_of([rank], 4)
+    assert plan.steps == (((2,),), ((0,),), ((-1,),), ((-1,),))
+    assert (plan.computed, plan.idle) == (5 + 5 + 2 + 2, 2)
+
+
+@pytest.mark.parametrize("runs", [0, 1, 2])
+def test_a_rank_where_nothing_runs(runs: int) -> None:
+    busy = [((2, 3), number < runs) for number in range(2)]
+    quiet: Rank = [((2, 3), False)] * 2
+    one, two = plans_of([busy, quiet], 2)
+    assert two.steps == (((-1,),), ((-1,),))
+    assert (two.live, two.dropped, two.idle, two.computed) == (0, 2, 2, 6)
+    assert [len(step) for step in one.steps] == [1, 1]
+    assert one.idle == 2 - runs
+
+
+def test_a_budget_makes_more_parts_than_micro_steps() -> None:
+    # 21 tokens: one row of 20 by itself, then four of 5. They are dealt to the micro-steps in turn.
+    (plan,) = plans_of([all_run((5, 15), *[(2, 3)] * 8)], 2, max_tokens=21)
+    assert [len(part) for part in parts_of(plan)] == [1, 4, 4]
+    assert plan.steps == (((0,), (5, 6, 7, 8)), ((1, 2, 3, 4),))
+
+
+def test_a_row_above_the_budget_runs_by_itself() -> None:
+    (plan,) = plans_of([all_run((5, 15), (5, 14), (1, 1), (1, 1))], 1, max_tokens=4)
+    assert plan.steps == (((0,), (1,), (2, 3)),)
+
+
+@pytest.mark.parametrize(("rows", "micro_steps", "sizes"), [(8, 4, [2] * 4), (10, 4, [2, 2, 3, 3]), (3, 2, [1, 2])])
+def test_rows_of_one_length_are_cut_evenly(rows: int, micro_steps: int, sizes: list[int]) -> None:
+    (plan,) = plans_of([all_run(*[(3, 4)] * rows)], micro_steps)
+    assert sorted(len(part) for part in parts_of(plan)) == sizes
+
+
+def test_rows_that_stay_are_one_part() -> None:
+    measured = np.array([[2, 5], [4, 1]])
+    assert unmoved(measured) == Plan((((0, 1),),), live=12, computed=2 * (4 + 5), dropped=0, idle=0)
+
+
+def test_the_order_does_not_depend_on_where_rows_of_equal_length_stood() -> None:
+    # (5, 3) and (3, 5) have as many tokens. Side by side they compute 10 a row, apart 8.
+    together, mixed = [(5, 3), (5, 3), (3, 5), (3, 5)], [(5, 3), (3, 5), (3, 5), (5, 3)]
+    for rows in (together, mixed):
+        (plan,) = plans_of([all_run(*rows)], 2)
+        assert plan.computed == 4 * 8
+
+
+# ----------------------------------------------------------------------------------------------- against every cut
+
+
+@given(ranks_of_rows, st.integers(1, 5), budgets)
+@settings(max_examples=200, deadline=None)
+def test_no_cut_computes_fewer_tokens(ranks: list[Rank], micro_steps: int, budget: int | None) -> None:
+    plans = plans_of(ranks, micro_steps, max_tokens=budget)
+    assert sum(map(tokens, shapes(ranks, plans))) == cheapest(ranks, micro_steps, budget)
+
+
+# ----------------------------------------------------------------------------------------------- of any plan
+
+
+@given(ranks_of_rows, st.integers(1, 5), budgets)
+@settings(max_examples=200, deadline=None)
+def test_every_row_that_has_to_run_is_in_one_part_and_no_other_is(
+    ranks: list[Rank], micro_steps: int, budget: int | None
+) -> None:
+    for rank, plan in zip(ranks, plans_of(ranks, micro_steps, max_tokens=budget), strict=True):
+        placed = [row for part in parts_of(plan) for row in part if row >= 0]
+        assert sorted(placed) == [row for row, (_, runs) in enumerate(rank) if runs]
+        assert plan.dropped == len(rank) - len(placed)
+        assert plan.live == sum(sum(rank[row][0]) for row in placed)
+        assert plan.idle == sum(all(row < 0 for part in step for row in part) for step in plan.steps)
+
+
+@given(ranks_of_rows, st.integers(1, 5), budgets)
+@settings(max_examples=200, deadline=None)
+def test_ranks_run_as_many_parts_of_the_same_size_in_each_micro_step(
+    ranks: list[Rank], micro_steps: int, budget: int | None
+) -> None:
+    plans = plans_of(ranks, micro_steps, max_tokens=budget)
+    assert len({tuple(tuple(map(len, step)) for step in plan.steps) for plan in plans}) == 1
+    assert all(len(plan.steps) == micro_steps and all(plan.steps) for plan in plans)
+
+
+@given(ranks_of_rows, st.integers(1, 5), budgets)
+@settings(max_examples=200, deadline=None)
+def test_no_part_is_above_the_budget_but_a_row_by_itself(
+    ranks: list[Rank], micro_steps: int, budget: int | None
+) -> None:
+    plans = plans_of(ranks, micro_steps, max_tokens=budget)
+    if budget is not None:
+        assert all(tokens(shape) <= budget or shape[0] == 1 for shape in shapes(ranks, plans))
+        return
+    # Then no rank computes more at a time than the largest micro-batch, and there are no more parts than micro-steps.
+    limit = budget_without_plan(ranks, micro_steps)
+    for rank, plan in zip(ranks, plans, strict=True):
+        assert all(tokens(shape) <= limit for shape in shapes([rank], [plan]))
+        assert all(len(step) == 1 for step in plan.steps)
+
+
+def test_long_prompts_of_one_rank_and_long_completions_of_another_do_not_make_more_parts() -> None:
+    # Three rows of 3 + 3 tokens would be 18; but neither rank has both, and computes 3 * 4 as without a plan.
+    first = [((3, 1), True), *[((1, 1), False)] * 2]
+    second = all_run((1, 3), (1, 1), (1, 1))
+    assert [len(plan.steps[0]) for plan in plans_of([first, second], 1)] == [1, 1]
+
+
+@given(ranks_of_rows, st.integers(1, 5), budgets)
+@settings(max_examples=200, deadline=None)
+def test_the_tokens_computed_are_those_of_the_parts(ranks: list[Rank], micro_steps: int, budget: int | None) -> None:
+    for rank, plan in zip(ranks, plans_of(ranks, micro_steps, max_tokens=budget), strict=True):
+        expected = 0
+        for part in parts_of(plan):
+            rows = [rank[row][0] for row in part if row >= 0]
+            longest = (max(p for p, _ in rows), max(c for _, c in rows)) if rows else (min(p for (p, _), _ in rank), 1)
+            expected += len(part) * sum(longest)
+        assert plan.computed == expected >= plan.live
+
+
+@given(ranks_of_rows, st.integers(1, 5), budgets, st.randoms(use_true_random=False))
+@settings(max_examples=200, deadline=None)
+def test_the_order_in_which_rows_come_does_not_matter(
+    ranks: list[Rank], micro_steps: int, budget: int | None, random: object
+) -> None:
+    shuffled = [list(rank) for rank in ranks]
+    for rank in shuffled:
+        random.shuffle(rank)  # type: ignore[attr-defined]
+    one, other = (plans_of(blocks, micro_steps, max_tokens=budget) for blocks in (ranks, shuffled))
+    assert shapes(ranks, one) == shapes(shuffled, other)
+    assert [plan.computed for plan in one] == [plan.computed for plan in other]
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.data())
+@settings(max_examples=200, deadline=None)
+def test_parts_of_a_fixed_size_hold_every_row(rows: int, micro_steps: int, count: int, data: st.DataObject) -> None:
+    total = rows * micro_steps
+    ranks = [all_run(*data.draw(st.lists(lengths, min_size=total, max_size=total), label="rows")) for _ in range(count)]
+    for rank, plan in zip(ranks, plans_of(ranks, micro_steps, rows_per_part=rows), strict=True):
+        assert [len(part) for step in plan.steps for part in step] == [rows] * micro_steps
+        assert sorted(row for part in parts_of(plan) for row in part) == list(range(total))
+        assert plan.computed <= budget_without_plan([rank], micro_steps) * micro_steps
+
+
+def test_a_part_of_a_row_without_tokens_still_computes_one_of_each() -> None:
+    assert part_tokens(np.array([[0, 0], [2, 3]]), (0,)) == 2
+
+
+def test_a_plan_that_saves_nothing_is_known_as_such() -> None:
+    alike, runs = np.full((6, 2), 4), np.ones(6, dtype=bool)
+    (plan,) = plan_block([(alike, runs)], 3)
+    assert saves_nothing(plan, alike)
+    (dropping,) = plan_block([(alike, np.array([True] * 5 + [False]))], 3)
+    assert not saves_nothing(dropping, alike)
+    uneven = alike.copy()
+    uneven[2:4, 1] = 1
+    (shorter,) = plan_block([(uneven, runs)], 3)
+    assert shorter.computed < 6 * 8
+    assert not saves_nothing(shorter, uneven)

@@ -1,0 +1,506 @@
+"""Rows taken out of micro-batches and put together anew keep every value that counts, and the loss.
+
+The batches are made up in TRL's form. `loss_of` below is TRL's reductions written down once more, on per-token losses
+that are homogeneous in the advantages, as all of TRL's are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
+
+from trl_grpo_ext.trainer.compact import rows
+from trl_grpo_ext.trainer.compact.plan import Plan, plan_block, unmoved
+from trl_grpo_ext.trainer.compact.rows import (
+    FACTOR_KEY,
+    PARTS_KEY,
+    Layout,
+    counting_mask,
+    in_order_of_length,
+    laid_out,
+    row_table,
+    trimmed,
+)
+from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _has_to_run, freedom_of
+from trl_grpo_ext.trainer.contexts import RowKeys
+from trl_grpo_ext.trainer.mixin import GRPOExtMixin
+
+PLACE, WEIGHTS = "trl_grpo_ext_place", "trl_grpo_ext_weights"
+LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
+LIMIT = 7
+"""Stands in for `max_completion_length`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One completion: its lengths, which of its tokens are the model's, and its advantages."""
+
+    prompt: int
+    live: tuple[bool, ...]
+    advantages: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A generation batch of one rank, and what TRL pads it to beyond its longest row."""
+
+    rows: list[Row]
+    micro_steps: int
+    per_token: bool
+    padding: tuple[int, int]
+    tool_mask: bool
+    budget: int | None
+    sequence_ratio: bool
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    micro_steps = draw(st.integers(1, 4))
+    count = micro_steps * draw(st.integers(1, 3))
+    values = st.sampled_from([-1.5, -0.25, 0.0, 0.0, 0.5, 2.0])
+    rows = []
+    for _ in range(count):
+        live = tuple(draw(st.lists(st.sampled_from([True, True, False]), min_size=0, max_size=6)))
+        silent = draw(st.booleans())
+        advantages = [0.0] * 6 if silent else draw(st.lists(values, min_size=6, max_size=6))
+        rows.append(Row(draw(st.integers(1, 4)), live, tuple(advantages)))
+    return Case(
+        rows,
+        micro_steps,
+        draw(st.booleans()),
+        (draw(st.integers(0, 2)), draw(st.integers(0, 2))),
+        draw(st.booleans()),
+        draw(st.none() | st.integers(1, 30)),
+        draw(st.booleans()),
+    )
+
+
+def batches_of(case: Case) -> list[dict[str, Any]]:
+    """TRL's micro-batches; every live token has values of its own, every other place has rubbish."""
+    count, width = len(case.rows), max(1, *(len(row.live) for row in case.rows)) + case.padding[1]
+    left = max(row.prompt for row in case.rows) + case.padding[0]
+    number_B_T = torch.arange(count * width, dtype=torch.float64).view(count, width)
+    batch: dict[str, Any] = {
+        "prompt_ids": torch.arange(count * left).view(count, left) + 1000,
+        "prompt_mask": torch.tensor([[0] * (left - row.prompt) + [1] * row.prompt for row in case.rows]),
+        "completion_ids": torch.arange(count * width).view(count, width) + 5000,
+        "completion_mask": torch.tensor([[1] * len(row.live) + [0] * (width - len(row.live)) for row in case.rows]),
+        "old_per_token_logps": torch.sin(number_B_T),
+        "ref_per_token_logps": torch.cos(number_B_T),
+        "importance_sampling_ratio": torch.sin(number_B_T[:, :1] if case.sequence_ratio else number_B_T).abs(),
+        WEIGHTS: torch.sin(3 + number_B_T).abs(),
+        PLACE: torch.arange(count) + 40,
+        "labels": [f"row {row}" for row in range(count)],
+        "num_items_in_batch": torch.tensor(23.0),
+        "nothing": None,
+    }
+    if case.tool_mask:
+        batch["tool_mask"] = torch.tensor(
+            [[*map(int, row.live), *[1] * (width - len(row.live))] for row in case.rows]
+        ).view(count, width)
+    batch[WEIGHTS] = batch[WEIGHTS] * counting_mask(batch)
+    advantages_B_T = torch.tensor([[*row.advantages, *[0.0] * width][:width] for row in case.rows])
+    batch["advantages"] = advantages_B_T if case.per_token else advantages_B_T[:, 0].clone()
+    size = count // case.micro_steps
+    return [
+        {
+            key: value
+            if value is None or (isinstance(value, torch.Tensor) and value.dim() == 0)
+            else value[at : at + size]
+            for key, value in batch.items()
+        }
+        for at in range(0, count, size)
+    ]
+
+
+def trainer_like(loss_type: str, beta: float, aggregation: Any = None) -> Any:
+    """What `freedom_of` and the factors read."""
+    return SimpleNamespace(
+        loss_type=loss_type,
+        beta=beta,
+        loss_aggregation=aggregation,
+        advantage_hooks=[],
+        _entropy_bonus_enabled=False,
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        model=SimpleNamespace(config=LlamaConfig()),
+    )
+
+
+class Weights:
+    """Stands for any aggregation by weights."""
+
+    def weights(self, mask_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def compacted(case: Case, trainer: Any, freedom: Freedom | None = None) -> tuple[list[dict[str, Any]], Plan]:
+    """All parts, in the order in which they are laid out, and the plan; `CompactUpdates._replanned` for one rank."""
+    freedom = freedom_of(trainer) if freedom is None else freedom
+    batches = batches_of(case)
+    table = torch.cat([row_table(batch) for batch in batches]).numpy()
+    layout = Layout(
+        factor=lambda before, part: CompactUpdates._row_factor(trainer, before, part),
+        precision=torch.float64,
+        trim_left=freedom.trim_left,
+        silent_placeholders=freedom.silent_placeholders,
+    )
+    if not freedom.sort:
+        size = len(case.rows) // case.micro_steps
+        plans = [unmoved(table[at : at + size, :2]) for at in range(0, len(table), size)]
+        steps = [
+            laid_out([batch], plan, table[at * size : (at + 1) * size, :2], layout)[0]
+            for at, (batch, plan) in enumerate(zip(batches, plans, strict=True))
+        ]
+        return steps, plans[0]
+    ((plan),) = plan_block(
+        [(table[:, :2], _has_to_run(table[:, 2], freedom))],
+        case.micro_steps,
+        rows_per_part=None if freedom.any_count else len(case.rows) // case.micro_steps,
+        max_tokens=case.budget if freedom.any_count else None,
+    )
+    steps = laid_out(batches, plan, table[:, :2], layout)
+    assert len(steps) == case.micro_steps
+    parts = []
+    for step, planned in zip(steps, plan.steps, strict=True):
+        step = dict(step)
+        others = step.pop(PARTS_KEY, [])
+        assert 1 + len(others) == len(planned)
+        parts += [step, *others]
+    return parts, plan
+
+
+def rows_by_place(batches: list[dict[str, Any]], case: Case) -> dict[int, dict[str, Any]]:
+    """Each row's values at its live tokens (prompt and completion), by its place; placeholders left out."""
+    found: dict[int, dict[str, Any]] = {}
+    for batch in batches:
+        tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor) and value.dim() > 0}
+        for row, place in enumerate(batch[PLACE].tolist()):
+            if place < 0:
+                continue
+            assert place not in found
+            found[place] = {"labels": batch["labels"][row]}
+            for key, value in tensors.items():
+                mask = batch["prompt_mask" if key.startswith("prompt") else "completion_mask"][row] != 0
+                whole = value.dim() == 1 or (key == "importance_sampling_ratio" and case.sequence_ratio)
+                found[place][key] = value[row].tolist() if whole else value[row][mask].tolist()
+    return found
+
+
+# ----------------------------------------------------------------------------------------------- by hand
+
+
+def test_a_row_is_measured_by_its_masks() -> None:
+    rows = [
+        Row(2, (True, True, True), (0.5,) * 6),
+        Row(4, (True,), (0.0,) * 6),
+        Row(1, (False, False), (2.0,) * 6),
+        Row(3, (), (2.0,) * 6),
+        Row(3, (False, True), (2.0, 0.0, 2.0, 2.0, 2.0, 2.0)),
+    ]
+    (batch,) = batches_of(Case(rows, 1, True, (1, 2), True, None, False))
+    # Signal; none; all tokens are the environment's; no token; the advantages are where nothing counts.
+    assert row_table(batch).tolist() == [[2, 3, 2], [4, 1, 1], [1, 2, 0], [3, 0, 0], [3, 2, 1]]
+
+
+def test_a_part_by_hand() -> None:
+    rows = [Row(1, (True,), (1.0,) * 6), Row(3, (True,) * 5, (2.0,) * 6), Row(2, (True,) * 2, (-1.0,) * 6)]
+    batches = batches_of(Case(rows, 1, False, (2, 1), False, None, False))
+    lengths = np.array([[1, 1], [3, 5], [2, 2]])
+    plan = Plan((((2, 0, -1), (-1,)),), 0, 0, 0, 0)
+    layout = Layout(lambda before, part: part["advantages"].numel() / 10, torch.float64, True, False)
+    (step,) = laid_out(batches, plan, lengths, layout)
+    (idle,) = step[PARTS_KEY]
+    assert step["prompt_ids"].tolist() == [[1013, 1014], [1003, 1004], [1003, 1004]]
+    assert step["prompt_mask"].tolist() == [[1, 1], [0, 1], [0, 1]]
+    assert step["completion_ids"].tolist() == [[5012, 5013], [5000, 5001], [5000, 5001]]
+    assert step["completion_mask"].tolist() == [[1, 1], [1, 0], [1, 0]]
+    assert step["advantages"].tolist() == pytest.approx([-0.3, 0.3, 0.0])
+    assert step[WEIGHTS][2].tolist() == [0, 0]
+    assert step[PLACE].tolist() == [42, 40, -1]
+    assert step["labels"] == ["row 2", "row 0", "row 0"]
+    assert idle["prompt_ids"].tolist() == [[1004]]  # the shortest prompt
+    assert idle["completion_ids"].tolist() == [[5000]]
+
+
+def test_the_batches_of_trl_are_left_as_they_were() -> None:
+    # TRL buffers them, and other iterations read them again.
+    rows = [Row(2, (True,) * 3, (1.0,) * 6), Row(1, (True,), (0.0,) * 6)]
+    case = Case(rows, 2, False, (1, 1), True, None, False)
+    batches, untouched = batches_of(case), batches_of(case)
+    lengths = np.array([[2, 3], [1, 1]])
+    laid_out(
+        batches,
+        Plan((((0, -1),), ((-1, -1),)), 0, 0, 1, 1),
+        lengths,
+        Layout(lambda b, p: 3.0, torch.float64, True, True),
+    )
+    for batch, before in zip(batches, untouched, strict=True):
+        for key, value in before.items():
+            assert torch.equal(batch[key], value) if isinstance(value, torch.Tensor) else batch[key] == value
+
+
+# ----------------------------------------------------------------------------------------------- nothing is lost
+
+
+@given(cases(), st.sampled_from(LOSS_TYPES), st.sampled_from([0.0, 0.1]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_rows_that_run_keep_every_live_token(case: Case, loss_type: str, beta: float, trim_left: bool) -> None:
+    trainer = trainer_like(loss_type, beta)
+    freedom = replace(freedom_of(trainer), trim_left=trim_left)
+    before, (parts, _) = rows_by_place(batches_of(case), case), compacted(case, trainer, freedom)
+    after = rows_by_place(parts, case)
+    table = dict(zip(before, torch.cat([row_table(batch) for batch in batches_of(case)]), strict=True))
+    least = 2 if freedom.drop else 1 if freedom.any_count else 0
+    assert set(after) == {place for place, row in table.items() if row[2] >= least}
+    for place, row in after.items():
+        ours, theirs = dict(row), dict(before[place])
+        factor = ours.pop(FACTOR_KEY, 1.0)
+        scaled, plain = (np.atleast_1d(np.array(kept.pop("advantages"))) for kept in (ours, theirs))
+        assert ours == theirs
+        np.testing.assert_allclose(scaled, plain * factor, rtol=1e-6)
+        factors = scaled[plain != 0] / plain[plain != 0]
+        assert (scaled[plain == 0] == 0).all()
+        assert np.allclose(factors, factors[:1].repeat(len(factors)))
+        assert (factors > 0).all()
+
+
+@given(cases(), st.sampled_from(LOSS_TYPES), st.sampled_from([0.0, 0.1]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_part_is_as_wide_as_its_longest_row(case: Case, loss_type: str, beta: float, trim_left: bool) -> None:
+    trainer = trainer_like(loss_type, beta)
+    parts, plan = compacted(case, trainer, replace(freedom_of(trainer), trim_left=trim_left))
+    computed = 0
+    for part in parts:
+        kept = part[PLACE] >= 0
+        completions = part["completion_mask"][kept].sum(1).max().item() if kept.any() else 0
+        prompts = part["prompt_mask"][kept].sum(1).max().item() if kept.any() else min(r.prompt for r in case.rows)
+        assert part["completion_ids"].size(1) == max(1, completions)
+        assert part["prompt_ids"].size(1) == (
+            prompts if trim_left else max(r.prompt for r in case.rows) + case.padding[0]
+        )
+        rows, width = part["completion_ids"].shape
+        computed += rows * (width + part["prompt_ids"].size(1))
+        for key, value in part.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                expected = 1 if key == "importance_sampling_ratio" and case.sequence_ratio else width
+                expected = part["prompt_ids"].size(1) if key.startswith("prompt") else expected
+                assert value.shape == ((rows, expected) if value.dim() == 2 else (rows,)), key
+    if trim_left and freedom_of(trainer).sort:
+        assert plan.computed == computed
+
+
+@given(cases(), st.sampled_from(LOSS_TYPES), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_placeholders_say_nothing(case: Case, loss_type: str, silent: bool) -> None:
+    trainer = trainer_like(loss_type, 0.0)
+    parts, plan = compacted(case, trainer, replace(freedom_of(trainer), silent_placeholders=silent))
+    found = 0
+    for part in parts:
+        for row in torch.nonzero(part[PLACE] < 0).flatten().tolist():
+            found += 1
+            assert not part["advantages"][row].any()
+            assert not part[WEIGHTS][row].any()
+            assert counting_mask(part)[row].sum() == (0 if silent else 1)
+            assert part["prompt_mask"][row].any()  # something to attend to
+    assert found == sum(row < 0 for step in plan.steps for part in step for row in part)
+
+
+# ----------------------------------------------------------------------------------------------- the loss
+
+
+def loss_of(batch: dict[str, Any], loss_type: str, beta: float, micro_steps: int) -> float:
+    """TRL's reduction of a clipped loss and a KL penalty; what the policy would give is made of the tokens' values."""
+    mask_B_T = counting_mask(batch).double()
+    advantages = batch["advantages"].double()
+    advantages_B_T = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+    logps_B_T = torch.sin(batch["completion_ids"].double())
+    ratio_B_T = torch.exp(logps_B_T - batch["old_per_token_logps"])
+    token_B_T = -torch.minimum(ratio_B_T * advantages_B_T, ratio_B_T.clamp(0.8, 1.2) * advantages_B_T)
+    token_B_T = token_B_T * batch["importance_sampling_ratio"]
+    log_ratio_B_T = batch["ref_per_token_logps"] - logps_B_T
+    token_B_T = (token_B_T + beta * (torch.exp(log_ratio_B_T) - log_ratio_B_T - 1)) * mask_B_T
+    if loss_type == "weights":
+        return float((batch[WEIGHTS] * token_B_T).sum())
+    if loss_type in ("cispo", "dapo", "vespo"):
+        return float(token_B_T.sum() / batch["num_items_in_batch"])
+    if loss_type in ("grpo", "sapo"):
+        return float((token_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1)).mean()) / micro_steps
+    if loss_type == "bnpo":
+        return float(token_B_T.sum() / mask_B_T.sum().clamp(min=1)) / micro_steps
+    if loss_type == "dr_grpo":
+        return float(token_B_T.sum() / (len(token_B_T) * LIMIT)) / micro_steps
+    assert loss_type == "luspo"
+    return float(token_B_T.sum(1).mean()) / micro_steps
+
+
+def gap(case: Case, loss_type: str, beta: float, freedom: Freedom | None = None) -> float:
+    by_weights = loss_type == "weights"
+    trainer = trainer_like("grpo" if by_weights else loss_type, beta, Weights() if by_weights else None)
+    before = [loss_of(batch, loss_type, beta, case.micro_steps) for batch in batches_of(case)]
+    after = [loss_of(part, loss_type, beta, case.micro_steps) for part in compacted(case, trainer, freedom)[0]]
+    return abs(math.fsum(after) - math.fsum(before)) / max(1.0, math.fsum(map(abs, before)))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("loss_type", [*LOSS_TYPES, "weights"])
+@given(case=cases())
+@settings(max_examples=60, deadline=None)
+def test_the_loss_is_the_same(loss_type: str, beta: float, case: Case) -> None:
+    assert gap(case, loss_type, beta) < 1e-12
+
+
+FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True, silent_placeholders=False)
+MIXED = Case(
+    [
+        Row(p, (True,) * c, (a,) * 6)
+        for p, c, a in [(1, 6, 1.0), (3, 1, 0.0), (2, 2, -1.0), (1, 3, 0.5), (2, 4, 0.0), (2, 1, 2)]
+    ],
+    *(3, False, (0, 0), False, None, False),
+)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "freedom"),
+    [
+        ("dapo", FREE),  # rows without an advantage have a penalty
+        ("grpo", replace(FREE, drop=False)),  # parts of another size average over other numbers of rows
+        ("bnpo", replace(FREE, drop=False, any_count=False)),  # rows meet other tokens
+    ],
+)
+def test_more_freedom_with_a_kl_penalty_would_be_another_loss(loss_type: str, freedom: Freedom) -> None:
+    assert gap(MIXED, loss_type, 0.1, freedom) > 1e-3
+    assert gap(MIXED, loss_type, 0.1) < 1e-12
+
+
+def test_a_placeholder_that_counts_would_have_a_penalty() -> None:
+    rows = [Row(1, (True,) * 3, (1.0,) * 6), *[Row(1, (), (0.0,) * 6)] * 2]
+    case = Case(rows, 3, False, (0, 0), False, None, False)
+    allowed = freedom_of(trainer_like("dapo", 0.1))
+    assert allowed.silent_placeholders
+    assert gap(case, "dapo", 0.1, replace(allowed, silent_placeholders=False)) > 1e-3
+    assert gap(case, "dapo", 0.1) < 1e-12
+
+
+# ----------------------------------------------------------------------------- log-probabilities without a gradient
+
+
+class Scored:
+    """Log-probabilities and entropies of a real model, in chunks as TRL takes them; keeps the shape of each pass."""
+
+    def __init__(self, model: Any, positions: bool) -> None:
+        self.model, self.positions = model, positions
+        self.passes: list[tuple[int, int]] = []
+
+    def __call__(
+        self, model: Any, ids: Any, mask: Any, keep: int, batch_size: int | None = None, compute_entropy: bool = False
+    ) -> Any:
+        logps, entropies = [], []
+        for row_ids, live in zip(ids.split(batch_size or len(ids)), mask.split(batch_size or len(ids)), strict=True):
+            self.passes.append(tuple(row_ids.shape))
+            more = {"position_ids": (live.cumsum(-1) - 1).clamp(min=0)} if self.positions else {}
+            with torch.no_grad():
+                logits = model(input_ids=row_ids, attention_mask=live, **more).logits[:, -keep - 1 : -1]
+            every = logits.log_softmax(-1)
+            logps.append(every.gather(-1, row_ids[:, -keep:].unsqueeze(-1)).squeeze(-1))
+            entropies.append(-(every.exp() * every).sum(-1))
+        return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+
+def inputs(seed: int, rows: int, left: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 40, (rows, left + width), generator=generator)
+    prompts = torch.randint(1, left + 1, (rows, 1), generator=generator)
+    completions = torch.randint(0, width + 1, (rows, 1), generator=generator)
+    columns = torch.arange(left + width)
+    return ids, ((columns >= left - prompts) & (columns < left + completions)).long()
+
+
+def gap_in_order(method: Scored, trim_left: bool, seed: int, rows: int = 11, chunk: int = 3) -> float:
+    ids, mask = inputs(seed, rows, 5, 8)
+    given_ = {
+        "model": method.model,
+        "input_ids": ids,
+        "attention_mask": mask,
+        "logits_to_keep": 8,
+        "compute_entropy": True,
+    }
+    plain = method(method.model, ids, mask, 8, compute_entropy=True)
+    method.passes.clear()
+    ordered = in_order_of_length(method, given_, chunk, trim_left)
+    live = mask[:, 5:] != 0
+    assert ordered[2] is None
+    for ours, theirs in zip(ordered[:2], plain[:2], strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+    return max(float(((ours - theirs) * live).abs().max()) for ours, theirs in zip(ordered[:2], plain[:2], strict=True))
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64).eval()
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=40, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3)
+    return GPT2LMHeadModel(config).double().eval()
+
+
+@given(seed=st.integers(0, 10_000), rows=st.integers(2, 12), chunk=st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_log_probabilities_in_order_of_length_are_the_same(llama: Any, seed: int, rows: int, chunk: int) -> None:
+    method = Scored(llama, positions=True)
+    assert gap_in_order(method, True, seed, rows, chunk) < 1e-12
+    assert len(method.passes) == -(-rows // chunk)
+    assert sum(n * columns for n, columns in method.passes) <= rows * 13
+
+
+def test_rows_that_move_within_their_padding_keep_their_log_probabilities(llama: Any) -> None:
+    # TRL passes no positions. The angles of rotary embeddings are float32 in any model, hence the tolerance.
+    assert 0 < gap_in_order(Scored(llama, positions=False), True, seed=1) < 1e-5
+
+
+def test_absolute_positions_keep_what_is_in_front_of_the_prompts(gpt2: Any) -> None:
+    assert gap_in_order(Scored(gpt2, positions=False), False, seed=1) < 1e-12
+    assert gap_in_order(Scored(gpt2, positions=False), True, seed=1) > 1e-2
+
+
+def test_without_entropies_there_are_none(llama: Any) -> None:
+    ids, mask = inputs(3, 5, 4, 6)
+    given_ = {"model": llama, "input_ids": ids, "attention_mask": mask, "logits_to_keep": 6}
+    logps, entropies, auxiliary = in_order_of_length(Scored(llama, positions=True), given_, 2, True)
+    assert logps.shape == (5, 6)
+    assert (logps[mask[:, 4:] == 0] <= 0).all()
+    assert entropies is None
+    assert auxiliary is None
+
+
+def test_micro_batches_of_like_rows_are_trls_own_without_the_padding_of_others() -> None:
+    rows = [Row(2, (True, True), (1.0,) * 6)] * 4
+    case = Case(rows, 2, False, (1, 3), True, None, False)
+    (batch, *_), lengths = batches_of(case), np.array([[2, 2]] * 4)
+    kept = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, True, False))
+    assert kept["prompt_ids"].shape == kept["completion_ids"].shape == (2, 2)
+    assert torch.equal(kept["completion_ids"], batch["completion_ids"][:, :2])
+    assert torch.equal(kept["prompt_ids"], batch["prompt_ids"][:, -2:])
+    assert torch.equal(kept["advantages"], batch["advantages"])
+    behind = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, False, False))
+    assert torch.equal(behind["prompt_ids"], batch["prompt_ids"])
+
+
+def test_the_keys_of_other_modules_are_called_the_same_here() -> None:
+    # `compact_rows` knows no trainer and has these names by itself: under others, placeholders would keep their values.
+    assert RowKeys.place == rows._PLACE_KEY
+    assert GRPOExtMixin._weights_key == rows._WEIGHTS_KEY

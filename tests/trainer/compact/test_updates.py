@@ -1,0 +1,241 @@
+"""`compact_updates: exact` gives the gradient of `off`, on made-up micro-batches and a real model.
+
+Hypothesis chooses lengths, masks and advantages. Each restriction of `Freedom` is lifted once, to show that the
+gradient would then be another one. Whole trainings are in `test_compact_trainings`.
+"""
+
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support import OWN_AGGREGATION, arguments, length_reward, prompts, relative_gap
+from tests.trainer.compact.runs import DIFFERENT, EXACT, FREE, KEPT, SORTED, Bonus, Whitened
+from tests.trainer.compact.test_rows import Case, Row, batches_of, cases
+from tests.trainer.process_worker import Float64CompactTrainer
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Totals
+from trl_grpo_ext.credit.chain import HookChain
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.plugins.loading import load_loss_aggregation
+from trl_grpo_ext.trainer.compact.rows import PARTS_KEY, counting_mask
+from trl_grpo_ext.trainer.compact.updates import Freedom, _say_once, freedom_of
+from trl_grpo_ext.trainer.mixin import GRPOExtMixin
+
+# --------------------------------------------------------------------------------- made-up batches, a real model
+
+
+class Weights:
+    """Stands for any aggregation by weights; the batch has them already."""
+
+    def weights(self, mask_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class Bench:
+    """A trainer whose settings change between made-up batches."""
+
+    def __init__(self, model: Path, folder: Path, **more: Any) -> None:
+        args = arguments(folder, compact_updates="exact", model_init_kwargs={"dtype": torch.float64}, **more)
+        self.trainer: Any = Float64CompactTrainer(str(model), length_reward, args, train_dataset=prompts(8))
+        self.trainer.model.train()
+        self.trainer._self_checked = True
+        self.trainer._places = 10**6  # made-up rows are not in the table of completions
+
+    def set(
+        self, loss_type: str, beta: float = 0.0, aggregation: Any = None, hook: Any = None, **values: Any
+    ) -> Freedom:
+        trainer = self.trainer
+        trainer.loss_type, trainer.beta, trainer.loss_aggregation = loss_type, beta, aggregation
+        trainer.advantage_hooks = [] if hook is None else [hook]
+        trainer._chain = HookChain(trainer.advantage_hooks)
+        trainer.entropy_coef = values.get("entropy_coef", 0.0)
+        trainer._entropy_bonus_enabled = trainer.entropy_coef != 0
+        trainer.top_entropy_quantile = values.get("top_entropy_quantile", 1.0)
+        trainer._freedom = freedom_of(trainer)
+        return trainer._freedom  # type: ignore[no-any-return]
+
+    def batches(self, case: Case) -> list[dict[str, Any]]:
+        """Made-up micro-batches with tokens of the vocabulary, and ratios near 1."""
+        trainer, batches = self.trainer, batches_of(case)
+        trainer.args.gradient_accumulation_steps = trainer.args.steps_per_generation = case.micro_steps
+        trainer.current_gradient_accumulation_steps = case.micro_steps
+        total = sum(int(counting_mask(batch).sum()) for batch in batches)
+        for batch in batches:
+            for key in ("prompt_ids", "completion_ids"):
+                batch[key] = 3 + batch[key] % 39
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+            with torch.no_grad():
+                logps, *_ = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, ids, attention, batch["completion_ids"].size(1)
+                )
+            batch["old_per_token_logps"] = logps + 0.3 * batch["old_per_token_logps"]
+            batch["ref_per_token_logps"] = logps + 0.5 * batch["ref_per_token_logps"]
+            ratio, counting = 0.5 + batch["importance_sampling_ratio"], counting_mask(batch) != 0
+            batch["importance_sampling_ratio"] = ratio if case.sequence_ratio else torch.where(counting, ratio, 1.0)
+            batch["num_items_in_batch"] = torch.tensor(float(total))
+            batch["advantages"] = batch["advantages"].double()
+            size = batch["advantages"].size(0)
+            batch["trl_grpo_ext_totals"] = Totals(
+                tokens=total, sequences=size * case.micro_steps, prompts=1, max_completion_length=10, processes=1
+            )
+            batch["trl_grpo_ext_reward"] = batch["trl_grpo_ext_baseline"] = torch.zeros(size, dtype=torch.float64)
+            batch["trl_grpo_ext_zero_variance"] = torch.zeros(size, dtype=torch.bool)
+        return batches
+
+    def gradient(self, batches: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        trainer = self.trainer
+        trainer.model.zero_grad()
+        loss = 0.0
+        for batch in batches:
+            here = trainer.compute_loss(trainer.model, batch)
+            trainer.accelerator.backward(here)
+            loss += float(here.detach())
+        found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+        return {**found, "loss": torch.tensor(loss)}
+
+    def gap(self, case: Case, freedom: Freedom | None = None) -> float:
+        """Of gradient and loss, relative to the gradient or to 1 where that is smaller."""
+        trainer = self.trainer
+        batches = self.batches(case)
+        theirs = self.gradient(batches)
+        trainer.args.max_tokens_per_micro_batch = case.budget if trainer._freedom.any_count else None
+        if freedom is not None:
+            trainer._freedom = freedom
+        planned = trainer._replanned(batches)
+        assert len(planned) == case.micro_steps
+        ours = self.gradient(planned)
+        assert ours.keys() == theirs.keys()
+        differ = math.sqrt(sum(float((ours[n] - theirs[n]).pow(2).sum()) for n in ours))
+        return differ / max(1.0, math.sqrt(sum(float(theirs[n].pow(2).sum()) for n in theirs)))
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tiny_model, tmp_path_factory.mktemp("bench"))
+
+
+LOSSES = [*OWN_AGGREGATION, "weights"]
+
+
+@given(case=cases(), name=st.sampled_from(LOSSES), beta=st.sampled_from([0.0, 0.1]), level=st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_gradient_of_any_batch_is_the_same(bench: Bench, case: Case, name: str, beta: float, level: bool) -> None:
+    bench.trainer.importance_sampling_level = "sequence" if level else "token"
+    bench.set("grpo" if name == "weights" else name, beta, Weights() if name == "weights" else None)
+    assert bench.gap(case) < EXACT["float64"]
+
+
+@given(case=cases(), name=st.sampled_from(LOSSES), beta=st.sampled_from([0.0, 0.1]))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_same_with_a_forward_hook(bench: Bench, case: Case, name: str, beta: float) -> None:
+    bench.trainer.importance_sampling_level = "token"
+    bench.set("grpo" if name == "weights" else name, beta, Weights() if name == "weights" else None, Bonus())
+    assert bench.gap(case) < EXACT["float64"]
+
+
+ROWS = [(1, 6, 1.0), (3, 1, 0.0), (2, 2, -1.0), (1, 3, 0.5), (2, 4, 0.0), (2, 1, 2.0)]
+MIXED = Case([Row(p, (True,) * c, (a,) * 6) for p, c, a in ROWS], 3, False, (1, 1), False, None, False)
+LONELY = replace(MIXED, rows=[MIXED.rows[0], *[Row(2, (), (0.0,) * 6)] * 5])
+"""One row that runs, for three micro-steps."""
+
+
+@pytest.mark.parametrize(
+    ("case", "configured", "lifted"),
+    [
+        (MIXED, {"loss_type": "dapo", "entropy_coef": 0.1}, KEPT),
+        (MIXED, {"loss_type": "dapo", "entropy_coef": 0.1}, SORTED),
+        (MIXED, {"loss_type": "dapo", "top_entropy_quantile": 0.5}, SORTED),
+        (MIXED, {"loss_type": "grpo", "aggregation": "token_mean_local"}, SORTED),
+        (MIXED, {"loss_type": "dapo", "hook": Whitened()}, SORTED),
+        (MIXED, {"loss_type": "bnpo", "beta": 0.1}, SORTED),
+        (MIXED, {"loss_type": "dapo", "beta": 0.1}, FREE),
+        (MIXED, {"loss_type": "grpo", "beta": 0.1}, KEPT),
+        (MIXED, {"loss_type": "luspo", "beta": 0.1}, KEPT),
+        (MIXED, {"loss_type": "dapo", "hook": Bonus()}, FREE),
+        (MIXED, {"loss_type": "grpo", "hook": Bonus()}, KEPT),
+        (MIXED, {"loss_type": "bnpo", "hook": Bonus()}, SORTED),
+        (LONELY, {"loss_type": "dapo", "beta": 0.1}, KEPT),
+        (LONELY, {"loss_type": "dapo", "hook": Bonus()}, KEPT),
+    ],
+)
+def test_more_freedom_would_give_another_gradient(
+    bench: Bench, case: Case, configured: dict[str, Any], lifted: Freedom
+) -> None:
+    bench.trainer.importance_sampling_level = "token"
+    if "aggregation" in configured:
+        configured = {**configured, "aggregation": load_loss_aggregation(configured["aggregation"])}
+    bench.set(**configured)
+    assert bench.gap(case) < EXACT["float64"]
+    bench.set(**configured)
+    assert bench.gap(case, lifted) > DIFFERENT
+
+
+def test_a_gap_would_be_seen(bench: Bench) -> None:
+    # One advantage is off by a thousandth.
+    bench.set("dapo")
+    batches = bench.batches(MIXED)
+    theirs = bench.gradient(batches)
+    batches[0]["advantages"] = batches[0]["advantages"] * 1.001
+    assert relative_gap(bench.gradient(batches), theirs) > 1e-5
+
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+def test_multimodal_batches_run_as_trl_deals_them(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.set("dapo")
+    trainer = bench.trainer
+    dealt = [{**batch, "pixel_values": torch.zeros(2, 3), "num_images": [1, 1]} for batch in bench.batches(MIXED)]
+    trainer._buffered_inputs, trainer._planned, trainer._step = dealt, None, 1
+    _say_once.cache_clear()
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.updates"):
+            assert trainer._prepare_inputs(None) is dealt[1]
+    assert trainer._buffered_inputs is dealt
+    assert not any(PARTS_KEY in batch for batch in dealt)
+    said = [record.getMessage() for record in caplog.records if record.name == "trl_grpo_ext.trainer.compact.updates"]
+    assert said == ["compact_updates: multimodal inputs (num_images, pixel_values) run as TRL deals them."]
+
+
+def test_a_liger_loss_is_refused(bench: Bench) -> None:
+    args = SimpleNamespace(compact_updates="exact", use_liger_kernel=True)
+    stand_in = SimpleNamespace(_compact=True, args=args)
+    with pytest.raises(ConfigurationError, match="does not go with use_liger_kernel"):
+        GRPOExtMixin._check_compact(stand_in)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"beta": 0.04, "loss_type": "grpo"}, {"entropy_coef": 0.1}, {"loss_aggregation": "token_mean_local"}]
+)
+def test_a_budget_that_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path, overrides: dict[str, Any]) -> None:
+    args = arguments(tmp_path, compact_updates="exact", max_tokens_per_micro_batch=100, **overrides)
+    with pytest.raises(ConfigurationError, match="max_tokens_per_micro_batch=100 cannot be exact in this run"):
+        GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts(4))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"compact_updates": "on"}, "compact_updates must be off or exact, got 'on'"),
+        ({"compact_updates": "exact", "max_tokens_per_micro_batch": 0}, "must be a number from 1 up, got 0"),
+        ({"compact_updates": "exact", "max_tokens_per_micro_batch": True}, "must be a number from 1 up, got True"),
+        ({"compact_updates": "exact", "max_tokens_per_micro_batch": 2.5}, "must be a number from 1 up, got 2.5"),
+        ({"max_tokens_per_micro_batch": 9}, "max_tokens_per_micro_batch=9 needs compact_updates: exact"),
+    ],
+)
+def test_settings_are_checked(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, **overrides)
+
+
+def test_yaml_reads_off_as_false(tmp_path: Path) -> None:
+    config = GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, compact_updates=False)  # type: ignore[arg-type]
+    assert config.compact_updates == "off"

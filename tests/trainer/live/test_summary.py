@@ -1,0 +1,253 @@
+"""The summary on the console: what it shows, where there is little room, and in real trainings."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from transformers import PrinterCallback, ProgressCallback, TrainerState
+
+from tests.cli.terminal import without_escapes
+from tests.support import train
+from tests.trainer.live.screens import Screen, columns, printed, state
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.guard.printable import printable_name
+from trl_grpo_ext.records.cells import arrow, averaged, duration, metric_cells, notable_outcomes
+from trl_grpo_ext.trainer.live import ConsoleSummary
+
+HOSTILE = "a\x1b[2Jb\u202ec\nd\ud800"
+
+
+# ---------------------------------------------------------------------------------------------- what is shown
+
+
+def test_logs_are_averaged_without_nan_and_counters_are_not() -> None:
+    logs = [
+        {"reward": 1.0, "kl": math.nan, "num_tokens": 10.0, "rewards/a/mean": None},
+        {"reward": 2.0, "kl": 0.5, "num_tokens": 30.0, "rewards/a/mean": None},
+        {"reward": 6.0, "num_tokens": 60.0, "note": "text"},
+    ]
+    means = averaged(logs)
+    assert (means["reward"], means["kl"], means["num_tokens"]) == (3.0, 0.5, 60.0)
+    assert math.isnan(means["rewards/a/mean"])
+    assert math.isnan(means["note"])
+
+
+def test_every_reward_has_a_cell_once_there_are_two() -> None:
+    log = {"reward": 0.25, "rewards/a/mean": 0.5, "entropy": 1.5, "clip_ratio/region_mean": 0.004}
+    assert [(cell.name, cell.text) for cell in metric_cells(log)] == [
+        ("reward", "0.250"),
+        ("entropy", "1.500"),
+        ("clip", "<1%"),
+    ]
+    two = {**log, "rewards/b/c/mean": math.nan}
+    assert [(cell.name, cell.text) for cell in metric_cells(two)][:3] == [
+        ("reward", "0.250"),
+        ("a", "0.500"),
+        ("b/c", "nan"),
+    ]
+
+
+def test_outcomes_that_need_attention_are_told_and_others_are_not() -> None:
+    log = {
+        "outcomes/gsm8k_accuracy/right": 0.5,
+        "outcomes/gsm8k_accuracy/wrong": 0.4,
+        "outcomes/gsm8k_accuracy/no_answer": 0.1,
+        "outcomes/code/timeout": 0.001,
+        "outcomes/code/died": 0.0,
+        "rewards/judge/none": 0.25,
+        "rewards/judge/nan": 0.0,
+        "rewards/judge/mean": 0.25,
+    }
+    assert notable_outcomes(log) == ["gsm8k_accuracy: no_answer 10%", "code: timeout <1%", "judge: none 25%"]
+
+
+def test_arrows_say_what_can_be_seen() -> None:
+    marks = ("U", "D", "S")
+
+    def of(value: float, before: float | None) -> str:
+        (cell,) = metric_cells({"reward": value})
+        return arrow(cell, {} if before is None else {"reward": before}, marks)
+
+    assert [of(0.5, 0.4), of(0.4, 0.5), of(0.5001, 0.5004)] == ["U", "D", "S"]
+    assert [of(0.5, None), of(math.nan, 0.5), of(0.5, math.nan)] == ["", "", ""]
+
+
+def test_durations() -> None:
+    seconds = [0, 42, 60, 187, 3600, 3729, math.nan, math.inf, -1]
+    assert [duration(s) for s in seconds] == ["0 s", "42 s", "1:00", "3:07", "1:00:00", "1:02:09", "-", "-", "-"]
+
+
+def test_names_of_strangers_cannot_move_the_cursor() -> None:
+    assert printable_name(HOSTILE) == "a\\x1b[2Jb\\u202ec\\nd\\ud800"
+    assert printable_name("x" * 100) == "x" * 39 + "~"
+
+
+def test_a_summary_in_a_file_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [
+        (step, {"reward": step / 10, "rewards/a/mean": 0.5, "rewards/b/mean": -step / 10, "entropy": 2.0, "kl": 0.01})
+        for step in range(1, 5)
+    ]
+    out = printed(monkeypatch, [*logs, (4, {"train_runtime": 3.0})], every=2, steps=4)
+    assert "\x1b" not in out
+    assert "\r" not in out
+    first, second = columns(out)
+    # Steps 1 and 2, then 3 and 4.
+    assert {name: first[name] for name in ("step", "reward", "a", "b", "entropy", "KL")} == {
+        "step": "2/4",
+        "reward": "0.150",
+        "a": "0.500",
+        "b": "-0.150",
+        "entropy": "2.000",
+        "KL": "0.01",
+    }
+    assert [second[name] for name in ("step", "reward", "a", "b")] == ["4/4", "0.350↑", "0.500=", "-0.350↓"]
+
+
+def test_steps_on_old_completions_wait_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [(1, {"loss": 0.0, "reward": 1.0, "entropy": 1.0}), (2, {"loss": 0.0, "entropy": 2.0})]
+    logs += [(3, {"loss": 0.0, "reward": 2.0, "entropy": 6.0}), (4, {"loss": 0.0, "entropy": 2.0})]
+    rows = columns(printed(monkeypatch, logs, steps=4))
+    assert [(row["step"], row["reward"], row["entropy"]) for row in rows] == [
+        ("1/4", "1.000", "1.000"),
+        ("3/4", "2.000↑", "4.000"),
+    ]
+
+
+def test_the_last_step_is_shown_wherever_it_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [(step, {"reward": float(step)}) for step in range(1, 6)]
+    rows = columns(printed(monkeypatch, logs, every=3, steps=5))
+    assert [(row["step"], row["reward"]) for row in rows] == [("3/5", "2.000"), ("5/5", "4.500↑")]
+
+
+def test_tokens_per_second_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("trl_grpo_ext.trainer.live.summary.time", SimpleNamespace(monotonic=lambda: now[0]))
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    summary = ConsoleSummary()
+    resumed = TrainerState(global_step=10, max_steps=20, num_input_tokens_seen=1000)
+    summary.on_train_begin(None, resumed, None)
+    now[0] = 500.0  # an evaluation before the first step
+    summary.on_step_begin(None, resumed, None)
+    now[0] = 520.0
+    summary.on_log(None, state(12, 20), None, logs={"reward": 1.0, "num_tokens": 5000.0})
+    now[0] = 530.0
+    summary.on_log(None, state(15, 20), None, logs={"reward": 1.0, "num_tokens": 6000.0})
+    rows = columns(screen.getvalue())
+    # 2 steps took 20 s, 8 are ahead; 4000 tokens in 20 s. Then 5 took 30 s, 5 ahead; 1000 in 10 s.
+    assert [(row["left"], row["tokens/s"]) for row in rows] == [("1:20", "200"), ("30 s", "100")]
+
+
+def test_an_evaluation_is_compared_with_the_evaluation_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [(0, {"eval_reward": 0.1}), (1, {"reward": 0.9}), (2, {"eval_reward": 0.3, "eval_loss": 1.0})]
+    out = printed(monkeypatch, logs).splitlines()
+    assert out[0] == "eval 0  reward 0.100"
+    assert out[-1] == "eval 2  reward 0.300↑"
+
+
+def test_other_processes_print_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    ConsoleSummary().on_log(None, state(1, main=False), None, logs={"reward": 1.0})
+    assert screen.getvalue() == ""
+
+
+def test_where_arrows_cannot_be_written_there_are_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [(1, {"reward": 1.0, "rewards/é/mean": 1.0, "rewards/b/mean": 1.0}), (2, {"reward": 2.0})]
+    out = printed(monkeypatch, logs, screen=Screen(encoding="ascii"))
+    assert out.isascii()
+    assert "2.000+" in out
+    assert "\\xe9" in out
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "2"])
+def test_a_summary_needs_a_number_of_steps(every: Any) -> None:
+    with pytest.raises(ConfigurationError, match="every must be a number of steps"):
+        ConsoleSummary(every)
+
+
+VALUES = st.one_of(st.none(), st.floats(), st.text(max_size=5), st.integers(), st.just([1.0, 2.0]), st.booleans())
+NAMES = st.one_of(
+    st.sampled_from(["reward", "eval_reward", "kl", "entropy", "completions/mean_length", "num_tokens", "step"]),
+    st.text(max_size=60).map(lambda name: f"rewards/{name}/mean"),
+    st.text(max_size=60).map(lambda name: f"outcomes/{name}/timeout"),
+    st.text(),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    logs=st.lists(st.dictionaries(NAMES, VALUES, max_size=12), max_size=4),
+    width=st.none() | st.integers(20, 200),
+    terminal=st.booleans(),
+)
+def test_whatever_is_logged_no_error_no_wide_line_and_no_control_character(
+    monkeypatch: pytest.MonkeyPatch, logs: list[dict[str, Any]], width: int | None, terminal: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        out = printed(
+            patch,
+            [(step, {"reward": 1.0, **log}) for step, log in enumerate(logs, 1)],
+            screen=Screen(terminal),
+            width=width,
+        )
+    plain = without_escapes(out)
+    assert terminal or plain == out
+    for line in plain.split("\n"):
+        assert width is None or cell_len(line) <= width, (width, line)
+        assert all(character.isprintable() for character in line), ascii(line)
+    assert out.count("\n") >= len(logs)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_nothing_is_lost_where_there_is_little_room(
+    monkeypatch: pytest.MonkeyPatch, width: int, terminal: bool
+) -> None:
+    log = {f"rewards/reward_number_{i}/mean": i + 0.125 for i in range(6)}
+    log |= {"reward": 9.5, "entropy": 1.25, "kl": 0.75, "outcomes/reward_number_1/timeout": 0.5}
+    plain = without_escapes(printed(monkeypatch, [(1, log)], screen=Screen(terminal), width=width))
+    assert all(cell_len(line) <= width for line in plain.split("\n"))
+    assert [value for value in range(6) if f"{value}.125" in plain and f"reward_number_{value}" in plain] == [*range(6)]
+    assert all(text in plain for text in ("1/8", "9.500", "1.250", "0.75", "reward_number_1: timeout 50%"))
+
+
+# ---------------------------------------------------------------------------------------------- real trainings
+
+
+def test_summary_steps_puts_the_summary_in_place_of_the_trainers_lines(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tiny_model, tmp_path / "ours", summary_steps=2, max_steps=4)
+    out = capsys.readouterr().out
+    kinds = [type(callback) for callback in run.trainer.callback_handler.callbacks]
+    assert kinds.count(ConsoleSummary) == 1
+    assert PrinterCallback not in kinds
+    assert ProgressCallback not in kinds
+    rows = columns("\n".join(line for line in out.splitlines() if re.match(r" *(step|\d+/\d+) ", line)))
+    assert [row["step"] for row in rows] == ["2/4", "4/4"]
+    rewards = [log["reward"] for log in run.logs if "reward" in log]
+    assert [row["reward"].rstrip("↑↓=") for row in rows] == [
+        f"{(rewards[0] + rewards[1]) / 2:.3f}",
+        f"{(rewards[2] + rewards[3]) / 2:.3f}",
+    ]
+    assert "'loss'" not in out
+    train(tiny_model, tmp_path / "theirs", max_steps=1)
+    assert "'loss'" in capsys.readouterr().out  # 0, the default: transformers' own
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, True, "1"])
+def test_summary_steps_has_to_be_a_number(tmp_path: Path, steps: Any) -> None:
+    from trl_grpo_ext import GRPOExtConfig
+
+    with pytest.raises(ConfigurationError, match="summary_steps"):
+        GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, summary_steps=steps)

@@ -1,0 +1,458 @@
+"""A run and its checkpoints record their plugins, and a run with other plugins does not resume by accident."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from tests.plugins_env import Environment, make_environment
+from tests.support import arguments, length_reward, prompts, scripted_rollout
+from tests.tiny_classifier import save_tiny_classifier
+from tests.trainer.manifest_worker import Attempt, SafeTrainer
+from trl_grpo_ext import GRPOExtTrainer, load_advantage_hooks, load_rewards
+from trl_grpo_ext.errors import ConfigurationError, ManifestError
+from trl_grpo_ext.records.manifest import FILE, Manifest, differences
+from trl_grpo_ext.trainer.plugin_records import ManifestWarning
+
+ROOT = Path(__file__).parents[2]
+WEIGHTS = {"name": "segment_weights", "answer": 2.0}
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+
+
+def made(
+    model: Path,
+    folder: Path,
+    trainer_class: type = GRPOExtTrainer,
+    rewards: Any = length_reward,
+    hooks: Any = None,
+    aggregation: Any = None,
+    **settings: Any,
+) -> Any:
+    return trainer_class(
+        str(model),
+        rewards,
+        arguments(folder, **{**SAVING, **settings}),
+        train_dataset=prompts(),
+        rollout_func=scripted_rollout,
+        advantage_hooks=hooks,
+        loss_aggregation=aggregation,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two steps, each with a checkpoint. Tests must not change it."""
+    folder = tmp_path_factory.mktemp("manifest") / "run"
+    made(tiny_model, folder, hooks=[WEIGHTS, "centred"], aggregation="token_sum").train()
+    return folder
+
+
+def resume(tiny_model: Path, run: Path, folder: Path, checkpoint: str = "checkpoint-1", **given: Any) -> Any:
+    trainer = made(tiny_model, folder, **{"hooks": [WEIGHTS, "centred"], "aggregation": "token_sum", **given})
+    trainer.train(resume_from_checkpoint=str(run / checkpoint))
+    return trainer
+
+
+# ---------------------------------------------------------------------------------------------- where it is written
+
+
+def names(path: Path) -> list[str]:
+    return [record.name for record in Manifest.read(path / FILE).plugins]
+
+
+def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
+    expected = ["length_reward", "segment_weights", "centred", "token_sum"]
+    for folder in (run, run / "checkpoint-1", run / "checkpoint-2"):
+        assert names(folder) == expected
+    by_name = {record.name: record for record in Manifest.read(run / FILE).plugins}
+    assert by_name["segment_weights"].parameters == {"answer": 2.0}
+    assert by_name["segment_weights"].distribution == "trl-grpo-ext"
+    assert by_name["length_reward"].target == "tests.support:length_reward"
+    assert not by_name["length_reward"].selected
+    assert all(len(record.source_hash or "") == 64 for record in by_name.values())
+    assert not list(run.rglob(f".{FILE}*"))  # nothing unfinished
+
+
+def test_it_is_in_the_checkpoint_before_that_gets_its_name(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trl_grpo_ext.launch.checkpoints.staging import Staging
+
+    seen: list[bool] = []
+    publish = Staging.publish
+
+    def look_first(staging: Staging) -> None:
+        seen.append((staging.checkpoint / FILE).is_file())
+        publish(staging)
+
+    monkeypatch.setattr(Staging, "publish", look_first)
+    made(tiny_model, tmp_path, SafeTrainer, hooks=["centred"]).train()
+    assert seen == [True, True]
+    assert names(tmp_path / "checkpoint-2") == ["length_reward", "centred"]
+
+
+def test_a_saved_model_has_it(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = made(tiny_model, tmp_path / "run", rewards=load_rewards("think_format"))
+    trainer.save_model(str(tmp_path / "final"))
+    assert names(tmp_path / "final") == ["think_format"]
+    trainer.save_model()
+    assert names(tmp_path / "run") == ["think_format"]
+
+
+def test_with_no_plugin_selected_it_has_the_reward_functions(tiny_model: Path, tmp_path: Path) -> None:
+    made(tiny_model, tmp_path, max_steps=1).train()
+    (record,) = Manifest.read(tmp_path / "checkpoint-1" / FILE).plugins
+    assert (record.kind, record.name, record.selected) == ("reward", "length_reward", False)
+    assert record.parameters is None
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = made(tiny_model, tmp_path / "run")
+    (tmp_path / "run" / FILE).mkdir()
+    with pytest.raises(ManifestError, match=f"{FILE}, the record of the plugins, cannot be written"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+# ---------------------------------------------------------------------------------------------- where it comes from
+
+
+def test_what_load_rewards_made_is_recorded_as_selected(tiny_model: Path, tmp_path: Path) -> None:
+    gated = {"name": "gated", "reward": {"name": "regex_match", "pattern": "a"}, "gate": length_reward}
+    loaded = load_rewards([length_reward, {"name": "think_format", "weight": 0.2}, {**gated, "guard": {"timeout": 9}}])
+    selected = [{"name": "think_format", "weight": 0.5}, "trl-grpo-ext:think_format"]
+    settings = arguments(tmp_path, rewards=selected)
+    trainer = GRPOExtTrainer(str(tiny_model), loaded, settings, train_dataset=prompts(), rollout_func=scripted_rollout)
+    records = trainer.plugin_manifest.plugins
+    assert [(r.name, r.weight, r.selected, r.inside) for r in records] == [
+        ("length_reward", 1.0, False, None),
+        ("think_format", 0.2, True, None),
+        ("gated", 1.0, True, None),
+        ("regex_match", None, True, "gated, reward"),
+        ("length_reward", None, False, "gated, gate"),
+        ("think_format", 0.5, True, None),
+        ("think_format", 1.0, True, None),
+    ]
+    assert records[2].parameters == {
+        "reward": {"name": "regex_match", "pattern": "a"},
+        "gate": "<tests.support:length_reward>",
+    }
+    assert records[2].switches == {"guard": {"timeout": 9}}
+    assert records[3].parameters == {"pattern": "a"}
+
+
+def test_hooks_that_were_loaded_in_python_are_recorded_as_selected(tiny_model: Path, tmp_path: Path) -> None:
+    selection = {**WEIGHTS, "preserve_sum": True}
+    by_config = made(tiny_model, tmp_path, advantage_hooks=[selection]).plugin_manifest
+    in_python = made(tiny_model, tmp_path, hooks=load_advantage_hooks([selection])).plugin_manifest
+    assert in_python == by_config
+    assert by_config.plugins[1].switches == {"preserve_sum": True}
+
+
+def test_a_reward_model_is_recorded_by_where_it_came_from(tiny_model: Path, tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path / "judge", tiny_model, labels=1)
+    for reward in (str(path), AutoModelForSequenceClassification.from_pretrained(path)):
+        (record,) = made(tiny_model, tmp_path / "run", rewards=reward).plugin_manifest.plugins
+        assert record.parameters == {"name_or_path": str(path)}
+        assert record.source_hash is None
+        assert "it is a model" in record.source
+
+
+def test_weights_in_the_settings_are_the_ones_that_count(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = made(tiny_model, tmp_path, rewards=load_rewards(["think_format", "repetition"]), reward_weights=[0.2, 3])
+    assert [record.weight for record in trainer.plugin_manifest.plugins] == [0.2, 3.0]
+
+
+# ---------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("checkpoint", ["checkpoint-1", True])
+def test_the_same_plugins_go_on(tiny_model: Path, run: Path, tmp_path: Path, checkpoint: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ManifestWarning)
+        if checkpoint is True:
+            trainer = made(tiny_model, run, hooks=[WEIGHTS, "centred"], aggregation="token_sum")
+            trainer.train(resume_from_checkpoint=True)  # nothing is left to do, and all was compared
+        else:
+            trainer = resume(tiny_model, run, tmp_path)
+    assert trainer.state.global_step == 2
+
+
+CHANGED: dict[str, tuple[dict[str, Any], str]] = {
+    "a parameter": (
+        {"hooks": [{**WEIGHTS, "answer": 3.0}, "centred"]},
+        r"advantage hook segment_weights: parameter answer 2\.0 in the checkpoint, 3\.0 here",
+    ),
+    "a parameter left out": (
+        {"hooks": ["segment_weights", "centred"]},
+        r"parameter answer 2\.0 in the checkpoint, not set here",
+    ),
+    "the order": (
+        {"hooks": ["centred", WEIGHTS]},
+        "advantage hooks: the order is segment_weights, centred in the checkpoint, centred, segment_weights here",
+    ),
+    "one more": (
+        {"hooks": [WEIGHTS, "centred", "leave_one_out"]},
+        r"advantage hook leave_one_out \(trl-grpo-ext [\d.]+\) is here and not in the checkpoint",
+    ),
+    "none": ({"aggregation": None}, r"loss aggregation token_sum \(.*\) is in the checkpoint and not here"),
+    "a weight": (
+        {"reward_weights": [0.5]},
+        r"reward length_reward: weight 1\.0 in the checkpoint, 0\.5 here",
+    ),
+    "a switch": (
+        {"hooks": [{**WEIGHTS, "preserve_sign": True}, "centred"]},
+        "segment_weights: preserve_sign not set in the checkpoint, true here",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "sentence"), CHANGED.values(), ids=CHANGED.keys())
+def test_a_change_stops_before_anything_is_loaded(
+    tiny_model: Path, run: Path, tmp_path: Path, given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ManifestError, match=sentence) as stopped:
+        resume(tiny_model, run, tmp_path, **given)
+    assert str(run / "checkpoint-1") in str(stopped.value)
+    assert "plugin_changes: warn" in str(stopped.value)
+    assert str(stopped.value).count(" in the checkpoint") == 1  # that one and no other
+    assert not (tmp_path / FILE).exists()
+
+
+def test_told_to_warn_it_goes_on(tiny_model: Path, run: Path, tmp_path: Path) -> None:
+    with pytest.warns(ManifestWarning, match="parameter answer 2.0 in the checkpoint, 3.0 here"):
+        trainer = resume(
+            tiny_model, run, tmp_path, hooks=[{**WEIGHTS, "answer": 3.0}, "centred"], plugin_changes="warn"
+        )
+    assert trainer.state.global_step == 2
+    old, new = Manifest.read(run / FILE), Manifest.read(tmp_path / "checkpoint-2" / FILE)
+    assert len(differences(old, new)) == 1
+
+
+def test_the_newest_checkpoint_is_compared_too(tiny_model: Path, run: Path) -> None:
+    before = (run / FILE).read_bytes()
+    for trainer_class in (GRPOExtTrainer, SafeTrainer):
+        with pytest.raises(ManifestError, match=r"checkpoint-2: .*hooks: the order is"):
+            made(
+                tiny_model, run, trainer_class, hooks=["centred", WEIGHTS], aggregation="token_sum"
+            ).train(resume_from_checkpoint=True)  # fmt: skip
+    assert (run / FILE).read_bytes() == before
+
+
+def changed_copy(run: Path, folder: Path, change: Callable[[Path], object]) -> Path:
+    """A copy of the run with its first checkpoint's manifest changed."""
+    copy = folder / "copy"
+    for file in (run / "checkpoint-1").iterdir():
+        (copy / "checkpoint-1").mkdir(parents=True, exist_ok=True)
+        (copy / "checkpoint-1" / file.name).hardlink_to(file)
+    manifest = copy / "checkpoint-1" / FILE
+    text = manifest.read_text()
+    manifest.unlink()
+    manifest.write_text(text)
+    change(manifest)
+    return copy
+
+
+def test_an_old_checkpoint_without_it_is_a_warning(tiny_model: Path, run: Path, tmp_path: Path) -> None:
+    copy = changed_copy(run, tmp_path, Path.unlink)
+    with pytest.warns(ManifestWarning, match=f"checkpoint-1 has no {FILE}, so nobody can tell"):
+        trainer = resume(tiny_model, copy, tmp_path / "out", hooks=["centred"])
+    assert trainer.state.global_step == 2
+
+
+def test_one_that_cannot_be_read_stops(tiny_model: Path, run: Path, tmp_path: Path) -> None:
+    copy = changed_copy(run, tmp_path, lambda manifest: manifest.write_text('{"format": 1, "plu'))
+    with pytest.raises(ManifestError, match=r"cannot be read as a record of plugins: JSONDecodeError.*delete it"):
+        resume(tiny_model, copy, tmp_path / "out")
+    with pytest.warns(ManifestWarning, match="cannot be read as a record of plugins"):
+        assert resume(tiny_model, copy, tmp_path / "out", plugin_changes="warn").state.global_step == 2
+
+
+def test_other_versions_of_the_libraries_are_a_warning(tiny_model: Path, run: Path, tmp_path: Path) -> None:
+    def older(manifest: Path) -> None:
+        plain = json.loads(manifest.read_text())
+        plain["versions"]["trl"] = "1.15.9"
+        manifest.write_text(json.dumps(plain))
+
+    copy = changed_copy(run, tmp_path, older)
+    with pytest.warns(
+        ManifestWarning, match=r"the same plugins on other versions: trl 1\.15\.9 in the checkpoint, 1\."
+    ):
+        assert resume(tiny_model, copy, tmp_path / "out").state.global_step == 2
+
+
+def test_a_setting_that_means_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="plugin_changes must be stop or warn, got 'maybe'"):
+        arguments(tmp_path, plugin_changes="maybe")
+
+
+def test_the_comparison_comes_before_the_states_of_hooks(tiny_model: Path, tmp_path: Path) -> None:
+    adaptive = {"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40}
+    made(tiny_model, tmp_path, hooks=[adaptive], beta=0.001, max_steps=1).train()
+    with pytest.raises(ManifestError, match=r"centred .* is here and not in the checkpoint"):
+        resume(tiny_model, tmp_path, tmp_path / "out", "checkpoint-1", hooks=["centred", adaptive], beta=0.001)
+
+
+# ---------------------------------------------------------------------------------------------- the model card
+
+
+def test_the_model_card_lists_them_once(run: Path, tiny_model: Path) -> None:
+    card = (run / "README.md").read_text()  # written twice, at each checkpoint
+    assert card.count("## Plugins") == 1
+    version = Manifest.read(run / FILE).versions["trl-grpo-ext"]
+    row = f"| advantage hook | `segment_weights` | `trl-grpo-ext` | `{version}` | `answer: 2.0` |"
+    assert row in card.splitlines()
+    assert f"pip install trl-grpo-ext=={version}" in card
+    assert card.index("### Framework versions") < card.index("## Plugins") < card.index("## Citations")
+
+
+# ---------------------------------------------------------------------------------------------- several processes
+
+
+def attempts(
+    interpreter: list[Any], attempts_: list[Attempt], model: Path, out: Path, ranks: int = 1
+) -> list[list[dict[str, Any]]]:
+    """Run the worker and return the outcomes of each rank."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "attempts.json").write_text(json.dumps(attempts_))
+    worker = ["-m", "tests.trainer.manifest_worker", out / "attempts.json", model, out]
+    done = subprocess.run(
+        [str(part) for part in [*interpreter, *worker]],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together(tiny_model: Path, tmp_path: Path) -> None:
+    run = {"output_dir": str(tmp_path / "run"), "advantage_hooks": [WEIGHTS]}
+    other = {"advantage_hooks": [{**WEIGHTS, "answer": 3.0}], "output_dir": str(tmp_path / "other")}
+    from_first = {"resume": str(tmp_path / "run" / "checkpoint-1")}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    both = attempts(
+        launcher,
+        [
+            {**run, "per_device_train_batch_size": 4, "safe": True},
+            {**run, **other, **from_first, "per_device_train_batch_size": 4},
+            {**run, **from_first, "per_device_train_batch_size": 4, "by_rank": [{}, other]},
+            {**run, **other, **from_first, "per_device_train_batch_size": 4, "plugin_changes": "warn"},
+            {**run, "resume": True, "max_steps": 3, "per_device_train_batch_size": 4, "safe": True},
+        ],
+        tiny_model,
+        tmp_path / "out",
+        ranks=2,
+    )
+    for trained, all_differ, one_differs, warned, resumed in both:
+        assert (trained["steps"], trained["warnings"]) == (2, [])
+        assert all_differ["error"] == one_differs["error"] == "ManifestError"
+        assert "On rank 0: Not resumed" in all_differ["message"]
+        assert "parameter answer 2.0 in the checkpoint, 3.0 here" in all_differ["message"]
+        assert "On rank 1: Not resumed" in one_differs["message"]
+        assert warned["steps"] == 2
+        assert (resumed["steps"], resumed["warnings"]) == (3, [])
+    assert both[0][1] == both[1][1]
+    assert [len(outcomes[3]["warnings"]) for outcomes in both] == [1, 0]  # once, not on every rank
+
+
+# ---------------------------------------------------------------------------------------------- two versions
+
+FOCAL = """
+from .shape import power
+
+class Focal:
+    def __init__(self, gamma: float = 2.0) -> None:
+        self.gamma = gamma
+
+    def weights(self, rollout):
+        rewards_B_1 = rollout.rewards_B.unsqueeze(1)
+        return rollout.mask_B_T * power(rewards_B_1 * 0 + 0.5, self.gamma) / rollout.mask_B_T.sum()
+"""
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "grpo-focal"
+version = "{version}"
+entry-points."trl_grpo_ext.loss_aggregations" = {{ focal = "grpo_focal.focal:Focal" }}
+"""
+
+
+@pytest.fixture(scope="module")
+def focal_wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Wheels of two versions of one small distribution."""
+    work = tmp_path_factory.mktemp("focal")
+    for version in ("0.1.0", "0.2.0"):
+        package = work / version / "grpo_focal"
+        package.mkdir(parents=True)
+        (work / version / "pyproject.toml").write_text(PROJECT.format(version=version))
+        (package / "__init__.py").write_text("")
+        (package / "focal.py").write_text(FOCAL)
+        (package / "shape.py").write_text("def power(x, gamma):\n    return x**gamma\n")
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", work]
+    for version in ("0.1.0", "0.2.0"):  # pip would take both in one go for a conflict
+        subprocess.run([str(part) for part in [*pip, work / version]], check=True, timeout=120)
+    return {version: next(work.glob(f"grpo_focal-{version}-*.whl")) for version in ("0.1.0", "0.2.0")}
+
+
+def swapped(environment: Environment, wheel: Path) -> None:
+    environment.pip("install", "-q", "--no-deps", "--no-index", "--force-reinstall", wheel)
+
+
+@pytest.mark.slow
+def test_two_versions_swapped_between_training_and_resuming(
+    tiny_model: Path, tmp_path: Path, focal_wheels: dict[str, Path]
+) -> None:
+    environment = make_environment(tmp_path / "venv")
+    run: Attempt = {"output_dir": str(tmp_path / "run"), "loss_aggregation": {"name": "focal", "gamma": 1.5}}
+    again: Attempt = {
+        **run,
+        "output_dir": str(tmp_path / "again"),
+        "resume": str(tmp_path / "run" / "checkpoint-1"),
+    }
+
+    swapped(environment, focal_wheels["0.1.0"])
+    other = {**again, "loss_aggregation": {"name": "focal", "gamma": 0.5}}
+    ((trained, parameter),) = attempts([environment.python], [run, other], tiny_model, tmp_path / "first")
+    assert trained == {"steps": 2, "warnings": []}
+    assert parameter["error"] == "ManifestError"
+    assert "loss aggregation focal: parameter gamma 1.5 in the checkpoint, 0.5 here" in parameter["message"]
+
+    swapped(environment, focal_wheels["0.2.0"])
+    warn = {**again, "plugin_changes": "warn"}
+    ((stopped, newest, warned),) = attempts(
+        [environment.python], [again, {**run, "resume": True, "safe": True}, warn], tiny_model, tmp_path / "second"
+    )
+    sentence = "loss aggregation focal: grpo-focal 0.1.0 in the checkpoint, 0.2.0 here"
+    for outcome in (stopped, newest):
+        assert outcome["error"] == "ManifestError"
+        assert sentence in outcome["message"]
+        assert "source" not in outcome["message"]  # said once: another version has another source
+    assert warned["steps"] == 2
+    assert len(warned["warnings"]) == 1
+    assert sentence in warned["warnings"][0]
+
+    swapped(environment, focal_wheels["0.1.0"])
+    shape = environment.site_packages / "grpo_focal" / "shape.py"  # not the plugin's module, but what it imports
+    shape.write_bytes(shape.read_bytes().replace(b"\n", b"\r\n"))
+    ((same,),) = attempts([environment.python], [{**again, "output_dir": str(tmp_path / "same")}], tiny_model, tmp_path)
+    assert same == {"steps": 2, "warnings": []}  # line endings are not the source
+    shape.write_text("def power(x, gamma):\n    return x ** (gamma + 1)\n")
+    ((changed,),) = attempts([environment.python], [again], tiny_model, tmp_path / "third")
+    assert changed["error"] == "ManifestError"
+    assert "loss aggregation focal: its source differs although the version 0.1.0 is the same" in changed["message"]

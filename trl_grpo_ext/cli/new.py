@@ -1,0 +1,164 @@
+"""`trl-grpo-ext new`: a new distribution with one plugin, and what to do with it next."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+import unicodedata
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import ConfigurationError
+from .console import results
+
+if TYPE_CHECKING:
+    from ..plugins.selection import Kind
+    from .scaffold.distribution import GeneratedFile, NewDistribution
+
+_PURPOSE_WIDTH = 24
+"""Columns that a file's purpose needs to stand beside its path; otherwise it goes below."""
+
+
+class PluginKind(StrEnum):
+    """What can be made."""
+
+    reward = "reward"
+    hook = "hook"
+    aggregation = "aggregation"
+
+
+class License(StrEnum):
+    """The licences that come with their text."""
+
+    apache = "apache-2.0"
+    mit = "mit"
+    bsd = "bsd-3-clause"
+    none = "none"
+
+
+class Ci(StrEnum):
+    """Whose continuous integration gets a file."""
+
+    github = "github"
+    none = "none"
+
+
+_KINDS: dict[str, Kind] = {"reward": "reward", "hook": "advantage_hook", "aggregation": "loss_aggregation"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to an app."""
+    app.command("new", short_help="Make a distribution for your own plugin.")(new_command)
+
+
+def new_command(
+    kind: Annotated[PluginKind, typer.Argument(help="What to make.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="The plugin's name, such as answer_length: what people select.", show_default=False)
+    ],
+    directory: Annotated[
+        str | None,
+        typer.Option(
+            help="The folder to make, new or empty. By default it is called like the distribution.", show_default=False
+        ),
+    ] = None,
+    license: Annotated[License, typer.Option(help="The licence.")] = License.apache,
+    author: Annotated[
+        str,
+        typer.Option(help="Who holds the rights. By default the developers of the distribution.", show_default=False),
+    ] = "",
+    description: Annotated[str, typer.Option(help="What it does, in a sentence.", show_default=False)] = "",
+    distribution: Annotated[
+        str, typer.Option(help="What pip calls it. By default grpo- and the name.", show_default=False)
+    ] = "",
+    ci: Annotated[Ci, typer.Option(help="Continuous integration.")] = Ci.github,
+) -> None:
+    """Make a small distribution with one plugin that works as it is: a module, tests, types, a licence, CI."""
+    from .scaffold.distribution import NewDistribution
+
+    _refuse_taken(kind.value, name)
+    new = NewDistribution(
+        kind=kind.value,
+        name=name,
+        distribution=distribution,
+        description=description,
+        author=author,
+        license=license.value,
+        ci=ci.value,
+    )
+    folder = _folder(new.distribution if directory is None else directory)
+    _print(new, folder, new.write(Path(folder)), results())
+
+
+def _refuse_taken(kind: str, name: str) -> None:
+    """Two plugins of a kind with one name could only be told apart by their distributions."""
+    from ..plugins.discovery import available
+    from ..plugins.selection import with_article
+
+    for info in available(_KINDS[kind]):
+        if info.answers_to(name):
+            which = f" ({name!r} is another name of it)" if info.name != name else ""
+            taken = f"There is {with_article(info.kind)} {info.name!r} already, from {info.source}{which}."
+            raise ConfigurationError(f"{taken} Choose another name.")
+
+
+def _folder(directory: str) -> str:
+    """The folder as a shell and pip take it: never like an option, nor like a name in a package index."""
+    if not directory.strip():
+        raise ConfigurationError("--directory is blank; give a folder, or leave it out.")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in directory):
+        raise ConfigurationError(f"--directory holds a control character: {directory!r}. Choose another folder.")
+    plain = str(Path(directory))
+    return plain if plain.startswith(("/", "./", "../")) or plain in (".", "..") else f"./{plain}"
+
+
+def _print(new: NewDistribution, folder: str, files: Sequence[GeneratedFile], console: Console) -> None:
+    console.print(Text(f"{new.distribution}, with the {new.kind} {new.name}, is in {folder}", overflow="fold"))
+    console.print()
+    for line in _listed(files, console.width):
+        console.print(Text(line), soft_wrap=True)
+    console.print()
+    console.print(Text("Next:"))
+    for command in _next(new, folder):
+        for line in _folded(command, console.width):
+            console.print(Text(line), soft_wrap=True)
+
+
+def _listed(files: Sequence[GeneratedFile], width: int) -> list[str]:
+    """Each file and what it is for, beside it where there is room, else below; a path is never broken."""
+    column = max(len(file.path) for file in files) + 4
+    if width - column < _PURPOSE_WIDTH:
+        return [line for file in files for line in (f"  {file.path}", f"      {file.purpose}")]
+    lines = []
+    for file in files:
+        first, *rest = textwrap.wrap(file.purpose, width - column)
+        lines.append(f"  {file.path}".ljust(column) + first)
+        lines.extend(" " * column + line for line in rest)
+    return lines
+
+
+def _next(new: NewDistribution, folder: str) -> list[list[str]]:
+    return [
+        ["pip", "install", "--editable", folder],
+        ["trl-grpo-ext", "list", new.kind, "--distribution", new.distribution],
+        ["trl-grpo-ext", "check", f"{new.distribution}:{new.name}"],
+        ["python", "-m", "pytest", folder],
+    ]
+
+
+def _folded(command: Sequence[str], width: int) -> list[str]:
+    """A command on lines that a shell joins again, so that it can be copied from a narrow terminal too."""
+    lines, line = [], "  "
+    for word in map(shlex.quote, command):
+        if line.strip() and cell_len(f"{line}{word} \\") > width:
+            lines.append(f"{line}\\")
+            line = "    "
+        line += f"{word} "
+    return [*lines, line.rstrip()]

@@ -1,0 +1,96 @@
+"""`trl-grpo-ext report`: the command line of the report. Heavy imports happen inside, when it runs."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import messages, one_line, results
+
+_PAGE = "report.html"
+_RELOAD_SECONDS = 10.0
+"""A watched page loads itself again so often, or as often as it is written if that is rarer."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to an app."""
+    app.command("report")(report_command)
+
+
+def report_command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="The output_dir of a training, finished or not. Several are shown over each other."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help=f"The page to write. Default: {_PAGE} in the first output_dir.")
+    ] = None,
+    png: Annotated[
+        bool, typer.Option("--png", help="Write the figures as PNG too, into figures/ beside the page.")
+    ] = False,
+    png_dir: Annotated[Path | None, typer.Option(help="Write the figures as PNG, into this folder.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Completions on the page at most, in whole groups. 0: the curves alone.")
+    ] = 1000,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    watch: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Look every so many seconds and write anew what changed; end by Ctrl-C."),
+    ] = None,
+) -> None:
+    """Show what trainings did, on one page.
+
+    Curves, settings, plugins, and completions token by token.
+    """
+    page = out or runs[0] / _PAGE
+    pictures = png_dir or (page.parent / "figures" if png else None)
+    said: set[str] = set()
+    to_open = open_
+    reload_seconds = None if watch is None else max(watch, _RELOAD_SECONDS)
+
+    def write() -> None:
+        nonlocal to_open
+        _write(runs, page, pictures, limit, said, reload_seconds)
+        if to_open and not webbrowser.open(page.resolve().as_uri()):
+            _say(f"No browser could be started; open {page} yourself.")
+        to_open = False
+
+    if watch is None:
+        write()
+        return
+    from ..history.report.watch import watch as rewrite
+
+    rewrite(runs, write, every=watch, say=_say)
+    if page.exists():  # once more, without loading itself again
+        _write(runs, page, pictures, limit, said, None)
+
+
+def _write(
+    folders: Sequence[Path], page: Path, pictures: Path | None, limit: int, said: set[str], reload_seconds: float | None
+) -> None:
+    """Write the page and the pictures; say on stdout what was written, on stderr what is missing, each once."""
+    from ..history.report import load_runs
+    from ..history.report.page import write_page
+
+    runs = load_runs(folders)
+    written = write_page(runs, page, limit=limit, reload_seconds=reload_seconds)
+    lines = [f"{page} ({written.bytes / 2**20:.1f} MB)"]
+    if pictures is not None:
+        from ..history.report.figures import save_pngs
+
+        files = save_pngs(runs, pictures)
+        lines.append(f"{pictures} ({len(files)} figures)")
+    for line in lines:
+        results().print(one_line(line), soft_wrap=True)
+    for note in written.notes:
+        if note not in said:
+            said.add(note)
+            _say(note)
+
+
+def _say(text: str) -> None:
+    messages().print(one_line(text), soft_wrap=True)

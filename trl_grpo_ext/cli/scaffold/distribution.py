@@ -1,0 +1,185 @@
+"""A new distribution with one plugin in it: what its files are, and writing them where nothing is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Literal
+
+from ...errors import ConfigurationError
+from ...plugins.metadata import installed_distributions, normal, provenance
+from ...types import CONTRACT_VERSION
+from .templates import fill
+from .words import checked_distribution, checked_name, checked_package, checked_text, class_of, package_of
+
+PluginKind = Literal["reward", "hook", "aggregation"]
+License = Literal["apache-2.0", "mit", "bsd-3-clause", "none"]
+Ci = Literal["github", "none"]
+
+LICENSE_IDS: dict[License, str | None] = {
+    "apache-2.0": "Apache-2.0",
+    "mit": "MIT",
+    "bsd-3-clause": "BSD-3-Clause",
+    "none": None,
+}
+"""Each choice's SPDX identifier."""
+
+_GROUPS: dict[PluginKind, tuple[str, str, str]] = {
+    "reward": ("trl_grpo_ext.rewards", "reward", "a reward"),
+    "hook": ("trl_grpo_ext.advantage_hooks", "advantage hook", "an advantage hook"),
+    "aggregation": ("trl_grpo_ext.loss_aggregations", "loss aggregation", "a loss aggregation"),
+}
+"""Entry-point group, label, and the label with its article."""
+
+_DESCRIPTIONS: dict[PluginKind, str] = {
+    "reward": "Pays completions that say a phrase.",
+    "hook": "Credits the tokens that wrote a match of a pattern.",
+    "aggregation": "A mean of token means in which very short completions count as if they were longer.",
+}
+
+
+@dataclass(frozen=True)
+class GeneratedFile:
+    """One file of a new distribution.
+
+    Attributes:
+        path: Relative to the distribution's folder, with slashes.
+        text: All of it.
+        purpose: A few words on what it is for.
+    """
+
+    path: str
+    text: str
+    purpose: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewDistribution:
+    """What an author chose for a new distribution, checked.
+
+    Args:
+        kind: "reward", "hook" or "aggregation".
+        name: The plugin's name, in small letters, digits and underscores.
+        distribution: The distribution's name; empty for `grpo-<name>`.
+        description: What the plugin does, on one line; empty for the example's.
+        author: Who holds the rights; empty for "The <distribution> developers".
+        license: Which licence the distribution has.
+        ci: Whose continuous integration gets a file.
+        year: The year in the licence.
+
+    Raises:
+        ConfigurationError: A name or a text cannot be used, or a distribution of that name is installed.
+    """
+
+    kind: PluginKind
+    name: str
+    distribution: str = ""
+    description: str = ""
+    author: str = ""
+    license: License = "apache-2.0"
+    ci: Ci = "github"
+    year: int = field(default_factory=lambda: date.today().year)
+
+    def __post_init__(self) -> None:
+        """Check the words, and fill in those that were left out."""
+        checked_name(self.name)
+        distribution = checked_distribution(self.distribution or f"grpo-{self.name.replace('_', '-')}")
+        for key, installed in installed_distributions():
+            if key == normal(distribution):
+                called, version = provenance(key, installed)
+                raise ConfigurationError(
+                    f"The distribution {called} {version or '(version unknown)'} is installed already, and yours would "
+                    "take its place. Choose another name with --distribution."
+                )
+        checked_package(distribution)
+        description = checked_text("--description", self.description or _DESCRIPTIONS[self.kind])
+        author = checked_text("--author", self.author or f"The {distribution} developers")
+        for name, value in {"distribution": distribution, "description": description, "author": author}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def package(self) -> str:
+        """The import package."""
+        return package_of(self.distribution)
+
+    def files(self) -> list[GeneratedFile]:
+        """Render every file, in the order in which a reader wants them."""
+        group, label, with_article = _GROUPS[self.kind]
+        values = {
+            "kind": self.kind,
+            "name": self.name,
+            "class_name": class_of(self.name, self.kind),
+            "distribution": self.distribution,
+            "package": self.package,
+            "description": self.description,
+            "author": self.author,
+            "license_id": LICENSE_IDS[self.license],
+            "year": self.year,
+            "group": group,
+            "label": label,
+            "label_with_article": with_article,
+            "target": f"{self.package}.{self.name}:{class_of(self.name, self.kind)}",
+            "requirement": requirement(),
+            "contract_version": CONTRACT_VERSION,
+        }
+        places = [
+            (f"src/{self.package}/{self.name}.py", f"{self.kind}/module", f"the {label}: change this"),
+            (f"tests/test_{self.name}.py", f"{self.kind}/test", "its numbers worked out by hand, and the rules"),
+            ("pyproject.toml", "common/pyproject", "names, dependencies, the entry point"),
+            ("README.md", "common/readme", "how to install, select and train"),
+            ("CHANGELOG.md", "common/changelog", "what a user notices"),
+            (f"src/{self.package}/__init__.py", "common/package", "offers the class"),
+            (f"src/{self.package}/py.typed", None, "says that it has types"),
+            (".gitignore", "common/gitignore", "what git leaves out"),
+        ]
+        if self.ci == "github":
+            places.append((".github/workflows/ci.yml", "common/ci", "lint, types and tests on every push"))
+        if self.license != "none":
+            places.append(("LICENSE", f"licenses/{self.license}", f"{LICENSE_IDS[self.license]}, {self.year}"))
+        return [
+            GeneratedFile(path, "" if template is None else fill(template, values), purpose)
+            for path, template, purpose in places
+        ]
+
+    def write(self, directory: Path) -> list[GeneratedFile]:
+        """Write the distribution into a folder that is not there yet, or empty.
+
+        Args:
+            directory: The distribution's own folder.
+
+        Returns:
+            What was written.
+
+        Raises:
+            ConfigurationError: Something is there already, or the folder cannot be written.
+        """
+        files = self.files()
+        try:
+            if directory.exists() and not directory.is_dir():
+                raise ConfigurationError(f"{directory} is a file. Choose another folder with --directory.")
+            if directory.is_dir() and any(directory.iterdir()):
+                raise ConfigurationError(
+                    f"The folder {directory} is not empty, and nothing is ever overwritten. Choose another with "
+                    "--directory, or remove it."
+                )
+            for file in files:
+                place = directory / file.path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("x", encoding="utf-8", newline="\n") as handle:
+                    handle.write(file.text)
+        except OSError as error:
+            raise ConfigurationError(f"The folder {directory} cannot be written: {error.strerror}.") from error
+        return files
+
+
+def requirement() -> str:
+    """The range of this package's versions that a plugin written today works with: from here to the next major one."""
+    version = importlib.metadata.version("trl-grpo-ext")
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        raise ConfigurationError(f"The installed trl-grpo-ext has the version {version!r}, which names no release.")
+    major, minor = int(numbers[1]), int(numbers[2])
+    return f"trl-grpo-ext>={major}.{minor},<{major + 1}"

@@ -1,0 +1,157 @@
+"""`trl-grpo-ext show`: everything about one plugin, from its source text where that suffices."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.cells import cell_len
+from rich.text import Text
+
+from .console import messages, one_line, paragraph, printable, results
+from .kinds import KIND_HELP, complete_kind, complete_name, kind_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..plugins.docs.describe import PluginDocs
+
+PROBLEMS = 1
+_SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "Attributes", "Yields")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to an app."""
+    app.command("show", short_help="All about one plugin, with a selection.")(show_command)
+
+
+def show_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A name, an alias, distribution:name, or a dotted path package.module:attribute.",
+            autocompletion=complete_name,
+        ),
+    ],
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help=f"Only this kind: {KIND_HELP}", autocompletion=complete_kind)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    no_import: Annotated[
+        bool, typer.Option("--no-import", help="Do not import it, even where its text does not say what it takes.")
+    ] = False,
+) -> None:
+    """Show what a plugin is, takes and says of itself, and how to select it.
+
+    All plugins of that name are shown. Exits with 1 where one had to be imported and could not be.
+    """
+    from ..plugins.discovery import scan
+    from ..plugins.docs.describe import describe
+    from ..plugins.docs.lookup import named
+
+    installed = scan()
+    found = [
+        describe(info, installed.plugins, importing=not no_import) for info in named(name, kind_of(kind), installed)
+    ]
+    if as_json:
+        typer.echo(json.dumps([docs.plain() for docs in found], indent=2))
+    else:
+        console = results()
+        for place, docs in enumerate(found):
+            if place:
+                console.rule(style="dim")
+            _print(docs, console)
+    if len(found) > 1:
+        messages().print(
+            Text(f"{len(found)} plugins answer to {one_line(name)!r}; --kind or distribution:name picks one.")
+        )
+    if any(docs.state == "broken" for docs in found):
+        raise typer.Exit(PROBLEMS)
+
+
+def _print(docs: PluginDocs, console: Console) -> None:
+    info = docs.info
+    title = Text(one_line(info.name), style="bold")
+    for alias in info.aliases:
+        title.append(f" ({one_line(alias)})", style="not bold dim")
+    paragraph(console, title)
+    for label, value in _facts(docs):
+        paragraph(console, Text.assemble((f"{label}: ", "dim"), one_line(value)), indent=2)
+    if docs.doc.description:
+        console.print()
+        _verbatim(console, docs.doc.description)
+    if docs.parameters:
+        _heading(console, "Parameters")
+        for parameter in docs.parameters:
+            title = Text(one_line(str(parameter)), style="bold")
+            title.append(", required" if parameter.required else "", style="not bold yellow")
+            paragraph(console, title, indent=2)
+            if text := docs.doc.parameters.get(parameter.name):
+                paragraph(console, Text(one_line(text)), indent=6)
+    if docs.doc.formulas:
+        _heading(console, "Formulas")
+        for formula in docs.doc.formulas:
+            _verbatim(console, formula, indent=2)
+    for section in (title for title in _SECTIONS if title in docs.doc.sections):
+        _heading(console, section)
+        _verbatim(console, docs.doc.sections[section], indent=2)
+    if docs.doc.papers:
+        _heading(console, "Papers")
+        for paper in docs.doc.papers:
+            paragraph(console, Text(f"https://arxiv.org/abs/{paper}"), indent=2)
+    _heading(console, "Example")
+    for line in docs.example.rstrip("\n").split("\n"):
+        console.print(Text(one_line(line)), soft_wrap=True)  # whole lines: it is there to be copied
+
+
+def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
+    from ..plugins.selection import LABELS
+
+    info = docs.info
+    state = docs.state if not docs.detail else f"{docs.state}: {docs.detail}"
+    where = None if docs.file is None else f"{docs.file}:{docs.line}"
+    declares = [
+        (name, value if isinstance(value, str) else json.dumps(_listed(value))) for name, value in docs.declares.items()
+    ]
+    facts = [
+        ("kind", LABELS[info.kind]),
+        ("from", info.source),
+        ("state", state),
+        ("target", info.target),
+        ("file", where),
+        ("form", docs.form if not docs.imported else f"{docs.form}, found out by importing it"),
+        ("signature", None if docs.signature is None else f"{info.target.partition(':')[2].strip()}{docs.signature}"),
+        ("columns", ", ".join(docs.columns)),
+        ("methods", ", ".join(docs.methods)),
+        *declares,
+    ]
+    return [(label, value) for label, value in facts if value]
+
+
+def _listed(value: object) -> object:
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_listed(inner) for inner in value]
+    if isinstance(value, dict):
+        return {str(key): _listed(inner) for key, inner in value.items()}
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+
+
+def _heading(console: Console, title: str) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+
+
+def _verbatim(console: Console, text: str, indent: int = 0) -> None:
+    """Text in lines, as they are where all fit; else paragraphs are filled anew, and indented lines and lists kept."""
+    shown = printable(text)
+    fits = all(cell_len(line) + indent <= console.width for line in shown.split("\n"))
+    for place, block in enumerate(shown.split("\n\n")):
+        if place:
+            console.print()
+        lines = block.split("\n")
+        kept = fits or any(line.startswith((" ", "- ", "* ", ">>>")) for line in lines)
+        for line in lines if kept else [" ".join(lines)]:
+            inside = len(line) - len(line.lstrip(" "))
+            paragraph(console, Text(line.lstrip(" ")), indent=indent + min(inside, 20))

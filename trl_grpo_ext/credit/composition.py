@@ -1,0 +1,84 @@
+"""What may be asked of any hook in a chain: that it keeps signs, that it moves credit without making any.
+
+    advantage_hooks: [{name: segment_weights, answer: 2.0, preserve_sum: true}]
+
+Both are corrections of what the hook returned, towards what came in:
+
+- `preserve_sign`: a token whose advantage the hook turned, or gave a sign that it did not have, gets 0.
+- `preserve_sum`: each completion's advantages sum to what they summed to before. With `S` that sum and `P` and `M` the
+  sums of the hook's positive and negative advantages (`M` as a positive number), positive ones are multiplied by `f`
+  and negative ones divided by it, with `f·P - M/f = S`. So no sign turns, zeros stay zero, and where all advantages of
+  a completion have one sign their ratios stay as the hook made them. Of all ways to restore the sum it is the one that
+  is nearest to the hook's advantages in relative entropy. Where it cannot be done, because the hook left no advantage
+  of the sign that is needed, the completion keeps what came in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..types import Forward, Rollout, implements
+from .flow import plugin_label, run_hook
+
+
+def kept_signs(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
+    """`after_B_T`, with 0 wherever its sign is not that of `before_B_T`."""
+    return torch.where(torch.sign(after_B_T) == torch.sign(before_B_T), after_B_T, torch.zeros_like(after_B_T))
+
+
+def kept_sums(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
+    """`after_B_T`, scaled so that each row sums to what `before_B_T` does; both zero off the mask.
+
+    It minimises Σ a'·log(a'/a) - a' over the absolute values, subject to the sum (one Lagrange multiplier, log f).
+    """
+    wide_B_T = after_B_T.double()
+    sum_B = before_B_T.double().sum(dim=1)
+    positive_B = wide_B_T.clamp(min=0.0).sum(dim=1)
+    negative_B = (-wide_B_T).clamp(min=0.0).sum(dim=1)
+    root_B = torch.sqrt(sum_B**2 + 4 * positive_B * negative_B)
+    # The two forms of the positive root of P·f² - S·f - M = 0; each is exact where the other would cancel.
+    factor_B = torch.where(sum_B >= 0, (sum_B + root_B) / (2 * positive_B), 2 * negative_B / (root_B - sum_B))
+    usable_B = torch.isfinite(factor_B) & (factor_B > 0)
+    factor_B_1 = torch.where(usable_B, factor_B, 1.0).unsqueeze(1)
+    scaled_B_T = torch.where(wide_B_T > 0, wide_B_T * factor_B_1, wide_B_T / factor_B_1)
+    return torch.where(usable_B.unsqueeze(1), scaled_B_T.to(after_B_T.dtype), before_B_T)
+
+
+class Preserving:
+    """A hook whose results are corrected as the module's docstring says.
+
+    Args:
+        hook: Any advantage hook.
+        preserve_sign: Whether signs are kept.
+        preserve_sum: Whether each completion's sum is kept.
+    """
+
+    def __init__(self, hook: Any, *, preserve_sign: bool = False, preserve_sum: bool = False) -> None:
+        self.hook = hook
+        self.preserve_sign = preserve_sign
+        self.preserve_sum = preserve_sum
+        self.__name__ = plugin_label(hook)
+        # Only the stages that the hook has, so that the chain passes over the others as it does for the hook itself.
+        if implements(hook, "on_rollout"):
+            self.on_rollout = self._on_rollout
+        if implements(hook, "on_forward"):
+            self.on_forward = self._on_forward
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer with the hook's `needs`, `teachers`, `state_dict` and the like."""
+        if name in ("needs", "teachers", "per_completion", "state_dict", "load_state_dict"):
+            return getattr(self.__dict__["hook"], name)
+        raise AttributeError(name)
+
+    def _on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        return self._kept(advantages_B_T, run_hook(self.hook, "on_rollout", advantages_B_T, rollout))
+
+    def _on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        return self._kept(advantages_B_T, run_hook(self.hook, "on_forward", advantages_B_T, forward))
+
+    def _kept(self, before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
+        if self.preserve_sign:
+            after_B_T = kept_signs(before_B_T, after_B_T)
+        return kept_sums(before_B_T, after_B_T) if self.preserve_sum else after_B_T

@@ -1,0 +1,255 @@
+"""The flow from group advantages to a scalar loss, as pure functions over tensors. Nothing in here knows TRL.
+
+    A (B,) ──expand──▶ A (B, T) ──hooks──▶ A (B, T) ──TRL's loss, autograd──▶ l (B, T) ──weights──▶ Σ w·l
+
+Dimensions are those of `types`: `B` completions on this rank, `T` completion tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
+from ..types import Forward, Rollout, Totals, implements
+
+Observe = Callable[[Any, torch.Tensor, torch.Tensor], None]
+"""Called after each hook with the hook and the advantages `(B, T)` before and after it."""
+
+
+def plugin_label(plugin: object) -> str:
+    """The name by which messages call a plugin: its own `__name__` where it has one, else its class's."""
+    return str(getattr(plugin, "__name__", type(plugin).__name__))
+
+
+def expand_advantages(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    """Give every token its completion's advantage.
+
+    Args:
+        advantages: `(B,)`, or `(B, T)` which is returned as it is.
+        mask_B_T: Loss mask.
+
+    Returns:
+        `(B, T)`, zero off the mask.
+    """
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1).expand(mask_B_T.shape)
+    return torch.where(mask_B_T > 0, advantages, torch.zeros_like(advantages))
+
+
+def apply_rollout_hooks(
+    advantages: torch.Tensor, hooks: Sequence[Any], rollout: Rollout, observe: Observe | None = None
+) -> torch.Tensor:
+    """Run every hook's `on_rollout` in order; hooks without it are passed over.
+
+    Args:
+        advantages: `(B,)` or `(B, T)`.
+        hooks: Advantage hooks.
+        rollout: The generation batch.
+        observe: Told what each hook did.
+
+    Returns:
+        `(B, T)`, detached, zero off the mask.
+
+    Raises:
+        PluginOutputError: A hook returned something else than finite advantages `(B, T)`.
+        PluginRunError: A hook raised.
+    """
+    return _apply(hooks, "on_rollout", advantages, rollout, observe)
+
+
+def apply_forward_hooks(
+    advantages: torch.Tensor, hooks: Sequence[Any], forward: Forward, observe: Observe | None = None
+) -> torch.Tensor:
+    """Run every hook's `on_forward` in order; the same contract as `apply_rollout_hooks`, at one loss forward."""
+    return _apply(hooks, "on_forward", advantages, forward, observe)
+
+
+def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Rollout | Forward) -> torch.Tensor:
+    """Run one method of one hook, add the spans if it returned spans, and hold the result to the contract.
+
+    Raises:
+        PluginOutputError, PluginRunError: As `apply_rollout_hooks`.
+    """
+    label = f"advantage hook {plugin_label(hook)!r}: {method}"
+    mask_B_T = context.mask_B_T
+    with torch.no_grad(), _named(label, hook):
+        result = getattr(hook, method)(advantages_B_T, context)
+        if isinstance(context, Rollout) and isinstance(result, list | tuple):
+            result = advantages_B_T + context.span_values(result).to(advantages_B_T.dtype)
+    result_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
+    _refuse(~torch.isfinite(result_B_T), result_B_T, f"{label} must return finite advantages")
+    return result_B_T
+
+
+def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
+    """Ask an aggregation for its weights and hold it to the contract.
+
+    Returns:
+        `(B, T)`, float, non-negative, zero off the mask.
+
+    Raises:
+        PluginOutputError: The weights are misshapen, not finite, negative, or not zero off the mask.
+        PluginRunError: The aggregation raised.
+    """
+    label = f"loss aggregation {plugin_label(aggregation)!r}"
+    with torch.no_grad(), _named(f"{label}: weights", aggregation):
+        result = aggregation.weights(rollout)
+    weights_B_T = _tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
+    _refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite")
+    _refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative")
+    _refuse(
+        (rollout.mask_B_T == 0) & (weights_B_T != 0),
+        weights_B_T,
+        f"{label}: weights must be zero where rollout.mask_B_T is zero (multiply by it)",
+    )
+    return weights_B_T
+
+
+def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
+    """Ask a `reduce` aggregation for its scalar and hold it to the contract.
+
+    Raises:
+        PluginOutputError: The result is not a scalar tensor, not finite, or lost the graph of `loss_B_T`.
+        PluginRunError: The aggregation raised.
+    """
+    label = f"loss aggregation {plugin_label(aggregation)!r}"
+    with _named(f"{label}: reduce", aggregation):
+        result = aggregation.reduce(loss_B_T, mask_B_T, totals)
+    if not isinstance(result, torch.Tensor) or result.dim() != 0:
+        got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
+        raise PluginOutputError(f"{label}: reduce must return a scalar tensor, got {got}.")
+    loss: torch.Tensor = result
+    if not torch.isfinite(loss) and bool(torch.isfinite(loss_B_T).all()):
+        raise PluginOutputError(
+            f"{label}: reduce returned {loss.item()} from finite losses. Guard the division where a micro-batch has "
+            "no live token (mask_B_T.sum().clamp(min=1))."
+        )
+    if loss_B_T.requires_grad and not loss.requires_grad:
+        raise PluginOutputError(
+            f"{label}: reduce returned a tensor without a gradient. Compute it from loss_B_T and don't detach."
+        )
+    return loss
+
+
+def reduced_weights(
+    aggregation: Any, loss: torch.Tensor, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor
+) -> torch.Tensor:
+    """What a `reduce` aggregation made each token count: the slope of its scalar in the token's loss, `(B, T)`.
+
+    Raises:
+        PluginOutputError: The scalar does not come from `loss_B_T`, or its slope is not finite, or not zero off the
+            mask.
+    """
+    label = f"loss aggregation {plugin_label(aggregation)!r}"
+    (slope_B_T,) = torch.autograd.grad(loss, loss_B_T, retain_graph=True, allow_unused=True)
+    if slope_B_T is None:
+        raise PluginOutputError(f"{label}: what reduce returned was not computed from loss_B_T.")
+    _refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient of reduce must be finite")
+    off_the_mask = (mask_B_T == 0) & (slope_B_T != 0)
+    _refuse(
+        off_the_mask, slope_B_T, f"{label}: the gradient of reduce must be zero where mask_B_T is zero (multiply by it)"
+    )
+    return slope_B_T
+
+
+def split_loss(loss: torch.Tensor, advantages_B_T: torch.Tensor) -> torch.Tensor:
+    """Recover each token's term of a scalar policy loss, by Euler's identity.
+
+    The policy losses in use are positively homogeneous of degree one in the advantages, so with `L` the scalar and `A`
+    the advantages, `A · ∂L/∂A` are the terms that sum to the part of `L` that depends on `A`. What the sum leaves over,
+    `L - Σ A·∂L/∂A`, does not: KL penalty, entropy bonus, auxiliary loss.
+
+    Args:
+        loss: Scalar `L`, built from `advantages_B_T`.
+        advantages_B_T: `A`, a leaf that requires grad.
+
+    Returns:
+        `(B, T)`, with the graph that leads to the policy's parameters: per-token loss times the weight that the
+        reduction inside `L` gave the token.
+
+    Raises:
+        RuntimeError: `loss` does not depend on `advantages_B_T` (autograd's own error).
+    """
+    (slope_B_T,) = torch.autograd.grad(loss, advantages_B_T, create_graph=True)
+    return advantages_B_T.detach() * slope_B_T
+
+
+def kl_k3(
+    logps_B_T: torch.Tensor, ref_logps_B_T: torch.Tensor, importance_ratio: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Per-token estimate of KL(policy ‖ reference), `exp(d) - d - 1` with `d = log π_ref - log π`, in nats.
+
+    Source: the k3 estimator of http://joschu.net/blog/kl-approx.html, used by GRPO (2402.03300, eq. 4).
+
+    Args:
+        logps_B_T: Log-probabilities under the policy.
+        ref_logps_B_T: Log-probabilities under the reference.
+        importance_ratio: π/π_old, `(B, T)` or `(B, 1)`, multiplied in where given, which makes the gradient the
+            unbiased one of the reverse KL (DeepSeek-V3.2, 2512.02556).
+    """
+    difference_B_T = ref_logps_B_T - logps_B_T
+    kl_B_T = torch.exp(difference_B_T) - difference_B_T - 1
+    return kl_B_T if importance_ratio is None else kl_B_T * importance_ratio
+
+
+def importance_ratio(
+    logps_B_T: torch.Tensor, old_logps_B_T: torch.Tensor, mask_B_T: torch.Tensor, level: str
+) -> torch.Tensor:
+    """π/π_old per token `(B, T)`; at level "sequence" its geometric mean per sequence `(B, 1)` (GSPO, 2507.18071)."""
+    log_ratio_B_T = logps_B_T - old_logps_B_T
+    if level == "sequence":
+        lengths_B = mask_B_T.sum(-1).clamp(min=1.0)
+        log_ratio_B_T = ((log_ratio_B_T * mask_B_T).sum(-1) / lengths_B).unsqueeze(-1)
+    return torch.exp(log_ratio_B_T)
+
+
+def _apply(
+    hooks: Sequence[Any], method: str, advantages: torch.Tensor, context: Rollout | Forward, observe: Observe | None
+) -> torch.Tensor:
+    advantages_B_T = expand_advantages(advantages, context.mask_B_T)
+    for hook in hooks:
+        if not implements(hook, method):
+            continue
+        before_B_T, advantages_B_T = advantages_B_T, run_hook(hook, method, advantages_B_T, context)
+        if observe is not None:
+            observe(hook, before_B_T, advantages_B_T)
+    return advantages_B_T
+
+
+@contextmanager
+def _named(label: str, plugin: object) -> Iterator[None]:
+    """Say which plugin raised what, unless an error of this package says it already."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except TRLGRPOExtError as error:
+        if plugin_label(plugin) in str(error):
+            raise
+        raise type(error)(f"{label}: {error}") from error
+    except BaseException as error:  # SystemExit too
+        raise PluginRunError(f"{label} raised {type(error).__name__}: {error}") from error
+
+
+def _tensor_like(mask_B_T: torch.Tensor, result: Any, label: str) -> torch.Tensor:
+    if not isinstance(result, torch.Tensor):
+        raise PluginOutputError(
+            f"{label}: expected a tensor of shape {tuple(mask_B_T.shape)}, got {type(result).__name__}."
+        )
+    if result.shape != mask_B_T.shape:
+        raise PluginOutputError(
+            f"{label}: expected shape {tuple(mask_B_T.shape)} (completions, tokens), got {tuple(result.shape)}."
+        )
+    if not result.is_floating_point():
+        raise PluginOutputError(f"{label}: expected a floating point tensor, got {result.dtype}.")
+    return result
+
+
+def _refuse(bad: torch.Tensor, values: torch.Tensor, rule: str) -> None:
+    if bool(bad.any()):
+        row, token = (int(i) for i in bad.nonzero()[0])
+        raise PluginOutputError(f"{rule}; got {values[row, token].item()} at row {row}, token {token}.")

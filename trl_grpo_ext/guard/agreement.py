@@ -1,0 +1,163 @@
+"""A plugin that fails on one rank stops every rank with the same error, and nobody waits for anybody.
+
+Without this a rank that raises leaves the others waiting in their next collective until it times out. So plugins run
+inside `Agreement.section`, and whenever a rank there needs the others it first says why:
+
+    GATHER   the plugin called `rollout.gather`, and this is the tensor's shape
+    DONE     the section is finished
+    FAILED   it raised, and the message has this many bytes
+
+Only if all say GATHER, with shapes that fit, does the gather take place. If any says FAILED, its message goes to all.
+If some gather and others are done, that is an error too. One exchange costs one gather of six integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from .. import errors
+from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
+
+_GATHER, _DONE, _FAILED = range(3)
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+_LONGEST_MESSAGE = 4000
+
+
+class Agreement:
+    """What the ranks of one run agree on while plugins are at work.
+
+    Args:
+        rank: Of this process.
+        processes: Number of ranks; with one, nothing is exchanged.
+        gather: Concatenates equally shaped tensors over all ranks along the first axis, in rank order.
+        device: Where exchanged tensors have to live.
+    """
+
+    def __init__(
+        self, rank: int, processes: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
+    ) -> None:
+        self._rank, self._processes, self._gather, self._device = rank, processes, gather, device
+        self._stopped_by: TRLGRPOExtError | None = None
+
+    @contextmanager
+    def section(self) -> Iterator[None]:
+        """Run plugins inside; every rank must enter its sections in the same order.
+
+        Raises:
+            PluginOutputError, PluginRunError: Of the first rank that failed, on all ranks, with its number. Where the
+                plugin itself raised, its exception is chained on the rank where it happened.
+        """
+        self._stopped_by = None
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: a plugin that exits would leave the other ranks waiting
+            if self._stopped_by is None:
+                self._fail(error)
+        else:
+            if self._stopped_by is None and self._processes > 1:
+                self._meet(_DONE)
+        if self._stopped_by is not None:  # also where a plugin caught it
+            raise self._stopped_by
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Concatenate `(B,)` or `(B, T)` over all ranks; `T` is padded with zeros to the longest of any rank.
+
+        Raises:
+            PluginOutputError: The ranks' tensors don't fit together, or another rank did not call this.
+        """
+        if self._stopped_by is not None:  # a plugin caught it and goes on, while the others have left
+            raise self._stopped_by
+        self._check(tensor)
+        if self._processes == 1:
+            return tensor
+        rows = self._meet(_GATHER, tensor.dim(), tensor.size(0), tensor.size(-1), _DTYPES.index(tensor.dtype))
+        kinds = {(dimensions, count, dtype) for _, dimensions, count, _, dtype, _ in rows}
+        if len(kinds) > 1:
+            shapes = ", ".join(_shape(*row[1:5]) for row in rows)
+            self._stop(PluginOutputError(f"rollout.gather got tensors that don't fit together, by rank: {shapes}."))
+        if tensor.dim() == 2:
+            tensor = torch.nn.functional.pad(tensor, (0, max(row[3] for row in rows) - tensor.size(1)))
+        return self._gather(tensor.contiguous())
+
+    def _check(self, tensor: torch.Tensor) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise PluginOutputError(f"rollout.gather takes a tensor (B,) or (B, T), got {type(tensor).__name__}.")
+        if tensor.dim() not in (1, 2) or tensor.dtype not in _DTYPES:
+            raise PluginOutputError(
+                f"rollout.gather takes a tensor (B,) or (B, T) of numbers, got shape {tuple(tensor.shape)}, "
+                f"{tensor.dtype}."
+            )
+
+    def _meet(self, *words: int) -> list[list[int]]:
+        """Tell the others where this rank is, and return where all are; stops where they are not at one place."""
+        mine = torch.tensor([[*words, *([0] * (6 - len(words)))]], device=self._device)
+        rows: list[list[int]] = self._gather(mine).tolist()
+        places = [row[0] for row in rows]
+        if _FAILED in places:
+            self._stop(self._shared_failure([row[5] for row in rows], b""))
+        if len(set(places)) > 1:
+            at = {place: [rank for rank, other in enumerate(places) if other == place] for place in set(places)}
+            self._stop(
+                PluginOutputError(
+                    f"rollout.gather was called on {_ranks(at[_GATHER])} but not on {_ranks(at[_DONE])}. A plugin must "
+                    "call it equally often on every rank, so never under a condition on its own rows."
+                )
+            )
+        return rows
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the others that this rank failed, and keep what all of them raise."""
+        own = error if isinstance(error, TRLGRPOExtError) else PluginRunError(f"{type(error).__name__}: {error}")
+        if self._processes == 1:
+            self._stopped_by = _with_rank(type(own), str(own), [0])
+        else:
+            text = f"{type(own).__name__}\n{own}".encode()[:_LONGEST_MESSAGE]
+            mine = torch.tensor([[_FAILED, 0, 0, 0, 0, len(text)]], device=self._device)
+            rows: list[list[int]] = self._gather(mine).tolist()
+            self._stopped_by = self._shared_failure([row[5] for row in rows], text)
+        self._stopped_by.__cause__ = error.__cause__ if own is error else error
+
+    def _shared_failure(self, sizes: Sequence[int], mine: bytes) -> TRLGRPOExtError:
+        """Exchange the messages, and make the one error that every rank raises."""
+        padded = torch.zeros(1, max(sizes), dtype=torch.uint8, device=self._device)
+        padded[0, : len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
+        texts = self._gather(padded).tolist()
+        failed = [rank for rank, size in enumerate(sizes) if size > 0]
+        name, _, message = bytes(texts[failed[0]][: sizes[failed[0]]]).decode(errors="replace").partition("\n")
+        kind = getattr(errors, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, TRLGRPOExtError)):
+            kind = PluginRunError
+        return _with_rank(kind, message, failed)
+
+    def _stop(self, error: TRLGRPOExtError) -> None:
+        self._stopped_by = error
+        raise error
+
+
+def _with_rank(kind: type[TRLGRPOExtError], message: str, ranks: Sequence[int]) -> TRLGRPOExtError:
+    also = f" ({_ranks(ranks[1:])} failed too.)" if len(ranks) > 1 else ""
+    return kind(f"On rank {ranks[0]}: {message}{also}")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _shape(dimensions: int, rows: int, width: int, dtype: int) -> str:
+    return f"{(rows,) if dimensions == 1 else (rows, width)} {_DTYPES[dtype]}"

@@ -1,0 +1,123 @@
+"""Checks that rewards make of their parameters and of the columns they read, with one wording for all."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence, Sized
+from types import ModuleType
+from typing import Any
+
+from ..errors import ConfigurationError, RewardError
+from .calls import NOT_COLUMNS
+
+
+def checked_number(label: str, value: object, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> float:
+    """Return a parameter that must be a finite number.
+
+    Args:
+        label: `<reward>: <parameter>`.
+        value: What the parameter was set to.
+        wanted: What it must be, in words.
+        accept: Whether a finite number is in range.
+
+    Raises:
+        ConfigurationError: It is no number (true and false are none), not finite, or out of range.
+    """
+    highest = sys.float_info.max  # `isfinite` raises for whole numbers that no float can hold
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if number is not None and -highest <= number <= highest and accept(number):
+        return float(number)
+    raise ConfigurationError(f"{label} must be {wanted}, got {value!r:.200}.")
+
+
+def checked_whole(label: str, value: object, lowest: int) -> int:
+    """Return a parameter that must be a whole number, `lowest` or more.
+
+    Raises:
+        ConfigurationError: It is no integer (true and false are none), or too low.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise ConfigurationError(f"{label} must be a whole number, {lowest} or more, got {value!r}.")
+    return value
+
+
+def checked_choice(label: str, value: object, choices: Sequence[str]) -> str:
+    """Return a parameter that must be one of some words.
+
+    Raises:
+        ConfigurationError: It is none of them.
+    """
+    if not isinstance(value, str) or value not in choices:
+        wanted = " or ".join(repr(choice) for choice in choices)
+        raise ConfigurationError(f"{label} must be {wanted}, got {value!r}.")
+    return value
+
+
+def checked_flag(label: str, value: object) -> bool:
+    """Return a parameter that must be true or false.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{label} must be true or false, got {value!r}.")
+    return value
+
+
+def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advice: str = "") -> Sequence[Any]:
+    """Return a column that must be there, with one entry per completion.
+
+    Args:
+        reward: The reward's name, for messages.
+        name: The column's name.
+        columns: What the reward was called with.
+        count: Number of completions.
+        advice: What to do if it is missing, a sentence.
+
+    Raises:
+        RewardError: It is missing, or has another number of entries.
+    """
+    values = columns.get(name)
+    if values is None:
+        present = sorted(columns.keys() - NOT_COLUMNS)
+        raise RewardError(f"{reward} needs the column {name!r}; the columns present are {present}. {advice}".rstrip())
+    if not isinstance(values, Sized) or isinstance(values, str) or len(values) != count:
+        entries = len(values) if isinstance(values, Sized) and not isinstance(values, str) else "no"
+        raise RewardError(
+            f"{reward} got {count} completions but {entries} entries in {name!r}; it needs one per completion."
+        )
+    found: Sequence[Any] = values  # type: ignore[assignment]
+    return found
+
+
+def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns: Mapping[str, Any]) -> list[int]:
+    """The completions' numbers of tokens.
+
+    Raises:
+        RewardError: `completion_ids` is missing, or has not one entry per completion.
+    """
+    if completion_ids is None:
+        raise RewardError(f"{reward} needs 'completion_ids', the tokens; it was called with {sorted(columns)}.")
+    completions = columns.get("completions")
+    if completions is not None and len(completions) != len(completion_ids):
+        raise RewardError(
+            f"{reward} got {len(completions)} completions but {len(completion_ids)} entries in 'completion_ids'; it "
+            "needs one per completion."
+        )
+    return [len(ids) for ids in completion_ids]
+
+
+def optional_module(reward: str, name: str) -> ModuleType:
+    """Import a module of the extra `rewards`, when it is needed and not before.
+
+    Raises:
+        ConfigurationError: It is not installed; the message says how to.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{reward} needs the package {name.partition('.')[0]!r}, which is not installed here. Install it with "
+            "'pip install trl-grpo-ext[rewards]'."
+        ) from error

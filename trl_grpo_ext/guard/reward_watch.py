@@ -1,0 +1,292 @@
+"""Reward functions while they score one generation batch: checked, timed, and with an error that names the completion.
+
+TRL calls the functions and gathers their scores over all ranks. A function that raises, or never returns, on one rank
+would leave the other ranks waiting in that gather. So every function is called through a `RewardWatch`: what it returns
+is checked, its spans are kept, an exception becomes one that names the row, and past a limit it is interrupted. The
+trainer then lets all ranks raise the same error (see `agreement`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import math
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
+from ..types import Span, SpanScore
+from .calls import call, is_async, rows_of
+from .outcomes import OUTCOME_SUFFIX, shown
+from .validation import checked_scores
+
+_SEARCH_SECONDS = 10.0
+_GRACE_SECONDS = 30.0
+# Nobody else's: `SIGALRM` is what rewards themselves use (Math-Verify does).
+_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
+
+
+class _Overrun(BaseException):
+    """The limit has passed. No `Exception`, so that a function's own `except Exception` does not swallow it."""
+
+
+class RewardWatch:
+    """Watches the reward functions of one scoring.
+
+    Args:
+        limit: Seconds that all reward functions together may take for this generation batch; None for no limit.
+
+    Attributes:
+        spans: By name of a function that returned `SpanScore`s, each completion's spans; None where it had nothing to
+            say, empty where it gave a plain number.
+        outcomes: By name of a reward, what it logged as each completion's outcome.
+        nans: By name, how many NaNs a function returned. To TRL they mean None.
+    """
+
+    def __init__(self, limit: float | None = None) -> None:
+        self.spans: dict[str, list[Sequence[Span] | None]] = {}
+        self.outcomes: dict[str, list[Any]] = {}
+        self.nans: dict[str, int] = {}
+        self._limit, self._started = limit, time.monotonic()
+        self._running: list[str] = []
+
+    def around(self, function: Any, name: str) -> Any:
+        """The same function, watched. Reward models pass through; async functions stay async, as TRL needs."""
+        if isinstance(function, torch.nn.Module) or not callable(function):
+            return function
+        if is_async(function):
+
+            async def watched_async(**columns: Any) -> Any:
+                with self._run(name):
+                    try:
+                        columns = self._heard(columns)
+                        return self._seen(await self._awaited(function(**columns), name), columns, name)
+                    except TRLGRPOExtError:
+                        raise
+                    except Exception as error:
+                        message = await asyncio.to_thread(_explained, error, function, columns, name)
+                        raise PluginRunError(message) from error
+
+            return watched_async
+
+        def watched(**columns: Any) -> Any:
+            with self._run(name):
+                try:
+                    columns = self._heard(columns)
+                    return self._seen(self._called(function, columns, name), columns, name)
+                except TRLGRPOExtError:
+                    raise
+                except Exception as error:
+                    raise PluginRunError(_explained(error, function, columns, name)) from error
+
+        return watched
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What the functions told beside their scores, as `Scored` has it."""
+        return {"spans": self.spans, "outcomes": self.outcomes}
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Interrupt the functions called inside once the limit has passed.
+
+        In the main thread a signal interrupts whatever Python code or system call is running. A function that holds
+        the interpreter lock in compiled code cannot be interrupted: after half a minute more (or the limit again, if
+        that is longer) the process ends with a traceback of where it hangs, so that its launcher ends the others.
+
+        Raises:
+            RewardError: Names the function that was still running.
+        """
+        if self._limit is None:
+            yield
+            return
+        if _SIGNAL is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(_SIGNAL, self._interrupt)
+        main, number = threading.get_ident(), _SIGNAL
+        timer = threading.Timer(self._limit, lambda: signal.pthread_kill(main, number))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except _Overrun as overrun:
+            raise RewardError(str(overrun)) from overrun
+        finally:
+            timer.cancel()
+            self._running.clear()  # the signal may be under way
+            _end_process_after(None)  # an async function that blocks its loop may run on
+            timer.join()
+            signal.signal(_SIGNAL, before)
+
+    @staticmethod
+    def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
+        """Refuse infinities, which reward models can give: TRL calls those itself.
+
+        Raises:
+            PluginOutputError: Names the reward and the row, counted over all ranks.
+        """
+        infinite_N_K = torch.isinf(rewards_N_K)
+        if infinite_N_K.any():
+            row, column = infinite_N_K.nonzero()[0].tolist()
+            value = rewards_N_K[row, column].item()
+            raise PluginOutputError(
+                f"The reward {names[column]!r} returned {value} at row {row} of all {len(rewards_N_K)}; it must be "
+                "finite."
+            )
+
+    def counts(self, rewards_N_K: torch.Tensor, names: Sequence[str], gather: Callable[..., Any]) -> dict[str, float]:
+        """Shares of completions without a value, by metric; nothing for functions that gave every value.
+
+        Args:
+            rewards_N_K: The scores of all ranks.
+            names: The functions' names.
+            gather: Concatenates a tensor over all ranks.
+        """
+        missing_K = torch.isnan(rewards_N_K).float().mean(dim=0)
+        if not missing_K.any():  # on all ranks or on none, as the scores are those of all
+            return {}
+        nans_K = torch.tensor([[float(self.nans.get(name, 0)) for name in names]], device=rewards_N_K.device)
+        nans_K = gather(nans_K).sum(dim=0) / rewards_N_K.size(0)
+        shares: dict[str, float] = {}
+        for name, missing, nans in zip(names, missing_K.tolist(), nans_K.tolist(), strict=True):
+            if missing:
+                shares |= {f"rewards/{name}/none": max(missing - nans, 0.0), f"rewards/{name}/nan": nans}
+        return shares
+
+    @contextmanager
+    def _run(self, name: str) -> Iterator[None]:
+        self._running.append(name)
+        if self._limit is not None:
+            _end_process_after((self._left() or 0.0) + max(self._limit, _GRACE_SECONDS))
+        try:
+            yield
+        finally:
+            if name in self._running:
+                self._running.remove(name)
+            if self._limit is not None and not self._running:  # from now on this rank only waits for the others
+                _end_process_after(None)
+
+    def _called(self, function: Callable[..., Any], columns: Mapping[str, Any], name: str) -> Any:
+        if self._limit is None or threading.current_thread() is threading.main_thread():
+            return function(**columns)
+        return self._called_aside(function, columns, name)
+
+    def _called_aside(self, function: Callable[..., Any], columns: Mapping[str, Any], name: str) -> Any:
+        """No signal reaches a thread that is not the main one, so wait for another and leave it behind."""
+        kept: dict[str, Any] = {}
+
+        def run() -> None:
+            try:
+                kept["returned"] = function(**columns)
+            except BaseException as error:  # raised again below
+                kept["error"] = error
+
+        thread = threading.Thread(target=run, name=f"reward {name}", daemon=True)
+        thread.start()
+        thread.join(self._left())
+        if thread.is_alive():
+            raise self._overrun([name])
+        if "error" in kept:
+            raise kept["error"]
+        return kept["returned"]
+
+    async def _awaited(self, coroutine: Any, name: str) -> Any:
+        if self._limit is None:
+            return await coroutine
+        task = asyncio.ensure_future(coroutine)
+        done, _ = await asyncio.wait([task], timeout=self._left())
+        if not done:
+            task.cancel()
+            raise self._overrun([name])
+        return task.result()
+
+    def _left(self) -> float | None:
+        return None if self._limit is None else max(0.0, self._started + self._limit - time.monotonic())
+
+    def _interrupt(self, number: int, frame: types.FrameType | None) -> None:
+        if self._running:  # else this rank is done, and waits for the others
+            raise _Overrun(str(self._overrun(self._running)))
+
+    def _overrun(self, names: Sequence[str]) -> RewardError:
+        which = ", ".join(sorted({*names}))
+        return RewardError(
+            f"The reward{'s' * (len({*names}) > 1)} {which} did not finish within {self._limit:g} s (reward_timeout). "
+            "Raise reward_timeout, or give the reward a time limit per completion of its own, as in "
+            "{name: ..., guard: {timeout: 5}}."
+        )
+
+    def _heard(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns, with TRL's `log_extra` listened to: what goes by the name of outcomes is kept."""
+        log_extra = columns.get("log_extra")
+        if log_extra is None:
+            return columns
+
+        def listening(column: str, values: Iterable[Any]) -> None:
+            values = list(values)
+            if column.endswith(OUTCOME_SUFFIX) and len(values) == len(columns["completions"]):
+                self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
+            log_extra(column, values)
+
+        return {**columns, "log_extra": listening}
+
+    def _seen(self, returned: Any, columns: Mapping[str, Any], name: str) -> list[float | None]:
+        scores = checked_scores(returned, len(columns["completions"]), name)
+        self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
+        if any(isinstance(score, SpanScore) for score in scores):
+            self.spans[name] = [
+                score.spans if isinstance(score, SpanScore) else None if score is None else () for score in scores
+            ]
+        return scores
+
+
+def _explained(error: Exception, function: Any, columns: Mapping[str, Any], name: str) -> str:
+    """What to say of an exception that a reward function raised, with the completion at which it happens."""
+    return f"The reward {name!r} raised {type(error).__name__}: {error}{_where(error, function, columns)}"
+
+
+def _where(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
+    """Call the function on one completion at a time until it raises that exception again."""
+    completions = columns["completions"]
+    until = time.monotonic() + _SEARCH_SECONDS
+    failing, passed = None, False
+    for row in range(len(completions)):
+        if time.monotonic() > until or (failing is not None and passed):
+            break
+        try:
+            call(function, rows_of(columns, len(completions), slice(row, row + 1)))
+            passed = True
+        except TRLGRPOExtError:
+            break  # the limit: no time is left to search
+        except Exception as again:
+            if failing is None and type(again) is type(error):
+                failing = row
+    if failing is None or not (passed or len(completions) == 1):
+        return f" (no single one of the {len(completions)} completions is at fault)"
+    return f" (at row {failing} of {len(completions)}, whose completion is {shown(completions[failing])})"
+
+
+def reward_limit(args: Any, processes: int) -> float | None:
+    """Seconds for the reward functions of a run; by default few enough for the other ranks to hear of it."""
+    limit: float | None = getattr(args, "reward_timeout", None)
+    return 0.8 * float(args.ddp_timeout) if limit is None and processes > 1 else limit
+
+
+def _end_process_after(seconds: float | None) -> None:
+    if seconds is None:
+        faulthandler.cancel_dump_traceback_later()
+        return
+    if sys.__stderr__ is None:
+        return
+    try:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    except (ValueError, OSError):  # stderr has no file behind it: then without this last resort
+        return

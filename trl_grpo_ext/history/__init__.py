@@ -1,0 +1,1 @@
+"""Looking back at runs: the report page and the replay of saved completions."""

@@ -1,0 +1,202 @@
+"""Two selections of plugins on the same saved completions, compared without any model.
+
+    from trl_grpo_ext.replay import replay
+
+    comparison = replay("outputs/run", ["a.yaml", "b.yaml"])
+    comparison.pairs[0].moved      # share of the gradient mass that lies on other completions
+    comparison.plain()             # everything, for JSON
+
+The parts: `files`, `saved`, `groups`, `tokens` and `columns` read; `selections` loads the plugins; `scores` and
+`played` run them in the trainer's order; `shares`, `compare` and `comparison` are the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigurationError
+from .columns import join_columns
+from .compare import (
+    by_correctness,
+    by_length,
+    by_position,
+    correct_values,
+    pair,
+    selection_numbers,
+    totals_of,
+)
+from .comparison import (
+    Comparison,
+    Disagreement,
+    Pair,
+    Part,
+    RankingFlip,
+    RewardNumbers,
+    SelectionNumbers,
+    Side,
+)
+from .played import Played, play
+from .saved import SavedBatch, read_saved
+from .scores import Scorer
+from .selections import ReplaySelection, read_selections
+from .tokens import Tokenize, load_tokenizer
+
+__all__ = [
+    "Comparison",
+    "Disagreement",
+    "Pair",
+    "Part",
+    "Played",
+    "RankingFlip",
+    "RewardNumbers",
+    "SavedBatch",
+    "SelectionNumbers",
+    "Side",
+    "replay",
+]
+
+RIGHT_AT = 0.5
+"""From which value on a completion is right, where nothing else is said."""
+
+Progress = Callable[[Iterable[SavedBatch], int], Iterable[SavedBatch]]
+
+
+def replay(
+    completions: str | Path,
+    selections: Sequence[str | Path | Mapping[str, Any]],
+    *,
+    tokenizer: str | Any = None,
+    dataset: str | Path | None = None,
+    correct: str | None = None,
+    right_at: float = RIGHT_AT,
+    steps: tuple[int | None, int | None] = (None, None),
+    limit: int | None = None,
+    num_generations: int | None = None,
+    show: int = 5,
+    say: Callable[[str], None] = lambda sentence: None,
+    progress: Progress = lambda batches, count: batches,
+) -> Comparison:
+    """Compare what selections of plugins make of the same saved completions.
+
+    Args:
+        completions: A run's output_dir, a folder or a file with token records, TRL's tables of completions, or JSON
+            Lines with `prompt` and `completion`.
+        selections: Paths of YAML files, or what such files hold; the first is the base. Of a run's settings they may
+            have any, those that matter here are read.
+        tokenizer: A tokenizer, its path or hub id, for files that have texts alone. None cuts them into words.
+        dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt.
+        correct: A reward or column that says which completions are right; None is the base's first reward.
+        right_at: From which of its values on.
+        steps: First and last step; None is no bound.
+        limit: Completions at most, in whole groups.
+        num_generations: Completions of a prompt, for files that don't say; None is to infer it.
+        show: How many completions and groups to list for each pair.
+        say: Told, as it goes, what will be in the comparison's `notes`.
+        progress: Wraps the loop over the batches.
+
+    Raises:
+        ConfigurationError: The files or selections cannot be read, or lack what a plugin needs.
+        PluginError: A plugin does not load.
+        RewardError, PluginOutputError, PluginRunError: A plugin failed; the message names it, and of a reward the
+            completion.
+    """
+    if not selections:
+        raise ConfigurationError("There is nothing to replay: give at least one selection, --with a.yaml.")
+    notes: list[str] = []
+
+    def note(sentence: str) -> None:
+        if sentence not in notes:
+            notes.append(sentence)
+            say(sentence)
+
+    chosen = read_selections(selections)
+    hoped_for = next((one.settings["num_generations"] for one in chosen if one.settings["num_generations"]), None)
+    batches = read_saved(
+        completions, note, steps=steps, limit=limit, num_generations=num_generations, hoped_for=hoped_for
+    )
+    if dataset is not None:
+        batches = join_columns(batches, dataset, note)
+    loaded = load_tokenizer(str(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
+    tokens_are = "records" if batches[0].tokens is not None else "words" if loaded is None else "tokenizer"
+    _explain(chosen, batches, tokens_are, note)
+    if any(one.reads_log_probabilities for one in chosen) and tokens_are == "records":
+        batches = _with_log_probabilities(batches, note)
+    tokenize, scorer = Tokenize(loaded), Scorer(joined=dataset is not None)
+    played: dict[str, list[Played]] = {one.name: [] for one in chosen}
+    tokens = []
+    for batch in progress(batches, len(batches)):
+        tokens.append(tokenize(batch))
+        for one in chosen:
+            played[one.name].append(play(one, batch, tokens[-1], scorer, loaded))
+    totals = [totals_of(one, played[one.name], tokens) for one in chosen]
+    base = played[chosen[0].name]
+    correct_by = base[0].reward_names[0] if correct is None else correct
+    right = correct_values(correct_by, batches, list(played.values()))
+    return Comparison(
+        source=str(completions),
+        tokens_are=tokens_are,
+        notes=tuple(notes),
+        steps=tuple(batch.step for batch in batches),
+        completions=len(totals[0].mass_N),
+        groups=sum(len(batch.texts) // batch.num_generations for batch in batches),
+        num_generations=min(batch.num_generations for batch in batches),
+        tokens=int(totals[0].lengths_N.sum()),
+        correct_by=correct_by,
+        right_at=right_at,
+        selections=[selection_numbers(one, played[one.selection.name]) for one in totals],
+        pairs=[pair(totals[0], one, played, batches, show) for one in totals[1:]],
+        by_length=by_length(totals),
+        by_correctness=by_correctness(right, right_at, totals),
+        by_position=by_position(totals),
+        batches=tuple(batches),
+        played=played,
+    )
+
+
+def _with_log_probabilities(batches: list[SavedBatch], note: Callable[[str], None]) -> list[SavedBatch]:
+    """Leave out, for all selections alike, the groups that a hook could not see at the loss forward."""
+    reduced = [batch.with_log_probabilities() for batch in batches]
+    kept = [batch for batch in reduced if batch.texts]
+    lost = sum(len(batch.texts) for batch in batches) - sum(len(batch.texts) for batch in kept)
+    if not kept or not lost:
+        return batches  # without any the hook is refused
+    note(
+        f"{lost} completions are left out, in whole groups whose records lack log-probabilities: they were not trained "
+        "on yet, or were left out of a compact update."
+    )
+    return kept
+
+
+def _explain(
+    chosen: Sequence[ReplaySelection],
+    batches: Sequence[SavedBatch],
+    tokens_are: str,
+    note: Callable[[str], None],
+) -> None:
+    """Say what the numbers rest on."""
+    if tokens_are == "words":
+        note("There are no tokens in the files: texts are cut into words and punctuation. --tokenizer gives tokens.")
+    if tokens_are != "records":
+        if any(batch.truncated is None for batch in batches):
+            note(
+                "Which completions were cut off at the limit is not saved: all are taken as finished, by an end token."
+            )
+    else:
+        note(
+            "Token records may hold a sample of each generation batch; what counts over a batch counts over the sample."
+        )
+    unsaid = [one.name for one in chosen if one.rewards is None]
+    if unsaid:
+        names = ", ".join(batches[0].reward_names) or "none"
+        note(f"{', '.join(unsaid)}: no rewards are selected, so the saved ones are taken: {names}.")
+    for one in chosen:
+        if one.at_forward:
+            note(
+                f"{one.name}: for {', '.join(one.at_forward)} the saved log-probabilities are those of the old and of "
+                "the current policy."
+            )
+        if one.left_out:
+            listed = ", ".join(f"{key}: {value}" for key, value in one.left_out.items())
+            note(f"{one.name}: not replayed: {listed}.")

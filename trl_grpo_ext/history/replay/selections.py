@@ -1,0 +1,269 @@
+"""A selection of plugins to replay, read from the YAML of a run, and its plugins, loaded and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...credit.flow import plugin_label
+from ...errors import ConfigurationError
+from ...guard.calls import unique_names
+from ...plugins.loading import load_advantage_hooks, load_loss_aggregation, load_rewards
+from ...plugins.selection import Selection, parse_selection
+from ...types import implements
+from .saved import SavedBatch
+from .tokens import Tokens
+
+SAVED = "saved"
+"""`saved:NAME` among the rewards of a selection takes the values that were saved under that name."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "loss_type": "dapo",
+    "scale_rewards": "group",
+    "multi_objective_aggregation": "sum_then_normalize",
+    "max_completion_length": 512,
+    "mask_truncated_completions": False,
+    "num_generations": None,
+    "reward_weights": None,
+}
+"""The settings that are read beside the plugins, with TRL's defaults (of `num_generations` the files know more)."""
+
+EQUIVALENT: Mapping[str, str] = {
+    **dict.fromkeys(("dapo", "cispo", "vespo"), "token_mean"),
+    **dict.fromkeys(("grpo", "sapo"), "seq_mean_token_mean"),
+    "luspo": "seq_mean_token_sum",
+    "bnpo": "token_mean_local",
+    "dr_grpo": "constant_length",
+}
+"""The aggregation that weighs tokens as TRL's own reduction of that `loss_type` does (docs/parity.md)."""
+
+LEFT_OUT: Mapping[str, Any] = {
+    "beta": 0.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "importance_sampling_level": "token",
+}
+"""Settings that change a gradient in ways that are not replayed, with the values at which they don't."""
+
+_CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "loss_type": tuple(EQUIVALENT),
+    "scale_rewards": ("group", "batch", "none"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+}
+_NOT_HERE = {
+    "ref_logps": "log-probabilities under a reference",
+    "sampling_logps": "the sampler's log-probabilities",
+}
+
+
+@dataclass(frozen=True)
+class RewardSource:
+    """One reward of a selection: a function to call, or the name under which its values were saved."""
+
+    name: str
+    weight: float
+    function: Any = None
+    saved: str | None = None
+    key: str = ""
+    """Equal for rewards that are the same, so that they are called once for all selections."""
+
+
+@dataclass(frozen=True)
+class ReplaySelection:
+    """What one side of the comparison runs: loaded plugins, and settings with TRL's defaults.
+
+    Attributes:
+        name: For tables.
+        rewards: None where the saved rewards are taken.
+        hooks: Advantage hooks, in order.
+        aggregation: The aggregation; where the selection has none, the one that equals TRL's reduction.
+        own_aggregation: Whether the selection names it.
+        settings: By the names of `DEFAULTS`.
+        left_out: Settings among `LEFT_OUT` that are not at the value named there.
+    """
+
+    name: str
+    rewards: Sequence[RewardSource] | None
+    hooks: Sequence[Any]
+    aggregation: Any
+    own_aggregation: bool
+    settings: Mapping[str, Any]
+    left_out: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def hook_names(self) -> list[str]:
+        """What messages call the hooks."""
+        return [plugin_label(hook) for hook in self.hooks]
+
+    @property
+    def reads_log_probabilities(self) -> bool:
+        """Whether a hook acts at the loss forward, or says that it needs what is computed there."""
+        needs = {need for hook in self.hooks for need in getattr(hook, "needs", ())}
+        return bool(self.at_forward or needs & {"old_logps", "entropies"})
+
+    @property
+    def at_forward(self) -> list[str]:
+        """The hooks that act at the loss forward."""
+        return [plugin_label(hook) for hook in self.hooks if implements(hook, "on_forward")]
+
+
+def read_selections(given: Sequence[str | Path | Mapping[str, Any]]) -> list[ReplaySelection]:
+    """Read, load and name selections; each is the path of a YAML file, or what such a file holds.
+
+    Raises:
+        ConfigurationError: A file is not there or no mapping, or a setting in it cannot work.
+        PluginError: A plugin does not load.
+    """
+    paths = [str(item) if isinstance(item, str | Path) else None for item in given]
+    stems = [Path(path).stem if path else f"selection {number}" for number, path in enumerate(paths, start=1)]
+    names = [
+        path if path and stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)
+    ]  # two folders with an a.yaml each are told apart by their paths
+    return [load_selection(name, item) for name, item in zip(unique_names(names), given, strict=True)]
+
+
+def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySelection:
+    """Read and load one selection. Keys that are not read here are ignored, so the file of a whole run will do.
+
+    Raises:
+        ConfigurationError, PluginError: As `read_selections`; the message names the selection.
+    """
+    mapping = given if isinstance(given, Mapping) else _read_yaml(Path(given))
+    settings = {key: _setting(name, key, mapping.get(key), default) for key, default in DEFAULTS.items()}
+    chosen = _several(mapping.get("rewards"))
+    rewards = None if chosen is None else _rewards(name, chosen, settings["reward_weights"])
+    aggregation = mapping.get("loss_aggregation")
+    aggregation = None if _is_none(aggregation) else aggregation
+    return ReplaySelection(
+        name=name,
+        rewards=rewards,
+        hooks=load_advantage_hooks(_several(mapping.get("advantage_hooks")) or []),
+        aggregation=load_loss_aggregation(EQUIVALENT[settings["loss_type"]] if aggregation is None else aggregation),
+        own_aggregation=aggregation is not None,
+        settings=settings,
+        left_out={key: mapping[key] for key, usual in LEFT_OUT.items() if mapping.get(key, usual) not in (usual, None)},
+    )
+
+
+def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> None:
+    """Refuse what the saved completions cannot tell.
+
+    Raises:
+        ConfigurationError: A hook needs what was not saved; the message names it.
+    """
+    for hook in selection.hooks:
+        label = f"{selection.name}: the advantage hook {plugin_label(hook)!r}"
+        needs = set(getattr(hook, "needs", ()))
+        if teachers := tuple(getattr(hook, "teachers", ())):
+            raise ConfigurationError(f"{label} asks the model {teachers[0]!r}, and a replay runs no model.")
+        for need, what in _NOT_HERE.items():
+            if need in needs:
+                raise ConfigurationError(f"{label} needs {what}, which nothing saves.")
+        at_forward = implements(hook, "on_forward")
+        if (at_forward or needs & {"old_logps", "entropies"}) and tokens.logps_B_T is None:
+            does = "acts at the loss forward" if at_forward else "reads the old policy"
+            why = (
+                f"which {tokens.without_logps} of the {len(batch.texts)} completions of {batch.where} do not have: "
+                "they were not trained on yet when the file was written, or were left out of a compact update."
+                if batch.tokens is not None
+                else f"which only token records have (token_records: 64 in a run), not {batch.where}."
+            )
+            raise ConfigurationError(f"{label} {does} and needs log-probabilities, {why}")
+    if selection.settings["mask_truncated_completions"] and batch.truncated is None:
+        raise ConfigurationError(
+            f"{selection.name}: mask_truncated_completions needs to know which completions were cut off at the limit, "
+            f"and {batch.where} does not say. Token records do."
+        )
+
+
+def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | None) -> list[RewardSource]:
+    parsed = [
+        parse_selection("reward", item) if isinstance(item, str | Mapping | Selection) else None for item in chosen
+    ]
+    functions = [item for item, read in zip(chosen, parsed, strict=True) if read is None or read.distribution != SAVED]
+    loaded = load_rewards(functions)
+    calls = iter(zip(loaded, loaded.names, loaded.weights, strict=True))
+    sources = []
+    for item, read in zip(chosen, parsed, strict=True):
+        if read is not None and read.distribution == SAVED:
+            if read.parameters or read.guard is not None:
+                raise ConfigurationError(f"{selection}: {read} takes saved values; it has a weight and nothing else.")
+            sources.append(RewardSource(read.name, 1.0 if read.weight is None else read.weight, saved=read.name))
+        else:
+            function, name, weight = next(calls)
+            plain = None if read is None else Selection(read.name, read.distribution, read.parameters, guard=read.guard)
+            key = f"object {id(item)}" if plain is None else json.dumps(plain.plain(), sort_keys=True, default=repr)
+            sources.append(RewardSource(name, weight, function, key=key))
+    if weights is not None:
+        if len(weights) != len(sources):
+            raise ConfigurationError(
+                f"{selection}: {len(weights)} reward_weights for {len(sources)} rewards; give one for each."
+            )
+        if any(read is not None and read.weight is not None for read in parsed):
+            raise ConfigurationError(f"{selection}: reward weights are given twice, in rewards and in reward_weights.")
+    names = unique_names([source.name for source in sources])
+    given = [source.weight for source in sources] if weights is None else weights
+    return [
+        RewardSource(name, float(weight), source.function, source.saved, source.key)
+        for source, name, weight in zip(sources, names, given, strict=True)
+    ]
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--with {str(path)!r} cannot be read: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets ValueError through, of impossible dates
+        raise ConfigurationError(f"--with {path} is not YAML: {' '.join(str(error).split())}") from error
+    if read is None:
+        return {}
+    if not isinstance(read, Mapping):
+        raise ConfigurationError(f"--with {path} is {type(read).__name__}, not a mapping of settings such as rewards.")
+    return read
+
+
+def _setting(selection: str, key: str, value: Any, default: Any) -> Any:
+    if value is None or (_is_none(value) and key != "scale_rewards"):
+        return default
+    if key == "scale_rewards" and isinstance(value, bool | str):  # TRL takes true for group and false for none
+        value = {"true": "group", "false": "none"}.get(str(value).lower(), value)
+    expected = None
+    if key in _CHOICES and value not in _CHOICES[key]:
+        expected = f"one of {', '.join(_CHOICES[key])}"
+    elif key in ("max_completion_length", "num_generations") and not _is_count(value):
+        expected = "a whole number from 1 up"
+    elif key == "mask_truncated_completions" and not isinstance(value, bool):
+        expected = "true or false"
+    elif key == "reward_weights" and not (isinstance(value, list | tuple) and all(map(_is_number, value))):
+        expected = "a list of numbers"
+    if expected is not None:
+        raise ConfigurationError(f"{selection}: {key} is {value!r}; it must be {expected}.")
+    return value
+
+
+def _several(value: Any) -> list[Any] | None:
+    """A list of selections; None for what TRL's command line takes as not set."""
+    if _is_none(value):
+        return None
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _is_none(value: Any) -> bool:
+    value = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+    return value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,177 @@
+"""The tokens of saved completions, as padded tensors: saved ones, a tokenizer's, or words where there is neither."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import AlignmentError, ConfigurationError
+from ...records.token_records import encodable
+from .saved import SavedBatch
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+MOST_CELLS = 200_000_000
+"""Completions times the longest of them, beyond which one batch would take many gigabytes."""
+
+Offsets = Callable[[int], Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one batch, `(B, T)`, padded on the right.
+
+    Attributes:
+        ids_B_T: Token numbers.
+        completion_mask_B_T: 1.0 where there is a token.
+        mask_B_T: 1.0 where it counts in the loss.
+        logps_B_T: Log-probabilities at the loss forward; None unless there are some for every completion.
+        entropies_B_T: Likewise, in nats.
+        offsets: For a row, the characters of each token.
+        without_logps: Completions that have no log-probabilities.
+    """
+
+    ids_B_T: torch.Tensor
+    completion_mask_B_T: torch.Tensor
+    mask_B_T: torch.Tensor
+    offsets: Offsets
+    logps_B_T: torch.Tensor | None = None
+    entropies_B_T: torch.Tensor | None = None
+    without_logps: int = 0
+
+    @functools.cached_property
+    def id_rows(self) -> list[list[int]]:
+        """The token numbers of each completion, without padding."""
+        lengths = self.completion_mask_B_T.sum(dim=1).long().tolist()
+        return [row[:length] for row, length in zip(self.ids_B_T.tolist(), lengths, strict=True)]
+
+
+class Tokenize:
+    """Makes the `Tokens` of batches that have none.
+
+    A text does not hold the token that ended it. So each completion gets one, as it had in training, unless the file
+    says that it was cut off at the limit. It wrote no character.
+
+    Args:
+        tokenizer: A tokenizer of transformers; None cuts texts into words and punctuation, each of which is a token.
+    """
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self.tokenizer = tokenizer
+        self._words: dict[str, int] = {}
+
+    def __call__(self, batch: SavedBatch) -> Tokens:
+        """The tokens of a batch; the saved ones where there are any.
+
+        Raises:
+            ConfigurationError: The batch is too large to pad.
+        """
+        if batch.tokens is not None:
+            return _saved(batch)
+        texts = [encodable(text) for text in batch.texts]
+        if self.tokenizer is None:
+            ids, offsets = self._by_words(texts)
+            end = self._words.setdefault("", len(self._words))
+        elif getattr(self.tokenizer, "is_fast", False):
+            made = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+            ids, offsets, end = made["input_ids"], made["offset_mapping"], self.tokenizer.eos_token_id
+        else:
+            ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            offsets, end = None, self.tokenizer.eos_token_id
+        ended = [end is not None and not cut for cut in batch.truncated or [False] * len(texts)]
+        ids = [[*row, end] if has_end else row for row, has_end in zip(ids, ended, strict=True)]
+
+        def offsets_of(row: int) -> Sequence[tuple[int, int]]:
+            if offsets is not None:
+                return [*offsets[row], (len(texts[row]), len(texts[row]))] if ended[row] else offsets[row]
+            from ...credit.alignment import token_offsets  # here: only slow tokenizers need it
+
+            return token_offsets(self.tokenizer, ids[row], texts[row])
+
+        mask_B_T = _mask([len(row) for row in ids], batch.where)
+        ids_B_T = _padded(torch.tensor(list(itertools.chain(*ids)), dtype=torch.long), mask_B_T)
+        return Tokens(ids_B_T, mask_B_T, mask_B_T, offsets_of)
+
+    def _by_words(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+        spans = [[match.span() for match in _WORD.finditer(text)] for text in texts]
+        known = self._words
+        ids = [
+            [known.setdefault(text[start:end], len(known)) for start, end in row]
+            for text, row in zip(texts, spans, strict=True)
+        ]
+        return ids, spans
+
+
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer by its path or hub id.
+
+    Raises:
+        ConfigurationError: It cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigurationError(f"--tokenizer {name!r} cannot be loaded: {first}") from error
+
+
+def _saved(batch: SavedBatch) -> Tokens:
+    tokens = batch.tokens or {}
+    ids, starts, ends = tokens["token_ids"], tokens["starts"], tokens["ends"]
+    lengths = [len(row) for row in ids]
+    if bad := [row for row, live in enumerate(tokens["live"]) if live is None or len(live) != lengths[row]]:
+        raise ConfigurationError(f"{batch.where}: row {bad[0]} has not one entry in `live` for each of its tokens.")
+    completion_B_T = _mask(lengths, batch.where)
+    live_B_T = _padded(_flat(tokens["live"], torch.float32), completion_B_T)
+
+    def numbers(name: str) -> tuple[torch.Tensor | None, int]:
+        values = tokens.get(name, [None] * len(ids))
+        lacking = sum(row is None or len(row) != length for row, length in zip(values, lengths, strict=True))
+        return (None, lacking) if lacking else (_padded(_flat(values, torch.float32), completion_B_T), 0)
+
+    def offsets_of(row: int) -> Sequence[tuple[int, int]]:
+        if starts[row] is None or ends[row] is None:
+            raise AlignmentError(
+                f"{batch.where}, row {row}: the record has no offsets, because the tokens could not be matched with "
+                "the text. Hooks that need offsets or spans cannot be replayed on it."
+            )
+        return [(int(start), int(end)) for start, end in zip(starts[row], ends[row], strict=True)]
+
+    logps_B_T, without = numbers("logp")
+    entropies_B_T, without_entropy = numbers("entropy")
+    return Tokens(
+        _padded(_flat(ids, torch.long), completion_B_T),
+        completion_B_T,
+        live_B_T,
+        offsets_of,
+        logps_B_T,
+        entropies_B_T,
+        max(without, without_entropy),
+    )
+
+
+def _mask(lengths: Sequence[int], where: str) -> torch.Tensor:
+    width = max([*lengths, 1])
+    if len(lengths) * width > MOST_CELLS:
+        raise ConfigurationError(
+            f"{where}: {len(lengths):,} completions of up to {width:,} tokens are too many for one batch. Give "
+            "the file a column `step` that says which were sampled together, or take fewer with --limit."
+        )
+    return (torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).to(torch.float32)
+
+
+def _flat(rows: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    return torch.cat([torch.as_tensor(row.copy(), dtype=dtype) for row in rows])
+
+
+def _padded(flat: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    values_B_T = torch.zeros(mask_B_T.shape, dtype=flat.dtype)
+    values_B_T[mask_B_T > 0] = flat
+    return values_B_T

@@ -1,0 +1,194 @@
+"""One HTML page that shows runs: curves, settings, plugins, and every completion token by token. It needs nothing else.
+
+Everything that came from a run is hostile: a completion is what a model wrote, a folder may be a stranger's. The page
+therefore forbids itself, by a content security policy, every connection, every script and every style but its own two,
+which are named by their hashes. The template escapes, the scripts write data as text only, and the figures come without
+styles and links (`svg`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ...errors import ConfigurationError
+from . import page_tables
+from .page_data import page_data
+from .run import Run
+
+STYLES = ("page.css", "browser.css", "narrow.css")
+SCRIPTS = (
+    "chunks.js",
+    "text.js",
+    "state.js",
+    "tooltip.js",
+    "cards.js",
+    "results.js",
+    "keys.js",
+    "theme.js",
+    "reload.js",
+    "start.js",
+)
+"""In this order they make one style and one script."""
+
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    r"\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
+)
+_ASSETS = Path(__file__).parent / "assets"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write_page` wrote.
+
+    Attributes:
+        path: The page.
+        bytes: Its size.
+        notes: Sentences: what is not on the page, and why.
+    """
+
+    path: Path
+    bytes: int
+    notes: tuple[str, ...]
+
+
+def write_page(
+    runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000, reload_seconds: float | None = None
+) -> Written:
+    """Write the page, in one step, so that no half of it is ever there.
+
+    Args:
+        runs: At least one.
+        path: The HTML file; replaced if it is there.
+        limit: Completions at most, over all runs, in whole groups; 0 leaves the completions out.
+        reload_seconds: The page loads itself again so often, unless somebody uses it; None: never.
+
+    Raises:
+        ConfigurationError: No run is given, `limit` is negative, or the page cannot be written there.
+    """
+    if not runs:
+        raise ConfigurationError("There is no run to show. Give at least one.")
+    if limit < 0:
+        raise ConfigurationError(f"limit must be a number of completions from 0 up, got {limit}.")
+    html, notes = page(runs, limit, reload_seconds)
+    content = html.encode("utf-8", "replace")
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigurationError(
+            f"The report cannot be written to {path} ({error.strerror}). Name another file by --out."
+        ) from error
+    return Written(path, len(content), tuple(notes))
+
+
+def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -> tuple[str, list[str]]:
+    """The page as text, and the sentences of `Written.notes`."""
+    from .figures import figures
+
+    shown = figures(runs)
+    themes: dict[str, list[dict[str, Any]]] = {}
+    for figure in shown:
+        if figure.svg is not None:
+            entry = {"name": figure.name, "title": figure.title, "caption": figure.caption, "svg": Markup(figure.svg)}
+            themes.setdefault(figure.theme, []).append(entry)
+    absent = [f"{figure.title}: {figure.reason}" for figure in shown if figure.svg is None]
+    data = page_data(runs if limit else [], limit)
+    notes = list(dict.fromkeys([*(sentence for run in runs for sentence in run.missing), *data.notes]))
+    style, script = _joined(STYLES), _joined(SCRIPTS)
+    html = (
+        _environment()
+        .get_template("report.html.jinja")
+        .render(
+            policy=policy(style, script),
+            reload_seconds=reload_seconds,
+            style=Markup(style),
+            script=Markup(script),
+            runs=[
+                {"name": run.name, "facts": page_tables.facts(run), "summary": page_tables.summaries(run)}
+                for run in runs
+            ],
+            notes=notes,
+            themes=themes,
+            absent=absent,
+            settings=page_tables.settings(runs),
+            plugins=page_tables.plugins(runs),
+            index=in_script(data.index),
+            chunks={name: Markup(chunk) for name, chunk in data.chunks.items()},
+            completions=any(run["steps"] for run in data.index["runs"]),
+        )
+    )
+    return html, [*notes, *absent]
+
+
+def policy(style: str, script: str) -> str:
+    """The content security policy: nothing but this style, this script, and images inside the page."""
+    return (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def in_script(value: Any) -> Markup:
+    """JSON that may stand inside a script element: pure ASCII, without `<`, `>` and `&`."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def visible(text: str) -> str:
+    """Text of strangers with its control characters as symbols, and what turns or hides other characters as escapes.
+
+    The same as `visible` in `assets/text.js`. Line breaks, tabs and what emoji are joined with stay.
+    """
+    return _HIDDEN.sub(lambda found: _escaped(ord(found[0])), text)
+
+
+def _escaped(code: int) -> str:
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"\u27e8U+{code:04X}\u27e9"
+
+
+def _finalize(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Our own files as one text; a newline before and after, as it stands in the page."""
+    text = "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
+    if names is SCRIPTS:
+        text = f'(() => {{\n"use strict";\n{text}\n}})();'
+    if "</" in text:
+        raise AssertionError("Our own styles and scripts may not hold '</': it would end their element.")
+    return text
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("trl_grpo_ext.history.report"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,0 +1,274 @@
+"""What a training left in its folder, read into one `Run`.
+
+| what | from |
+| --- | --- |
+| history | `trl_grpo_ext_log.jsonl`, `trainer_state.json` there or in the newest whole checkpoint, `metrics.json` |
+| settings | `trl_grpo_ext_settings.json` |
+| manifest | `trl_grpo_ext_plugins.json` |
+| records | `token_records/step_*.parquet` |
+| completions | `completions/completions_*.parquet`, TRL's |
+
+Of several histories the one that goes furthest counts; where there is a live log, only those that agree with it.
+`training_args.bin` is not read: it is a pickle, and opening a stranger's pickle runs what is in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigurationError, ManifestError
+from ...records.manifest import FILE as MANIFEST
+from ...records.manifest import Manifest
+from ...records.manifest.settings import FILE as SETTINGS
+from ...records.manifest.settings import from_plain
+from ...records.token_records import FOLDER as RECORDS
+from .files import Tell, entries_of, is_file, is_number, read_columns, read_json, read_json_lines, tables_in
+
+LOG = "trl_grpo_ext_log.jsonl"
+"""The live log: one log entry per line, written while training goes on."""
+
+STATE, METRICS, COMPLETIONS = "trainer_state.json", "metrics.json", "completions"
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
+_RECORD = re.compile(r"step_(\d{1,12})\.parquet")
+_TABLE = re.compile(r"completions_(\d{1,12})\.parquet")
+_RECORD_COLUMNS = (
+    "step",
+    "group",
+    "member",
+    "prompt",
+    "completion",
+    "rewards",
+    "tokens",
+    "live",
+    "stages",
+    "advantages",
+)
+_TABLE_COLUMNS = ("step", "prompt", "completion", "advantage")
+
+History = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training, as far as its folder tells.
+
+    Attributes:
+        folder: Where it lies.
+        name: What it is called; unique among those that `load_runs` returned.
+        history: The log entries of training and evaluation, ordered by `step`; numbers that are not finite are None.
+        settings: Hyper-parameters that were set, with those that are always shown.
+        manifest: The plugins; None where there is no record of them.
+        records: Token record files, by step.
+        completions: TRL's tables of completions, by step.
+        missing: Sentences: what is not there or cannot be used, and what would put it there. Files whose data turns out
+            to be damaged when they are read (`columns_of`) are added, so show it last.
+    """
+
+    folder: Path
+    name: str
+    history: History = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    manifest: Manifest | None = None
+    records: list[Path] = field(default_factory=list)
+    completions: list[Path] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def last_step(self) -> int:
+        """The last optimizer step that the history knows; 0 without one."""
+        return max((int(entry["step"]) for entry in self.history), default=0)
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of a metric, where it is a finite number."""
+        pairs = [(int(entry["step"]), float(entry[key])) for entry in self.history if is_number(entry.get(key))]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+    def keys(self) -> list[str]:
+        """The names of the metrics in the history, in the order in which they first came."""
+        return list(dict.fromkeys(key for entry in self.history for key in entry))
+
+    def tell(self, sentence: str) -> None:
+        """Add a sentence to what is missing, once."""
+        if sentence not in self.missing:
+            self.missing.append(sentence)
+
+    def columns_of(self, path: Path, columns: Sequence[str]) -> dict[str, Any] | None:
+        """Columns of one of `records` or `completions` as pyarrow arrays; None, told, where its data is damaged."""
+        return read_columns(path, columns, self.tell)
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read what a training left in its folder.
+
+    Args:
+        folder: The `output_dir`, or a checkpoint of it.
+
+    Returns:
+        The run. What is damaged, absent or foreign is in `missing`, and never an error.
+
+    Raises:
+        ConfigurationError: There is no such folder, it may not be read, or nothing of a run is in it.
+    """
+    folder = Path(folder)
+    missing: list[str] = []
+    try:
+        entries = {entry.name for entry in folder.iterdir()}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(
+            f"{str(folder)!r} is no folder that can be read ({reason}). Name the output_dir of a training."
+        ) from error
+    known = {LOG, STATE, METRICS, SETTINGS, MANIFEST, RECORDS, COMPLETIONS}
+    if not entries & known and not any(_CHECKPOINT.fullmatch(name) for name in entries):
+        raise ConfigurationError(
+            f"Nothing of a training is in {str(folder)!r}: no {STATE}, {LOG}, {METRICS}, {RECORDS}/, {COMPLETIONS}/ or "
+            "checkpoint. Name the output_dir of a training."
+        )
+    tell = missing.append
+    history = _history(folder, tell)
+    if not history:
+        tell(
+            f"There is no history of metrics in {folder}. GRPOExtTrainer writes {LOG} while it trains, and TRL "
+            f"{STATE} with every checkpoint (save_strategy, save_steps); without one there are no curves."
+        )
+    records = tables_in(folder / RECORDS, _RECORD, _RECORD_COLUMNS, tell)
+    completions = tables_in(folder / COMPLETIONS, _TABLE, _TABLE_COLUMNS, tell)
+    if not records:
+        tell(
+            f"There are no token records in {folder}, so nothing is shown token by token. Train with token_records: 64."
+        )
+    if not records and not completions:
+        tell(f"There are no completions in {folder}. Train with log_completions: true or token_records: 64.")
+    return Run(
+        folder=folder,
+        name=folder.resolve().name or str(folder),
+        history=history,
+        settings=_settings(folder, tell),
+        manifest=_manifest(folder, tell),
+        records=records,
+        completions=completions,
+        missing=missing,
+    )
+
+
+def load_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """Read several runs, and give those of the same name longer ones.
+
+    Args:
+        folders: In the order in which they are to be shown; one that is named twice is read once.
+
+    Raises:
+        ConfigurationError: As `load_run`; or no folder is named.
+    """
+    if not folders:
+        raise ConfigurationError("No run is named. Name at least one output_dir.")
+    different = {Path(folder).resolve(): folder for folder in reversed(folders)}
+    runs = [load_run(different[key]) for key in dict.fromkeys(Path(folder).resolve() for folder in folders)]
+    names = [run.name for run in runs]
+    longer = [
+        run.name if names.count(run.name) == 1 else "/".join(run.folder.resolve().parts[-2:]).lstrip("/")
+        for run in runs
+    ]
+    named: list[Run] = []
+    for run, name in zip(runs, longer, strict=True):
+        unique, number = name, 1
+        while unique in {other.name for other in named}:
+            number += 1
+            unique = f"{name} ({number})"
+        named.append(replace(run, name=unique))
+    return named
+
+
+# ---------------------------------------------------------------------------------------------- history
+
+
+def _history(folder: Path, tell: Tell) -> History:
+    live: History = []
+    if is_file(folder / LOG):
+        live = entries_of(read_json_lines(folder / LOG, tell, "Curves may lack a point.")) or []
+    found = [history for history in (live, *_saved_histories(folder, tell)) if history]
+    agreeing = [history for history in found if not live or _agree(live, history)]
+    if len(agreeing) < len(found):
+        tell(
+            f"{folder} also holds checkpoints or metrics of another training; {LOG}, which belongs to the last one, "
+            "was shown. Give every training an output_dir of its own."
+        )
+    best = max(agreeing, key=lambda history: (max(entry["step"] for entry in history), len(history)), default=[])
+    return sorted(best, key=lambda entry: float(entry["step"]))
+
+
+def _saved_histories(folder: Path, tell: Tell) -> Iterator[History]:
+    lost = "Its curves are missing if no other file has them."
+    if is_file(folder / STATE) and (history := _state_history(folder / STATE, tell, lost)):
+        yield history
+    try:
+        names = [(int(found[1]), entry) for entry in folder.iterdir() if (found := _CHECKPOINT.fullmatch(entry.name))]
+    except OSError:
+        names = []
+    for _, checkpoint in sorted(names, reverse=True):
+        if not is_file(checkpoint / STATE):
+            tell(f"{checkpoint} has no {STATE}, so it is not whole, or still being written. An older one was read.")
+        elif history := _state_history(checkpoint / STATE, tell, "An older checkpoint was read, if there is one."):
+            yield history
+            break
+    if is_file(folder / METRICS):
+        content = read_json(folder / METRICS, tell, lost)
+        recorded = entries_of(content.get("history")) if isinstance(content, dict) else None
+        if recorded:
+            yield recorded
+        elif content is not None:
+            tell(f"{folder / METRICS} was left out: it is another program's, without a history of log entries.")
+
+
+def _state_history(path: Path, tell: Tell, lost: str) -> History:
+    content = read_json(path, tell, lost)
+    history = entries_of(content.get("log_history")) if isinstance(content, dict) else None
+    if history is None and content is not None:
+        tell(f"{path} is no state of transformers' Trainer: it has no log_history. {lost}")
+    return history or []
+
+
+def _agree(live: History, other: History) -> bool:
+    """Whether two histories have the same numbers at the first step of training that both know."""
+    firsts = [{entry["step"]: entry for entry in reversed(history) if "loss" in entry} for history in (live, other)]
+    common = sorted(firsts[0].keys() & firsts[1].keys())
+    if not common:
+        return True
+    one, two = (first[common[0]] for first in firsts)
+    both = [key for key in one if is_number(one[key]) and is_number(two.get(key))]
+    return all(one[key] == two[key] for key in both)
+
+
+# ---------------------------------------------------------------------------------------------- settings and plugins
+
+
+def _settings(folder: Path, tell: Tell) -> dict[str, Any]:
+    path, mend = folder / SETTINGS, "GRPOExtTrainer writes the hyper-parameters there when a training starts."
+    if not is_file(path):
+        tell(f"There is no {SETTINGS} in {folder}, so no hyper-parameters are shown. {mend}")
+        return {}
+    content = read_json(path, tell, mend)
+    if content is None:
+        return {}
+    try:
+        return from_plain(content)
+    except ManifestError as error:
+        tell(f"{path} cannot be used: {error}. {mend}")
+        return {}
+
+
+def _manifest(folder: Path, tell: Tell) -> Manifest | None:
+    path, mend = folder / MANIFEST, "GRPOExtTrainer writes it when a training starts."
+    if not is_file(path):
+        tell(f"There is no {MANIFEST} in {folder}, so no plugins are shown. {mend}")
+        return None
+    try:
+        return Manifest.read(path)
+    except (ManifestError, OSError) as error:
+        tell(f"The record of the plugins cannot be used, so none are shown: {error}")
+        return None

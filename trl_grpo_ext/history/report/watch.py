@@ -1,0 +1,89 @@
+"""Writing a report anew whenever its runs have written something, until somebody stops it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ...errors import ConfigurationError
+
+Signature = dict[str, tuple[int, int]]
+"""By path, time of the last change in nanoseconds and size in bytes."""
+
+_FILES = (
+    "trainer_state.json",
+    "metrics.json",
+    "trl_grpo_ext_log.jsonl",
+    "trl_grpo_ext_plugins.json",
+    "trl_grpo_ext_settings.json",
+    "checkpoint-*/trainer_state.json",
+    "token_records/*.parquet",
+    "completions/*.parquet",
+)
+"""What a training writes and a report shows. The report itself, written into the same folder, is not among them."""
+
+
+def watch(
+    folders: Sequence[str | Path],
+    write: Callable[[], object],
+    every: float = 5.0,
+    stop: threading.Event | None = None,
+    say: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> int:
+    """Write a report, and again whenever the runs' files have changed since; return at Ctrl-C.
+
+    What a training is writing at that moment may be half there; `write` leaves it out, and the next change brings it.
+    Where there is no run yet, or the report cannot be written this time, that is said once and tried again.
+
+    Args:
+        folders: The runs' output folders; one that is not there yet is waited for.
+        write: Reads the runs and writes the report.
+        every: Seconds between two looks at the files.
+        stop: Ends the watch once it is set; None for Ctrl-C alone.
+        say: Takes a line for the person who watches.
+
+    Returns:
+        0, the exit status.
+
+    Raises:
+        ConfigurationError: `every` is no number of seconds above 0.
+    """
+    if isinstance(every, bool) or not isinstance(every, int | float) or not 0 < every < 86400:
+        raise ConfigurationError(f"--watch must be a number of seconds above 0 and under a day, got {every!r}.")
+    stop = stop or threading.Event()
+    shown: Signature | None = None
+    complaint = ""
+    try:
+        while True:
+            # Taken before reading: what changes while the report is written makes another one.
+            now = signature(folders)
+            if now != shown:
+                try:
+                    write()
+                    complaint, shown = "", now
+                except (ConfigurationError, OSError) as error:
+                    if str(error) != complaint:
+                        complaint = str(error)
+                        say(f"not written this time, will try again: {complaint}")
+            if stop.wait(every):
+                return 0
+    except KeyboardInterrupt:
+        return 0
+
+
+def signature(folders: Iterable[str | Path]) -> Signature:
+    """What the runs' files look like now; a file that goes away meanwhile is left out."""
+    return dict(_looked_at(folders))
+
+
+def _looked_at(folders: Iterable[str | Path]) -> Iterator[tuple[str, tuple[int, int]]]:
+    for folder in folders:
+        for pattern in _FILES:
+            try:
+                for file in Path(folder).glob(pattern):
+                    stat = file.stat()
+                    yield str(file), (stat.st_mtime_ns, stat.st_size)
+            except OSError:  # a checkpoint that is being replaced, say
+                continue

@@ -1,0 +1,1 @@
+"""Starting and stopping a training: doctor, engine check, safe checkpoints."""

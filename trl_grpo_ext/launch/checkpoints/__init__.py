@@ -1,0 +1,1 @@
+"""Checkpoints that are whole or not there, and a stop signal that waits for them."""

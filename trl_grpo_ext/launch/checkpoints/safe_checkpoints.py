@@ -1,0 +1,313 @@
+"""Checkpoints that survive `kill -9`, SIGTERM and a full disk, for any `transformers.Trainer`.
+
+    class MyTrainer(SafeCheckpoints, GRPOExtTrainer): ...
+
+    trainer.train(resume_from_checkpoint=last_complete_checkpoint(args.output_dir))
+    if trainer.stopped_by_signal:
+        sys.exit(exit_status(trainer.stopped_by_signal))
+
+transformers writes into `output_dir/checkpoint-N`, and a process that is killed there leaves a folder that it takes for
+the newest checkpoint and cannot load. Here the trainer's own `_save_checkpoint` runs as it is, told another folder
+(`checkpoint_staging`). All ranks meet four times:
+
+    prepared    the folder is there
+    written     every rank has written its part
+    flushed     all of it is on the disk
+    published   `checkpoint-N` is there; only now are older ones deleted, and uploads begin
+
+A rank that fails on the way says so at the next meeting, and all raise the same `CheckpointError`. So that it gets
+there, what it could not write (weights, optimizer, states) is remembered and not raised, and it goes on through all
+calls in which the others wait for it. What fails inside such a call itself is raised at once on that rank, since a
+meeting would wait for ranks that wait elsewhere; the launcher then ends them.
+
+Not covered: `save_model` to `output_dir` itself; a checkpoint engine of DeepSpeed that goes on writing after its call
+returns; and `save_total_limit: 1` with `load_best_model_at_end`, where transformers deletes the last checkpoint at the
+end of the training in place (a kill there leaves half of it, which `last_complete_checkpoint` passes over).
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
+
+from ...errors import CheckpointError, ConfigurationError
+from ...guard.agreement import Agreement
+from ...trainer import upstream
+from .checking import STATE, checkpoint_problem, checkpoint_steps, last_complete_checkpoint
+from .staging import Staging, remove_leftovers
+from .stop_signal import SaveOnSignal, exit_status
+
+__all__ = ["SafeCheckpoints", "SaveOnSignal", "checkpoint_problem", "exit_status", "last_complete_checkpoint"]
+
+_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+"""What writing raises on a full disk: Python, PyTorch's archive writer, safetensors."""
+
+_NO_STEP = 2**62
+
+
+class SafeCheckpoints:
+    """Put it before any subclass of `transformers.Trainer`; takes its arguments and one more.
+
+    Args:
+        *arguments: As in the trainer.
+        stop_signals: Signals that save a checkpoint and end the training; see `stop_signal`. None with `()`.
+        **keywords: As in the trainer.
+
+    Raises:
+        ConfigurationError: `enable_jit_checkpoint` is set, or a signal cannot be handled.
+        UpstreamError: The methods of transformers that are wrapped here have changed.
+    """
+
+    args: Any
+    state: Any
+    accelerator: Any
+    model: Any
+    _staging: Staging | None = None
+    _push_later = False
+
+    def __init__(
+        self, *arguments: Any, stop_signals: Sequence[signal.Signals | int] = (signal.SIGTERM,), **keywords: Any
+    ) -> None:
+        upstream.check_class(Trainer, upstream.SAVING)
+        self._stop = SaveOnSignal(stop_signals)
+        super().__init__(*arguments, **keywords)
+        if self.args.enable_jit_checkpoint:
+            raise ConfigurationError(
+                "enable_jit_checkpoint=True saves on SIGTERM without asking the other ranks; SafeCheckpoints does it "
+                "with them. Remove enable_jit_checkpoint."
+            )
+        self.add_callback(self._stop)  # type: ignore[attr-defined]
+
+    @property
+    def stopped_by_signal(self) -> signal.Signals | None:
+        """The signal that ended the last `train`, the same on all ranks; None if it ran to its end.
+
+        Skip the final evaluation then, and end the script with `exit_status`.
+        """
+        return self._stop.stopped_by
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
+        """Train as the trainer does, after removing what a killed save left.
+
+        Args:
+            resume_from_checkpoint: As in the trainer; True means the newest checkpoint that is whole on all machines.
+            *arguments: As in the trainer.
+            **keywords: As in the trainer.
+
+        Raises:
+            CheckpointError: There is no such checkpoint; or one could not be written, on this rank or on another.
+        """
+        with self._meeting():
+            if self.args.local_process_index == 0:
+                remove_leftovers(Path(self.args.output_dir))
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = self._agreed_checkpoint()
+        try:
+            return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
+        finally:
+            self._stop.restore(deliver=False)  # done already, unless an error is on its way
+
+    def _load_from_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        """As in the trainer; parameters keep their types.
+
+        TRL trains the adapters of QLoRA in bfloat16. PEFT loads them in float32 (0.21), and the resumed run would round
+        otherwise than the one that was interrupted.
+        """
+        types = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
+        super()._load_from_checkpoint(*arguments, **keywords)  # type: ignore[misc]
+        for name, parameter in self.model.named_parameters():
+            if parameter.dtype != types.get(name, parameter.dtype):
+                parameter.data = parameter.data.to(types[name])
+
+    # ------------------------------------------------------------------ one save
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        staging = Staging(
+            Path(self._get_output_dir(trial)),
+            name,
+            number=self._number_of_rank_0(),
+            rank=self.accelerator.process_index,
+            leader=self.args.local_process_index == 0,
+        )
+        try:
+            with self._meeting(), staging.explained():
+                staging.prepare()
+            staging.elect()
+            self._staging, self._push_later = staging, False
+            try:
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                self._name_best(staging)
+            except (*_WRITE_ERRORS, CheckpointException) as error:
+                if isinstance(error, _OutOfStepError):
+                    raise staging.error_of(error.__cause__ or error) from error.__cause__
+                staging.fail(error)
+            finally:
+                self._staging = None
+            with self._meeting():
+                if staging.failure is not None:
+                    raise staging.failure
+            with self._meeting(), staging.explained():
+                staging.flush()
+            with self._meeting(), staging.explained():
+                staging.publish()
+            if staging.publishes:
+                self._rotate(staging)
+        finally:
+            staging.discard()
+        if self._push_later:
+            super()._push_from_checkpoint(str(staging.final))  # type: ignore[misc]
+
+    def _get_output_dir(self, trial: Any) -> str:
+        if self._staging is not None:
+            return str(self._staging.folder)
+        folder: str = super()._get_output_dir(trial)  # type: ignore[misc]
+        return folder
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """An upload goes on in the background, so it must wait for the final place."""
+        if self._staging is None:
+            super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
+        else:
+            self._push_later = True
+
+    def _name_best(self, staging: Staging) -> None:
+        """Where the best checkpoint will be, or is: the trainer looked for it in the folder it was told."""
+        state, best = self.state, self.state.best_global_step
+        if not best:
+            return
+        place = staging.run_dir / f"{PREFIX_CHECKPOINT_DIR}-{best}"
+        if best == state.global_step or place.is_dir():
+            state.best_model_checkpoint = str(place)
+            if self.args.should_save:
+                state.save_to_json(str(staging.checkpoint / STATE))
+
+    def _rotate(self, staging: Staging) -> None:
+        """Delete the oldest beyond `save_total_limit`, but neither this one nor the best."""
+        limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+        if limit is None or limit <= 0:
+            return
+        present = [Path(path) for path in sort_checkpoints(str(staging.run_dir), use_mtime=True)]
+        protected = {staging.final, *([Path(best)] if best is not None else [])} & {*present}
+        surplus = len(present) - max(limit, len(protected))
+        for checkpoint in [path for path in present if path not in protected][: max(surplus, 0)]:
+            staging.take_away(checkpoint)
+
+    # ------------------------------------------------------------------ what may fail on one rank alone
+
+    def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
+        """As in the trainer; a failure while saving waits until all ranks meet."""
+        self._kept(super().create_model_card, *arguments, **keywords)  # type: ignore[misc]
+
+    def save_model(self, *arguments: Any, **keywords: Any) -> None:
+        """As in the trainer."""
+        with self._in_step():
+            super().save_model(*arguments, **keywords)  # type: ignore[misc]
+
+    def _save(self, *arguments: Any, **keywords: Any) -> None:
+        self._kept(super()._save, *arguments, **keywords)  # type: ignore[misc]
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        with self._in_step(), self._kept_torch_saves():
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+
+    def _save_scaler(self, output_dir: str) -> None:
+        self._kept(super()._save_scaler, output_dir)  # type: ignore[misc]
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        self._kept(super()._save_rng_state, output_dir)  # type: ignore[misc]
+
+    def _kept(self, write: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+        """Write; on several ranks a failure while saving is remembered, because others wait further on."""
+        staging = self._staging
+        if staging is None or self.accelerator.num_processes == 1:
+            write(*arguments, **keywords)
+            return
+        try:
+            write(*arguments, **keywords)
+        except _WRITE_ERRORS as error:
+            staging.fail(error)
+
+    @contextmanager
+    def _kept_torch_saves(self) -> Iterator[None]:
+        """The same for `torch.save`, with which DeepSpeed and FSDP write between calls that all ranks take part in."""
+        save, staging = torch.save, self._staging
+        if staging is None or self.accelerator.num_processes == 1:
+            yield
+            return
+
+        def kept_save(obj: Any, f: Any, *arguments: Any, **keywords: Any) -> None:
+            if isinstance(f, (str, Path)) and Path(f).is_relative_to(staging.folder):
+                if staging.failure is None:  # else it is lost anyway
+                    self._kept(save, obj, f, *arguments, **keywords)
+            else:
+                save(obj, f, *arguments, **keywords)
+
+        torch.save = kept_save
+        try:
+            yield
+        finally:
+            torch.save = save
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Mark what escapes from a method in which ranks wait for each other; torch's own exception reaches all."""
+        try:
+            yield
+        except _WRITE_ERRORS as error:
+            if self._staging is None or self.accelerator.num_processes == 1:
+                raise
+            raise _OutOfStepError from error
+
+    # ------------------------------------------------------------------ what ranks agree on
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        accelerator = self.accelerator
+        with Agreement(
+            accelerator.process_index, accelerator.num_processes, accelerator.gather, accelerator.device
+        ).section():
+            yield
+
+    def _gathered(self, number: int) -> list[int]:
+        mine = torch.tensor([number], dtype=torch.int64, device=self.accelerator.device)
+        numbers: list[int] = self.accelerator.gather(mine).tolist()
+        return numbers
+
+    def _number_of_rank_0(self) -> int:
+        """A random number that leaves all seeded generators alone."""
+        return self._gathered(secrets.randbits(60))[0]
+
+    def _agreed_checkpoint(self) -> str:
+        """The newest checkpoint that is whole on every machine."""
+        folder = self.args.output_dir
+        step, leads = _NO_STEP, self.args.local_process_index == 0
+        while True:
+            found = None
+            with self._meeting():
+                found = last_complete_checkpoint(folder, step) if leads else None
+            mine = _NO_STEP if not leads else -1 if found is None else int(found.rpartition("-")[2])
+            steps = [s for s in self._gathered(mine) if s != _NO_STEP]
+            step = min(steps)
+            if step < 0:
+                there = ", ".join(f"{PREFIX_CHECKPOINT_DIR}-{s}" for s in checkpoint_steps(folder)) or "nothing"
+                raise CheckpointError(
+                    f"resume_from_checkpoint=True found no checkpoint in {folder} that is whole on all machines; this "
+                    f"one has {there}. Start without resume_from_checkpoint, or name a checkpoint."
+                )
+            if max(steps) == step:
+                return str(Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}")
+
+
+class _OutOfStepError(OSError):
+    """A failure in the middle of calls that the ranks make together; its cause is the failure."""

@@ -1,0 +1,152 @@
+"""SIGTERM, or another signal, ends the training after the optimizer step with a checkpoint, on all ranks together.
+
+The handler only takes a note. At the end of every optimizer step the ranks exchange one number, so that a signal that
+reached a single rank stops all of them at the same step; that costs one gather of a single integer, next to the dozens
+of metrics that TRL gathers in a step. If any has one, the checkpoint is saved and the loop ends.
+
+- A signal during generation, the backward pass, saving or an evaluation waits for the end of the step. Give the
+  scheduler at least that long plus the time of a save. An evaluation due at the step that ends is left out, for time.
+  The resumed run does not make up for it; as sampling in it would have drawn random numbers, its later samples differ
+  from those of a run that went on.
+- The same signal again ends the process at once, as the earlier handler would have it. Within `SAME_SECONDS` of the
+  first it counts as the same one: a scheduler that signals every process of a job reaches the workers twice, as their
+  launcher passes it on.
+- The earlier handler is not called at the first signal, since it would end the run before the checkpoint. It is put
+  back after training, and gets a signal that came too late for the last step.
+- A child process that inherits the handler (a fork of a worker pool) dies of the signal as it would without it.
+
+Where TRL generates once for several optimizer steps (`steps_per_generation` above `gradient_accumulation_steps`, or
+`num_iterations` above 1), a stop between them makes the resumed run generate anew: TRL keeps no such batch in a
+checkpoint.
+
+transformers' own `enable_jit_checkpoint` (read in 5.23) is not used, and refused: a thread in each process waits three
+seconds and sets a flag, and each process then acts on its own flag, so two ranks may save at different steps, where
+each waits for the other; and its `on_pre_optimizer_step` saves weights in which the step's gradients are not yet
+applied, under the number of the step before, while the data has moved on.
+
+torchrun, and so `accelerate launch`, passes SIGTERM, SIGINT, SIGHUP and SIGQUIT on to the workers, waits 30 s and kills
+them; the environment's `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` (seconds) changes that time. Any other signal ends the launcher
+itself: torchrun takes `--signals-to-handle`, `accelerate launch` 1.15 has no such option, so send it to the workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather
+from transformers import TrainerCallback
+
+from ...errors import ConfigurationError
+
+SAME_SECONDS = 5.0
+"""A signal repeated within this time counts as the same one."""
+
+logger = logging.getLogger(__name__)
+
+
+def exit_status(number: int) -> int:
+    """The status for a script that ends because of a signal: 128 + its number, as shells have it (SIGTERM: 143).
+
+    Not 0: the training is not finished, and torchrun with `--max-restarts` or a scheduler that looks at it would take
+    it for done.
+    """
+    return 128 + number
+
+
+class SaveOnSignal(TrainerCallback):
+    """Saves a checkpoint and stops when a signal has come; works in any `transformers.Trainer`.
+
+    Args:
+        signals: Those to act on. The others keep their meaning.
+
+    Raises:
+        ConfigurationError: One of them cannot be handled.
+    """
+
+    def __init__(self, signals: Sequence[signal.Signals | int] = (signal.SIGTERM,)) -> None:
+        self.signals = [signal.Signals(number) for number in signals]
+        refused = [s.name for s in self.signals if s in (signal.SIGKILL, signal.SIGSTOP)]
+        if refused:
+            raise ConfigurationError(f"{', '.join(refused)} cannot be handled by a process. Name SIGTERM or SIGUSR1.")
+        self.stopped_by: signal.Signals | None = None
+        self._earlier: dict[int, Any] = {}
+        self._came: dict[int, float] = {}
+        self._process = os.getpid()
+        self._limit: int | None = None
+
+    def install(self) -> None:
+        """Take over the signals; only the main thread may, so anywhere else it warns and they keep their meaning."""
+        if self._earlier or not self.signals:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning("Training runs outside the main thread, so no signal will save a checkpoint.")
+            return
+        self._process = os.getpid()
+        self._came.clear()
+        for number in self.signals:
+            self._earlier[number] = signal.signal(number, self._note)
+            signal.siginterrupt(number, False)  # C code that does not expect it must not see its calls interrupted
+
+    def restore(self, *, deliver: bool = True) -> None:
+        """Put the earlier handlers back.
+
+        Args:
+            deliver: Whether they get a signal that came after the last step.
+        """
+        late = [number for number in self._came if deliver and self.stopped_by is None]
+        for number, earlier in self._earlier.items():
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+        self._earlier.clear()
+        self._came.clear()
+        for number in late:
+            os.kill(os.getpid(), number)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        first = self._came.setdefault(number, now)
+        forked = os.getpid() != self._process
+        if forked or now - first > SAME_SECONDS:
+            earlier = self._earlier.get(number)
+            signal.signal(number, signal.SIG_DFL if forked or earlier is None else earlier)
+            os.kill(os.getpid(), number)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """Start listening."""
+        self.stopped_by = None
+        self.install()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """Agree with the other ranks; save and stop if one of them has a signal."""
+        if not self.signals:
+            return
+        mine = max(self._came, default=0)
+        number = int(gather(torch.tensor([mine], device=PartialState().device)).max())
+        if number:
+            self.stopped_by = signal.Signals(number)
+            if PartialState().is_main_process:
+                logger.warning("%s: saving at step %d and stopping.", self.stopped_by.name, state.global_step)
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """After a stop: no second save and no evaluation, which the default for whole epochs has just asked for."""
+        if self.stopped_by is not None:
+            control.should_save = control.should_evaluate = False
+            # With save_total_limit 1 transformers ends a training by deleting all but the best checkpoint, so also the
+            # one that was just saved to go on from.
+            self._limit, args.save_total_limit = args.save_total_limit, None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """Stop listening."""
+        if self.stopped_by is not None:
+            args.save_total_limit = self._limit
+        self.restore()

@@ -1,0 +1,323 @@
+"""Facts about a machine: versions, devices, libraries, disk and the variables that change an engine silently."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+from ...plugins.discovery import ENVIRONMENT_VARIABLE
+from .settings_file import shown
+
+PACKAGES = (
+    *("trl", "transformers", "torch", "accelerate", "peft", "bitsandbytes", "math-verify", "deepspeed", "vllm"),
+    *("flash-attn", "liger-kernel"),
+)
+VLLM_RANGE = ">=0.22.0,<=0.31.0"
+"""What TRL 1.16 supports (`trl.import_utils.is_vllm_available`)."""
+VARIABLES = (
+    *("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION"),
+    *("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "RANK", "LOCAL_RANK"),
+    *("MASTER_ADDR", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "DS_ACCELERATOR", "SLURM_NODEID", ENVIRONMENT_VARIABLE),
+)
+"""Variables that change what runs, or what can be loaded."""
+_PROBE_SECONDS = 120
+_PROBE = """
+from bitsandbytes import cextension
+name = type(cextension.lib).__name__
+if "ErrorHandler" in name:
+    raise SystemExit("native library: " + str(getattr(cextension.lib, "error_msg", name)))
+from bitsandbytes.functional import has_avx512bf16
+print("avx512bf16" if has_avx512bf16() else "ok")
+"""
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed distribution, or one that is not there.
+
+    Attributes:
+        name: Of the distribution.
+        version: None where it is not installed.
+        wanted: The range that this package's own metadata asks for, or TRL for vLLM; empty where there is none.
+        required: Whether nothing runs without it.
+    """
+
+    name: str
+    version: str | None = None
+    wanted: str = ""
+    required: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether the installed version is in the range; a missing one is not."""
+        if self.version is None:
+            return False
+        try:
+            return Requirement(f"x{self.wanted}").specifier.contains(Version(self.version), prereleases=True)
+        except (InvalidRequirement, InvalidVersion):
+            return True  # a version that nobody can compare
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU: its name, memory in bytes, and compute capability where it is known."""
+
+    name: str
+    memory: int
+    capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A machine that a run is to take place on.
+
+    Attributes:
+        packages: By name.
+        devices: GPUs that are visible.
+        elsewhere: The machine is not this one: devices are as described, and versions are this machine's.
+        python: Version of the interpreter.
+        torch_build: "cpu", or "CUDA 12.8" and the like.
+        nvidia_driver: Whether there is one, GPU visible or not.
+        bf16: Whether the GPUs compute in bfloat16; None where there is none or nobody knows.
+        bitsandbytes_error: Why its native library does not load; None where it does, or was not asked.
+        avx512bf16: Whether bitsandbytes would repack 4-bit weights on this CPU.
+        backends: Of `torch.distributed`, those that this torch was built with.
+        has_ninja: Whether extensions can be compiled: ninja.
+        compiler: The C++ compiler; None where there is none.
+        memory: RAM of the machine, bytes.
+        shared_memory_free: Of /dev/shm, bytes; None where there is none.
+        disk_free: Where checkpoints go, bytes; None where nobody knows.
+        output_dir: That place.
+        output_problem: Why nothing can be written there; None where it can.
+        model: The model asked for.
+        model_here: Whether its weights are in a folder or in the cache here.
+        chat_template: Whether its tokenizer has one; None where nobody knows.
+        hub_cache: The folder of the hub's cache.
+        variables: Those of `VARIABLES` that are set.
+        checkpoint_here: Whether the checkpoint to resume from exists; None where none is asked for.
+    """
+
+    packages: Mapping[str, Package] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()
+    elsewhere: bool = False
+    python: str = ""
+    torch_build: str = "cpu"
+    nvidia_driver: bool = False
+    bf16: bool | None = None
+    bitsandbytes_error: str | None = None
+    avx512bf16: bool = False
+    backends: tuple[str, ...] = ("gloo",)
+    has_ninja: bool = False
+    compiler: str | None = None
+    memory: int = 0
+    shared_memory_free: int | None = None
+    disk_free: int | None = None
+    output_dir: str = ""
+    output_problem: str | None = None
+    model: str | None = None
+    model_here: bool | None = None
+    chat_template: bool | None = None
+    hub_cache: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    checkpoint_here: bool | None = None
+
+    def version(self, name: str) -> Version | None:
+        """The version of an installed distribution."""
+        package = self.packages.get(name)
+        try:
+            return None if package is None or package.version is None else Version(package.version)
+        except InvalidVersion:
+            return None
+
+
+def look_around(
+    *,
+    output_dir: str = "trainer_output",
+    model: str | None = None,
+    checkpoint: object = None,
+    needs_bitsandbytes: bool = False,
+    gpu_memory: float | None = None,
+    gpus: int = 1,
+) -> Environment:
+    """Collect the facts; nothing is loaded but libraries.
+
+    Args:
+        output_dir: Where the run saves.
+        model: Name or folder of the model.
+        checkpoint: `resume_from_checkpoint`.
+        needs_bitsandbytes: Whether to load its native library, in a process of its own.
+        gpu_memory: Memory of each GPU in GiB of a machine that is not this one; None: this machine.
+        gpus: How many that machine has.
+    """
+    import torch
+    import torch.distributed as dist
+
+    elsewhere = gpu_memory is not None
+    if gpu_memory is not None:
+        devices = tuple(Device("as described", int(gpu_memory * 1024**3)) for _ in range(gpus))
+    else:
+        devices = _devices(torch)
+    error, avx512 = _probe_bitsandbytes() if needs_bitsandbytes else (None, False)
+    free, output_problem = _disk(output_dir)
+    here, template = _model(model)
+    has = functools.partial(_true, dist.is_available())
+    backends = ("gloo", has(dist.is_gloo_available)), ("nccl", has(dist.is_nccl_available))
+    return Environment(
+        packages={name: Package(name, _version(name), *wanted_range(name)) for name in PACKAGES},
+        devices=devices,
+        elsewhere=elsewhere,
+        python=".".join(map(str, sys.version_info[:3])),
+        torch_build=f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm" if torch.version.hip else "cpu",
+        nvidia_driver=Path("/proc/driver/nvidia/version").exists(),
+        bf16=None if elsewhere or not devices else bool(torch.cuda.is_bf16_supported()),
+        bitsandbytes_error=error,
+        avx512bf16=avx512,
+        backends=tuple(name for name, there in backends if there),
+        has_ninja=shutil.which("ninja") is not None or importlib.util.find_spec("ninja") is not None,
+        compiler=shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
+        memory=_memory(),
+        shared_memory_free=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
+        disk_free=free,
+        output_dir=output_dir,
+        output_problem=output_problem,
+        model=model,
+        model_here=here,
+        chat_template=template,
+        hub_cache=_hub_cache(),
+        variables={name: shown(os.environ[name], 100) for name in VARIABLES if name in os.environ},
+        checkpoint_here=_checkpoint(checkpoint, output_dir),
+    )
+
+
+def wanted_range(name: str) -> tuple[str, bool]:
+    """The range that our own metadata asks for, and whether it asks in any case."""
+    if name == "vllm":
+        return VLLM_RANGE, False
+    try:
+        lines = metadata.requires("trl-grpo-ext") or []
+    except metadata.PackageNotFoundError:  # a source tree on the path
+        return "", False
+    for line in lines:
+        requirement = Requirement(line)
+        if requirement.name == name:
+            return str(requirement.specifier), requirement.marker is None
+    return "", False
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _devices(torch: Any) -> tuple[Device, ...]:
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        facts = torch.cuda.get_device_properties(index)
+        found.append(Device(shown(facts.name, 60), int(facts.total_memory), (facts.major, facts.minor)))
+    return tuple(found)
+
+
+@functools.cache
+def _probe_bitsandbytes() -> tuple[str | None, bool]:
+    """Load its native library in a process of its own, since a broken one may end the process."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return None, False  # said elsewhere
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return shown(error), False
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return shown(lines[-1] if lines else f"it ended with status {done.returncode}"), False
+    return None, "avx512bf16" in done.stdout
+
+
+def _disk(output_dir: str) -> tuple[int | None, str | None]:
+    """Free bytes at the first folder above that exists, and why nothing can be written there."""
+    try:
+        if "\0" in output_dir:
+            return None, "it has a null character"
+        place = Path(output_dir).expanduser().absolute()
+        if place.exists() and not place.is_dir():
+            return None, "it is a file, not a folder"
+        while not place.is_dir() and place != place.parent:
+            place = place.parent
+            if place.is_file():
+                return None, f"{shown(place)} is a file, not a folder"
+        problem = None if os.access(place, os.W_OK | os.X_OK) else f"{shown(place)} may not be written to"
+        return shutil.disk_usage(place).free, problem
+    except (OSError, ValueError) as error:
+        return None, shown(error)
+
+
+def _model(model: str | None) -> tuple[bool | None, bool | None]:
+    """Whether its weights are here, and whether its tokenizer has a chat template."""
+    if model is None:
+        return None, None
+    try:
+        folder = Path(model)
+        if not folder.is_dir():
+            from huggingface_hub import try_to_load_from_cache
+            from huggingface_hub.errors import HFValidationError
+
+            try:
+                cached = try_to_load_from_cache(model, "config.json")
+            except HFValidationError:
+                return False, None
+            if not isinstance(cached, str):
+                return False, None
+            folder = Path(cached).parent
+        weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+        tokenizer = folder / "tokenizer_config.json"
+        if not tokenizer.is_file():
+            return weights, None
+        templates = (
+            folder / "chat_template.jinja",
+            folder / "chat_template.json",
+            folder / "additional_chat_templates",
+        )
+        text = tokenizer.read_text(encoding="utf-8", errors="replace")
+        return weights, '"chat_template"' in text or any(path.exists() for path in templates)
+    except (OSError, ValueError):
+        return False, None
+
+
+def _checkpoint(asked: object, output_dir: str) -> bool | None:
+    if asked is None or str(asked).lower() == "false":
+        return None
+    if str(asked).lower() == "true":
+        return any(Path(output_dir).glob("checkpoint-*/trainer_state.json"))
+    return (Path(str(asked)) / "trainer_state.json").is_file()
+
+
+def _hub_cache() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.HF_HUB_CACHE)
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError, AttributeError):
+        return 0
+
+
+def _true(available: bool, ask: Callable[[], bool]) -> bool:
+    return available and bool(ask())

@@ -1,0 +1,384 @@
+"""The engine asked for is the engine that runs, or the run stops.
+
+A launcher's file asks for DeepSpeed, FSDP or DDP, and several things turn it into another engine without a word: a CPU
+flag in the environment makes DDP of ZeRO, FSDP on the CPU is DDP, FSDP's 4-bit weights stay whole where their storage
+type is not the compute type, a small model stays under ZeRO-3's persistence threshold, two launchers that don't find
+each other are two jobs. Two looks prevent it. `check_launch` compares what the launcher was told, which is in the
+environment, with what Accelerate made of it, before any weights load. `EngineCheck`, a callback, compares the wrapped
+model with it when training begins.
+
+Facts about Accelerate and transformers were read in versions 1.15 and 5.23.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType, gather_object
+from transformers import TrainerCallback
+
+from ..errors import EngineError
+
+__all__ = [
+    "ENGINES",
+    "Asked",
+    "EngineCheck",
+    "check_launch",
+    "launched_engine",
+]
+
+ENGINES = ("one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+SHARDED = ("zero3", "fsdp1", "fsdp2")
+"""Engines of which no rank holds all parameters."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run is meant to be; None leaves a question open.
+
+    Attributes:
+        engine: One of `ENGINES`.
+        processes: Of the whole job, all nodes together.
+        dtype: Of the loaded weights that are floating point and not quantised, `bfloat16` for instance.
+        bits: 4 or 8 where the base model's linear layers are to be quantised by bitsandbytes, 0 where not.
+    """
+
+    engine: str | None = None
+    processes: int | None = None
+    dtype: str | None = None
+    bits: int | None = None
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a run is, as one rank sees it.
+
+    Attributes:
+        engine: One of `ENGINES`; `apart` where several processes each train alone; for others (XLA, tensor parallel)
+            Accelerate's name, and nothing is held against them.
+        processes: Of the whole job.
+        backend: Of `torch.distributed`; None in one process.
+        wrapper: Class of the model that the trainer calls.
+        parameters: Elements of all parameters as they are stored, so four bits of two weights count once.
+        parameters_here: Those that this rank stores.
+        trained: Elements that the optimizer may change.
+        bits: 4 or 8 where there are layers of bitsandbytes, else 0.
+        quantised_layers: How many.
+        dtype: Of the loaded model, before the engine wrapped it.
+        device: Of this rank's parameters.
+    """
+
+    engine: str
+    processes: int
+    backend: str | None
+    wrapper: str
+    parameters: int
+    parameters_here: int
+    trained: int
+    bits: int
+    quantised_layers: int
+    dtype: str
+    device: str
+
+
+# ------------------------------------------------------------------------------------------------- before weights load
+
+
+def launched_engine(environment: Mapping[str, str] | None = None, args: Any = None) -> str | None:
+    """Return the engine that the launcher was told to start; None where the script itself asks for FSDP.
+
+    Args:
+        environment: Where `accelerate launch` and torchrun leave it, `os.environ` by default.
+        args: `TrainingArguments`, whose `deepspeed` and `fsdp` choose an engine too.
+
+    Raises:
+        EngineError: DeepSpeed's file cannot be read.
+    """
+    env = os.environ if environment is None else environment
+    deepspeed = getattr(args, "deepspeed", None)
+    if _true(env, "ACCELERATE_USE_DEEPSPEED") or deepspeed is not None:
+        return f"zero{_stage(env, deepspeed)}"
+    if _true(env, "ACCELERATE_USE_FSDP"):
+        return f"fsdp{env.get('FSDP_VERSION', '1')}"
+    if getattr(args, "fsdp", None):
+        return None
+    return "ddp" if int(env.get("WORLD_SIZE", "1")) > 1 else "one_process"
+
+
+def check_launch(
+    state: PartialState,
+    asked: Asked | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    args: Any = None,
+) -> None:
+    """Stop where Accelerate made something else of the launch than was asked for.
+
+    Args:
+        state: Accelerate's, after the training arguments were constructed (they may choose the CPU).
+        asked: What the run configuration asks for, if anything.
+        environment: As for `launched_engine`.
+        args: As for `launched_engine`.
+
+    Raises:
+        EngineError: One sentence for each difference, and what to do.
+    """
+    env = os.environ if environment is None else environment
+    asked = asked or Asked()
+    engine = launched_engine(env, args)
+    _raise([*_process_problems(state, asked, env), *_engine_problems(state, asked, env, engine)])
+
+
+def _process_problems(state: PartialState, asked: Asked, env: Mapping[str, str]) -> Iterator[str]:
+    started, nodes = int(env.get("WORLD_SIZE", "1")), int(env.get("GROUP_WORLD_SIZE", "1"))
+    slurm_nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
+    if started != state.num_processes:
+        yield (
+            f"The launcher started {started} processes, but each would run alone, as {state.num_processes}. To run on "
+            "the CPU, give --use_cpu to this script; use_cpu in the launcher's file is not enough."
+        )
+    elif slurm_nodes > nodes and state.num_processes > 0 and "GROUP_WORLD_SIZE" in env:
+        yield (
+            f"Slurm runs this step on {slurm_nodes} nodes, but they are {slurm_nodes} jobs of {nodes} node(s) each. "
+            "Give each node's launcher --num_machines, its own --machine_rank and the first node's --main_process_ip."
+        )
+    if asked.processes is not None and asked.processes != state.num_processes:
+        yield (
+            f"The run configuration is made for {asked.processes} process(es) (processes: {asked.processes}), but "
+            f"{state.num_processes} run. Launch {asked.processes}, or change `processes` and the batch sizes with it."
+        )
+
+
+def _engine_problems(state: PartialState, asked: Asked, env: Mapping[str, str], engine: str | None) -> Iterator[str]:
+    if engine is not None and asked.engine is not None and engine != asked.engine:
+        yield (
+            f"The run configuration is made for {asked.engine} (engine: {asked.engine}), but what was launched is "
+            f"{engine}. Choose another file behind --config_file, or change `engine`."
+        )
+    if engine is None or engine in ("one_process", "ddp"):
+        return
+    if _true(env, "ACCELERATE_USE_CPU"):
+        instead = "one process" if state.num_processes == 1 else "DDP"
+        yield (
+            f"The launcher was told to start {engine}, but ACCELERATE_USE_CPU=true (the environment, or use_cpu in the "
+            f"launcher's file) makes Accelerate run {instead} on the CPU in its place. Remove it, or choose another "
+            "file for the launcher."
+        )
+    elif engine.startswith("fsdp") and state.num_processes == 1:
+        yield f"The launcher was told to start {engine}, which shards nothing with one process: start two or more."
+    elif engine.startswith("fsdp") and state.distributed_type in (DistributedType.MULTI_CPU, DistributedType.NO):
+        yield (
+            f"The launcher was told to start {engine}, but on the CPU Accelerate runs DDP in its place. Run it on "
+            "GPUs, or choose recipes/accelerate/cpu_2_processes.yaml for DDP on the CPU."
+        )
+    elif engine.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+        yield f"The launcher was told to start {engine}, and DeepSpeed is not installed: pip install deepspeed."
+
+
+# ------------------------------------------------------------------------------------------------- when training begins
+
+
+def running(trainer: Any, dtype: str) -> Running:
+    """Describe the engine of a trainer whose model is wrapped, as in `on_train_begin`.
+
+    Args:
+        trainer: Of transformers or TRL.
+        dtype: Of the loaded model, which `EngineCheck` looked at before it was wrapped.
+    """
+    state, wrapped = trainer.accelerator.state, trainer.model_wrapped
+    parameters = list(trainer.model.parameters())
+    bits, layers = _quantised(trainer.model)
+    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
+    return Running(
+        engine=_engine_of(wrapped, state),
+        processes=state.num_processes,
+        backend=backend,
+        wrapper=_wrapper_name(wrapped),
+        parameters=sum(map(_all_elements, parameters)),
+        parameters_here=sum(map(_elements_here, parameters)),
+        trained=sum(_all_elements(parameter) for parameter in parameters if parameter.requires_grad),
+        bits=bits,
+        quantised_layers=layers,
+        dtype=dtype,
+        device=str(parameters[0].device),
+    )
+
+
+def differences(asked: Asked, run: Running, kept_whole: list[str] | None = None) -> list[str]:
+    """Return a sentence for each point in which a run is not what was asked for.
+
+    Args:
+        asked: What it is meant to be.
+        run: What it is.
+        kept_whole: Names of the parameters that are not sharded, the largest first, for the message.
+    """
+    found = []
+    if asked.engine is not None and run.engine != asked.engine and run.engine in (*ENGINES, "apart"):
+        what = f"{run.processes} processes that train apart" if run.engine == "apart" else run.engine
+        found.append(f"The engine asked for is {asked.engine}; what runs is {what} (the model is a {run.wrapper}).")
+    if asked.processes is not None and run.processes != asked.processes:
+        found.append(f"{asked.processes} process(es) were asked for; {run.processes} run.")
+    # Half way between the even share and everything: uneven rows and small layers kept whole stay far below it.
+    even = run.parameters / max(run.processes, 1)
+    if run.engine in SHARDED and run.processes > 1 and run.parameters_here > (run.parameters + even) / 2:
+        largest = f", {', '.join((kept_whole or [])[:3])} among them" if kept_whole else ""
+        found.append(
+            f"{run.engine} was to shard the parameters over {run.processes} processes, but this one holds "
+            f"{run.parameters_here:,} of {run.parameters:,}{largest}. With 4-bit weights set bnb_4bit_quant_storage to "
+            "the dtype; with ZeRO-3 a model this small lies under stage3_param_persistence_threshold."
+        )
+    if asked.bits is not None and run.bits != asked.bits:
+        wanted = f"{asked.bits}-bit weights" if asked.bits else "weights that are not quantised"
+        got = f"{run.quantised_layers} layers of {run.bits} bits" if run.bits else "no quantised layer"
+        found.append(f"{wanted} were asked for (load_in_4bit, load_in_8bit); the model has {got}.")
+    if asked.dtype not in (None, "auto", run.dtype):
+        found.append(f"Weights in {asked.dtype} were asked for (dtype); those of the model are {run.dtype}.")
+    return found
+
+
+class EngineCheck(TrainerCallback):
+    """Hold a trainer to what was asked for, when its training begins.
+
+    What the launcher was told, by the environment, is part of it. The ranks tell each other what they found, so all
+    stop if one has to. After the first backward pass it also makes sure that something has a gradient.
+
+    Args:
+        trainer: Before `train` is called: the type of its weights is looked at here.
+        asked: What the run configuration says.
+
+    Attributes:
+        facts: What runs, from the beginning of the training on; a mapping for `metrics.json`.
+
+    Raises:
+        EngineError: At once, where nothing is trained. In `trainer.train`: a sentence for each difference.
+    """
+
+    def __init__(self, trainer: Any, asked: Asked | None = None) -> None:
+        asked = asked or Asked()
+        launched = launched_engine(args=trainer.args)
+        self.trainer, self.facts = trainer, dict[str, Any]()
+        self.asked = Asked(asked.engine or launched, asked.processes, asked.dtype, asked.bits)
+        self._dtype = _dtype_of(trainer.model)
+        if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
+            raise EngineError(
+                "No parameter of the model is trained: all are frozen, as those of an adapter loaded for inference "
+                "are (model_name_or_path names an adapter's folder). Name its base model and continue the adapter by "
+                "resume_from_checkpoint, or merge it first."
+            )
+        self._gradients_seen = False
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Compare, on all ranks."""
+        run = running(self.trainer, self._dtype)
+        whole = sorted(
+            ((_all_elements(p), name) for name, p in self.trainer.model.named_parameters() if not _is_sharded(p)),
+            reverse=True,
+        )
+        _raise(gather_object(differences(self.asked, run, [name for _, name in whole])))
+        self.facts = asdict(run)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Once: an adapter above layers without a backward pass trains nothing, silently."""
+        if self._gradients_seen or self.facts["engine"].startswith("zero"):  # DeepSpeed keeps gradients to itself
+            return
+        self._gradients_seen = True
+        trained = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
+        without = sum(parameter.grad is None for parameter in trained)
+        if without == len(trained):
+            problem = f"None of the {len(trained)} trained parameters got a gradient from the first backward pass."
+        else:
+            problem = ""
+        _raise(gather_object([problem] if problem else []))
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+def _true(env: Mapping[str, str], name: str) -> bool:
+    return env.get(name, "false").lower() in ("true", "1", "yes", "y", "on", "t")
+
+
+def _stage(env: Mapping[str, str], deepspeed: Any) -> int:
+    file = env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none") if deepspeed is None else deepspeed
+    if isinstance(file, Mapping):
+        content: Any = file
+    elif file and str(file).lower() != "none":
+        try:
+            content = json.loads(Path(file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise EngineError(f"DeepSpeed's configuration {str(file)!r} cannot be read: {error}") from error
+    else:
+        return int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
+    return int(content.get("zero_optimization", {}).get("stage", 0))
+
+
+def _engine_of(wrapped: Any, state: Any) -> str:
+    if hasattr(wrapped, "zero_optimization_stage"):
+        return f"zero{wrapped.zero_optimization_stage()}"
+    if isinstance(wrapped, torch.distributed.fsdp.FSDPModule):
+        return "fsdp2"
+    if isinstance(wrapped, torch.distributed.fsdp.FullyShardedDataParallel):
+        return "fsdp1"
+    if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
+        return "ddp"
+    if state.num_processes == 1:
+        return "one_process"
+    parallel = any(hasattr(parameter, "device_mesh") for parameter in wrapped.parameters())
+    plain = state.distributed_type is DistributedType.NO or state.distributed_type.value.startswith("MULTI_")
+    return "apart" if plain and not parallel else str(state.distributed_type.value).lower()
+
+
+def _wrapper_name(wrapped: Any) -> str:
+    return type(wrapped).__name__
+
+
+def _all_elements(parameter: Any) -> int:
+    """Of the whole parameter, wherever its parts are: ZeRO-3 leaves an empty tensor, FSDP2 a `DTensor`."""
+    return int(parameter.ds_numel if hasattr(parameter, "ds_numel") else parameter.numel())
+
+
+def _elements_here(parameter: Any) -> int:
+    if hasattr(parameter, "ds_numel"):
+        persistent = getattr(parameter, "ds_persist", False)  # gathered at its first use, and kept
+        return int(parameter.ds_numel if persistent else parameter.ds_tensor.numel())
+    return int((parameter.to_local() if hasattr(parameter, "to_local") else parameter).numel())
+
+
+def _is_sharded(parameter: Any) -> bool:
+    return _elements_here(parameter) < _all_elements(parameter)
+
+
+def _quantised(model: torch.nn.Module) -> tuple[int, int]:
+    """Bits and number of the layers of bitsandbytes, told by their names so that it need not be installed."""
+    kinds = [type(module) for module in model.modules()]
+    names = [kind.__name__ for kind in kinds if kind.__module__.startswith("bitsandbytes")]  # PEFT has namesakes
+    for bits, name in ((4, "Linear4bit"), (8, "Linear8bitLt")):
+        if count := names.count(name):
+            return bits, count
+    return 0, 0
+
+
+def _dtype_of(model: torch.nn.Module) -> str:
+    """Of most elements that are floating point and not an adapter's; quantised ones are not counted."""
+    elements: dict[torch.dtype, int] = {}
+    for name, parameter in model.named_parameters():
+        quantised = type(parameter).__name__ in ("Params4bit", "Int8Params")
+        if parameter.dtype.is_floating_point and not quantised and "lora_" not in name:
+            elements[parameter.dtype] = elements.get(parameter.dtype, 0) + _all_elements(parameter)
+    return str(max(elements, key=lambda dtype: elements[dtype])).removeprefix("torch.") if elements else "none"
+
+
+def _raise(problems: Any) -> None:
+    """Raise all of them in one error, each once."""
+    different = list(dict.fromkeys(problems))
+    if different:
+        raise EngineError(" ".join(different))

@@ -1,0 +1,1 @@
+"""Selecting, finding, building and loading plugins."""

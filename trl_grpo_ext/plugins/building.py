@@ -1,0 +1,174 @@
+"""Importing what a plugin's metadata points at, and making the usable object of it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import BrokenPluginError, PluginParameterError, UnknownPluginError
+from .contract import check_contract
+from .discovery import GROUPS, PluginInfo, called, near, neither
+from .metadata import metadata_directory
+from .selection import Kind, Selection, looks_like_a_number
+
+REQUIRED: dict[Kind, str] = {
+    "reward": (
+        "a function f(prompts, completions, completion_ids, **columns) -> list of floats or None, or a class whose "
+        "instances are such callables"
+    ),
+    "advantage_hook": (
+        "a class whose instances have on_rollout(advantages_B_T, rollout), on_forward(advantages_B_T, forward) or both"
+    ),
+    "loss_aggregation": (
+        "a class whose instances have exactly one of weights(rollout) and reduce(loss_B_T, mask_B_T, totals)"
+    ),
+}
+
+
+# What TRL passes to every reward function: not for a selection to set.
+PASSED_BY_TRL = frozenset(
+    {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+)
+
+
+def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because: str | None) -> Any:
+    """Import a plugin's module, take its attribute, and check the contract that it was written for."""
+    module_name, _, rest = info.target.partition(":")
+    module_name, attribute = module_name.strip(), rest.partition("[")[0].strip()
+    if not module_name or not attribute:
+        raise BrokenPluginError(broken(info, f"its target {info.target!r} is not of the form module:attribute"))
+    try:
+        found = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: a plugin that exits at import must not end the run silently
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            if not_an_entry_point_because is not None:
+                problem = f"there is no module {missing!r} on sys.path"
+                raise UnknownPluginError(neither(info.kind, asked, not_an_entry_point_because, problem)) from error
+            raise BrokenPluginError(broken(info, _stale(info, missing))) from error
+        problem = f"importing {module_name!r} raised {type(error).__name__}: {error}"
+        if missing is not None:
+            problem = f"{module_name!r} imports {missing!r}, which is not installed"
+        raise BrokenPluginError(broken(info, problem)) from error
+
+    for part in attribute.split("."):
+        owner = found
+        try:
+            found = getattr(owner, part)
+        except KeyboardInterrupt:
+            raise
+        except AttributeError as error:
+            place = f"{module_name!r} ({getattr(sys.modules.get(module_name), '__file__', None) or 'no file'})"
+            hint = near(part, [name for name in dir(owner) if not name.startswith("_")])
+            problem = f"the module {place} has no attribute {attribute!r}.{hint}"
+            if not_an_entry_point_because is not None:
+                raise UnknownPluginError(neither(info.kind, asked, not_an_entry_point_because, problem)) from error
+            raise BrokenPluginError(broken(info, problem)) from error
+        except BaseException as error:  # a module may load its attributes lazily
+            problem = f"reading {attribute!r} from {module_name!r} raised {type(error).__name__}: {error}"
+            raise BrokenPluginError(broken(info, problem)) from error
+    check_contract(info, found)
+    return found
+
+
+def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
+    """Make the usable object: instantiate a class, bind a function's parameters, take an instance as it is."""
+    if inspect.isroutine(exported) or isinstance(exported, functools.partial):
+        if info.kind != "reward" or not parameters:
+            return exported  # of the wrong kind, which the check that follows says better
+        check_parameters(info, exported, parameters)
+        return functools.partial(exported, **parameters)  # picklable, and TRL names it after the function
+    if not isinstance(exported, type):
+        if parameters:
+            raise PluginParameterError(
+                f"{called(info)} from {info.source} takes no parameters: {info.target} is "
+                f"{described(exported)}, already built. It was given {_shown(parameters)}."
+            )
+        return exported
+    check_parameters(info, exported, parameters)
+    try:
+        return exported(**parameters)
+    except KeyboardInterrupt:
+        raise
+    except (TypeError, ValueError) as error:
+        strings = [f"{name}={value!r}" for name, value in parameters.items() if looks_like_a_number(value)]
+        hint = (
+            f" YAML 1.1 reads {', '.join(strings)} as a string: write it with a point, as in 1.0e-3." if strings else ""
+        )
+        raise PluginParameterError(
+            f"{called(info)} from {info.source} refused its parameters ({_shown(parameters) or 'none'}) "
+            f"with {type(error).__name__}: {error}.{hint}"
+        ) from error
+    except BaseException as error:
+        problem = f"building it with ({_shown(parameters)}) raised {type(error).__name__}: {error}"
+        raise BrokenPluginError(broken(info, problem)) from error
+
+
+def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
+    """Compare the parameters with the signature before calling, so that a typo is told from a failure inside."""
+    try:
+        signature = inspect.signature(exported)
+    except (TypeError, ValueError):  # some built-in and extension types have none
+        return
+    is_class = isinstance(exported, type)
+    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in keyword and (is_class or name not in PASSED_BY_TRL)
+    }
+    listed = f"It takes: {', '.join(map(str, takes.values()))}." if takes else "It takes no parameters."
+    # A function's **kwargs are for the dataset's columns, so a name that only they would take is a typo.
+    open_ended = is_class and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    for name in parameters:
+        if name in takes or open_ended:
+            continue
+        why = " (TRL passes that one)" if name in PASSED_BY_TRL and not is_class else ""
+        raise PluginParameterError(
+            f"{called(info)} from {info.source} has no parameter {name!r}{why}.{near(name, takes)} {listed}"
+        )
+    missing = [name for name, p in takes.items() if p.default is p.empty and name not in parameters]
+    if is_class and missing:  # a function's are columns of the dataset
+        raise PluginParameterError(
+            f"{called(info)} from {info.source} needs the parameter {missing[0]!r}; write "
+            f"{{name: {info.name}, {missing[0]}: ...}}. {listed}"
+        )
+
+
+def described(plugin: Any) -> str:
+    """What an object is, in words, for messages."""
+    if inspect.isroutine(plugin):
+        return f"the function {getattr(plugin, '__qualname__', plugin)}"
+    return f"an object of type {type(plugin).__qualname__}"
+
+
+def broken(info: PluginInfo, problem: str) -> str:
+    """Word a `BrokenPluginError`: which distribution and entry point, what it must export, and what to do."""
+    text = f"{called(info)} from {info.source} cannot be loaded: {problem.removesuffix('.')}"
+    text += "" if text.endswith("?") else "."
+    if info.dotted:
+        return text
+    return (
+        f"{text} Its entry point is "
+        f"{info.name} = {info.target!r} in the group {GROUPS[info.kind]}, which must export {REQUIRED[info.kind]}. "
+        f"Repair, upgrade or uninstall {info.distribution}, or do not select this plugin."
+    )
+
+
+def _shown(parameters: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in parameters.items())
+
+
+def _stale(info: PluginInfo, missing: str) -> str:
+    directory = metadata_directory(info.distribution or "")
+    return (
+        f"there is no module {missing!r}, although the metadata in {directory or 'the environment'} declares it. "
+        f"Either the installation is half removed: run `pip install --force-reinstall {info.distribution}` or remove "
+        f"that directory; or the entry point names a module that the distribution does not have"
+    )

@@ -1,0 +1,303 @@
+"""What is installed, and which of it a selection means: metadata only, no plugin is ever imported here.
+
+`TRL_GRPO_EXT_PLUGINS` (comma-separated distributions, or `none`) restricts which third-party distributions may load.
+It is a guard against surprises on a shared machine, not a sandbox: a plugin that may load can import what it likes.
+
+A plugin may have aliases, such as the name of its paper. They stand in a group of their own, `<group>.aliases`, as
+`alias = "name"`, beside the plugin in the same distribution.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import Any
+
+from ..errors import (
+    AmbiguousPluginError,
+    BrokenPluginError,
+    ConfigurationError,
+    PluginBlockedError,
+    UnknownPluginError,
+)
+from .metadata import directory, installed_distributions, normal, owner_of, provenance
+from .selection import KINDS, LABELS, Kind, Selection, parse_selection, with_article
+
+ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
+GROUPS: dict[Kind, str] = {
+    "reward": "trl_grpo_ext.rewards",
+    "advantage_hook": "trl_grpo_ext.advantage_hooks",
+    "loss_aggregation": "trl_grpo_ext.loss_aggregations",
+}
+
+_OURS = "trl-grpo-ext"
+_KIND_OF_GROUP = {group: kind for kind, group in GROUPS.items()}
+_KIND_OF_ALIASES = {f"{group}.aliases": kind for kind, group in GROUPS.items()}
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """Where a plugin comes from.
+
+    Attributes:
+        kind: "reward", "advantage_hook" or "loss_aggregation".
+        name: The entry point's name; for a dotted path its attribute.
+        distribution: The distribution that declares it; None for a module that belongs to none.
+        version: That distribution's version; None where its metadata does not say.
+        target: What is imported, `module:attribute`.
+        builtin: Whether it comes with this package.
+        dotted: Whether it was reached by a dotted path and not by an entry point.
+        aliases: Other names that select it, in alphabetical order.
+    """
+
+    kind: Kind
+    name: str
+    distribution: str | None
+    version: str | None
+    target: str
+    builtin: bool = False
+    dotted: bool = False
+    aliases: tuple[str, ...] = ()
+
+    def answers_to(self, name: str) -> bool:
+        """Whether this is its name or one of its aliases."""
+        return name == self.name or name in self.aliases
+
+    @property
+    def source(self) -> str:
+        """Distribution and version in words; for a module that belongs to none, the module."""
+        if self.distribution is None:
+            return f"your own module {self.target.partition(':')[0]}"
+        return f"{self.distribution} {self.version or '(version unknown)'}"
+
+
+def available(kind: Kind | None = None) -> list[PluginInfo]:
+    """List the installed plugins of one kind, or of all, by kind and name. Imports none of them.
+
+    A distribution that `TRL_GRPO_EXT_PLUGINS` keeps from loading is listed too; see `is_allowed`.
+
+    Raises:
+        ConfigurationError: There is no such kind.
+    """
+    if kind is not None and kind not in KINDS:
+        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
+    return [info for info in scan().plugins if kind in (None, info.kind)]
+
+
+def is_allowed(info: PluginInfo) -> bool:
+    """Whether `TRL_GRPO_EXT_PLUGINS` lets this plugin load. Built-ins and modules of no distribution always may."""
+    permitted = _permitted()
+    return permitted is None or info.builtin or info.distribution is None or normal(info.distribution) in permitted
+
+
+def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginInfo:
+    """Find the plugin that a selection means, from metadata alone, so that a configuration can be checked early.
+
+    Raises:
+        ConfigurationError: The selection cannot be read.
+        UnknownPluginError: Nothing installed offers it; the message has near names.
+        AmbiguousPluginError: Two distributions offer it.
+        BrokenPluginError: Its distribution declares it twice, differently.
+        PluginBlockedError: `TRL_GRPO_EXT_PLUGINS` keeps its distribution from loading.
+    """
+    return find_and_explain(kind, parse_selection(kind, selection))[0]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What is installed.
+
+    Attributes:
+        plugins: By kind and name.
+        distributions: All of them, by normalised name, those without plugins too.
+        unreadable: The distributions whose entry points cannot be read, each with the file and the reason.
+    """
+
+    plugins: list[PluginInfo]
+    distributions: dict[str, Distribution]
+    unreadable: list[str]
+
+
+def scan() -> Installed:
+    """Read the entry points of all that is installed. One distribution's broken metadata must not hurt the others."""
+    found, by_name, unreadable = set(), {}, []
+    for key, distribution in installed_distributions():
+        by_name[key] = distribution
+        try:
+            declared = list(distribution.entry_points)
+        except Exception as error:
+            unreadable.append(f"{key} (entry_points.txt in {directory(distribution)}: {error})")
+            continue
+        entry_points = [entry for entry in declared if entry.group in _KIND_OF_GROUP]
+        aliases = sorted(
+            (_KIND_OF_ALIASES[entry.group], entry.value, entry.name)
+            for entry in declared
+            if entry.group in _KIND_OF_ALIASES
+        )
+        if entry_points:
+            name, version = provenance(key, distribution)
+        for entry in entry_points:
+            kind = _KIND_OF_GROUP[entry.group]
+            called_too = tuple(alias for of, value, alias in aliases if (of, value) == (kind, entry.name))
+            mine = PluginInfo(kind, entry.name, name, version, entry.value, key == _OURS, aliases=called_too)
+            found.add(mine)
+    order = sorted(found, key=lambda info: (KINDS.index(info.kind), info.name, info.distribution or "", info.target))
+    return Installed(order, by_name, unreadable)
+
+
+def _permitted() -> frozenset[str] | None:
+    """The third-party distributions that may load, normalised; None where all may."""
+    value = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if not value.strip():
+        return None
+    names = frozenset(normal(part.strip()) for part in value.split(",") if part.strip())
+    if not names or ("none" in names and len(names) > 1):
+        raise ConfigurationError(
+            f"{ENVIRONMENT_VARIABLE}={value!r}: give distributions separated by commas, or `none` alone, or unset it."
+        )
+    return frozenset() if names == {"none"} else names
+
+
+def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | None]:
+    """Find a plugin; for a dotted path also say why it was not read as `distribution:name`."""
+    installed = scan()
+    for name in sorted((_permitted() or frozenset()) - installed.distributions.keys() - _warned):
+        _warned.add(name)
+        warnings.warn(f"{ENVIRONMENT_VARIABLE} lists {name!r}, which is not installed.", stacklevel=4)
+
+    matches = [info for info in installed.plugins if info.kind == kind and info.answers_to(asked.name)]
+    if asked.distribution is not None:
+        key = normal(asked.distribution)
+        matches = [info for info in matches if normal(info.distribution or "") == key]
+        if not matches:
+            return _find_dotted(kind, asked, installed)
+    if not matches:
+        raise UnknownPluginError(_unknown(kind, asked, installed))
+    allowed = [info for info in matches if is_allowed(info)]
+    if not allowed:
+        raise PluginBlockedError(_blocked(matches))
+    if len({info.distribution for info in allowed}) > 1:
+        choices = " or ".join(f"{info.distribution}:{asked.name}" for info in allowed)
+        offers = " and ".join(f"{info.source} ({info.target})" for info in allowed)
+        raise AmbiguousPluginError(
+            f"The {LABELS[kind]} {asked.name!r} is offered by {offers}. Say which one you mean: {choices}."
+        )
+    if len(allowed) > 1:
+        targets = " and ".join(repr(info.target) for info in allowed)
+        raise BrokenPluginError(
+            f"{allowed[0].source} declares the {LABELS[kind]} {asked.name!r} twice, as {targets}, in the group "
+            f"{GROUPS[kind]} of its entry points. It must declare it once; until then, select one by its dotted path."
+        )
+    return allowed[0], None
+
+
+def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> tuple[PluginInfo, str]:
+    """Read `x:y` as module and attribute, after it turned out to be no distribution and entry point."""
+    module = asked.distribution or ""
+    why_not = _why_no_entry_point(kind, asked, installed)
+    problem = _why_no_module(module)
+    if problem is None and not all(part.isidentifier() for part in asked.name.split(".")):
+        problem = f"{asked.name!r} is not an attribute's name"
+    if problem is not None:
+        raise UnknownPluginError(neither(kind, asked, why_not, problem))
+    info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
+    owner = owner_of(module, installed.distributions)
+    if owner is not None:
+        name, version = provenance(*owner)
+        info = replace(info, distribution=name, version=version, builtin=owner[0] == _OURS)
+    if not is_allowed(info):
+        raise PluginBlockedError(_blocked([info]))
+    return info, why_not
+
+
+def _why_no_entry_point(kind: Kind, asked: Selection, installed: Installed) -> str:
+    name = asked.distribution or ""
+    if normal(name) not in installed.distributions:
+        return f"no installed distribution is called {name!r}"
+    offered = [info for info in installed.plugins if normal(info.distribution or "") == normal(name)]
+    others = [info.kind for info in offered if info.answers_to(asked.name)]
+    if others:
+        is_a, is_not = with_article(others[0]), with_article(kind)
+        return f"the distribution {name!r} offers {asked.name!r} as {is_a}, not as {is_not}"
+    same_kind = [info.name for info in offered if info.kind == kind]
+    has = f"it offers {', '.join(same_kind)}" if same_kind else f"it offers no {LABELS[kind]}"
+    broken = [text for text in installed.unreadable if text.startswith(f"{normal(name)} ")]
+    if broken:
+        has = f"its metadata cannot be read: {broken[0]}"
+    return f"the distribution {name!r} offers no {LABELS[kind]} {asked.name!r}; {has}.{near(asked.name, same_kind)}"
+
+
+def _why_no_module(module: str) -> str | None:
+    """Why there is no such module, as far as can be seen without importing: only its top package is looked for."""
+    if not all(part.isidentifier() for part in module.split(".")):
+        return f"{module!r} is not a module's name, which has dots and neither slashes nor `.py`"
+    top = module.partition(".")[0]
+    try:
+        if top in sys.modules or importlib.util.find_spec(top) is not None:
+            return None
+    except (ImportError, ValueError):
+        pass
+    here = Path(f"{top}.py").exists() or Path(top).is_dir()
+    hint = " (it is in the current directory, which is not on the path: set PYTHONPATH=.)" if here else ""
+    return f"there is no module {top!r} on sys.path{hint}"
+
+
+def called(info: PluginInfo) -> str:
+    """A plugin at the beginning of a sentence."""
+    return f"The {LABELS[info.kind]} {info.name!r}"
+
+
+def near(name: str, names: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+    """Word a hint at near names, with its leading space; empty when there is none. `shown` words some differently."""
+    shown = shown or {}
+    by_folded = {other.casefold().replace("-", "_"): shown.get(other, repr(other)) for other in names}
+    matches = difflib.get_close_matches(name.casefold().replace("-", "_"), by_folded, n=3)
+    return f" Did you mean {' or '.join(by_folded[match] for match in matches)}?" if matches else ""
+
+
+def _unknown(kind: Kind, asked: Selection, installed: Installed) -> str:
+    of_kind = [info for info in installed.plugins if info.kind == kind]
+    names = [info.name for info in of_kind]
+    meant = {alias: f"{alias} (which is {info.name})" for info in of_kind for alias in info.aliases}
+    text = f"No installed distribution offers the {LABELS[kind]} {asked.name!r}."
+    elsewhere = [info for info in installed.plugins if info.answers_to(asked.name)]
+    if elsewhere:
+        text += f" {asked.name!r} is {with_article(elsewhere[0].kind)}, not {with_article(kind)}."
+    else:
+        text += near(asked.name, [*meant, *names], shown=meant)
+    module, dot, attribute = asked.name.rpartition(".")
+    if dot and all(part.isidentifier() for part in asked.name.split(".")):
+        text += f" A dotted path has a colon before the attribute: '{module}:{attribute}'."
+    text += f" Installed: {', '.join(sorted(set(names))) or 'none'}."
+    if installed.unreadable:
+        text += f" Distributions whose metadata cannot be read: {'; '.join(installed.unreadable)}."
+    return text
+
+
+def neither(kind: Kind, asked: Selection, why_no_entry_point: str, why_no_path: str) -> str:
+    """Say why `x:y` is neither an entry point nor a dotted path."""
+    return (
+        f"{str(asked)!r} is no {LABELS[kind]}. Read as distribution and name: {_ended(why_no_entry_point)} "
+        f"Read as module and attribute: {_ended(why_no_path)}"
+    )
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith(("?", ".")) else f"{text}."
+
+
+def _blocked(matches: Sequence[PluginInfo]) -> str:
+    sources = " and ".join(sorted({info.source for info in matches}))
+    return (
+        f"{called(matches[0])} comes from {sources}, which {ENVIRONMENT_VARIABLE}="
+        f"{os.environ.get(ENVIRONMENT_VARIABLE)!r} keeps from loading. To allow it, add {matches[0].distribution} to "
+        f"that variable, which lists distributions separated by commas, or unset it."
+    )

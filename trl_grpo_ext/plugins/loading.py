@@ -1,0 +1,339 @@
+"""From a plugin's name to a usable object: find it, import it, build it, check its kind.
+
+Three entry-point groups, one per kind; the built-ins are in them like everybody else's plugins. A plugin is imported
+when it is asked for and never before, so a broken one hurts nobody else. How a selection is written is in
+`plugin_selection`; what is installed, and what may load, is in `plugin_discovery`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError
+from ..types import implements
+from .building import REQUIRED, broken, build, check_parameters, described, import_plugin
+from .discovery import (
+    ENVIRONMENT_VARIABLE,
+    GROUPS,
+    PluginInfo,
+    available,
+    called,
+    find,
+    find_and_explain,
+    is_allowed,
+)
+from .selection import KINDS, Kind, Selection, parse_selection, with_article
+
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "GROUPS",
+    "Kind",
+    "Loaded",
+    "PluginInfo",
+    "RewardList",
+    "Selection",
+    "available",
+    "find",
+    "is_allowed",
+    "load_advantage_hooks",
+    "load_loss_aggregation",
+    "load_rewards",
+    "parse_selection",
+    "resolve",
+]
+
+_METHODS: dict[Kind, tuple[str, ...]] = {
+    "reward": ("__call__",),
+    "advantage_hook": ("on_rollout", "on_forward"),
+    "loss_aggregation": ("weights", "reduce"),
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A usable plugin. `info` and `selection` are None for an object that came in already built.
+
+    `own` says that the object was made for this selection, so nobody else holds it. `inner` are the rewards that its
+    parameters select, each with its place among them, such as `rewards[0]`.
+    """
+
+    object: Any
+    info: PluginInfo | None = None
+    selection: Selection | None = None
+    own: bool = False
+    inner: tuple[tuple[str, Loaded], ...] = ()
+
+
+class LoadedList(list[Any]):
+    """Plugins that still know where they came from, while they are in this list or one that was `joined` from it."""
+
+    _sources: Sequence[Loaded] = ()
+
+    @property
+    def loaded(self) -> list[Loaded]:
+        """What each plugin of the list was made of; nothing is known of those that were put in by other hands."""
+        return [self.source(item) or Loaded(item) for item in self]
+
+    def source(self, item: Any) -> Loaded | None:
+        """What one of the plugins was made of, if this list knows."""
+        return next((loaded for loaded in self._sources if loaded.object is item), None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Plugins that are copied or sent to another process forget where they came from."""
+        return {name: value for name, value in vars(self).items() if name != "_sources"}
+
+    @classmethod
+    def made_of(cls, loaded: Iterable[Loaded]) -> LoadedList:
+        """The objects of these, in their order."""
+        sources = list(loaded)
+        made = LoadedList(item.object for item in sources)
+        made._sources = sources
+        return made
+
+    @classmethod
+    def joined(cls, *lists: list[Any]) -> LoadedList:
+        """One list after the other."""
+        return cls.made_of(
+            item
+            for plugins in lists
+            for item in (plugins.loaded if isinstance(plugins, LoadedList) else map(Loaded, plugins))
+        )
+
+
+class RewardList(LoadedList):
+    """Reward functions as `GRPOTrainer(reward_funcs=...)` takes them, with their weights and names.
+
+    Attributes:
+        weights: One per function, 1.0 where none was given; fits `GRPOConfig(reward_weights=...)`.
+        names: What TRL calls each function in its metrics; `load_rewards` makes them unique.
+    """
+
+    def __init__(self, rewards: Iterable[Any] = (), weights: Iterable[float] | None = None) -> None:
+        super().__init__(rewards)
+        self.weights: list[float] = [1.0] * len(self) if weights is None else list(weights)
+        self.names: list[str] = [_metric_name(reward) for reward in self]
+
+
+def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
+    """Import, build and check one plugin. An object that is already built is only checked.
+
+    Args:
+        kind: "reward", "advantage_hook" or "loss_aggregation".
+        selection_or_object: What `parse_selection` reads, or an object of that kind.
+
+    Raises:
+        BrokenPluginError: Importing it failed, or its module has no such attribute. The cause is chained.
+        PluginParameterError: It does not take these parameters, or refused their values.
+        PluginTypeError: It is not of this kind.
+        ConfigurationError, UnknownPluginError, AmbiguousPluginError, PluginBlockedError: As for `find`.
+    """
+    if not isinstance(selection_or_object, str | Mapping | Selection):
+        _check_kind(kind, selection_or_object, "The object that was passed")
+        return Loaded(selection_or_object)
+    asked = parse_selection(kind, selection_or_object)
+    info, not_an_entry_point_because = find_and_explain(kind, asked)
+    exported = import_plugin(info, asked, not_an_entry_point_because)
+    inner: list[tuple[str, Loaded]] = []
+    parameters = _with_rewards(info, exported, asked.parameters, inner) if kind == "reward" else asked.parameters
+    built = build(info, exported, parameters)
+    _check_kind(kind, built, f"{called(info)} from {info.source}")
+    own = isinstance(exported, type)
+    if kind == "reward" and own and getattr(built, "__name__", None) is None:
+        with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
+            built.__name__ = info.name.rpartition(".")[2]  # TRL names its metrics after this
+    if asked.guard is not None:
+        built, own = _guarded(built, info, asked.guard), True
+    if "skip_zero_variance" in asked.switches:
+        built = _without_zero_variance(built, info)
+    if kind == "advantage_hook" and asked.switches:
+        from ..credit.composition import Preserving  # here, because it imports torch
+
+        built = Preserving(built, **dict.fromkeys(asked.switches, True))
+    return Loaded(built, info, asked, own, tuple(inner))
+
+
+def load_rewards(selections: Any) -> RewardList:
+    """Load reward functions: `GRPOTrainer(..., reward_funcs=load_rewards(["gsm8k_accuracy", "think_format"]))`.
+
+    Args:
+        selections: One selection or a list of them. Callables pass through as they are, but for their names: the second
+            reward of one name is called `name_2`, since TRL would log both as one metric. What was passed in is then
+            wrapped, not changed.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
+    return _reward_list(selections, _resolve_several("reward", selections))
+
+
+def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
+    given = [item.selection.weight if item.selection else None for item in loaded]
+    if isinstance(selections, RewardList):
+        given = list(selections.weights)
+    rewards = [item.object for item in loaded]
+    names = [_metric_name(reward) for reward in rewards]
+    if len(set(names)) < len(names):
+        from ..guard.names import renamed, unique  # here, because few runs need it
+
+        own = [item.own for item in loaded]
+        new = unique(names, [_is_model(reward) for reward in rewards])
+        rewards = [
+            reward if name == old else renamed(reward, name, in_place=mine)
+            for reward, old, name, mine in zip(rewards, names, new, own, strict=True)
+        ]
+        twice = sorted({name for name in new if new.count(name) > 1})
+        if twice:
+            warnings.warn(f"Several models are called {', '.join(twice)}; TRL logs them as one metric.", stacklevel=3)
+    made = RewardList(rewards, (1.0 if weight is None else weight for weight in given))
+    made._sources = [replace(item, object=reward) for item, reward in zip(loaded, rewards, strict=True)]
+    return made
+
+
+def load_advantage_hooks(selections: Any) -> list[Any]:
+    """Load advantage hooks, in the order in which they will run. Takes one selection or object, or a list of them.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
+    return LoadedList.made_of(_resolve_several("advantage_hook", selections))
+
+
+def load_loss_aggregation(selection: Any) -> Any:
+    """Load the loss aggregation; there is only one.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
+    return resolve_loss_aggregation(selection).object
+
+
+def resolve_loss_aggregation(selection: Any) -> Loaded:
+    """Load the loss aggregation and keep where it came from.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
+    if isinstance(selection, list | tuple):
+        raise ConfigurationError(f"There is one loss aggregation, not a list: select one of {selection!r}.")
+    return resolve("loss_aggregation", selection)
+
+
+def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
+    if not implements(aggregation, "weights"):
+        raise ConfigurationError(
+            f"{called(info)} from {info.source} has `reduce`, and skip_zero_variance works with `weights` alone. Take "
+            "skip_zero_variance out, or select another aggregation."
+        )
+    from ..credit.signal import SkipZeroVariance  # here, because it imports torch
+
+    return SkipZeroVariance(aggregation)
+
+
+def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
+    """Resolve one selection or a list of them; plugins of a `LoadedList` are loaded already, and belong to others."""
+    several = selections if isinstance(selections, list | tuple) else [selections]
+    source = selections.source if isinstance(selections, LoadedList) else lambda item: None
+    known = [source(item) for item in several]
+    return [
+        resolve(kind, item) if loaded is None else replace(loaded, own=False)
+        for item, loaded in zip(several, known, strict=True)
+    ]
+
+
+def _with_rewards(
+    info: PluginInfo, exported: Any, parameters: dict[str, Any], inner: list[tuple[str, Loaded]]
+) -> dict[str, Any]:
+    """Load the rewards that are selected inside a reward's parameters, those that its class lists in `takes_rewards`.
+
+    One selection becomes the reward; a list becomes a `RewardList`, which has the weights; a mapping without a `name`
+    is one from keys to selections. What is None or callable stays as it is. All are added to `inner`, with their place.
+    """
+    takes = getattr(exported, "takes_rewards", ()) if isinstance(exported, type) else ()
+    if not takes:
+        return parameters
+    if not isinstance(takes, tuple | list) or not all(isinstance(name, str) for name in takes):
+        raise BrokenPluginError(
+            broken(info, f"its `takes_rewards` must be a tuple of the names of parameters, and is {takes!r}")
+        )
+    check_parameters(info, exported, parameters)  # before what is inside: a typo outside comes first
+
+    def load(selection: Any, place: str, weighed: bool = False) -> Loaded:
+        try:
+            loaded = resolve("reward", selection)
+            if loaded.selection is not None and loaded.selection.weight is not None and not weighed:
+                raise ConfigurationError(
+                    f"the weight {loaded.selection.weight} of {loaded.selection.name!r} would count for nothing: only "
+                    "rewards in a list have weights."
+                )
+        except (ConfigurationError, PluginError) as error:
+            raise type(error)(f"{called(info)} from {info.source}, in {place}: {error}") from error
+        inner.append((place, loaded))
+        return loaded
+
+    def several(value: Any, place: str) -> Any:
+        if value is None or (callable(value) and not isinstance(value, type)):
+            inner.extend([] if value is None else [(place, Loaded(value))])
+            return value
+        if isinstance(value, list | tuple):
+            items = [load(item, f"{place}[{index}]", weighed=True) for index, item in enumerate(value)]
+            return _reward_list(value, items)
+        if isinstance(value, Mapping) and "name" not in value:
+            return {key: load(inner, f"{place}[{key!r}]").object for key, inner in value.items()}
+        return load(value, place).object
+
+    return {name: several(value, name) if name in takes else value for name, value in parameters.items()}
+
+
+def _guarded(reward: Any, info: PluginInfo, guard: Mapping[str, Any]) -> Any:
+    from ..guard.guarded import guarded  # here, because most rewards need none
+
+    try:
+        return guarded(reward, **guard, name=_metric_name(reward))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{called(info)} from {info.source}, in its guard: {error}") from error
+
+
+def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
+    if kind not in KINDS:
+        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
+    if isinstance(plugin, type):
+        raise PluginTypeError(
+            f"{subject} is the class {plugin.__qualname__}, not {with_article(kind)}: pass an instance, "
+            f"{plugin.__qualname__}(...)."
+        )
+    has = [method for method in _METHODS[kind] if implements(plugin, method)]
+    if kind == "reward" and not callable(plugin):  # an instance may carry a `__call__` that its class lacks
+        has = []
+    if len(has) == 1 or (has and kind == "advantage_hook"):
+        return
+    what = f"{subject} is {described(plugin)}, not {with_article(kind)}"
+    if has:
+        what += f": it has both {' and '.join(has)}"
+    others = [
+        f"It has {method}, so it looks like {with_article(other)}: offer it in {GROUPS[other]}."
+        for other in KINDS
+        if other != kind
+        for method in _METHODS[other]
+        if other != "reward" and implements(plugin, method)
+    ]
+    raise PluginTypeError(" ".join([f"{what}. Required: {REQUIRED[kind]}.", *others[:1]]))
+
+
+def _metric_name(reward: Any) -> str:
+    """The name that TRL gives a reward function in its metrics."""
+    if _is_model(reward):
+        return str(getattr(getattr(reward, "config", None), "_name_or_path", "")).rpartition("/")[2]
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def _is_model(reward: Any) -> bool:
+    torch = sys.modules.get("torch")  # a reward model can only be there if torch is
+    return torch is not None and isinstance(reward, torch.nn.Module)

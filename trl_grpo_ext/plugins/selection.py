@@ -1,0 +1,225 @@
+"""What one entry of a selection asks for: the same spelling in Python, in YAML and on the command line.
+
+`think_format`, `some-dist:think_format`, `pkg.mod:attr`, or a mapping `{name: ..., weight: 0.2, <parameter>: ...}`. A
+string that starts with `{` is such a mapping in YAML's flow style, which is how a command line gives parameters.
+
+Some keys are not the plugin's own parameters: a reward's `weight` and `guard`, an advantage hook's `preserve_sign` and
+`preserve_sum`, and a loss aggregation's `skip_zero_variance`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, Literal, get_args
+
+from ..errors import ConfigurationError
+
+Kind = Literal["reward", "advantage_hook", "loss_aggregation"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+LABELS: dict[Kind, str] = {
+    "reward": "reward",
+    "advantage_hook": "advantage hook",
+    "loss_aggregation": "loss aggregation",
+}
+
+SWITCHES: dict[Kind, tuple[str, ...]] = {
+    "reward": (),
+    "advantage_hook": ("preserve_sign", "preserve_sum"),
+    "loss_aggregation": ("skip_zero_variance",),
+}
+"""Keys that any selection of a kind may hold, true or false, whatever the plugin."""
+
+GUARD_PARAMETERS = (
+    *("timeout", "retries", "on_error", "outcomes", "cache"),
+    *("workers", "batch_size", "memory_mb", "budget", "tokenizer"),
+)
+"""What a reward's `guard` may hold: the parameters of `trl_grpo_ext.guard.guarded.guarded`, whose `name` is given."""
+
+# A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads.
+_EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One plugin as it was asked for.
+
+    Attributes:
+        name: The plugin's name, or the attribute of a dotted path.
+        distribution: What stands before the colon: a distribution, or a dotted path's module. None for a bare name.
+        parameters: Keyword parameters to build the plugin with.
+        weight: A reward's weight; None where none was given.
+        switches: Which of the `SWITCHES` of its kind are on.
+        guard: What a reward is guarded with, some of the `GUARD_PARAMETERS`; None where it is not.
+    """
+
+    name: str
+    distribution: str | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    weight: float | None = None
+    switches: frozenset[str] = frozenset()
+    guard: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.distribution is None else f"{self.distribution}:{self.name}"
+
+    def plain(self) -> str | dict[str, Any]:
+        """The string or mapping that reads as this selection: what to save with a run's settings.
+
+        Selections inside the parameters become plain too.
+        """
+        ours: dict[str, Any] = {} if self.weight is None else {"weight": self.weight}
+        ours |= dict.fromkeys(sorted(self.switches), True)
+        if self.guard is not None:
+            ours["guard"] = dict(self.guard)
+        parameters = {name: _plain(value) for name, value in self.parameters.items()}
+        return {"name": str(self), **ours, **parameters} if ours or parameters else str(self)
+
+
+def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> Selection:
+    """Read one entry of a selection. Looks at nothing but the value: the plugin need not exist.
+
+    Args:
+        kind: "reward", "advantage_hook" or "loss_aggregation". Only a reward may have a weight.
+        value: `name`, `dist:name`, `pkg.mod:attr`, a mapping with a `name`, or such a mapping as a YAML flow string.
+
+    Raises:
+        ConfigurationError: The value is none of these; the message shows it.
+    """
+    if kind not in KINDS:
+        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
+    if isinstance(value, Selection):
+        fields = {"name", "weight", *SWITCHES[kind], *(["guard"] if kind == "reward" else [])} & value.parameters.keys()
+        if fields:
+            raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
+        mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value)}
+        if value.weight is not None:
+            mapping = {**mapping, "weight": value.weight}
+        if value.guard is not None:
+            mapping = {**mapping, "guard": value.guard}
+        mapping = {**mapping, **dict.fromkeys(value.switches, True)}
+    elif isinstance(value, str) and value.lstrip().startswith("{"):
+        mapping = _read_flow_mapping(kind, value)
+    elif isinstance(value, str):
+        mapping = {"name": value}
+    elif isinstance(value, Mapping):
+        mapping = value
+    else:
+        raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
+
+    strangers = [key for key in mapping if not isinstance(key, str)]
+    if strangers:
+        raise ConfigurationError(
+            f"The parameter name {strangers[0]!r} in {value!r} is not a string. YAML reads on, off, yes, no and "
+            f"numbers as something else: put such a name in quotes."
+        )
+    parameters = dict(mapping)
+    if "name" not in parameters:
+        raise ConfigurationError(f"{value!r} does not say which {LABELS[kind]} it selects: no `name`. {_how(kind)}")
+    distribution, name = _split(kind, parameters.pop("name"), value)
+    weight = None
+    if "weight" in parameters:
+        if kind != "reward":
+            raise ConfigurationError(
+                f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
+            )
+        weight = _weight(parameters.pop("weight"), name)
+    switches = {switch: parameters.pop(switch) for switch in SWITCHES[kind] if switch in parameters}
+    for switch, on in switches.items():
+        if not isinstance(on, bool):
+            raise ConfigurationError(f"{switch} of {name!r} is {on!r}; it must be true or false.")
+    guard = _guard(parameters.pop("guard"), name) if kind == "reward" and "guard" in parameters else None
+    on = frozenset(switch for switch, is_on in switches.items() if is_on)
+    return Selection(name, distribution, parameters, weight, on, guard)
+
+
+def looks_like_a_number(value: object) -> bool:
+    """Whether this string is one that its author meant as a number, such as `1e-3`."""
+    return isinstance(value, str) and _EXPONENT_WITHOUT_POINT.fullmatch(value) is not None
+
+
+def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
+    """Split `x:y` at its colon; a bare name has no `x`."""
+    if not isinstance(text, str):
+        raise ConfigurationError(f"The name in {value!r} is {text!r}, not a string. {_how(kind)}")
+    parts = [part.strip() for part in text.split(":")]
+    if len(parts) > 2 or not all(parts):
+        raise ConfigurationError(f"{text!r} does not select {with_article(kind)}. {_how(kind)}")
+    return (None, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+
+
+def _weight(weight: object, name: str) -> float:
+    hint = " YAML 1.1 reads this as a string: write it with a point, as in 1.0e-3." * looks_like_a_number(weight)
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be a number.{hint}")
+    try:
+        number = float(weight)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be finite.")
+    return number
+
+
+def _guard(guard: object, name: str) -> dict[str, Any]:
+    listed = ", ".join(GUARD_PARAMETERS)
+    if not isinstance(guard, Mapping):
+        raise ConfigurationError(
+            f"The guard of the reward {name!r} is {guard!r}; it must be a mapping that says what to guard against, "
+            f"such as {{timeout: 5, on_error: null}}. It may hold: {listed}."
+        )
+    for key, value in guard.items():
+        if key not in GUARD_PARAMETERS:
+            close = difflib.get_close_matches(str(key), GUARD_PARAMETERS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigurationError(
+                f"The guard of the reward {name!r} has no parameter {key!r}.{hint} It may hold: {listed}."
+            )
+        if looks_like_a_number(value):
+            raise ConfigurationError(
+                f"The guard of the reward {name!r} has {key}={value!r}, which YAML 1.1 reads as a string: write it "
+                "with a point, as in 1.0e-3."
+            )
+    return dict(guard)
+
+
+def _plain(value: Any) -> Any:
+    """A parameter with the selections inside it made plain."""
+    if isinstance(value, Selection):
+        return value.plain()
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if type(value) in (list, tuple) else value
+
+
+def _read_flow_mapping(kind: Kind, text: str) -> Mapping[Any, Any]:
+    import yaml  # here, because most selections need no YAML
+
+    class Loader(yaml.SafeLoader):
+        """`yaml.SafeLoader` that also takes 1e-3 for a number: nobody on a command line means the string."""
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT_WITHOUT_POINT, list("-+0123456789"))
+    try:
+        value = yaml.load(text, Loader)
+    except Exception as error:  # PyYAML leaks ValueError, KeyError and others on odd scalars
+        raise ConfigurationError(f"{text!r} starts like a YAML mapping and is none: {error}. {_how(kind)}") from error
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{text!r} starts like a YAML mapping and is none. {_how(kind)}")
+    return value
+
+
+def with_article(kind: Kind) -> str:
+    """The kind in words, with its article."""
+    return f"an {LABELS[kind]}" if LABELS[kind][0] in "aeiou" else f"a {LABELS[kind]}"
+
+
+def _how(kind: Kind) -> str:
+    weight = ", weight: 0.2" if kind == "reward" else ""
+    return (
+        f"Write a name, `distribution:name`, a dotted path `package.module:attribute`, or a mapping such as "
+        f"{{name: some_name{weight}, some_parameter: 1}}."
+    )

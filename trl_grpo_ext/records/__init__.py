@@ -1,0 +1,1 @@
+"""What a run leaves behind on disk: token records, the manifest of its plugins, its log."""

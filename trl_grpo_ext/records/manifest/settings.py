@@ -1,0 +1,129 @@
+"""The hyper-parameters of a run, recorded beside its manifest: `output_dir/trl_grpo_ext_settings.json`.
+
+TRL keeps them in a pickle, which nobody should open in a stranger's folder. Written is what differs from the defaults,
+what `ALWAYS` lists, the model, the number of processes and the adapter. Left out is `NEVER`. What is named like a key,
+a token or a password, and the user's part of a URL, becomes "(not recorded)".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+from ...errors import ManifestError
+from .records import _HIDDEN, _plain, _plain_mapping
+
+FILE = "trl_grpo_ext_settings.json"
+"""The name, in a run's folder."""
+
+ALWAYS = (
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "max_grad_norm", "weight_decay"),
+    *("max_steps", "num_train_epochs", "seed"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations"),
+    *("num_generations", "max_completion_length", "temperature", "top_p"),
+    *("loss_type", "scale_rewards", "beta", "epsilon", "epsilon_high", "importance_sampling_level"),
+    *("reward_weights", "compact_updates"),
+)
+"""Settings that are recorded even with their default values."""
+
+NEVER = ("output_dir", "logging_dir", "run_name", "disable_tqdm", "local_rank", "accelerator_config", "token_records")
+"""Settings that say nothing of what is learned."""
+
+_FORMAT = 1
+_SECRET = re.compile(r"(^|_)token$|(^|_)key$", re.IGNORECASE)
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_OF_ADAPTER = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "init_lora_weights")
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """The settings of a constructed trainer as JSON; TRL's own trainer will do.
+
+    Args:
+        trainer: With `args`, a dataclass, `model` and `accelerator`.
+    """
+    args = trainer.args
+    found: dict[str, Any] = {}
+    path = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
+    if path:
+        found["model"] = str(path)
+    found["processes"] = int(trainer.accelerator.num_processes)
+    adapters = getattr(trainer.model, "peft_config", None)
+    if isinstance(adapters, Mapping) and adapters:
+        adapter = next(iter(adapters.values()))
+        kept = {name: getattr(adapter, name) for name in _OF_ADAPTER if hasattr(adapter, name)}
+        found["adapter"] = {"kind": type(adapter).__name__, **kept}
+    known = {field.name: field for field in fields(args)}
+    for name in [*(name for name in ALWAYS if name in known), *(name for name in known if name not in ALWAYS)]:
+        value = getattr(args, name, None)
+        if name not in NEVER and (name in ALWAYS or _differs(known[name], value)):
+            found[name] = value
+    cleaned: dict[str, Any] = _clean(_plain_mapping({name: _simple(value) for name, value in found.items()}))
+    return cleaned
+
+
+def write_settings(trainer: Any, path: str | os.PathLike[str]) -> None:
+    """Write the settings as JSON, in one step, so that no half of it is ever there.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    content = {"format": _FORMAT, "settings": settings_of(trainer)}
+    try:
+        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="ascii")
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def from_plain(value: Any) -> dict[str, Any]:
+    """The settings of what was in a file.
+
+    Raises:
+        ManifestError: It is not of that form.
+    """
+    if not isinstance(value, dict) or value.get("format") != _FORMAT or not isinstance(value.get("settings"), dict):
+        raise ManifestError("it is no record of settings that this version reads")
+    return dict(value["settings"])
+
+
+def _differs(field: Field[Any], value: Any) -> bool:
+    default: Any = None
+    if field.default is not MISSING:
+        default = field.default
+    elif field.default_factory is not MISSING:
+        default = field.default_factory()
+    if isinstance(value, (int, float)) or isinstance(default, (int, float)):
+        return bool(value != default)
+    return bool((value or default) and value != default)  # None, "" and [] are all "not set"
+
+
+def _simple(value: Any) -> Any:
+    """As JSON; what can say itself as a mapping does so, and torch's types have their names."""
+    if isinstance(value, Mapping):
+        return _plain_mapping({key: _simple(inner) for key, inner in value.items()})
+    if isinstance(value, (list, tuple)):
+        return [_simple(inner) for inner in value]
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value)
+    if not isinstance(value, type) and callable(as_mapping := getattr(value, "to_dict", None)):
+        return _simple(as_mapping())
+    return _plain(value)
+
+
+def _clean(value: Any) -> Any:
+    """Without tokens and keys, and without the user and password of a URL."""
+    if isinstance(value, dict):
+        hidden = {key for key, inner in value.items() if inner is not None and _SECRET.search(key)}
+        return {key: _HIDDEN if key in hidden else _clean(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_clean(inner) for inner in value]
+    return _USER_IN_URL.sub(_HIDDEN, value) if isinstance(value, str) else value

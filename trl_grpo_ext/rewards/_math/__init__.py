@@ -1,0 +1,1 @@
+"""Judging answers of mathematics."""

@@ -1,0 +1,162 @@
+r"""Pairs whose verdict by math-verify can be proved without asking it: one box with a plain number.
+
+Most completions of a training end in `\boxed{18}` and most references are `18`. For these the verdict follows from
+math-verify's regular expressions and its rule for comparing numbers, in microseconds and without sympy. Where it cannot
+be proved, `verdict` says None, and math-verify decides.
+
+What the proof rests on (math-verify 0.9, TRL's settings: boxes first, first match, no match without an anchor):
+
+- Only two kinds of expressions have the first priority: boxes, alone or inside a LaTeX environment, and environments
+  between "final answer is" and "I hope". So without "I hope" a box decides wherever there is one.
+- With a single `\boxed` and no `\fbox`, each match that holds a box holds this one, whole: an environment can only end
+  behind the box's first brace, and the plain contents accepted here have nothing in them that could end one. So the
+  content of the box is what is read, whichever environment is around it.
+- A percent sign counts only behind an environment; texts with one behind the box are not decided here.
+- Without a box, a match needs the word "answer" and the beginning of an environment. A text that lacks either has no
+  answer.
+- Numbers are compared exactly, or rounded to 6 places where one of them is a decimal. Pairs near enough for rounding
+  to matter are not decided here.
+
+All functions take time linear in the text. `tests/rewards/test_plain_answers.py` compares them with math-verify.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from ...guard.outcomes import Outcome
+
+# No leading zeros: as a reference, math-verify reads 07 and cannot read -07.
+_INTEGER = r"-?(?:0|[1-9][0-9]{0,29}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,9})"
+_DECIMAL = r"-?(?:0|[1-9][0-9]{0,8}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,2})\.[0-9]{1,6}"
+_QUOTIENT = r"-?[0-9]{1,15}/[0-9]{1,15}"
+_FRACTION = r"-?\\frac\{-?[0-9]{1,15}\}\{[0-9]{1,15}\}"
+_ANY_FRACTION = _FRACTION.replace("frac", "[dt]?frac", 1)
+
+_NUMBER = re.compile(rf"{_INTEGER}|{_DECIMAL}|{_QUOTIENT}|{_ANY_FRACTION}")
+_UNIT = re.compile(r"\\text\{[ ]?([A-Za-z ]{1,40})\}")
+_NOT_UNITS = re.compile(r"and|or|inf|sqrt|percent|pct")  # what math-verify's normalisation writes anew
+_CURRENCY = re.compile(r"\\?\$")
+
+_REFERENCE = re.compile(
+    rf"(?:####[ ])?(?P<bare>{_INTEGER}|{_DECIMAL})|(?P<quotient>{_QUOTIENT}|{_FRACTION})"
+    rf"|\$(?P<inline>{_INTEGER}|{_DECIMAL}|{_QUOTIENT}|{_ANY_FRACTION})\$"
+    rf"|\\boxed\{{(?P<boxed>{_INTEGER}|{_DECIMAL}|{_QUOTIENT}|{_ANY_FRACTION})\}}"
+    rf"|\$\\boxed\{{(?P<both>{_INTEGER}|{_DECIMAL}|{_QUOTIENT}|{_ANY_FRACTION})\}}\$"
+)
+_LONGEST_REFERENCE = 100
+_LONGEST_CONTENT = 120
+
+_OPENS = re.compile(r"\$|\\\[|\\\(|\s\[|\\frac")
+_ANSWER = re.compile(r"answer", re.IGNORECASE)
+_PERCENT = re.compile(r"%|[Pp]ercent|[Pp]ct")
+
+# Two numbers that are equal when rounded to 6 places are nearer than 1e-6. The rest is for binary floating point.
+_MARGIN = Fraction(2, 10**6)
+
+
+@dataclass(frozen=True)
+class PlainNumber:
+    """A number as it was written.
+
+    Attributes:
+        text: How it was written, without currency, units and box.
+        value: Its exact value.
+        decimal: Whether it has a decimal point, so that it is compared with rounding.
+    """
+
+    text: str
+    value: Fraction
+    decimal: bool
+
+
+def plain_reference(reference: str) -> PlainNumber | None:
+    r"""Read a reference that is nothing but a number: `18`, `1,234.5`, `3/4`, `#### 18`, `$18$`, `\boxed{18}`.
+
+    Returns:
+        The number, or None where only math-verify can say what it reads.
+    """
+    return _read_reference(reference) if len(reference) <= _LONGEST_REFERENCE else None
+
+
+def plain_answer(text: str) -> PlainNumber | None:
+    r"""Read the answer of a completion whose only box holds nothing but a number, with currency or `\text{unit}`.
+
+    Returns:
+        The number, or None where only math-verify can say what it reads.
+    """
+    start = text.find("\\boxed")
+    if start < 0 or not text.startswith("{", start + 6) or text.find("\\boxed", start + 6) >= 0:
+        return None
+    if "\\fbox" in text or "I hope" in text:
+        return None
+    content, end = _content(text, start + 7)
+    if content is None or _PERCENT.search(text, end):
+        return None
+    content = content.strip(" ")
+    unit = _UNIT.search(content)
+    if unit is not None:
+        if unit.end() != len(content) or _NOT_UNITS.search(unit[1]):
+            return None
+        content = content[: unit.start()].rstrip(" ")
+    return _number(_without_currency(content))
+
+
+def has_no_answer(text: str) -> bool:
+    """Whether math-verify surely finds no answer in a completion: nothing that it could extract has begun."""
+    return "\\boxed{" not in text and (_ANSWER.search(text) is None or _OPENS.search(text) is None)
+
+
+def verdict(reference: PlainNumber, answer: PlainNumber) -> Outcome | None:
+    """Compare two numbers as math-verify does.
+
+    Returns:
+        `RIGHT`, `WRONG`, or None where it depends on how decimals are rounded.
+    """
+    if reference.value == answer.value:
+        return Outcome.RIGHT
+    if (reference.decimal or answer.decimal) and abs(reference.value - answer.value) < _MARGIN:
+        return None
+    return Outcome.WRONG
+
+
+@lru_cache(maxsize=4096)
+def _read_reference(reference: str) -> PlainNumber | None:
+    match = _REFERENCE.fullmatch(reference.strip(" \n"))
+    return None if match is None else _number(next(group for group in match.groups() if group is not None))
+
+
+def _content(text: str, start: int) -> tuple[str | None, int]:
+    """What is inside the braces that opened before `start`, and where it ends; None where it is long or not closed."""
+    depth = 1
+    for position in range(start, min(len(text), start + _LONGEST_CONTENT)):
+        if text[position] == "{":
+            depth += 1
+        elif text[position] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start:position], position + 1
+    return None, start
+
+
+def _without_currency(content: str) -> str:
+    before = _CURRENCY.match(content)
+    if before is not None:
+        return content[before.end() :]
+    return content
+
+
+def _number(text: str) -> PlainNumber | None:
+    if _NUMBER.fullmatch(text) is None:
+        return None
+    digits = text.replace(",", "")
+    if "/" in digits or "\\" in digits:
+        above, below = re.findall(r"-?[0-9]+", digits)
+        if int(below) == 0 or int(above) == 0:
+            return None
+        sign = -1 if digits.startswith("-\\") else 1
+        return PlainNumber(text, sign * Fraction(int(above), int(below)), decimal=False)
+    return PlainNumber(text, Fraction(digits), decimal="." in digits)

@@ -1,0 +1,1 @@
+"""The adapter to TRL's trainer; the only room that knows its private names."""

@@ -1,0 +1,1 @@
+"""Cheaper updates with the same gradient."""

@@ -1,0 +1,200 @@
+"""Rows of TRL's micro-batches, measured, taken out, put together anew and trimmed. Tensors only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .plan import Lengths, Plan
+
+PARTS_KEY = "trl_grpo_ext_parts"
+"""Where a micro-step keeps what is to run before it."""
+
+FACTOR_KEY = "trl_grpo_ext_factor"
+"""`(B,)`, where a part's advantages were multiplied: by what."""
+
+_PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})
+_PLACE_KEY = "trl_grpo_ext_place"
+_WEIGHTS_KEY = "trl_grpo_ext_weights"
+
+RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
+"""Of a micro-batch as TRL made it, and a part: what the advantages of its rows in the part are times; None for 1."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How parts are made of rows.
+
+    Attributes:
+        factor: See `RowFactor`.
+        precision: Of advantages that are multiplied.
+        trim_left: Cut away the prompts' padding too.
+        silent_placeholders: No token of a placeholder may count, where it would without an advantage (a KL penalty, a
+            forward hook). Otherwise one does: TRL's metrics are undefined for a micro-batch in which none does.
+    """
+
+    factor: RowFactor
+    precision: torch.dtype
+    trim_left: bool
+    silent_placeholders: bool
+
+
+def counting_mask(batch: dict[str, Any]) -> torch.Tensor:
+    """`(B, T)`, 1 where a token counts in the loss."""
+    mask_B_T: torch.Tensor = batch["completion_mask"]
+    return mask_B_T if batch.get("tool_mask") is None else mask_B_T * batch["tool_mask"]
+
+
+def row_table(batch: dict[str, Any]) -> torch.Tensor:
+    """`(B, 3)`: prompt tokens, completion tokens, and 2 for a row with a signal, 1 without, 0 where nothing counts."""
+    counting_B_T = counting_mask(batch) != 0
+    advantages = batch["advantages"]
+    acting = (advantages if advantages.dim() == 2 else advantages.unsqueeze(1)) != 0
+    kind_B = counting_B_T.any(dim=1).long() + (acting & counting_B_T).any(dim=1).long()
+    lengths = (_width(batch["prompt_mask"].flip(1)), _width(batch["completion_mask"]))
+    return torch.stack([*lengths, kind_B], dim=1)
+
+
+def laid_out(
+    micro_batches: Sequence[dict[str, Any]],
+    plan: Plan,
+    lengths: Lengths,
+    layout: Layout,
+    came_from: Sequence[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Make the micro-steps of one block.
+
+    Args:
+        micro_batches: Whose rows these are, one after the other.
+        plan: Of this rank.
+        lengths: Tokens of each row's prompt and completion.
+        layout: How.
+        came_from: For each row the micro-batch in which TRL had dealt it; by default the one of `micro_batches`.
+
+    Returns:
+        One dict for each micro-step; parts that run before it are under `PARTS_KEY`.
+    """
+    rows = joined(micro_batches)
+    if came_from is None:
+        came_from = [batch for batch in micro_batches for _ in range(len(lengths) // len(micro_batches))]
+    steps = []
+    for step in plan.steps:
+        parts = [_part(rows, came_from, part, lengths, layout) for part in step]
+        steps.append({**parts[0], PARTS_KEY: parts[1:]} if len(parts) > 1 else parts[0])
+    return steps
+
+
+def trimmed(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str, Any]:
+    """A micro-batch as TRL dealt it, without columns that are padding in every row of the block."""
+    left, right = (max(1, int(longest)) for longest in lengths.max(axis=0))
+    kept = dict(batch)
+    _trim(kept, left if layout.trim_left else None, right)
+    return kept
+
+
+def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of several micro-batches as one."""
+    joined: dict[str, Any] = {}
+    for key, value in batches[0].items():
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            joined[key] = torch.cat([batch[key] for batch in batches])
+        elif isinstance(value, list | tuple):
+            joined[key] = [entry for batch in batches for entry in batch[key]]
+        else:
+            joined[key] = value
+    return joined
+
+
+def _part(
+    rows: dict[str, Any], came_from: Sequence[dict[str, Any]], part: Sequence[int], lengths: Lengths, layout: Layout
+) -> dict[str, Any]:
+    """Take some rows of a block; -1 is a placeholder: the row of the shortest prompt, without an advantage."""
+    shortest = int(lengths[:, 0].argmin())
+    chosen = [shortest if row < 0 else row for row in part]
+    index = torch.tensor(chosen, device=rows["completion_ids"].device)
+    made: dict[str, Any] = {}
+    for key, value in rows.items():
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            made[key] = value[index.to(value.device)]
+        elif isinstance(value, list):
+            made[key] = [value[row] for row in chosen]
+        else:
+            made[key] = value
+    _hold_places(made, [row < 0 for row in part], layout.silent_placeholders)
+    live = [row for row in part if row >= 0]
+    left = max([1, *lengths[live or [shortest], 0].tolist()])
+    _trim(made, left if layout.trim_left else None, max([1, *lengths[live, 1].tolist()]))
+    factors = {id(batch): layout.factor(batch, made) for batch in {id(batch): batch for batch in came_from}.values()}
+    per_row = [factors[id(came_from[row])] for row in chosen]
+    if None not in per_row:
+        advantages = made["advantages"]
+        factors_B = torch.tensor(per_row, dtype=torch.float64, device=advantages.device)
+        scaled = advantages.double() * factors_B.view(-1, *[1] * (advantages.dim() - 1))
+        made["advantages"], made[FACTOR_KEY] = scaled.to(layout.precision), factors_B.to(layout.precision)
+    return made
+
+
+def _hold_places(part: dict[str, Any], held: Sequence[bool], silent: bool) -> None:
+    """Make placeholders of the rows that are copies: no advantage, no weight, at most one token that counts."""
+    if not any(held):
+        return
+    held_B = torch.tensor(held, device=part["completion_mask"].device)
+    for key in ("advantages", _WEIGHTS_KEY, "completion_mask"):
+        if part.get(key) is not None:
+            part[key][held_B] = 0
+    for key in () if silent else ("completion_mask", "tool_mask"):
+        if part.get(key) is not None:
+            part[key][held_B, 0] = 1
+    if part.get(_PLACE_KEY) is not None:
+        part[_PLACE_KEY][held_B] = -1  # no row of the records
+
+
+def _trim(part: dict[str, Any], left: int | None, right: int) -> None:
+    """Keep the last `left` columns of the prompts (None: all) and the first `right` of the completions."""
+    width = part["completion_mask"].size(1)
+    for key, value in part.items():
+        if not isinstance(value, torch.Tensor) or value.dim() < 2:
+            continue
+        if key in _PROMPT_KEYS:
+            part[key] = value if left is None else value[:, value.size(1) - left :]
+        elif value.size(1) == width:
+            part[key] = value[:, :right]
+
+
+def _width(mask_B_T: torch.Tensor) -> torch.Tensor:
+    """How many columns there are up to the last one that is not 0; 0 where all are."""
+    columns = torch.arange(1, mask_B_T.size(1) + 1, device=mask_B_T.device)
+    return (columns * (mask_B_T != 0)).amax(dim=1)
+
+
+def in_order_of_length(method: Any, given: dict[str, Any], chunk: int, trim_left: bool) -> Any:
+    """Log-probabilities without a gradient, with as many forward passes, each over rows of like length.
+
+    Args:
+        method: TRL's `_get_per_token_logps_and_entropies`.
+        given: Its arguments by name.
+        chunk: Rows of a forward pass.
+        trim_left: Cut away the prompts' padding too.
+
+    Returns:
+        What the method returns, in the order in which the rows came; zero behind each completion.
+    """
+    ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
+    prompts_B, completions_B = _width(mask[:, :-keep].flip(1)), _width(mask[:, -keep:])
+    order = torch.argsort(prompts_B + completions_B, descending=True, stable=True)
+    start_of_completion = ids.size(1) - keep
+    results: dict[int, torch.Tensor] = {}
+    for start in range(0, len(order), chunk):
+        rows = order[start : start + chunk]
+        left = start_of_completion - max(1, int(prompts_B[rows].max())) if trim_left else 0
+        width = max(1, int(completions_B[rows].max()))
+        columns = slice(left, start_of_completion + width)
+        arguments = (given["model"], ids[rows, columns], mask[rows, columns], width)
+        output = method(*arguments, batch_size=len(rows), compute_entropy=given.get("compute_entropy", False))
+        for number, values in enumerate(output[:2]):
+            if values is not None:
+                results.setdefault(number, values.new_zeros((len(order), keep)))[rows, :width] = values
+    return results.get(0), results.get(1), None

@@ -1,0 +1,136 @@
+"""`GRPOExtConfig`: TRL's `GRPOConfig` with four more fields, checked before anything heavy is loaded."""
+
+# No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from ..errors import ConfigurationError
+from ..plugins.loading import Kind, find, parse_selection
+
+_HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
+
+
+@dataclass
+class GRPOExtConfig(GRPOConfig):
+    """TRL's `GRPOConfig` plus the selection of plugins.
+
+    A selection is a name, `distribution:name`, a dotted path `pkg.module:attribute`, or a mapping of `name` and
+    parameters. On the command line a mapping is written as YAML: `--rewards gsm8k_accuracy '{name: think_format,
+    weight: 0.2}'`. Names are looked up here, in the installed distributions' metadata; nothing is imported before the
+    trainer is constructed.
+
+    Args:
+        rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
+        advantage_hooks: Advantage hooks, in the order in which they act. A mapping may hold `preserve_sign` and
+            `preserve_sum`.
+        loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
+            hold `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
+        reward_timeout: Seconds that all reward functions together may take for one generation batch, on each rank.
+            Past them the run stops, on all ranks, with an error that names the reward. None is no limit in one process
+            and 80 % of `ddp_timeout` in several, where the other ranks would give up then.
+        compact_updates: `off`, or `exact`: the update runs on rows in order of length, trimmed, without those that have
+            no signal, with the same gradient (see `trl_grpo_ext.trainer.compact.updates`).
+        balance_ranks: With `compact_updates: exact`, deal the rows of each optimizer window to the ranks anew, so that
+            all have as many tokens to compute. Pays where many rows are left out.
+        max_tokens_per_micro_batch: With `compact_updates: exact`, how many tokens a forward pass may compute, padding
+            counted; micro-batches are cut further where they would have more. None is as many as without a plan.
+        token_records: How many completions of each generation batch to record token by token, in whole groups, as
+            parquet files under `output_dir/token_records`, one per logging step. 0 records nothing.
+        plugin_changes: What to do when a run is resumed from a checkpoint that was trained with other plugins: `stop`,
+            with an error that names every difference, or `warn` and go on (see `trl_grpo_ext.records.manifest`).
+        summary_steps: Optimizer steps between summaries on the console (see `trl_grpo_ext.trainer.live`), in place of
+            transformers' printed dictionaries. 0 leaves those as they are.
+
+    Raises:
+        ConfigurationError: A selection is malformed, or weights are given twice.
+        UnknownPluginError: No installed distribution offers that name.
+        AmbiguousPluginError: Two distributions do.
+    """
+
+    rewards: list[str] | None = field(
+        default=None, metadata={"help": f"Reward plugins. {_HOW} A reward's mapping may also hold `weight`."}
+    )
+    advantage_hooks: list[str] | None = field(
+        default=None, metadata={"help": f"Advantage hooks, in the order in which they act. {_HOW}"}
+    )
+    loss_aggregation: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": f"One loss aggregation in place of TRL's own reduction. {_HOW}"}
+    )
+
+    reward_timeout: float | None = field(
+        default=None, metadata={"help": "Seconds that the reward functions may take for one generation batch."}
+    )
+    compact_updates: str = field(
+        default="off", metadata={"help": "off, or exact: cheaper updates with the same gradient."}
+    )
+    balance_ranks: bool = field(
+        default=False, metadata={"help": "Deal the rows of a compact update to the ranks anew, so that none waits."}
+    )
+    max_tokens_per_micro_batch: int | None = field(
+        default=None, metadata={"help": "Tokens that one forward pass of a compact update may compute."}
+    )
+    token_records: int = field(
+        default=0, metadata={"help": "Completions of each generation batch to record token by token, in whole groups."}
+    )
+    plugin_changes: str = field(
+        default="stop", metadata={"help": "stop or warn when a resumed run's plugins are not the checkpoint's."}
+    )
+    summary_steps: int = field(
+        default=0, metadata={"help": "Optimizer steps between summaries on the console; 0: transformers' own lines."}
+    )
+
+    def __post_init__(self) -> None:
+        """Check the selections against the installed plugins' metadata, after TRL's own checks."""
+        self.rewards = _selected("rewards", "reward", self.rewards)
+        self.advantage_hooks = _selected("advantage_hooks", "advantage_hook", self.advantage_hooks)
+        if self.loss_aggregation is not None:
+            selected = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])
+            self.loss_aggregation = None if selected is None else selected[0]
+        if isinstance(self.token_records, bool) or not isinstance(self.token_records, int) or self.token_records < 0:
+            raise ConfigurationError(f"token_records must be a number from 0 up, got {self.token_records!r}.")
+        if isinstance(self.summary_steps, bool) or not isinstance(self.summary_steps, int) or self.summary_steps < 0:
+            raise ConfigurationError(f"summary_steps must be a number from 0 up, got {self.summary_steps!r}.")
+        if self.plugin_changes not in ("stop", "warn"):
+            raise ConfigurationError(f"plugin_changes must be stop or warn, got {self.plugin_changes!r}.")
+        self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
+        if self.compact_updates not in ("off", "exact"):
+            raise ConfigurationError(f"compact_updates must be off or exact, got {self.compact_updates!r}.")
+        budget = self.max_tokens_per_micro_batch
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+            raise ConfigurationError(f"max_tokens_per_micro_batch must be a number from 1 up, got {budget!r}.")
+        if budget is not None and self.compact_updates == "off":
+            raise ConfigurationError(f"max_tokens_per_micro_batch={budget} needs compact_updates: exact.")
+        if self.balance_ranks and self.compact_updates == "off":
+            raise ConfigurationError("balance_ranks needs compact_updates: exact.")
+        limit = self.reward_timeout
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
+            raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")
+        super().__post_init__()
+        weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
+        if weighted and self.reward_weights is not None:
+            raise ConfigurationError(
+                f"Reward weights are given twice: reward_weights={self.reward_weights} and {weighted[0]!r} in rewards. "
+                "Keep one of them."
+            )
+
+
+def _selected(field_name: str, kind: Kind, values: Any) -> Any:
+    """Return selections as plain strings and mappings (they are saved with the arguments), each looked up once."""
+    if isinstance(values, (str, dict)):
+        values = [values]
+    # How TRL's command line spells "not set", to switch off what a YAML file selects.
+    if values is None or (
+        isinstance(values, list) and [str(value).lower() for value in values] in (["none"], ["null"])
+    ):
+        return None
+    if not isinstance(values, (list, tuple)):
+        raise ConfigurationError(f"{field_name} must be a list of selections, got {values!r}. {_HOW}")
+    plain = []
+    for value in values:
+        selection = parse_selection(kind, value)
+        find(kind, selection)
+        plain.append(selection.plain())
+    return plain

@@ -1,0 +1,269 @@
+"""What hooks and aggregations see, made from what TRL's trainer has: the `Rollout` and the `Forward`.
+
+TRL shuffles a generation batch before it is trained on. What a row must not lose on the way rides in the batch itself,
+under the keys of `RowKeys`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..credit.alignment import token_offsets
+from ..credit.signal import SPREAD
+from ..errors import AlignmentError, ConfigurationError, UpstreamError
+from ..types import Forward, Rollout, Span, StepTotals, Totals, implements
+
+if TYPE_CHECKING:
+    from .mixin import GRPOExtMixin
+    from .reaggregation import LossForward
+    from .scoring import Scores
+
+
+class RowKeys:
+    """Entries `(B,)` that we add to TRL's batch, so that they are shuffled and dealt with its rows."""
+
+    reward = "trl_grpo_ext_reward"
+    baseline = "trl_grpo_ext_baseline"
+    zero_variance = "trl_grpo_ext_zero_variance"
+    place = "trl_grpo_ext_place"
+    """The running number of the completion in TRL's table of completions, over all ranks and generation batches."""
+
+
+@dataclass
+class Scored:
+    """What one generation batch was scored on, as `_calculate_rewards` saw it; rewards are those of all ranks."""
+
+    rows: Sequence[dict[str, Any]]
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    completion_ids: Sequence[Sequence[int]]
+    rewards_N_K: torch.Tensor
+    spans: Mapping[str, Sequence[Sequence[Span] | None]] = field(default_factory=dict)
+    outcomes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+class PlacedSpans(Mapping[str, Sequence[Sequence[Span] | None]]):
+    """Spans by the name of their reward function, in characters of the decoded tokens.
+
+    They are placed when they are read: where that fails, only a run whose hooks want them is stopped.
+    """
+
+    def __init__(self, scored: Scored, texts: Sequence[str]) -> None:
+        self._scored, self._texts = scored, texts
+        self._placed: dict[str, Sequence[Sequence[Span] | None]] = {}
+
+    def __getitem__(self, name: str) -> Sequence[Sequence[Span] | None]:
+        if name not in self._placed:
+            self._placed[name] = _moved(self._scored.spans[name], self._scored, self._texts)
+        return self._placed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scored.spans)
+
+    def __len__(self) -> int:
+        return len(self._scored.spans)
+
+
+def make_rollout(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored | None, scores: Scores) -> Rollout:
+    """The context of one generation batch.
+
+    Args:
+        trainer: The trainer.
+        batch: What TRL's `_generate_and_score_completions` returned.
+        scored: What its `_calculate_rewards` saw before.
+        scores: Log-probabilities that hooks need and TRL has not computed.
+
+    Raises:
+        UpstreamError: The rewards were never seen.
+        ConfigurationError: They were seen for other rows.
+    """
+    if scored is None:
+        raise UpstreamError(
+            "The rewards of this generation batch were never seen: a base class of "
+            f"{type(trainer).__qualname__} overrides _generate_and_score_completions without calling "
+            "_calculate_rewards. Advantage hooks and loss aggregations need it."
+        )
+    _check_rows(trainer, batch, scored)
+    trl, training = trainer._trl, bool(trainer.model.training)
+    rows, sequences = len(scored.prompts), scored.rewards_N_K.size(0)
+    first = trainer.accelerator.process_index * rows
+    local = slice(first, first + rows)
+    num_generations = trl.num_generations if training else trl.num_generations_eval
+    weights_K = trl.reward_weights.to(scored.rewards_N_K.device)
+    rewards_N = (scored.rewards_N_K * weights_K).nansum(dim=1)
+    rewards_N[torch.isnan(scored.rewards_N_K).all(dim=1)] = torch.nan
+    baselines_N = rewards_N.view(-1, num_generations).nanmean(dim=1).repeat_interleave(num_generations)
+    mask_B_T = trainer._loss_mask(batch)
+    written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
+    columns_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device)
+    # TRL 1.14 knows one end-of-sequence token only
+    ends = {*getattr(trl, "eos_token_ids", [trl._tokenizer.eos_token_id]), trl._tokenizer.pad_token_id}
+    texts = [_text(trl._tokenizer, *pair) for pair in zip(scored.completions, scored.completion_ids, strict=True)]
+    steps_per_generation, accumulation = trainer._steps_per_generation, trainer.args.gradient_accumulation_steps
+    return Rollout(
+        prompts=scored.prompts,
+        completions=scored.completions,
+        columns={key: [row[key] for row in scored.rows] for key in scored.rows[0] if key != "prompt"},
+        texts=texts,
+        prompt_ids_B_P=batch["prompt_ids"],
+        prompt_mask_B_P=batch["prompt_mask"].to(mask_B_T.dtype),
+        completion_ids_B_T=batch["completion_ids"],
+        mask_B_T=mask_B_T,
+        completion_mask_B_T=(columns_T < written_B.unsqueeze(1)).to(mask_B_T.dtype),
+        tool_mask_B_T=batch["tool_mask"].to(mask_B_T.dtype) if "tool_mask" in batch else None,
+        truncated_B=torch.tensor([ids[-1] not in ends for ids in scored.completion_ids], device=mask_B_T.device),
+        rewards_B_K=scored.rewards_N_K[local],
+        reward_names=tuple(trl.reward_func_names),
+        reward_weights_K=weights_K,
+        rewards_B=rewards_N[local],
+        reward_spans=PlacedSpans(scored, texts),
+        group_ids_B=torch.arange(first, first + rows, device=mask_B_T.device) // num_generations,
+        group_baselines_B=baselines_N[local],
+        num_generations=num_generations,
+        totals=Totals(
+            tokens=int(batch["num_items_in_batch"]),
+            sequences=sequences,
+            prompts=sequences // num_generations,
+            max_completion_length=trl.max_completion_length,
+            processes=trainer.accelerator.num_processes,
+            micro_batches=steps_per_generation,
+            optimizer_steps=steps_per_generation / accumulation if training else 1.0,
+        ),
+        old_logps_B_T=batch.get("old_per_token_logps", scores.old_B_T),
+        ref_logps_B_T=batch.get("ref_per_token_logps", scores.ref_B_T),
+        sampling_logps_B_T=batch.get("sampling_per_token_logps"),
+        teacher_logps_B_T=scores.teachers,
+        step=trainer.state.global_step,
+        training=training,
+        tokenizer=trl._tokenizer,
+        gather=trainer._agreement.gather,
+        local_rows=local,
+        offsets=functools.cache(lambda row: token_offsets(trl._tokenizer, scored.completion_ids[row], texts[row])),
+    )
+
+
+def _check_rows(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored) -> None:
+    """Rewards and groups are known of the rows as they were scored; a batch of other rows would get wrong ones."""
+    rows = batch["completion_ids"].tolist()
+    same = [row[: len(ids)] == list(ids) for row, ids in zip(rows, scored.completion_ids, strict=False)]
+    if len(rows) == len(scored.completion_ids) and all(same):
+        return
+    what = f"row {same.index(False)} is another" if False in same else f"{len(rows)} of {len(scored.completion_ids)}"
+    raise ConfigurationError(
+        f"_generate_and_score_completions of a base class of {type(trainer).__qualname__} returned other rows than "
+        f"were scored ({what}), so advantage hooks and loss aggregations would see wrong rewards and groups. Let it "
+        "keep all rows in their order and set the advantages of those that are not wanted to zero, or derive that "
+        "class from GRPOExtTrainer, so that it acts on what the hooks have made."
+    )
+
+
+def row_entries(rollout: Rollout, scored: Scored, first_place: int) -> dict[str, torch.Tensor]:
+    """What each row takes along to its loss forward, by the names of `RowKeys`."""
+    low_B, high_B = _group_extremes(scored, rollout)
+    scale_B = torch.maximum(low_B.abs(), high_B.abs()).clamp(min=1.0)
+    rows = len(rollout.texts)
+    return {
+        RowKeys.reward: rollout.rewards_B,
+        RowKeys.baseline: rollout.group_baselines_B,
+        RowKeys.zero_variance: high_B - low_B <= SPREAD * scale_B,
+        RowKeys.place: first_place + (rollout.local_rows.start or 0) + torch.arange(rows, device=low_B.device),
+    }
+
+
+def make_forward(
+    trainer: GRPOExtMixin, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor
+) -> Forward:
+    """The context of one loss forward."""
+    inputs = forward.inputs
+    return Forward(
+        logps_B_T=logps_B_T.detach(),
+        entropies_B_T=entropies_B_T.detach(),
+        old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
+        mask_B_T=forward.mask_B_T,
+        ref_logps_B_T=inputs.get("ref_per_token_logps"),
+        completion_ids_B_T=inputs["completion_ids"],
+        rewards_B=inputs[RowKeys.reward],
+        group_baselines_B=inputs[RowKeys.baseline],
+        zero_variance_B=inputs[RowKeys.zero_variance],
+        step=trainer.state.global_step,
+        training=bool(trainer.model.training),
+        gather=trainer._agreement.gather,
+    )
+
+
+def step_totals(trainer: GRPOExtMixin, micro_batches: Sequence[dict[str, Any]]) -> list[StepTotals | None]:
+    """For every micro-batch, the counts of its optimizer step over all ranks, with one collective.
+
+    Only for `reduce`, and where each step lies within this generation batch.
+    """
+    length = int(trainer.args.gradient_accumulation_steps) if trainer.model.training else 1
+    if not implements(trainer.loss_aggregation, "reduce") or len(micro_batches) % length:
+        return [None] * len(micro_batches)
+    masks = [trainer._loss_mask(micro_batch) for micro_batch in micro_batches]
+    counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(mask.size(0)))]) for mask in masks])
+    counts_S_C = trainer.accelerator.reduce(counts_M_C.view(-1, length, 2).sum(1), reduction="sum")
+    steps = [StepTotals(tokens=round(t), sequences=round(n), micro_batches=length) for t, n in counts_S_C.tolist()]
+    return [steps[number // length] for number in range(len(micro_batches))]
+
+
+def agreed_spans(trainer: GRPOExtMixin, scored: Scored) -> Scored:
+    """Let every rank know of each function that returned spans on any of them; here it may have had nothing to say."""
+    names = trainer._trl.reward_func_names
+    points_K = torch.tensor([[name in scored.spans for name in names]], device=scored.rewards_N_K.device)
+    anywhere_K = trainer.accelerator.gather(points_K.int()).any(dim=0).tolist()
+    rows = len(scored.prompts)
+    first = trainer.accelerator.process_index * rows
+    unscored_B_K = torch.isnan(scored.rewards_N_K[first : first + rows]).tolist()
+    spans = {
+        name: scored.spans.get(name, [None if unscored[column] else () for unscored in unscored_B_K])
+        for column, (name, points) in enumerate(zip(names, anywhere_K, strict=True))
+        if points
+    }
+    return replace(scored, spans=spans)
+
+
+def _text(tokenizer: Any, completion: Any, ids: Sequence[int]) -> str:
+    """The text that the tokens are; TRL has decoded it already unless the completion is made of messages."""
+    return completion if isinstance(completion, str) else str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _moved(spans: Sequence[Sequence[Span] | None], scored: Scored, texts: Sequence[str]) -> list[Sequence[Span] | None]:
+    """Spans count the characters of what a reward function saw; make them count those of the decoded tokens."""
+    moved: list[Sequence[Span] | None] = []
+    for row, (row_spans, completion, text) in enumerate(zip(spans, scored.completions, texts, strict=True)):
+        shift = _place_of(completion, text, row) if row_spans else 0
+        moved.append(None if row_spans is None else [(start + shift, end + shift, v) for start, end, v in row_spans])
+    return moved
+
+
+def _place_of(completion: Any, text: str, row: int) -> int:
+    """Where the last assistant message with any text stands in the decoded completion."""
+    if isinstance(completion, str):
+        return 0
+    contents = [m.get("content") for m in completion if m.get("role", "assistant") == "assistant"]
+    said = [content for content in contents if isinstance(content, str) and content.strip()]
+    place = text.rfind(said[-1]) if said else -1
+    if place < 0:
+        raise AlignmentError(
+            f"The spans at row {row} cannot be placed: the text of the last assistant message does not stand in the "
+            "completion's decoded tokens as it is. Return plain rewards for such completions."
+        )
+    return place
+
+
+def _group_extremes(scored: Scored, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lowest and highest reward of each completion's group; 0 and 0 where none of it has a reward."""
+    rewards_N = (scored.rewards_N_K * rollout.reward_weights_K).nansum(dim=1)
+    missing_N = torch.isnan(scored.rewards_N_K).all(dim=1)
+    rewards_Q_G = rewards_N.view(-1, rollout.num_generations)
+    missing_Q_G = missing_N.view(-1, rollout.num_generations)
+    low_Q = rewards_Q_G.masked_fill(missing_Q_G, torch.inf).amin(dim=1)
+    high_Q = rewards_Q_G.masked_fill(missing_Q_G, -torch.inf).amax(dim=1)
+    nobody_Q = missing_Q_G.all(dim=1)
+    low_Q, high_Q = low_Q.masked_fill(nobody_Q, 0.0), high_Q.masked_fill(nobody_Q, 0.0)
+    return low_Q[rollout.group_ids_B], high_Q[rollout.group_ids_B]

@@ -1,0 +1,274 @@
+"""What this package relies on inside TRL, in one place: versions, private names, and how TRL reduces its loss.
+
+`tests/upstream` runs this contract against the oldest and the newest supported TRL. When a release changes something
+below, the error names it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from packaging.version import Version
+
+from ..errors import ConfigurationError, UpstreamError
+
+OLDEST_TESTED = "1.14"
+NEWEST_TESTED = "1.16"
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "_generate_and_score_completions": ("self", "inputs"),
+    "_generate_single_turn": ("self", "prompt_ids"),
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    # Called with positional arguments by some releases and passed through untouched, so only `self, model` matter.
+    "_get_per_token_logps_and_entropies": ("self", "model"),
+    "_compute_loss": ("self", "model", "inputs"),
+    "compute_loss": ("self", "model", "inputs"),
+    "log": ("self", "logs"),
+    "_save": ("self", "output_dir"),
+    "create_model_card": ("self", "model_name"),
+    "save_model": ("self", "output_dir"),
+    "train": ("self", "resume_from_checkpoint"),
+}
+"""Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
+
+ENTROPY_ARGUMENT = 4
+"""Place of `compute_entropy` behind `model` among the arguments of `_get_per_token_logps_and_entropies`."""
+
+SAVING: dict[str, tuple[str, ...]] = {
+    "_get_output_dir": ("self", "trial"),
+    "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
+    "_push_from_checkpoint": ("self", "checkpoint_folder"),
+    "_save": ("self", "output_dir"),
+    "_save_checkpoint": ("self", "model", "trial"),
+    "_save_optimizer_and_scheduler": ("self", "output_dir"),
+    "_save_rng_state": ("self", "output_dir"),
+    "_save_scaler": ("self", "output_dir"),
+    "create_model_card": ("self",),
+    "save_model": ("self",),
+    "train": ("self", "resume_from_checkpoint"),
+}
+"""Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
+
+ATTRIBUTES: tuple[str, ...] = (
+    "_buffered_inputs",
+    "_entropy_bonus_enabled",
+    "_entropy_window_stats",
+    "_last_world_entropy",
+    "_logs",
+    "_metrics",
+    "_step",
+    "_tokenizer",
+    "aux_loss_enabled",
+    "beta",
+    "entropy_coef",
+    "epsilon_high",
+    "importance_sampling_level",
+    "loss_type",
+    "max_completion_length",
+    "num_generations",
+    "num_generations_eval",
+    "reward_func_names",
+    "reward_funcs",
+    "reward_weights",
+    "rollout_func",
+    "temperature",
+    "top_entropy_quantile",
+    "use_transformers_continuous_batching",
+    "use_vllm",
+)
+"""Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a moment and restore)."""
+
+ARGUMENTS: tuple[str, ...] = ("sapo_temperature_pos", "steps_per_generation", "use_bias_correction_kl")
+"""Fields of `GRPOConfig` that we read."""
+
+BATCH_KEYS: tuple[str, ...] = (
+    "advantages",
+    "completion_ids",
+    "completion_mask",
+    "num_items_in_batch",
+    "prompt_ids",
+    "prompt_mask",
+)
+"""What `_generate_and_score_completions` always returns and we read. Where they apply also `tool_mask`,
+`old_per_token_logps`, `ref_per_token_logps`, `sampling_per_token_logps` and `importance_sampling_ratio`."""
+
+MULTIMODAL_KEYS = frozenset(
+    {
+        *("image_grid_thw", "image_position_ids", "image_sizes", "mm_token_type_ids", "num_images", "num_tiles"),
+        *("pixel_attention_mask", "pixel_values", "spatial_shapes", "token_type_ids"),
+    }
+)
+"""Entries of a batch that belong to images, which compact updates leave alone."""
+
+MEAN_OF_SEQUENCE_MEANS = frozenset({"grpo", "sapo"})
+MEAN_OF_SEQUENCE_SUMS = frozenset({"luspo"})
+LOCAL_TOKEN_MEAN = frozenset({"bnpo"})
+CONSTANT_LENGTH = frozenset({"dr_grpo"})
+GLOBAL_TOKEN_MEAN = frozenset({"cispo", "dapo", "vespo"})
+LOSS_TYPES = MEAN_OF_SEQUENCE_MEANS | MEAN_OF_SEQUENCE_SUMS | LOCAL_TOKEN_MEAN | CONSTANT_LENGTH | GLOBAL_TOKEN_MEAN
+
+
+LOSSES_PER_COMPLETION: dict[str, str] = {
+    "trl.experimental.gmpo.gmpo_trainer.GMPOTrainer": (
+        "it takes the geometric mean of a completion's importance ratios, which is no sum over its tokens"
+    ),
+}
+"""TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
+
+
+class UpstreamWarning(UserWarning):
+    """The installed TRL is newer than the newest release that the contract tests have seen."""
+
+
+def check_version(installed: str | None = None) -> None:
+    """Refuse a TRL that cannot work and warn about one that nobody has tested.
+
+    Raises:
+        UpstreamError: Older than `OLDEST_TESTED`, or a new major version.
+    """
+    installed = version("trl") if installed is None else installed
+    release = Version(installed)
+    if release < Version(OLDEST_TESTED) or release.major > Version(NEWEST_TESTED).major:
+        raise UpstreamError(
+            f"trl {installed} is installed; trl-grpo-ext works with {OLDEST_TESTED} to {NEWEST_TESTED}.x. "
+            f"Run: pip install 'trl>={OLDEST_TESTED},<{Version(NEWEST_TESTED).major + 1}'"
+        )
+    if release.release[:2] > Version(NEWEST_TESTED).release[:2]:
+        warnings.warn(
+            f"trl {installed} is newer than {NEWEST_TESTED}.x, the newest release trl-grpo-ext was tested with. "
+            "The private names it relies on are checked now, and the loss at the first training step.",
+            UpstreamWarning,
+            stacklevel=3,
+        )
+
+
+def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHODS) -> None:
+    """Check that a trainer class has the methods that we wrap, with the parameters that we pass on.
+
+    Args:
+        trainer_class: The class behind ours.
+        methods: `METHODS`, or `SAVING`.
+
+    Raises:
+        UpstreamError: Names what is missing or different.
+    """
+    problems = []
+    for name, expected in methods.items():
+        method = getattr(trainer_class, name, None)
+        if method is None:
+            problems.append(f"method {name} is gone")
+            continue
+        parameters = tuple(inspect.signature(method).parameters)
+        if parameters[: len(expected)] != expected:
+            problems.append(f"method {name} takes {parameters}, expected it to begin with {expected}")
+    _raise(problems, trainer_class)
+
+
+def check_instance(trainer: Any) -> None:
+    """Check that a constructed trainer has the attributes and arguments that we read.
+
+    Raises:
+        UpstreamError: Names what is missing.
+    """
+    problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
+    problems += [f"argument {name} is gone" for name in ARGUMENTS if not hasattr(trainer.args, name)]
+    _raise(problems, type(trainer))
+
+
+def check_loss_type(loss_type: str | None) -> None:
+    """Check that a loss type is one whose reduction we know; None passes.
+
+    Raises:
+        ConfigurationError: Names it and the known ones.
+    """
+    if loss_type is not None and loss_type not in LOSS_TYPES:
+        raise ConfigurationError(
+            f"loss_type {loss_type!r} cannot take a loss aggregation: trl-grpo-ext knows "
+            f"{', '.join(sorted(LOSS_TYPES))}. Change loss_type, or remove loss_aggregation."
+        )
+
+
+def reason_per_completion(owner: type) -> str | None:
+    """Why the loss of a known trainer below `GRPOTrainer` has no per-token terms; None for any other class."""
+    return LOSSES_PER_COMPLETION.get(f"{owner.__module__}.{owner.__qualname__}")
+
+
+def check_own_loss(owner: type, wanted: str) -> None:
+    """Refuse, at construction, what the loss of a known trainer below `GRPOTrainer` cannot give.
+
+    Raises:
+        ConfigurationError: Names the trainer and why.
+    """
+    if (why := reason_per_completion(owner)) is not None:
+        raise ConfigurationError(
+            f"{wanted} cannot be exact with the loss of {owner.__qualname__}: {why}. Remove it, or train with "
+            "GRPOTrainer. Rewards work, and advantage hooks that give each completion one number."
+        )
+
+
+def check_batch(batch: dict[str, Any]) -> None:
+    """Check that a scored generation batch has the entries that we read.
+
+    Raises:
+        UpstreamError: Names what is missing.
+    """
+    _raise([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
+
+
+def _raise(problems: list[str], where: type) -> None:
+    if problems:
+        raise UpstreamError(
+            f"trl {version('trl')} is not the TRL that trl-grpo-ext knows ({where.__module__}.{where.__qualname__}): "
+            + "; ".join(problems)
+            + f". Install a TRL between {OLDEST_TESTED} and {NEWEST_TESTED}.x, or report it to trl-grpo-ext."
+        )
+
+
+def reduction_weights(
+    loss_type: str,
+    mask_B_T: torch.Tensor,
+    *,
+    num_items_in_batch: torch.Tensor,
+    max_completion_length: int,
+    accumulation: int,
+    steps_per_generation: int,
+    processes: int,
+) -> torch.Tensor:
+    """The weight that TRL's own reduction gives every token, so that it can be divided out.
+
+    The self-check of the first training step measures these weights on TRL's own loss and compares.
+
+    Args:
+        loss_type: TRL's `loss_type`.
+        mask_B_T: Loss mask of one micro-batch.
+        num_items_in_batch: Tokens of the generation batch over all ranks, a scalar tensor.
+        max_completion_length: The generation limit.
+        accumulation: Micro-batches per optimizer step (1 in evaluation).
+        steps_per_generation: Micro-batches per generation batch (1 in evaluation).
+        processes: Number of ranks.
+
+    Returns:
+        `(B, T)`, zero off the mask.
+
+    Raises:
+        ConfigurationError: `loss_type` is not one that we know.
+    """
+    rows = mask_B_T.size(0)
+    if loss_type in MEAN_OF_SEQUENCE_MEANS:
+        return mask_B_T / mask_B_T.sum(-1, keepdim=True).clamp(min=1.0) / (rows * accumulation)
+    if loss_type in MEAN_OF_SEQUENCE_SUMS:
+        return mask_B_T / (rows * accumulation)
+    if loss_type in LOCAL_TOKEN_MEAN:
+        return mask_B_T / mask_B_T.sum().clamp(min=1.0) / accumulation
+    if loss_type in CONSTANT_LENGTH:
+        return mask_B_T / (rows * max_completion_length * accumulation)
+    if loss_type in GLOBAL_TOKEN_MEAN:
+        tokens_per_window = num_items_in_batch.clamp(min=1.0) / processes * accumulation / steps_per_generation
+        return mask_B_T / tokens_per_window
+    check_loss_type(loss_type)
+    raise AssertionError(f"{loss_type} is in LOSS_TYPES and in none of its parts")
