@@ -22,7 +22,7 @@ from tests.support import (
 )
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer.scoring import completion_logps
+from trl_grpo_ext.trainer.logps import completion_logps
 
 
 class Needs:

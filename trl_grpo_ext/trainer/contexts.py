@@ -1,37 +1,25 @@
-"""What hooks and aggregations see, made from what TRL's trainer has: the `Rollout` and the `Forward`.
+"""What hooks and aggregations see, made from TRL's batch and what was seen on the way: the `Rollout` and the `Forward`.
 
 TRL shuffles a generation batch before it is trained on. What a row must not lose on the way rides in the batch itself,
-under the keys of `RowKeys`.
+under `BatchKeys`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..credit.alignment import token_offsets
 from ..credit.signal import SPREAD
 from ..errors import AlignmentError, ConfigurationError, UpstreamError
-from ..types import Forward, Rollout, Span, StepTotals, Totals, implements
-
-if TYPE_CHECKING:
-    from .mixin import GRPOExtMixin
-    from .reaggregation import LossForward
-    from .scoring import Scores
-
-
-class RowKeys:
-    """Entries `(B,)` that we add to TRL's batch, so that they are shuffled and dealt with its rows."""
-
-    reward = "trl_grpo_ext_reward"
-    baseline = "trl_grpo_ext_baseline"
-    zero_variance = "trl_grpo_ext_zero_variance"
-    place = "trl_grpo_ext_place"
-    """The running number of the completion in TRL's table of completions, over all ranks and generation batches."""
+from ..types import Forward, Rollout, Span, StepTotals, Totals
+from .batch import BatchKeys, counting_mask
+from .facts import Moment, RunFacts
+from .logps import Scores
 
 
 @dataclass
@@ -45,6 +33,20 @@ class Scored:
     rewards_N_K: torch.Tensor
     spans: Mapping[str, Sequence[Sequence[Span] | None]] = field(default_factory=dict)
     outcomes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def agreed(self, facts: RunFacts) -> Scored:
+        """Let every rank know of each function that returned spans on any; here it may have had nothing to say."""
+        names = facts.reward_names
+        points_K = torch.tensor([[name in self.spans for name in names]], device=self.rewards_N_K.device)
+        anywhere_K = facts.gather(points_K.int()).any(dim=0).tolist()
+        first = facts.rank * len(self.prompts)
+        unscored_B_K = torch.isnan(self.rewards_N_K[first : first + len(self.prompts)]).tolist()
+        spans = {
+            name: self.spans.get(name, [None if unscored[column] else () for unscored in unscored_B_K])
+            for column, (name, points) in enumerate(zip(names, anywhere_K, strict=True))
+            if points
+        }
+        return replace(self, spans=spans)
 
 
 class PlacedSpans(Mapping[str, Sequence[Sequence[Span] | None]]):
@@ -69,14 +71,30 @@ class PlacedSpans(Mapping[str, Sequence[Sequence[Span] | None]]):
         return len(self._scored.spans)
 
 
-def make_rollout(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored | None, scores: Scores) -> Rollout:
+def loss_mask(batch: dict[str, Any], precision: torch.dtype) -> torch.Tensor:
+    """`(B, T)`, 1.0 where a token counts."""
+    return counting_mask(batch).to(precision)
+
+
+def make_rollout(
+    facts: RunFacts,
+    moment: Moment,
+    batch: dict[str, Any],
+    scored: Scored | None,
+    scores: Scores,
+    reward_weights_K: torch.Tensor,
+    gather: Callable[[torch.Tensor], torch.Tensor],
+) -> Rollout:
     """The context of one generation batch.
 
     Args:
-        trainer: The trainer.
+        facts: Of the run.
+        moment: Now.
         batch: What TRL's `_generate_and_score_completions` returned.
         scored: What its `_calculate_rewards` saw before.
         scores: Log-probabilities that hooks need and TRL has not computed.
+        reward_weights_K: Weights of the reward functions.
+        gather: What plugins may gather with.
 
     Raises:
         UpstreamError: The rewards were never seen.
@@ -84,27 +102,22 @@ def make_rollout(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored | 
     """
     if scored is None:
         raise UpstreamError(
-            "The rewards of this generation batch were never seen: a base class of "
-            f"{type(trainer).__qualname__} overrides _generate_and_score_completions without calling "
-            "_calculate_rewards. Advantage hooks and loss aggregations need it."
+            f"The rewards of this generation batch were never seen: a base class of {facts.trainer} overrides "
+            "_generate_and_score_completions without calling _calculate_rewards. Advantage hooks and loss aggregations "
+            "need it."
         )
-    _check_rows(trainer, batch, scored)
-    trl, training = trainer._trl, bool(trainer.model.training)
+    _check_rows(facts, batch, scored)
     rows, sequences = len(scored.prompts), scored.rewards_N_K.size(0)
-    first = trainer.accelerator.process_index * rows
+    first = facts.rank * rows
     local = slice(first, first + rows)
-    num_generations = trl.num_generations if training else trl.num_generations_eval
-    weights_K = trl.reward_weights.to(scored.rewards_N_K.device)
-    rewards_N = (scored.rewards_N_K * weights_K).nansum(dim=1)
-    rewards_N[torch.isnan(scored.rewards_N_K).all(dim=1)] = torch.nan
-    baselines_N = rewards_N.view(-1, num_generations).nanmean(dim=1).repeat_interleave(num_generations)
-    mask_B_T = trainer._loss_mask(batch)
+    group_size = facts.group_size(moment.training)
+    weights_K = reward_weights_K.to(scored.rewards_N_K.device)
+    rewards_N = weighted_rewards(scored.rewards_N_K, weights_K)
+    baselines_N = rewards_N.view(-1, group_size).nanmean(dim=1).repeat_interleave(group_size)
+    mask_B_T = loss_mask(batch, moment.precision)
     written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
     columns_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device)
-    # TRL 1.14 knows one end-of-sequence token only
-    ends = {*getattr(trl, "eos_token_ids", [trl._tokenizer.eos_token_id]), trl._tokenizer.pad_token_id}
-    texts = [_text(trl._tokenizer, *pair) for pair in zip(scored.completions, scored.completion_ids, strict=True)]
-    steps_per_generation, accumulation = trainer._steps_per_generation, trainer.args.gradient_accumulation_steps
+    texts = [_text(facts.tokenizer, *pair) for pair in zip(scored.completions, scored.completion_ids, strict=True)]
     return Rollout(
         prompts=scored.prompts,
         completions=scored.completions,
@@ -116,38 +129,47 @@ def make_rollout(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored | 
         mask_B_T=mask_B_T,
         completion_mask_B_T=(columns_T < written_B.unsqueeze(1)).to(mask_B_T.dtype),
         tool_mask_B_T=batch["tool_mask"].to(mask_B_T.dtype) if "tool_mask" in batch else None,
-        truncated_B=torch.tensor([ids[-1] not in ends for ids in scored.completion_ids], device=mask_B_T.device),
+        truncated_B=torch.tensor(
+            [ids[-1] not in facts.end_ids for ids in scored.completion_ids], device=mask_B_T.device
+        ),
         rewards_B_K=scored.rewards_N_K[local],
-        reward_names=tuple(trl.reward_func_names),
+        reward_names=facts.reward_names,
         reward_weights_K=weights_K,
         rewards_B=rewards_N[local],
         reward_spans=PlacedSpans(scored, texts),
-        group_ids_B=torch.arange(first, first + rows, device=mask_B_T.device) // num_generations,
+        group_ids_B=torch.arange(first, first + rows, device=mask_B_T.device) // group_size,
         group_baselines_B=baselines_N[local],
-        num_generations=num_generations,
+        num_generations=group_size,
         totals=Totals(
             tokens=int(batch["num_items_in_batch"]),
             sequences=sequences,
-            prompts=sequences // num_generations,
-            max_completion_length=trl.max_completion_length,
-            processes=trainer.accelerator.num_processes,
-            micro_batches=steps_per_generation,
-            optimizer_steps=steps_per_generation / accumulation if training else 1.0,
+            prompts=sequences // group_size,
+            max_completion_length=facts.max_completion_length,
+            processes=facts.ranks,
+            micro_batches=moment.steps_per_generation,
+            optimizer_steps=moment.steps_per_generation / facts.accumulation if moment.training else 1.0,
         ),
         old_logps_B_T=batch.get("old_per_token_logps", scores.old_B_T),
         ref_logps_B_T=batch.get("ref_per_token_logps", scores.ref_B_T),
         sampling_logps_B_T=batch.get("sampling_per_token_logps"),
         teacher_logps_B_T=scores.teachers,
-        step=trainer.state.global_step,
-        training=training,
-        tokenizer=trl._tokenizer,
-        gather=trainer._agreement.gather,
+        step=moment.step,
+        training=moment.training,
+        tokenizer=facts.tokenizer,
+        gather=gather,
         local_rows=local,
-        offsets=functools.cache(lambda row: token_offsets(trl._tokenizer, scored.completion_ids[row], texts[row])),
+        offsets=functools.cache(lambda row: token_offsets(facts.tokenizer, scored.completion_ids[row], texts[row])),
     )
 
 
-def _check_rows(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored) -> None:
+def weighted_rewards(rewards_N_K: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
+    """Weighted sums over the functions that gave a reward, as TRL takes them; NaN where none did."""
+    rewards_N = (rewards_N_K * weights_K).nansum(dim=1)
+    rewards_N[torch.isnan(rewards_N_K).all(dim=1)] = torch.nan
+    return rewards_N
+
+
+def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: Scored) -> None:
     """Rewards and groups are known of the rows as they were scored; a batch of other rows would get wrong ones."""
     rows = batch["completion_ids"].tolist()
     same = [row[: len(ids)] == list(ids) for row, ids in zip(rows, scored.completion_ids, strict=False)]
@@ -155,76 +177,73 @@ def _check_rows(trainer: GRPOExtMixin, batch: dict[str, Any], scored: Scored) ->
         return
     what = f"row {same.index(False)} is another" if False in same else f"{len(rows)} of {len(scored.completion_ids)}"
     raise ConfigurationError(
-        f"_generate_and_score_completions of a base class of {type(trainer).__qualname__} returned other rows than "
-        f"were scored ({what}), so advantage hooks and loss aggregations would see wrong rewards and groups. Let it "
-        "keep all rows in their order and set the advantages of those that are not wanted to zero, or derive that "
-        "class from GRPOExtTrainer, so that it acts on what the hooks have made."
+        f"_generate_and_score_completions of a base class of {facts.trainer} returned other rows than were scored "
+        f"({what}), so advantage hooks and loss aggregations would see wrong rewards and groups. Let it keep all rows "
+        "in their order and set the advantages of those that are not wanted to zero, or derive that class from "
+        "GRPOExtTrainer, so that it acts on what the hooks have made."
     )
 
 
 def row_entries(rollout: Rollout, scored: Scored, first_place: int) -> dict[str, torch.Tensor]:
-    """What each row takes along to its loss forward, by the names of `RowKeys`."""
+    """What each row takes along to its loss forward, by the names of `BatchKeys`."""
     low_B, high_B = _group_extremes(scored, rollout)
     scale_B = torch.maximum(low_B.abs(), high_B.abs()).clamp(min=1.0)
     rows = len(rollout.texts)
     return {
-        RowKeys.reward: rollout.rewards_B,
-        RowKeys.baseline: rollout.group_baselines_B,
-        RowKeys.zero_variance: high_B - low_B <= SPREAD * scale_B,
-        RowKeys.place: first_place + (rollout.local_rows.start or 0) + torch.arange(rows, device=low_B.device),
+        BatchKeys.reward: rollout.rewards_B,
+        BatchKeys.baseline: rollout.group_baselines_B,
+        BatchKeys.zero_variance: high_B - low_B <= SPREAD * scale_B,
+        BatchKeys.place: first_place + (rollout.local_rows.start or 0) + torch.arange(rows, device=low_B.device),
     }
 
 
 def make_forward(
-    trainer: GRPOExtMixin, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor
+    moment: Moment,
+    batch: dict[str, Any],
+    logps_B_T: torch.Tensor,
+    entropies_B_T: torch.Tensor,
+    gather: Callable[[torch.Tensor], torch.Tensor],
 ) -> Forward:
-    """The context of one loss forward."""
-    inputs = forward.inputs
+    """The context of one loss forward.
+
+    Args:
+        moment: Now.
+        batch: The micro-batch, with its `row_entries`.
+        logps_B_T: Log-probabilities under the policy.
+        entropies_B_T: Entropies of its next-token distributions.
+        gather: What plugins may gather with.
+    """
     return Forward(
         logps_B_T=logps_B_T.detach(),
         entropies_B_T=entropies_B_T.detach(),
-        old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
-        mask_B_T=forward.mask_B_T,
-        ref_logps_B_T=inputs.get("ref_per_token_logps"),
-        completion_ids_B_T=inputs["completion_ids"],
-        rewards_B=inputs[RowKeys.reward],
-        group_baselines_B=inputs[RowKeys.baseline],
-        zero_variance_B=inputs[RowKeys.zero_variance],
-        step=trainer.state.global_step,
-        training=bool(trainer.model.training),
-        gather=trainer._agreement.gather,
+        old_logps_B_T=batch.get("old_per_token_logps", logps_B_T.detach()),
+        mask_B_T=loss_mask(batch, moment.precision),
+        ref_logps_B_T=batch.get("ref_per_token_logps"),
+        completion_ids_B_T=batch["completion_ids"],
+        rewards_B=batch[BatchKeys.reward],
+        group_baselines_B=batch[BatchKeys.baseline],
+        zero_variance_B=batch[BatchKeys.zero_variance],
+        step=moment.step,
+        training=moment.training,
+        gather=gather,
     )
 
 
-def step_totals(trainer: GRPOExtMixin, micro_batches: Sequence[dict[str, Any]]) -> list[StepTotals | None]:
+def step_totals(
+    facts: RunFacts, moment: Moment, micro_batches: Sequence[dict[str, Any]]
+) -> list[StepTotals] | list[None]:
     """For every micro-batch, the counts of its optimizer step over all ranks, with one collective.
 
-    Only for `reduce`, and where each step lies within this generation batch.
+    None where a step does not lie within this generation batch.
     """
-    length = int(trainer.args.gradient_accumulation_steps) if trainer.model.training else 1
-    if not implements(trainer.loss_aggregation, "reduce") or len(micro_batches) % length:
+    length = facts.accumulation if moment.training else 1
+    if len(micro_batches) % length:
         return [None] * len(micro_batches)
-    masks = [trainer._loss_mask(micro_batch) for micro_batch in micro_batches]
+    masks = [loss_mask(micro_batch, moment.precision) for micro_batch in micro_batches]
     counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(mask.size(0)))]) for mask in masks])
-    counts_S_C = trainer.accelerator.reduce(counts_M_C.view(-1, length, 2).sum(1), reduction="sum")
+    counts_S_C = facts.sum_over_ranks(counts_M_C.view(-1, length, 2).sum(1))
     steps = [StepTotals(tokens=round(t), sequences=round(n), micro_batches=length) for t, n in counts_S_C.tolist()]
     return [steps[number // length] for number in range(len(micro_batches))]
-
-
-def agreed_spans(trainer: GRPOExtMixin, scored: Scored) -> Scored:
-    """Let every rank know of each function that returned spans on any of them; here it may have had nothing to say."""
-    names = trainer._trl.reward_func_names
-    points_K = torch.tensor([[name in scored.spans for name in names]], device=scored.rewards_N_K.device)
-    anywhere_K = trainer.accelerator.gather(points_K.int()).any(dim=0).tolist()
-    rows = len(scored.prompts)
-    first = trainer.accelerator.process_index * rows
-    unscored_B_K = torch.isnan(scored.rewards_N_K[first : first + rows]).tolist()
-    spans = {
-        name: scored.spans.get(name, [None if unscored[column] else () for unscored in unscored_B_K])
-        for column, (name, points) in enumerate(zip(names, anywhere_K, strict=True))
-        if points
-    }
-    return replace(scored, spans=spans)
 
 
 def _text(tokenizer: Any, completion: Any, ids: Sequence[int]) -> str:

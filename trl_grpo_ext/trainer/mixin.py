@@ -1,23 +1,32 @@
-"""The adapter to TRL's trainer. It wraps its methods here and in the bases below, and copies none.
+"""The adapter to TRL's trainer: every method of TRL that is overridden, each in one place, and none of them copied.
 
-| TRL calls | we add |
+| TRL calls | we add, in this order |
 | --- | --- |
-| `_calculate_rewards` | check what rewards return; their errors and time limits, on all ranks; keep their spans |
-| `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; aggregation: weights `(B, T)`; metrics |
-| `_prepare_inputs` | counts of every optimizer step, once its rows are dealt |
-| `_get_per_token_logps_and_entropies` | forward hooks; keep the log-probabilities for the KL term |
-| `_compute_loss` | the same loss with the selected aggregation |
-| `compute_loss` | stop if the above was bypassed |
-| `log` | write the token records |
+| `__init__` | plugins loaded; collaborators built; callbacks for log, summary and states of hooks |
+| `train` | the checkpoint's plugins compared; the run's plugins and settings written |
+| `training_step` | its time |
+| `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
+| `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; weights `(B, T)`; records; metrics |
+| `_generate_single_turn` | a bar |
+| `_calculate_rewards` | what rewards return checked, their errors and limits on all ranks, their spans; bars |
+| `compute_loss` | a micro-step of several parts; stop if the selected plugins were bypassed |
+| `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
+| `_get_per_token_logps_and_entropies` | passes in order of length (`compact`); forward hooks; what the KL term needs |
+| `log` | the token records written |
+| `_save`, `save_model` | the manifest beside the weights |
+| `create_model_card` | a table of the plugins |
 
-With no plugin selected every method returns what `super()` returned.
+With no plugin selected every method returns what `super()` returned. Collaborators get `RunFacts`, a `Moment`, or the
+one function that they need, never the trainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.utils import gather, gather_object
@@ -31,29 +40,32 @@ from ..errors import ConfigurationError, UpstreamError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
 from ..guard.reward_watch import RewardWatch, reward_limit
-from ..plugins.loading import (
-    LoadedList,
-    RewardList,
-    load_advantage_hooks,
-    load_rewards,
-    resolve_loss_aggregation,
-)
+from ..plugins.loading import LoadedList, RewardList, load_advantage_hooks, load_rewards, resolve_loss_aggregation
+from ..records.log import LiveLog
+from ..records.manifest.records import Manifest
+from ..records.manifest.settings import write_settings
 from ..records.token_records import TokenRecorder, write_records
-from ..types import Rollout, Totals, implements
-from . import self_check, upstream
-from .compact.rows import FACTOR_KEY
-from .compact.updates import CompactUpdates
-from .contexts import RowKeys, Scored, agreed_spans, make_forward, make_rollout, row_entries, step_totals
+from ..types import Rollout, Totals
+from . import upstream
+from .batch import BatchKeys, whole_rows
+from .compact.updates import CompactUpdates, freedom_of, loss_of_parts
+from .contexts import Scored, loss_mask, make_forward, make_rollout, row_entries, step_totals
+from .facts import LossSettings, Moment
 from .hook_states import states_of
-from .live.training import CanBeWatched
-from .own_loss import OwnLosses, built_with, places_of
-from .phase_times import TimesPhases
-from .plugin_records import RecordsPlugins
-from .reaggregation import LossForward, check_aggregation, pieces, trl_weights
-from .scoring import Scorer
+from .live.generation_bar import generation_bar
+from .live.late_bar import bars_wanted
+from .live.reward_bars import with_bar
+from .live.summary import use_console_summary
+from .logps import Models, Scorer
+from .made_up import ForwardPass, LossOf
+from .own_loss import OwnLoss, Wanted, built_with, places_of
+from .phase_times import PhaseClock
+from .plugin_records import PluginRecords
+from .reaggregation import LossForward, Reaggregation, trl_weights
+from .self_check import SelfCheck
 
 
-class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBeWatched):
+class GRPOExtMixin:
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
     Takes `GRPOTrainer`'s arguments and two more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`, then plugins
@@ -62,7 +74,7 @@ class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBe
     Args:
         model: As in TRL.
         reward_funcs: As in TRL. What `load_rewards` returns brings its weights along, unless `args.reward_weights` are
-            set. Rewards selected by `args.rewards` are added behind.
+            set. Rewards selected by `args.rewards` follow them.
         args: As in TRL.
         train_dataset: As in TRL.
         eval_dataset: As in TRL.
@@ -73,25 +85,40 @@ class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBe
         loss_aggregation: A selection or an aggregation object.
         **keywords: As in TRL.
 
+    Attributes:
+        advantage_hooks: The hooks in use.
+        loss_aggregation: The aggregation in use, or None.
+        plugin_manifest: The plugins that this trainer was constructed with.
+
     Raises:
         UpstreamError: The installed TRL is not one that we can stand on.
         ConfigurationError: A plugin is given twice, or cannot be exact with these settings.
         PluginError: A selected plugin does not load.
     """
 
-    _logs: Any
-    args: Any
     accelerator: Any
+    args: Any
     model: Any
+    reward_weights: torch.Tensor
     state: Any
     _scored: Scored | None = None
     _places = 0
     _undealt_totals: Totals | None = None
     _loss_forward: LossForward | None = None
+    _replaced_pass: ForwardPass | None = None
     _self_checked = False
     _loss_path_ran = False
-    _weights_key: ClassVar[str] = "trl_grpo_ext_weights"
-    _totals_key: ClassVar[str] = "trl_grpo_ext_totals"
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Refuse, when a class is made, bases in an order in which none of our methods would run."""
+        super().__init_subclass__(**keywords)
+        order = cls.__mro__
+        if GRPOTrainer in order and order.index(GRPOExtMixin) > order.index(GRPOTrainer):
+            bases = ", ".join(base.__name__ for base in cls.__bases__)
+            raise ConfigurationError(
+                f"class {cls.__name__}({bases}): GRPOExtMixin comes after TRL's trainer, so none of its methods would "
+                f"run. Put it first: class {cls.__name__}(GRPOExtMixin, ...)."
+            )
 
     def __init__(
         self,
@@ -115,8 +142,16 @@ class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBe
         aggregation = _given_once("loss_aggregation", loss_aggregation, getattr(args, "loss_aggregation", None))
         loaded_aggregation = None if aggregation is None else resolve_loss_aggregation(aggregation)
         self.loss_aggregation: Any = loaded_aggregation and loaded_aggregation.object
-        self._find_own_losses(GRPOExtMixin, args, self.loss_aggregation)
-        upstream.check_loss_type(getattr(args, "loss_type", None) if self.loss_aggregation is not None else None)
+        self._chain = HookChain(self.advantage_hooks)
+        wanted = Wanted(
+            hooks=bool(self.advantage_hooks),
+            forward_hooks=self._chain.acts("on_forward"),
+            aggregation=None if self.loss_aggregation is None else flow.plugin_label(self.loss_aggregation),
+            compact=getattr(args, "compact_updates", "off") == "exact",
+        )
+        self._own_loss = OwnLoss(type(self), GRPOExtMixin, wanted)
+        if self.loss_aggregation is not None:
+            upstream.check_loss_type(getattr(args, "loss_type", None))
         given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         selected = load_rewards(getattr(args, "rewards", None) or [])
         weights = [*(given.weights if isinstance(given, RewardList) else [1.0] * len(given)), *selected.weights]
@@ -129,138 +164,239 @@ class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBe
         sources = (train_dataset, eval_dataset, processing_class, reward_processing_classes)
         positional, named = built_with((model, functions, args), sources, arguments, keywords)
         super().__init__(*positional, **named)
-        upstream.check_instance(self)
-        self._trl.reward_func_names = unique_names(self._trl.reward_func_names)
-        self._check_compact()
-        self._chain = HookChain(self.advantage_hooks)
-        self._scorer = Scorer(self, self.advantage_hooks)
-        self._recorder = TokenRecorder(n, self.args.seed) if (n := getattr(self.args, "token_records", 0)) else None
-        if (states := states_of(self.advantage_hooks)) is not None:
-            self._trl.add_callback(states)
-        if self.args.reward_weights is None:
-            self.reward_weights: torch.Tensor
-            self.reward_weights[places_of(chosen, self._trl.reward_funcs, weights)] = torch.tensor(weights)
-        if self.loss_aggregation is not None:
-            check_aggregation(self)
-        accelerator = self.accelerator
-        self._agreement = Agreement(
-            accelerator.process_index, accelerator.num_processes, accelerator.gather, accelerator.device
-        )
-        self._record_plugins(loaded_aggregation)
 
-    @property
-    def _trl(self) -> Any:
-        """This object as TRL's trainer, whose attributes the type checker cannot see from a mixin."""
-        return self
+        trl: Any = self
+        upstream.check_instance(trl)
+        trl.reward_func_names = unique_names(trl.reward_func_names)
+        if self.args.reward_weights is None:
+            self.reward_weights[places_of(chosen, trl.reward_funcs, weights)] = torch.tensor(weights)
+        trl.add_callback(LiveLog())
+        if every := getattr(self.args, "summary_steps", 0):
+            use_console_summary(trl, every)
+        if (states := states_of(self.advantage_hooks)) is not None:
+            trl.add_callback(states)
+        self._facts = upstream.facts_of(trl)
+        self._agreement = Agreement(self._facts.rank, self._facts.ranks, self._facts.gather, self.accelerator.device)
+        self._phases = PhaseClock()
+        self._compact = self._compact_updates() if wanted.compact else None
+        self._scorer = Scorer(self.advantage_hooks, self._models(), self._facts.tokenizer)
+        self._recorder = TokenRecorder(n, self.args.seed) if (n := getattr(self.args, "token_records", 0)) else None
+        self._reaggregation: Reaggregation | None = None
+        if self.loss_aggregation is not None:
+            section = self._agreement.section
+            self._reaggregation = Reaggregation(self.loss_aggregation, self._facts, trl.loss_type, section)
+        self.plugin_manifest = Manifest.of(self, loaded_aggregation)
+        main_process = self.accelerator.is_main_process
+        self._plugin_records = PluginRecords(self.plugin_manifest, self.args, main_process, self._agreement)
+
+    def _compact_updates(self) -> CompactUpdates:
+        if self.args.use_liger_kernel:
+            raise ConfigurationError(
+                "compact_updates: exact does not go with use_liger_kernel, whose loss counts the rows of each "
+                "micro-batch. Switch one of them off."
+            )
+        settings = upstream.loss_settings_of(self)
+        return CompactUpdates(
+            freedom_of(settings, self.loss_aggregation, self.advantage_hooks, self.model.config),
+            self._facts,
+            loss_type=settings.loss_type if self.loss_aggregation is None else None,
+            max_tokens=self.args.max_tokens_per_micro_batch,
+            balance=self.args.balance_ranks,
+            keeps_records=bool(self.args.token_records),
+            log=self._log_metrics,
+        )
+
+    def _models(self) -> Models:
+        """What the scorer needs of the models of this run."""
+        trl: Any = self
+
+        def policy_logps(batch: dict[str, Any], rows_at_once: int) -> torch.Tensor:
+            """By TRL's own method, so these are the numbers that TRL itself would have computed."""
+            images = {key: batch[key] for key in upstream.MULTIMODAL_KEYS if batch.get(key) is not None}
+            length = batch["completion_ids"].size(1)
+            with torch.no_grad():
+                scored = self._get_per_token_logps_and_entropies(
+                    self.model, *whole_rows(batch), length, batch_size=rows_at_once, **images
+                )
+            logps_B_T: torch.Tensor = scored[0].detach()
+            return logps_B_T
+
+        return Models(
+            policy_logps=policy_logps,
+            as_reference=upstream.reference_of(self),
+            prepared=functools.partial(upstream.prepared_like_policy, self),
+            autocast=self.accelerator.autocast,
+            samples_with_logps=trl.use_vllm or trl.rollout_func is not None,
+            name=trl.model.config._name_or_path,
+            temperature=float(trl.temperature),
+            trust_remote_code=bool(getattr(self.args, "trust_remote_code", False)),
+        )
 
     @property
     def _needs_rollout(self) -> bool:
-        return self.loss_aggregation is not None or bool(self.advantage_hooks) or self._recorder is not None
+        return self._reaggregation is not None or bool(self.advantage_hooks) or self._recorder is not None
 
     @property
     def _acts_at_forward(self) -> bool:
-        return self.loss_aggregation is not None or self._chain.acts("on_forward")
+        return self._reaggregation is not None or self._chain.acts("on_forward")
+
+    # ------------------------------------------------------------------ once per run
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
+        """Train as TRL does, after comparing the plugins with those of the checkpoint to resume from.
+
+        Args:
+            resume_from_checkpoint: As in TRL.
+            *arguments: As in TRL.
+            **keywords: As in TRL.
+
+        Raises:
+            ManifestError: They differ and `plugin_changes` is `stop`; the checkpoint's record of them cannot be read;
+                or this run's cannot be written.
+        """
+        self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self))
+        return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
+
+    def training_step(self, *arguments: Any, **keywords: Any) -> Any:
+        """Do TRL's step, and at the end of an optimizer step log the seconds of its phases."""
+        if not (self._needs_rollout or self._compact or getattr(self.args, "rewards", None)):
+            return super().training_step(*arguments, **keywords)  # type: ignore[misc]
+        with self._phases.during("update"):
+            output = super().training_step(*arguments, **keywords)  # type: ignore[misc]
+        trl: Any = self
+        if trl._step % trl.current_gradient_accumulation_steps == 0:  # as TRL's own `step_time`
+            self._log_metrics(self._phases.take())
+        return output
 
     # ------------------------------------------------------------------ once per generation batch
 
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        trl: Any = self
+        with self._phases.during("generation"):
+            inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
+            moment = upstream.moment_of(self)
+            if self._compact is not None and moment.training:
+                trl._buffered_inputs = self._compact.planned(trl._buffered_inputs, moment.precision)
+                inputs = trl._buffered_inputs[trl._step % len(trl._buffered_inputs)]
+            totals, self._undealt_totals = self._undealt_totals, None
+            if totals is not None:
+                self._deal_totals(totals, trl._buffered_inputs if moment.training else [inputs], moment)
+            if self._own_loss.untried:
+                trls_loss = functools.partial(GRPOTrainer._compute_loss, self)
+                with upstream.undisturbed(self):
+                    own = self._with_pass(super().compute_loss)  # type: ignore[misc]
+                    self._own_loss.try_out(inputs, own, self._with_pass(trls_loss))
+            if not self._own_loss.per_token:
+                with self._agreement.section():
+                    mask_B_T = loss_mask(inputs, moment.precision)
+                    inputs["advantages"] = self._own_loss.advantages(inputs["advantages"], mask_B_T)
+        return inputs
+
+    def _deal_totals(self, totals: Totals, micro_batches: Sequence[dict[str, Any]], moment: Moment) -> None:
+        """Let every micro-batch know the counts of its generation batch and, for `reduce`, of its optimizer step."""
+        assert self._reaggregation is not None
+        steps: Sequence[Any] = [None] * len(micro_batches)
+        if self._reaggregation.reduces:
+            steps = step_totals(self._facts, moment, micro_batches)
+        for micro_batch, step in zip(micro_batches, steps, strict=True):
+            micro_batch[BatchKeys.totals] = replace(totals, step=step)
+
+    def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **keywords: Any) -> Any:
+        generate: Callable[..., Any] = super()._generate_single_turn  # type: ignore[misc]
+        trl: Any = self
+        if not bars_wanted(self.args, self.accelerator.is_main_process):
+            return generate(prompt_ids, *arguments, **keywords)
+        elsewhere = trl.use_vllm or trl.use_transformers_continuous_batching
+        layer = None if elsewhere else self.accelerator.unwrap_model(self.model).get_output_embeddings()
+        with generation_bar(len(prompt_ids), self._facts.max_completion_length, self._newest("reward"), layer):
+            return generate(prompt_ids, *arguments, **keywords)
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        trl, watch = self._trl, RewardWatch(reward_limit(self.args, self.accelerator.num_processes))
-        functions, failure = trl.reward_funcs, None
-        trl.reward_funcs = [watch.around(*pair) for pair in zip(functions, trl.reward_func_names, strict=True)]
+        watch, failure = RewardWatch(reward_limit(self.args, self._facts.ranks)), None
         try:
-            with watch.limited():
-                rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            with self._phases.during("rewards"), self._watched_rewards(watch, len(prompts)), watch.limited():
+                rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too: the other ranks wait in the one gather of this method
             failure = error
-            gather(torch.full((len(prompts), len(functions)), torch.nan, device=self.accelerator.device))
-        finally:
-            trl.reward_funcs = functions
+            gather(torch.full((len(prompts), len(self._facts.reward_names)), torch.nan, device=self._facts.device))
         with self._agreement.section():
             if failure is not None:
                 raise failure
-            watch.check_finite(rewards_N_K, trl.reward_func_names)
-        self._log_metrics(watch.counts(rewards_N_K, trl.reward_func_names, self.accelerator.gather))
+            watch.check_finite(rewards_N_K, self._facts.reward_names)
+        self._log_metrics(watch.counts(rewards_N_K, self._facts.reward_names, self._facts.gather))
         if self._needs_rollout:
             self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, **watch.beside)
         return rewards_N_K
+
+    @contextmanager
+    def _watched_rewards(self, watch: RewardWatch, rows: int) -> Iterator[None]:
+        """Inside, TRL finds the reward functions watched and, where somebody looks on, with bars."""
+        trl: Any = self
+        functions, names = trl.reward_funcs, self._facts.reward_names
+        watched = [watch.around(*pair) for pair in zip(functions, names, strict=True)]
+        if bars_wanted(self.args, self.accelerator.is_main_process):
+            watched = [
+                with_bar(function, name, rows, self._newest(f"rewards/{name}/mean"))
+                for function, name in zip(watched, names, strict=True)
+            ]
+        trl.reward_funcs = watched
+        try:
+            yield
+        finally:
+            trl.reward_funcs = functions
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         if not self._needs_rollout:
             return batch
         upstream.check_batch(batch)
-        scores, (scored, self._scored) = self._scorer.scores(batch), (self._scored, None)
-        scored = scored and agreed_spans(self, scored)
+        moment = upstream.moment_of(self)
+        scores = self._scorer.scores(batch, self._facts.rows_at_once(moment.training))
+        scored, self._scored = self._scored and self._scored.agreed(self._facts), None
         with self._agreement.section():
-            rollout = make_rollout(self, batch, scored, scores)
+            weights_K, collective = self.reward_weights, self._agreement.gather
+            rollout = make_rollout(self._facts, moment, batch, scored, scores, weights_K, collective)
             advantages_B_T, changes = self._chain.on_rollout(batch["advantages"], rollout)
             rollout = replace(rollout, advantages_B_T=advantages_B_T)
-            if implements(self.loss_aggregation, "weights"):
-                batch[self._weights_key] = flow.token_weights(self.loss_aggregation, rollout)
+            if self._reaggregation is not None and self._reaggregation.by_weights:
+                batch[BatchKeys.weights] = flow.token_weights(self.loss_aggregation, rollout)
         assert scored is not None  # or there would be no rollout
         batch.update(row_entries(rollout, scored, self._places))
         self._places += rollout.totals.sequences
-        if self._recorder is not None and rollout.training:
+        if self._recorder is not None and moment.training:
             at_first_B_T = flow.expand_advantages(batch["advantages"], rollout.mask_B_T)
             stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
-            self._recorder.start(rollout, batch[RowKeys.place], stages, scored.outcomes)
+            self._recorder.start(rollout, batch[BatchKeys.place], stages, scored.outcomes)
         if changes:
             batch["advantages"] = advantages_B_T
-            self._log_changes(changes, batch[RowKeys.place], rollout.mask_B_T)
-        if self.loss_aggregation is not None:
-            self._check_one_batch(self._undealt_totals)
+            self._log_changes(changes, batch[BatchKeys.place], rollout.mask_B_T)
+        if self._reaggregation is not None:
+            self._check_one_batch()
             self._undealt_totals = rollout.totals
-            self._log_weights(rollout, advantages_B_T, batch.get(self._weights_key))
+            self._log_signal(rollout)
+            if self._reaggregation.by_weights:
+                self._log_weights(batch[BatchKeys.weights], advantages_B_T, rollout.mask_B_T)
         return batch
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        inputs = super()._prepare_inputs(generation_batch)
-        totals, self._undealt_totals = self._undealt_totals, None
-        if totals is None:
-            return inputs
-        micro_batches = self._trl._buffered_inputs if self.model.training else [inputs]
-        steps = step_totals(self, micro_batches)
-        for micro_batch, step in zip(micro_batches, steps, strict=True):
-            micro_batch[self._totals_key] = replace(totals, step=step)
-        return inputs
-
-    def _log_changes(self, changes: Sequence[Change], places_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-        """Log what each hook did, and let TRL's table of completions show the advantage that the loss gets.
-
-        The table has one number for a completion: the mean over its live tokens.
-        """
-        means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
-        places_N = self.accelerator.gather(places_B).tolist()
-        rows_B_C = torch.cat([means_B.float().unsqueeze(1), change_tables(changes, mask_B_T)], dim=1)
-        rows_N_C = self.accelerator.gather(rows_B_C)
-        self._log_metrics(metrics_of(changes, rows_N_C[:, 1:]))
-        logged = self._logs["advantages"]
-        for place, mean in zip(places_N, rows_N_C[:, 0].tolist(), strict=True):
-            if (row := place - self._places + len(logged)) >= 0:  # else it has left the table
-                logged[row] = mean
-
-    def _log_weights(self, rollout: Rollout, advantages_B_T: torch.Tensor, weights_B_T: torch.Tensor | None) -> None:
-        """Metrics of one generation batch: groups without signal and, known already for weights, what tokens count."""
-        signal_N_C = self.accelerator.gather(signal_table(rollout))
-        self._log_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})
-        if weights_B_T is not None:
-            rows_B_C = row_table(weights_B_T, advantages_B_T, rollout.mask_B_T)
-            self._log_metrics(weight_metrics(self.accelerator.gather(rows_B_C)))
-
-    def _log_metrics(self, metrics: dict[str, float]) -> None:
-        kept = self._trl._metrics["train" if self.model.training else "eval"]
-        for name, value in metrics.items():
-            kept[name].append(value)
+    def _check_one_batch(self) -> None:
+        """Refuse weights of a second generation batch before those of the first are dealt."""
+        if self._undealt_totals is not None:
+            raise ConfigurationError(
+                f"_generate_and_score_completions of {type(self).__qualname__} makes one batch out of several, and the "
+                "loss aggregation has weighed each by itself. Let it call super() once, or put GRPOExtMixin in front "
+                "of it."
+            )
 
     # ------------------------------------------------------------------ at every loss forward
 
-    def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
-        """Compute TRL's loss and stop if the selected plugins had no part in it."""
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Compute TRL's loss, part by part, and stop if the selected plugins had no part in it."""
+        below: Callable[..., Any] = super().compute_loss  # type: ignore[misc]
         self._loss_path_ran = False
-        loss = super().compute_loss(*arguments, **keywords)
-        needed = self._acts_at_forward or (self.advantage_hooks and not self._own_losses)  # those have been tried out
+        loss = loss_of_parts(lambda batch: below(model, batch, *arguments, **keywords), model, inputs, self.accelerator)
+        needed = self._acts_at_forward or (self.advantage_hooks and not self._own_loss.owners)  # those were tried out
         if needed and not self._loss_path_ran:
             raise UpstreamError(
                 f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) does not go "
@@ -270,37 +406,86 @@ class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBe
         return loss
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        if self._made_up_pass is not None or (not self._acts_at_forward and self._recorder is None):
+        below: Callable[..., torch.Tensor] = super()._compute_loss  # type: ignore[misc]
+        if self._replaced_pass is not None or not (self._acts_at_forward or self._recorder is not None):
             self._loss_path_ran = True
-            return super()._compute_loss(model, inputs)  # type: ignore[misc]
-        if self.model.training and self._acts_at_forward and self._per_token and not self._self_checked:
-            self_check.check_loss(self, inputs)
+            return below(model, inputs)
+        moment, settings = upstream.moment_of(self), upstream.loss_settings_of(self)
+        mask_B_T, keep_graph = loss_mask(inputs, moment.precision), torch.is_grad_enabled()
+        if moment.training and self._acts_at_forward and self._own_loss.per_token and not self._self_checked:
+            slope = upstream.slope_at_ratio_one(self)
+            with upstream.undisturbed(self):
+                check = SelfCheck(self._with_pass(below), self._facts, settings, moment, slope)
+                check.run(inputs, mask_B_T, self._reaggregation)
             self._self_checked = True
-        forward = LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=torch.is_grad_enabled())
-        if self.loss_aggregation is None:
-            loss = self._trl_loss(model, forward)
+        forward = LossForward(dict(inputs), mask_B_T, keep_graph)
+        if self._reaggregation is None:
+            loss = self._in_flight(below, model, forward)
         else:
             with torch.enable_grad():  # in evaluation too: the split needs the graph from the advantages to the loss
-                loss = self._reaggregated(self._trl_loss(model, forward), forward)
-        if self._recorder is not None and self.model.training:
-            self._record(forward)
-        return loss if forward.keep_graph else loss.detach()
+                trl_loss = self._in_flight(below, model, forward)
+                loss = self._reaggregation.loss(trl_loss, forward, settings, moment)
+            if self._reaggregation.reduces and forward.weights_B_T is not None:
+                self._log_weights(forward.weights_B_T, forward.inputs["advantages"], mask_B_T)
+        if self._recorder is not None and moment.training:
+            self._record(forward, settings, moment)
+        return loss if keep_graph else loss.detach()
 
-    def _record(self, forward: LossForward) -> None:
-        """Hand what this loss forward used to the token records."""
-        places_B, inputs = forward.inputs[RowKeys.place], forward.inputs
-        if self._recorder is None or not self._recorder.wants(places_B):
-            return
-        used = {"advantage": flow.expand_advantages(inputs["advantages"], forward.mask_B_T)}
-        if self.loss_aggregation is None and not self._own_losses and self._trl.loss_type in upstream.LOSS_TYPES:
-            forward.weights_B_T = trl_weights(self, inputs, forward.mask_B_T) / self.accelerator.num_processes
-        if (factor_B := inputs.get(FACTOR_KEY)) is not None and forward.weights_B_T is not None:
-            used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # as it was before it was put into a part
-            forward.weights_B_T = forward.weights_B_T * factor_B.unsqueeze(1)
-        seen = {"weight": forward.weights_B_T, "logp": forward.logps_B_T, "entropy": forward.entropies_B_T}
-        used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
-        stages = [(change.name, change.after_B_T) for change in forward.changes]
-        self._recorder.trained(places_B, stages, used)
+    def _in_flight(self, below: Callable[..., torch.Tensor], model: Any, forward: LossForward) -> torch.Tensor:
+        """TRL's loss on `forward.inputs`; the policy's forward pass inside it fills in the rest of `forward`."""
+        self._loss_forward = forward
+        try:
+            return below(model, forward.inputs)
+        finally:
+            self._loss_forward = None
+
+    def _with_pass(self, loss: Callable[..., torch.Tensor]) -> LossOf:
+        """A loss that takes numbers in place of the policy's forward pass."""
+
+        def of(batch: dict[str, Any], forward_pass: ForwardPass) -> torch.Tensor:
+            self._replaced_pass = forward_pass
+            try:
+                return loss(self.model, batch)
+            finally:
+                self._replaced_pass = None
+
+        return of
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        if self._replaced_pass is not None:
+            return self._replaced_pass()
+        policy_pass = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+        if self._compact is not None:
+            policy_pass = functools.partial(self._compact.logps, policy_pass)
+        forward = self._loss_forward
+        if forward is None:  # the old policy's or the reference's pass, at generation
+            return policy_pass(model, *arguments, **keywords)
+        acts = self._chain.acts("on_forward")
+        if acts and len(arguments) <= upstream.ENTROPY_ARGUMENT:
+            keywords.setdefault("compute_entropy", True)  # which a loss of somebody's own may not have asked for
+        with torch.set_grad_enabled(forward.keep_graph):
+            result = policy_pass(model, *arguments, **keywords)
+        self._loss_path_ran = True
+        forward.logps_B_T, forward.entropies_B_T = result[:2]
+        # TRL reads the advantages after this call, from the same dict: here is where they can still change.
+        if acts:
+            self._apply_forward_hooks(forward, *result[:2])
+        if self._reaggregation is not None:
+            # In the precision of the log-probabilities, because the slope in the advantages has theirs.
+            precision = torch.promote_types(torch.float32, result[0].dtype)
+            advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T)
+            forward.inputs["advantages"] = advantages_B_T.detach().to(precision, copy=True).requires_grad_()
+        return result
+
+    def _apply_forward_hooks(self, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor) -> None:
+        inputs = forward.inputs
+        with self._agreement.section():
+            context = make_forward(upstream.moment_of(self), inputs, logps_B_T, entropies_B_T, self._agreement.gather)
+            changed, forward.changes = self._chain.on_forward(inputs["advantages"], context)
+            inputs["advantages"] = self._own_loss.advantages(changed, forward.mask_B_T)
+        self._log_changes(forward.changes, inputs[BatchKeys.place], forward.mask_B_T)
+
+    # ------------------------------------------------------------------ what is logged and written
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
         """Log as TRL does; in training, write the token records beside it."""
@@ -310,89 +495,73 @@ class GRPOExtMixin(TimesPhases, OwnLosses, CompactUpdates, RecordsPlugins, CanBe
                 write_records(records, self.args.output_dir, self.state.global_step)
         super().log(logs, *arguments, **keywords)  # type: ignore[misc]
 
-    def _trl_loss(self, model: Any, forward: LossForward) -> torch.Tensor:
-        """TRL's loss on `forward.inputs`; the policy's forward pass inside it fills in the rest of `forward`."""
-        self._loss_forward = forward
-        try:
-            loss: torch.Tensor = super()._compute_loss(model, forward.inputs)  # type: ignore[misc]
-        finally:
-            self._loss_forward = None
-        return loss
+    def _save(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
+        super()._save(output_dir, *arguments, **keywords)  # type: ignore[misc]
+        self._plugin_records.beside_weights(output_dir)
 
-    def _loss_on_made_up(self, inputs: dict[str, Any], logps_B_T: torch.Tensor) -> tuple[torch.Tensor, LossForward]:
-        """TRL's loss where the policy's forward pass is replaced by given log-probabilities, for the self-check."""
-        entropies_B_T, auxiliary_loss = torch.ones_like(logps_B_T), logps_B_T.new_zeros(())
-        output = (logps_B_T, entropies_B_T, auxiliary_loss)
-        forward = LossForward(dict(inputs), self._loss_mask(inputs), keep_graph=True, made_up_output=output)
-        return self._trl_loss(self.model, forward), forward
+    def save_model(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
+        """Save as TRL does, with the manifest."""
+        super().save_model(output_dir, *arguments, **keywords)  # type: ignore[misc]
+        trl: Any = self
+        if trl.is_fsdp_enabled:  # which does not call `_save` for a sharded state
+            self._plugin_records.beside_weights(output_dir)
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
-        forward = self._loss_forward
-        if self._made_up_pass is not None:
-            return self._made_up_pass()
-        if forward is None:  # the old policy's or the reference's pass, at generation
-            return super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
-        inputs = forward.inputs
-        # TRL reads the advantages after this call, from the same dict: here is where they can still change.
-        if forward.made_up_output is not None:
-            result: Any = forward.made_up_output
-        else:
-            if self._chain.acts("on_forward") and len(arguments) <= upstream.ENTROPY_ARGUMENT:
-                keywords.setdefault("compute_entropy", True)  # which a loss of somebody's own may not have asked for
-            with torch.set_grad_enabled(forward.keep_graph):
-                result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
-            if self._chain.acts("on_forward"):
-                with self._agreement.section():
-                    context = make_forward(self, forward, result[0], result[1])
-                    inputs["advantages"], forward.changes = self._chain.on_forward(inputs["advantages"], context)
-                    if not self._per_token:
-                        inputs["advantages"] = self._one_per_completion(inputs)
-                self._log_changes(forward.changes, inputs[RowKeys.place], forward.mask_B_T)
-            self._loss_path_ran = True
-        forward.logps_B_T, forward.entropies_B_T = result[:2]
-        if self.loss_aggregation is not None or forward.made_up_output is not None:
-            # In the precision of the log-probabilities, because the slope in the advantages has theirs.
-            precision = torch.promote_types(torch.float32, result[0].dtype)
-            advantages_B_T = flow.expand_advantages(inputs["advantages"], forward.mask_B_T)
-            inputs["advantages"] = advantages_B_T.detach().to(precision, copy=True).requires_grad_()
-        return result
+    def create_model_card(self, model_name: str | None = None, *arguments: Any, **keywords: Any) -> None:
+        """Write the model card as TRL does, with a section on the plugins."""
+        super().create_model_card(model_name, *arguments, **keywords)  # type: ignore[misc]
+        self._plugin_records.on_the_card()
 
-    def _reaggregated(self, loss: torch.Tensor, forward: LossForward) -> torch.Tensor:
-        """The same per-token losses under the selected aggregation."""
-        loss_B_T, others = pieces(self, loss, forward)
-        if implements(self.loss_aggregation, "weights"):
-            # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
-            # step takes `accumulation` of the batch's `steps_per_generation` micro-batches.
-            scale: float = self.accelerator.num_processes * self._steps_per_generation / self._accumulation
-            weights_B_T: torch.Tensor = forward.inputs[self._weights_key]
-            forward.weights_B_T = weights_B_T * (scale / self.accelerator.num_processes)
-            return (weights_B_T * loss_B_T).sum() * scale + others
-        if not loss_B_T.requires_grad:  # evaluation of a loss that is linear in the advantages
-            loss_B_T = loss_B_T.detach().requires_grad_()
-        with self._agreement.section():
-            totals = forward.inputs[self._totals_key]
-            reduced = flow.reduced_loss(self.loss_aggregation, loss_B_T, forward.mask_B_T, totals)
-            weights_B_T = flow.reduced_weights(self.loss_aggregation, reduced, loss_B_T, forward.mask_B_T)
-        rows_B_C = row_table(weights_B_T, forward.inputs["advantages"], forward.mask_B_T)
-        self._log_metrics(weight_metrics(self.accelerator.gather(rows_B_C)))
-        forward.weights_B_T = weights_B_T / (self._accumulation * self.accelerator.num_processes)
-        return reduced / self._accumulation + others
+    def _record(self, forward: LossForward, settings: LossSettings, moment: Moment) -> None:
+        """Hand what this loss forward used to the token records."""
+        places_B, inputs = forward.inputs[BatchKeys.place], forward.inputs
+        if self._recorder is None or not self._recorder.wants(places_B):
+            return
+        used = {"advantage": flow.expand_advantages(inputs["advantages"], forward.mask_B_T)}
+        if self._reaggregation is None and not self._own_loss.owners and settings.loss_type in upstream.LOSS_TYPES:
+            forward.weights_B_T = trl_weights(forward, settings, self._facts, moment) / self._facts.ranks
+        if (factor_B := inputs.get(BatchKeys.factor)) is not None and forward.weights_B_T is not None:
+            used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # as it was before it was put into a part
+            forward.weights_B_T = forward.weights_B_T * factor_B.unsqueeze(1)
+        seen = {"weight": forward.weights_B_T, "logp": forward.logps_B_T, "entropy": forward.entropies_B_T}
+        used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
+        stages = [(change.name, change.after_B_T) for change in forward.changes]
+        self._recorder.trained(places_B, stages, used)
 
-    def _loss_mask(self, batch: dict[str, Any]) -> torch.Tensor:
-        """1.0 where a token counts, in the precision of the loss, which is float32 unless the policy has more."""
-        mask_B_T: torch.Tensor = batch["completion_mask"]
-        if "tool_mask" in batch:
-            mask_B_T = mask_B_T * batch["tool_mask"]
-        return mask_B_T.to(torch.promote_types(torch.float32, self.model.dtype))
+    def _log_changes(self, changes: Sequence[Change], places_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
+        """Log what each hook did, and let TRL's table of completions show the advantage that the loss gets.
 
-    @property
-    def _accumulation(self) -> int:
-        """Micro-batches in the optimizer step at hand; evaluation does not accumulate."""
-        return int(self._trl.current_gradient_accumulation_steps) if self.model.training else 1
+        The table has one number for a completion: the mean over its live tokens.
+        """
+        means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
+        places_N = self._facts.gather(places_B).tolist()
+        rows_B_C = torch.cat([means_B.float().unsqueeze(1), change_tables(changes, mask_B_T)], dim=1)
+        rows_N_C = self._facts.gather(rows_B_C)
+        self._log_metrics(metrics_of(changes, rows_N_C[:, 1:]))
+        trl: Any = self
+        logged = trl._logs["advantages"]
+        for place, mean in zip(places_N, rows_N_C[:, 0].tolist(), strict=True):
+            if (row := place - self._places + len(logged)) >= 0:  # else it has left the table
+                logged[row] = mean
 
-    @property
-    def _steps_per_generation(self) -> int:
-        return int(self.args.steps_per_generation) if self.model.training else 1
+    def _log_signal(self, rollout: Rollout) -> None:
+        self._log_metrics({"groups/zero_variance": share_without_signal(self._facts.gather(signal_table(rollout)))})
+
+    def _log_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
+        rows_N_C = self._facts.gather(row_table(weights_B_T, advantages_B_T, mask_B_T))
+        self._log_metrics(weight_metrics(rows_N_C))
+
+    def _log_metrics(self, metrics: Mapping[str, float]) -> None:
+        trl: Any = self
+        kept = trl._metrics["train" if self.model.training else "eval"]
+        for name, value in metrics.items():
+            kept[name].append(value)
+
+    def _newest(self, metric: str) -> float | None:
+        """The newest value of a metric in training."""
+        trl: Any = self
+        if kept := trl._metrics["train"].get(metric):
+            return float(kept[-1])
+        return next((log[metric] for log in reversed(self.state.log_history) if metric in log), None)
 
 
 class GRPOExtTrainer(GRPOExtMixin, GRPOTrainer):

@@ -16,63 +16,38 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 PHASES = ("generation", "rewards", "update")
 
 
-class TimesPhases:
-    """What `GRPOExtMixin` does to know its phases. `training_step` calls `_prepare_inputs`, and that the rest."""
+class PhaseClock:
+    """Gives the time of training steps to phases. The update is around the other two."""
 
-    args: Any
-    accelerator: Any
-    _needs_rollout: Any
-    _phase: str | None = None
-    _phase_since = 0.0
-    _phase_seconds: dict[str, float]
-
-    @property
-    def _times_phases(self) -> bool:
-        selected = getattr(self.args, "rewards", None) or getattr(self.args, "compact_updates", "off") != "off"
-        return bool(self._needs_rollout or selected)
-
-    def training_step(self, *arguments: Any, **keywords: Any) -> Any:
-        """Do TRL's step, and at the end of an optimizer step log the seconds of its phases."""
-        if not self._times_phases:
-            return super().training_step(*arguments, **keywords)  # type: ignore[misc]
-        with self._in_phase("update"):
-            output = super().training_step(*arguments, **keywords)  # type: ignore[misc]
-        trl: Any = self
-        if trl._step % trl.current_gradient_accumulation_steps == 0:  # as TRL's own `step_time`
-            for name in PHASES:
-                trl._metrics["train"][f"time/{name}"].append(self._phase_seconds.pop(name, 0.0))
-        return output
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        with self._in_phase("generation"):
-            return super()._prepare_inputs(generation_batch)  # type: ignore[misc]
-
-    def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> Any:
-        with self._in_phase("rewards"):
-            return super()._calculate_rewards(*arguments, **keywords)  # type: ignore[misc]
+    def __init__(self) -> None:
+        self._phase: str | None = None
+        self._since = 0.0
+        self._seconds: dict[str, float] = {}
 
     @contextmanager
-    def _in_phase(self, name: str) -> Iterator[None]:
+    def during(self, phase: str) -> Iterator[None]:
         """Give the time within to a phase, and not to the one around it; outside of training steps to none."""
         outer = self._phase
-        if outer is None and name != "update":
+        if outer is None and phase != "update":
             yield
             return
-        self._turn_to(name)
+        self._turn_to(phase)
         try:
             yield
         finally:
             self._turn_to(outer)
 
-    def _turn_to(self, name: str | None) -> None:
+    def take(self) -> dict[str, float]:
+        """The seconds since the last call, by metric."""
+        seconds, self._seconds = self._seconds, {}
+        return {f"time/{phase}": seconds.get(phase, 0.0) for phase in PHASES}
+
+    def _turn_to(self, phase: str | None) -> None:
         now = time.perf_counter()
-        if not hasattr(self, "_phase_seconds"):
-            self._phase_seconds = {}
         if self._phase is not None:
-            self._phase_seconds[self._phase] = self._phase_seconds.get(self._phase, 0.0) + now - self._phase_since
-        self._phase, self._phase_since = name, now
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now

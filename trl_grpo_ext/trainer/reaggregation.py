@@ -1,22 +1,24 @@
-"""TRL's scalar loss, taken apart into per-token losses that another aggregation can put together again.
+"""TRL's scalar loss, taken apart into per-token losses and put together again under another aggregation.
 
 What is private to TRL in here is listed in `upstream`, and `self_check` compares the pieces with TRL's own loss.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..credit import flow
+from ..credit.chain import Change
 from ..errors import ConfigurationError
+from ..types import implements
 from . import upstream
-
-if TYPE_CHECKING:
-    from ..credit.chain import Change
-    from .mixin import GRPOExtMixin
+from .batch import BatchKeys
+from .facts import LossSettings, Moment, RunFacts
 
 
 @dataclass
@@ -25,8 +27,7 @@ class LossForward:
 
     inputs: dict[str, Any]
     mask_B_T: torch.Tensor
-    keep_graph: bool
-    made_up_output: tuple[torch.Tensor, ...] | None = None
+    keep_graph: bool = True
     logps_B_T: torch.Tensor | None = None
     entropies_B_T: torch.Tensor | None = None
     weights_B_T: torch.Tensor | None = None
@@ -34,65 +35,110 @@ class LossForward:
     changes: list[Change] = field(default_factory=list)
 
 
-def check_aggregation(trainer: GRPOExtMixin) -> None:
-    """Refuse, at construction, settings with which the selected aggregation could not be exact.
+class Reaggregation:
+    """The selected aggregation in place of TRL's reduction.
+
+    Args:
+        aggregation: The selected one, with `weights` or `reduce`.
+        facts: Of the run.
+        loss_type: TRL's.
+        section: Inside, a plugin that fails on one rank stops all.
 
     Raises:
         ConfigurationError: The loss type is unknown, or the aggregation needs the counts of an optimizer step and TRL
             cuts generation batches across steps.
     """
-    upstream.check_loss_type(trainer._trl.loss_type)
-    per_generation, per_step = trainer.args.steps_per_generation, trainer.args.gradient_accumulation_steps
-    if getattr(trainer.loss_aggregation, "needs_step_totals", False) and per_generation % per_step:
-        label = flow.plugin_label(trainer.loss_aggregation)
-        raise ConfigurationError(
-            f"The loss aggregation {label!r} needs the counts of each optimizer step, but steps_per_generation="
-            f"{per_generation} is no multiple of gradient_accumulation_steps={per_step}: a step takes rows of a "
-            "generation batch that is not sampled yet. Change one of the two, or select another aggregation."
-        )
+
+    def __init__(
+        self,
+        aggregation: Any,
+        facts: RunFacts,
+        loss_type: str,
+        section: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        upstream.check_loss_type(loss_type)
+        self.aggregation, self._facts, self._section = aggregation, facts, section
+        self.by_weights = implements(aggregation, "weights")
+        self.reduces = not self.by_weights
+        if getattr(aggregation, "needs_step_totals", False) and facts.steps_per_generation % facts.accumulation:
+            raise ConfigurationError(
+                f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
+                f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
+                f"{facts.accumulation}: a step takes rows of a generation batch that is not sampled yet. Change one of "
+                "the two, or select another aggregation."
+            )
+
+    def loss(self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, moment: Moment) -> Any:
+        """The same per-token losses under this aggregation; `forward.weights_B_T` is then known.
+
+        Returns:
+            A scalar, scaled as TRL's is: averaged over ranks and summed over the micro-batches of a step, it is the
+            step's loss.
+
+        Raises:
+            PluginOutputError, PluginRunError: Of an aggregation that reduces.
+        """
+        loss_B_T, others = self.pieces(trl_loss, forward, settings, moment)
+        if self.by_weights:
+            # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
+            # step takes `accumulation` of the batch's `steps_per_generation` micro-batches.
+            share = moment.steps_per_generation / moment.accumulation
+            weights_B_T: torch.Tensor = forward.inputs[BatchKeys.weights]
+            forward.weights_B_T = weights_B_T * share
+            return (weights_B_T * loss_B_T).sum() * (self._facts.ranks * share) + others
+        if not loss_B_T.requires_grad:  # evaluation of a loss that is linear in the advantages
+            loss_B_T = loss_B_T.detach().requires_grad_()
+        with self._section():
+            totals = forward.inputs[BatchKeys.totals]
+            reduced = flow.reduced_loss(self.aggregation, loss_B_T, forward.mask_B_T, totals)
+            slope_B_T = flow.reduced_weights(self.aggregation, reduced, loss_B_T, forward.mask_B_T)
+        forward.weights_B_T = slope_B_T / (moment.accumulation * self._facts.ranks)
+        return reduced / moment.accumulation + others
+
+    def pieces(
+        self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, moment: Moment
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take TRL's scalar apart.
+
+        Returns:
+            Per-token loss with its KL penalty, `(B, T)`, and what no aggregation touches: entropy bonus and auxiliary
+            loss as TRL scaled them, a scalar.
+        """
+        mask_B_T = forward.mask_B_T
+        terms_B_T = flow.split_loss(trl_loss, forward.inputs["advantages"])
+        trl_weights_B_T = trl_weights(forward, settings, self._facts, moment)
+        loss_B_T = terms_B_T / torch.where(mask_B_T > 0, trl_weights_B_T, 1.0)
+        kl_B_T = _kl_penalty(forward, settings)
+        if kl_B_T is not None:  # does not depend on the advantages, but follows the same weights
+            kl_B_T = torch.where(mask_B_T > 0, kl_B_T, 0.0)
+            terms_B_T = terms_B_T + trl_weights_B_T * kl_B_T
+            loss_B_T = loss_B_T + kl_B_T
+        if settings.entropy_bonus or settings.auxiliary_loss:
+            return loss_B_T, trl_loss - terms_B_T.sum()
+        return loss_B_T, trl_loss.new_zeros(())
 
 
-def pieces(trainer: GRPOExtMixin, loss: torch.Tensor, forward: LossForward) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take TRL's scalar apart.
-
-    Returns:
-        Per-token loss with its KL penalty, `(B, T)`, and what no aggregation touches: entropy bonus and auxiliary loss
-        as TRL scaled them, a scalar.
-    """
-    trl, inputs, mask_B_T = trainer._trl, forward.inputs, forward.mask_B_T
-    terms_B_T = flow.split_loss(loss, inputs["advantages"])
-    trl_weights_B_T = trl_weights(trainer, inputs, mask_B_T)
-    loss_B_T = terms_B_T / torch.where(mask_B_T > 0, trl_weights_B_T, 1.0)
-    kl_B_T = _kl_penalty(trainer, forward)
-    if kl_B_T is not None:  # does not depend on the advantages, but follows the same weights
-        kl_B_T = torch.where(mask_B_T > 0, kl_B_T, 0.0)
-        terms_B_T = terms_B_T + trl_weights_B_T * kl_B_T
-        loss_B_T = loss_B_T + kl_B_T
-    if trl._entropy_bonus_enabled or trl.aux_loss_enabled:
-        return loss_B_T, loss - terms_B_T.sum()
-    return loss_B_T, loss.new_zeros(())
-
-
-def trl_weights(trainer: GRPOExtMixin, inputs: dict[str, Any], mask_B_T: torch.Tensor) -> torch.Tensor:
+def trl_weights(forward: LossForward, settings: LossSettings, facts: RunFacts, moment: Moment) -> torch.Tensor:
     """The weight that TRL's own reduction gives every token, `(B, T)`."""
     return upstream.reduction_weights(
-        trainer._trl.loss_type,
-        mask_B_T,
-        num_items_in_batch=inputs["num_items_in_batch"],
-        max_completion_length=trainer._trl.max_completion_length,
-        accumulation=trainer._accumulation,
-        steps_per_generation=trainer._steps_per_generation,
-        processes=trainer.accelerator.num_processes,
+        settings.loss_type,
+        forward.mask_B_T,
+        num_items_in_batch=forward.inputs["num_items_in_batch"],
+        max_completion_length=facts.max_completion_length,
+        accumulation=moment.accumulation,
+        steps_per_generation=moment.steps_per_generation,
+        processes=facts.ranks,
     )
 
 
-def _kl_penalty(trainer: GRPOExtMixin, forward: LossForward) -> torch.Tensor | None:
+def _kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor | None:
     """β times the per-token KL estimate, as TRL's loss has it; None without a penalty."""
-    trl, inputs, logps_B_T = trainer._trl, forward.inputs, forward.logps_B_T
-    if trl.beta == 0.0 or logps_B_T is None:
+    inputs, logps_B_T = forward.inputs, forward.logps_B_T
+    if settings.beta == 0.0 or logps_B_T is None:
         return None
     ratio = None
-    if trainer.args.use_bias_correction_kl:
+    if settings.bias_correction_kl:
         old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
-        ratio = flow.importance_ratio(logps_B_T, old_logps_B_T, forward.mask_B_T, trl.importance_sampling_level)
-    return trl.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio)  # type: ignore[no-any-return]
+        level = settings.importance_sampling_level
+        ratio = flow.importance_ratio(logps_B_T, old_logps_B_T, forward.mask_B_T, level)
+    return settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio)

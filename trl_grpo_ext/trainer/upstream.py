@@ -1,5 +1,6 @@
 """What this package relies on inside TRL, in one place: versions, private names, and how TRL reduces its loss.
 
+What collaborators of the adapter may know of a trainer is read off it here, so they never see the trainer itself.
 `tests/upstream` runs this contract against the oldest and the newest supported TRL. When a release changes something
 below, the error names it.
 """
@@ -8,13 +9,20 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from packaging.version import Version
+from trl.models import prepare_deepspeed, prepare_fsdp
+from trl.trainer.utils import use_adapter
 
 from ..errors import ConfigurationError, UpstreamError
+from .facts import LossSettings, Moment, RunFacts
 
 OLDEST_TESTED = "1.14"
 NEWEST_TESTED = "1.16"
@@ -33,6 +41,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "create_model_card": ("self", "model_name"),
     "save_model": ("self", "output_dir"),
     "train": ("self", "resume_from_checkpoint"),
+    "training_step": ("self", "model", "inputs"),
 }
 """Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
 
@@ -218,6 +227,107 @@ def check_batch(batch: dict[str, Any]) -> None:
         UpstreamError: Names what is missing.
     """
     _raise([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
+
+
+def facts_of(trainer: Any) -> RunFacts:
+    """What stays the same for the run of a constructed trainer."""
+    args, accelerator, tokenizer = trainer.args, trainer.accelerator, trainer._tokenizer
+    # TRL 1.14 knows one end-of-sequence token only.
+    ends = getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id])
+    return RunFacts(
+        trainer=type(trainer).__qualname__,
+        tokenizer=tokenizer,
+        end_ids=frozenset({*ends, tokenizer.pad_token_id}),
+        reward_names=tuple(trainer.reward_func_names),
+        num_generations=trainer.num_generations,
+        num_generations_eval=trainer.num_generations_eval,
+        max_completion_length=trainer.max_completion_length,
+        accumulation=int(args.gradient_accumulation_steps),
+        steps_per_generation=int(args.steps_per_generation),
+        rows_per_pass=int(args.per_device_train_batch_size),
+        rows_per_pass_eval=int(args.per_device_eval_batch_size),
+        rank=accelerator.process_index,
+        ranks=accelerator.num_processes,
+        gather=accelerator.gather,
+        sum_over_ranks=partial(accelerator.reduce, reduction="sum"),
+        device=accelerator.device,
+    )
+
+
+def moment_of(trainer: Any) -> Moment:
+    """Where in its run a trainer is."""
+    precision = torch.promote_types(torch.float32, trainer.model.dtype)
+    if not trainer.model.training:
+        return Moment(training=False, step=trainer.state.global_step, precision=precision)
+    return Moment(
+        training=True,
+        step=trainer.state.global_step,
+        accumulation=int(trainer.current_gradient_accumulation_steps),
+        steps_per_generation=int(trainer.args.steps_per_generation),
+        precision=precision,
+    )
+
+
+def loss_settings_of(trainer: Any) -> LossSettings:
+    """What decides about a trainer's loss."""
+    return LossSettings(
+        loss_type=trainer.loss_type,
+        beta=trainer.beta,
+        importance_sampling_level=trainer.importance_sampling_level,
+        bias_correction_kl=trainer.args.use_bias_correction_kl,
+        entropy_bonus=trainer._entropy_bonus_enabled,
+        auxiliary_loss=trainer.aux_loss_enabled,
+        top_entropy_quantile=trainer.top_entropy_quantile,
+    )
+
+
+def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
+    """A context in which the policy's pass is the reference's: its adapter off, or TRL's `ref` adapter on.
+
+    None where the policy has no adapter; TRL itself computes the reference's log-probabilities where `beta` is above 0.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not is_peft_model(model):
+        return nullcontext if trainer.beta != 0.0 else None
+    return lambda: use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
+
+
+def prepared_like_policy(trainer: Any, model: Any) -> Any:
+    """Put another model where the policy is, sharded as it is."""
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    if trainer.is_fsdp_enabled:
+        return prepare_fsdp(model, trainer.accelerator)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def slope_at_ratio_one(trainer: Any) -> float:
+    """|∂l/∂A| of one token of TRL's loss at importance ratio 1, advantage 1 and log-probability -1."""
+    if trainer.loss_type == "sapo":
+        return 2.0 / float(trainer.args.sapo_temperature_pos)  # σ(0)·4/τ
+    if trainer.loss_type == "cispo":
+        return min(1.0, float(trainer.epsilon_high))
+    return 1.0
+
+
+@contextmanager
+def undisturbed(trainer: Any) -> Iterator[None]:
+    """Put back what trial calls of TRL's loss leave: its metrics and the entropy controller.
+
+    Entropy bonus and auxiliary loss are switched off inside: no aggregation touches them.
+    """
+    metrics = {mode: {name: list(values) for name, values in kept.items()} for mode, kept in trainer._metrics.items()}
+    names = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats", "_entropy_bonus_enabled")
+    before = {name: getattr(trainer, name) for name in (*names, "aux_loss_enabled")}
+    trainer._entropy_bonus_enabled = trainer.aux_loss_enabled = False
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(trainer, name, value)
+        for mode, kept in trainer._metrics.items():
+            kept.clear()
+            kept.update(metrics[mode])
 
 
 def _raise(problems: list[str], where: type) -> None:

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..batch import PROMPT_KEYS
 from .plan import Lengths
-
-_PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})
 
 
 def dealt_rows(lengths_R_B: npt.NDArray[np.int64], runs_R_B: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
@@ -62,7 +61,7 @@ def exchanged(
         if isinstance(value, torch.Tensor) and value.dim() > 0:
             if key in widths:
                 missing = widest[list(widths).index(key)] - value.size(1)
-                sides = (missing, 0) if key in _PROMPT_KEYS else (0, missing)
+                sides = (missing, 0) if key in PROMPT_KEYS else (0, missing)
                 value = torch.nn.functional.pad(value, [*([0, 0] * (value.dim() - 2)), *sides])
             kept[key] = gather(value.contiguous())[index]
         elif isinstance(value, list):

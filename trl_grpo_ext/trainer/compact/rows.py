@@ -1,4 +1,4 @@
-"""Rows of TRL's micro-batches, measured, taken out, put together anew and trimmed. Tensors only."""
+"""Rows of TRL's micro-batches, measured, taken out, put together again and trimmed. Tensors only."""
 
 from __future__ import annotations
 
@@ -8,17 +8,8 @@ from typing import Any
 
 import torch
 
+from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, joined
 from .plan import Lengths, Plan
-
-PARTS_KEY = "trl_grpo_ext_parts"
-"""Where a micro-step keeps what is to run before it."""
-
-FACTOR_KEY = "trl_grpo_ext_factor"
-"""`(B,)`, where a part's advantages were multiplied: by what."""
-
-_PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})
-_PLACE_KEY = "trl_grpo_ext_place"
-_WEIGHTS_KEY = "trl_grpo_ext_weights"
 
 RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
 """Of a micro-batch as TRL made it, and a part: what the advantages of its rows in the part are times; None for 1."""
@@ -40,12 +31,6 @@ class Layout:
     precision: torch.dtype
     trim_left: bool
     silent_placeholders: bool
-
-
-def counting_mask(batch: dict[str, Any]) -> torch.Tensor:
-    """`(B, T)`, 1 where a token counts in the loss."""
-    mask_B_T: torch.Tensor = batch["completion_mask"]
-    return mask_B_T if batch.get("tool_mask") is None else mask_B_T * batch["tool_mask"]
 
 
 def row_table(batch: dict[str, Any]) -> torch.Tensor:
@@ -75,7 +60,7 @@ def laid_out(
         came_from: For each row the micro-batch in which TRL had dealt it; by default the one of `micro_batches`.
 
     Returns:
-        One dict for each micro-step; parts that run before it are under `PARTS_KEY`.
+        One dict for each micro-step; parts that run before it are under `BatchKeys.parts`.
     """
     rows = joined(micro_batches)
     if came_from is None:
@@ -83,7 +68,7 @@ def laid_out(
     steps = []
     for step in plan.steps:
         parts = [_part(rows, came_from, part, lengths, layout) for part in step]
-        steps.append({**parts[0], PARTS_KEY: parts[1:]} if len(parts) > 1 else parts[0])
+        steps.append({**parts[0], BatchKeys.parts: parts[1:]} if len(parts) > 1 else parts[0])
     return steps
 
 
@@ -93,19 +78,6 @@ def trimmed(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str
     kept = dict(batch)
     _trim(kept, left if layout.trim_left else None, right)
     return kept
-
-
-def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of several micro-batches as one."""
-    joined: dict[str, Any] = {}
-    for key, value in batches[0].items():
-        if isinstance(value, torch.Tensor) and value.dim() > 0:
-            joined[key] = torch.cat([batch[key] for batch in batches])
-        elif isinstance(value, list | tuple):
-            joined[key] = [entry for batch in batches for entry in batch[key]]
-        else:
-            joined[key] = value
-    return joined
 
 
 def _part(
@@ -133,7 +105,7 @@ def _part(
         advantages = made["advantages"]
         factors_B = torch.tensor(per_row, dtype=torch.float64, device=advantages.device)
         scaled = advantages.double() * factors_B.view(-1, *[1] * (advantages.dim() - 1))
-        made["advantages"], made[FACTOR_KEY] = scaled.to(layout.precision), factors_B.to(layout.precision)
+        made["advantages"], made[BatchKeys.factor] = scaled.to(layout.precision), factors_B.to(layout.precision)
     return made
 
 
@@ -142,14 +114,14 @@ def _hold_places(part: dict[str, Any], held: Sequence[bool], silent: bool) -> No
     if not any(held):
         return
     held_B = torch.tensor(held, device=part["completion_mask"].device)
-    for key in ("advantages", _WEIGHTS_KEY, "completion_mask"):
+    for key in ("advantages", BatchKeys.weights, "completion_mask"):
         if part.get(key) is not None:
             part[key][held_B] = 0
     for key in () if silent else ("completion_mask", "tool_mask"):
         if part.get(key) is not None:
             part[key][held_B, 0] = 1
-    if part.get(_PLACE_KEY) is not None:
-        part[_PLACE_KEY][held_B] = -1  # no row of the records
+    if part.get(BatchKeys.place) is not None:
+        part[BatchKeys.place][held_B] = -1  # no row of the records
 
 
 def _trim(part: dict[str, Any], left: int | None, right: int) -> None:
@@ -158,7 +130,7 @@ def _trim(part: dict[str, Any], left: int | None, right: int) -> None:
     for key, value in part.items():
         if not isinstance(value, torch.Tensor) or value.dim() < 2:
             continue
-        if key in _PROMPT_KEYS:
+        if key in PROMPT_KEYS:
             part[key] = value if left is None else value[:, value.size(1) - left :]
         elif value.size(1) == width:
             part[key] = value[:, :right]

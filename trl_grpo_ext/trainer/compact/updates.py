@@ -5,14 +5,11 @@ completion makes all of them pay, and rows whose advantages are zero run forward
 an optimizer step is a sum over its tokens with weights that are fixed beforehand. So its rows may run in any order and
 any number at a time, and rows that contribute nothing need not run. `Freedom` says how much of that is exact in a run.
 
-`CompactUpdates` stands between `GRPOExtMixin` and TRL's trainer and wraps four of its methods:
-
-| TRL calls | we add |
+| TRL calls | `CompactUpdates` adds |
 | --- | --- |
-| `_prepare_inputs` | the buffered micro-batches, planned anew (`compact_plan`) |
+| `_prepare_inputs` | the buffered micro-batches, planned again (`plan`, `rows`) |
 | `compute_loss` | a micro-step of several parts: the gradient of each is accumulated |
 | `_get_per_token_logps_and_entropies` | the old policy's and the reference's forward passes, in order of length too |
-| `training_step` | its time |
 """
 
 from __future__ import annotations
@@ -21,9 +18,7 @@ import functools
 import inspect
 import logging
 import math
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,9 +31,11 @@ from accelerate.utils import gather_object
 from ...errors import ConfigurationError
 from ...types import implements
 from .. import upstream
+from ..batch import BatchKeys, counting_mask, joined
+from ..facts import LossSettings, RunFacts
 from .exchange import dealt_rows, exchanged, shown_rows
 from .plan import Lengths, Plan, plan_block, saves_nothing, unmoved
-from .rows import PARTS_KEY, Layout, counting_mask, in_order_of_length, joined, laid_out, row_table, trimmed
+from .rows import Layout, in_order_of_length, laid_out, row_table, trimmed
 
 logger = logging.getLogger(__name__)
 
@@ -65,34 +62,40 @@ class Freedom:
     reasons: tuple[str, ...] = ()
 
 
-def freedom_of(trainer: Any) -> Freedom:
-    """What is exact in this run."""
-    aggregation, hooks = trainer.loss_aggregation, trainer.advantage_hooks
+def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], config: Any) -> Freedom:
+    """What is exact in a run.
+
+    Args:
+        loss: TRL's.
+        aggregation: The selected one, or None.
+        hooks: Advantage hooks.
+        config: The model's.
+    """
     forward_hooks = [hook for hook in hooks if implements(hook, "on_forward")]
     by_weights = aggregation is not None and implements(aggregation, "weights")
     stuck = []  # why rows must stay where they are
-    if trainer._entropy_bonus_enabled:
+    if loss.entropy_bonus:
         stuck.append("the entropy bonus is a mean over each micro-batch")
-    if trainer.aux_loss_enabled:
+    if loss.auxiliary_loss:
         stuck.append("the router's auxiliary loss is computed over each micro-batch")
-    if trainer.top_entropy_quantile < 1.0:
+    if loss.top_entropy_quantile < 1.0:
         stuck.append("top_entropy_quantile is taken over each micro-batch")
     if aggregation is not None and not by_weights:
         stuck.append("the selected aggregation reduces each micro-batch")
     if any(not getattr(hook, "per_completion", False) for hook in forward_hooks):
         stuck.append("a forward hook may look at its whole micro-batch (it has no `per_completion = True`)")
-    counts = not by_weights and trainer.loss_type not in upstream.GLOBAL_TOKEN_MEAN
+    counts = not by_weights and loss.loss_type not in upstream.GLOBAL_TOKEN_MEAN
     # What keeps the advantages from being multiplied by what a part's reduction divides by too much; see `_row_factor`.
-    unscaled = "a KL penalty" if trainer.beta != 0.0 else "forward hooks" if forward_hooks else None
-    if counts and unscaled and trainer.loss_type in upstream.LOCAL_TOKEN_MEAN:
-        stuck.append(f"with {unscaled} {trainer.loss_type} is a mean over each micro-batch")
+    unscaled = "a KL penalty" if loss.beta != 0.0 else "forward hooks" if forward_hooks else None
+    if counts and unscaled and loss.loss_type in upstream.LOCAL_TOKEN_MEAN:
+        stuck.append(f"with {unscaled} {loss.loss_type} is a mean over each micro-batch")
     kept = []  # why rows without signal must run
-    if trainer.beta != 0.0:
+    if loss.beta != 0.0:
         kept.append("the KL penalty acts on rows without signal too")
     if forward_hooks:
         kept.append("forward hooks may give rows without signal one")
-    fixed = [f"with {unscaled} {trainer.loss_type} counts rows"] if counts and unscaled else []
-    absolute = [] if positions_are_relative(trainer.model.config) else ["the model's positions are absolute"]
+    fixed = [f"with {unscaled} {loss.loss_type} counts rows"] if counts and unscaled else []
+    absolute = [] if positions_are_relative(config) else ["the model's positions are absolute"]
     return Freedom(
         sort=not stuck,
         drop=not stuck and not kept,
@@ -127,86 +130,77 @@ def positions_are_relative(config: Any) -> bool:
 
 
 class CompactUpdates:
-    """Plans the micro-batches of `compact_updates: exact` anew; with `off` every method is TRL's."""
+    """Plans the micro-batches of `compact_updates: exact`.
 
-    args: Any
-    model: Any
-    accelerator: Any
-    _planned: list[dict[str, Any]] | None = None
-    _freedom: Freedom | None = None
-    _rollout_seconds = 0.0
+    Args:
+        freedom: What is exact in this run.
+        facts: Of the run.
+        loss_type: Whose reduction divides by what is in a micro-batch; None where an aggregation takes its place.
+        max_tokens: Tokens that one part may compute, or None.
+        balance: Move rows between ranks.
+        keeps_records: Token records are kept on the rank that generated a row.
+        log: Takes metrics.
 
-    @property
-    def _compact(self) -> bool:
-        return bool(getattr(self.args, "compact_updates", "off") == "exact")
+    Raises:
+        ConfigurationError: What was asked for cannot be exact.
+    """
 
-    def _check_compact(self) -> None:
-        """At construction: refuse what cannot be exact, and say once what is not done."""
-        if not self._compact:
-            return
-        if self.args.use_liger_kernel:
+    def __init__(
+        self,
+        freedom: Freedom,
+        facts: RunFacts,
+        *,
+        loss_type: str | None,
+        max_tokens: int | None = None,
+        balance: bool = False,
+        keeps_records: bool = False,
+        log: Callable[[dict[str, float]], None],
+    ) -> None:
+        if max_tokens is not None and not freedom.any_count:
             raise ConfigurationError(
-                "compact_updates: exact does not go with use_liger_kernel, whose loss counts the rows of each "
-                "micro-batch. Switch one of them off."
-            )
-        self._freedom = freedom_of(self)
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        budget = self.args.max_tokens_per_micro_batch
-        if budget is not None and not self._freedom.any_count:
-            raise ConfigurationError(
-                f"max_tokens_per_micro_batch={budget} cannot be exact in this run: {'; '.join(self._freedom.reasons)}. "
+                f"max_tokens_per_micro_batch={max_tokens} cannot be exact in this run: {'; '.join(freedom.reasons)}. "
                 "Select a loss_aggregation by weights (seq_mean_token_mean is GRPO's), or take the budget out."
             )
-        if self.args.balance_ranks:
-            self._check_balance(self._freedom)
-        for reason in self._freedom.reasons:
+        if balance:
+            _check_balance(freedom, loss_type, keeps_records)
+        for reason in freedom.reasons:
             logger.info("compact_updates: %s.", reason)
-
-    def _check_balance(self, freedom: Freedom) -> None:
-        trl: Any = self
-        reasons = list(freedom.reasons) if not (freedom.any_count and freedom.trim_left) else []
-        if trl.loss_aggregation is None and trl.loss_type in upstream.LOCAL_TOKEN_MEAN:
-            reasons.append(f"{trl.loss_type} is a mean over the tokens of each rank's micro-batch")
-        if getattr(self.args, "token_records", 0):
-            reasons.append("token_records are kept on the rank that generated a row")
-        if reasons:
-            raise ConfigurationError(
-                f"balance_ranks moves rows to other ranks, which cannot be done in this run: {'; '.join(reasons)}. "
-                "Take it out, or what stands in its way."
-            )
+        self.freedom, self._facts, self._loss_type = freedom, facts, loss_type
+        self._max_tokens, self._balances, self._log = max_tokens, balance and facts.ranks > 1, log
+        self._planned: list[dict[str, Any]] | None = None
 
     # ------------------------------------------------------------------ once per generation batch
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        started = time.perf_counter()
-        inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
-        trl: Any = self
-        if not self._compact or not self.model.training or trl._buffered_inputs is self._planned:
-            return inputs
-        self._rollout_seconds = time.perf_counter() - started  # planning is part of the update
-        micro_batches = trl._buffered_inputs
-        strangers = sorted(upstream.MULTIMODAL_KEYS & {key for key, value in inputs.items() if value is not None})
-        if strangers:
-            _say_once(f"multimodal inputs ({', '.join(strangers)}) run as TRL deals them")
+    def planned(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
+        """The micro-batches of a generation batch as they are to run; those planned before come back as they are.
+
+        Args:
+            micro_batches: TRL's buffered inputs.
+            precision: Of advantages that are multiplied.
+        """
+        if micro_batches is self._planned:
+            return micro_batches
+        images = sorted(upstream.MULTIMODAL_KEYS & {key for key, v in micro_batches[0].items() if v is not None})
+        if images:
+            _say_once(f"multimodal inputs ({', '.join(images)}) run as TRL deals them")
             self._planned = micro_batches
         else:
-            self._planned = trl._buffered_inputs = self._replanned(micro_batches)
-        return self._planned[trl._step % len(self._planned)]
+            self._planned = self._replanned(micro_batches, precision)
+        return self._planned
 
-    def _replanned(self, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        assert self._freedom is not None
-        freedom, count = self._freedom, len(micro_batches)
+    def _replanned(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
+        freedom, count = self.freedom, len(micro_batches)
         # Wherever optimizer windows begin, this many micro-steps in a row are in one of them.
-        block = math.gcd(int(self.args.gradient_accumulation_steps), count) if freedom.sort else 1
+        block = math.gcd(self._facts.accumulation, count) if freedom.sort else 1
         rows = micro_batches[0]["completion_ids"].size(0)
         table_B_3 = torch.cat([row_table(batch) for batch in micro_batches])
         if not freedom.trim_left:  # what stays in front of a prompt is computed like the prompt
             table_B_3[:, 0] = micro_batches[0]["prompt_ids"].size(1)
-        tables_N_3 = self.accelerator.gather(table_B_3).cpu().numpy()
-        ranks = tables_N_3.reshape(self.accelerator.num_processes, count // block, block * rows, 3)
+        tables_N_3 = self._facts.gather(table_B_3).cpu().numpy()
+        ranks = tables_N_3.reshape(self._facts.ranks, count // block, block * rows, 3)
         layout = Layout(
             factor=self._row_factor,
-            precision=torch.promote_types(torch.float32, self.model.dtype),
+            precision=precision,
             trim_left=freedom.trim_left,
             silent_placeholders=freedom.silent_placeholders,
         )
@@ -226,9 +220,8 @@ class CompactUpdates:
         self, steps: Sequence[dict[str, Any]], lengths_R_B: Lengths, runs_R_B: npt.NDArray[np.bool_], layout: Layout
     ) -> tuple[list[Plan], list[dict[str, Any]]]:
         """The plans of all ranks for one block, and this rank's micro-steps."""
-        assert self._freedom is not None
-        rank, rows = self.accelerator.process_index, steps[0]["completion_ids"].size(0)
-        if not self._freedom.sort:
+        rank, rows = self._facts.rank, steps[0]["completion_ids"].size(0)
+        if not self.freedom.sort:
             made = [unmoved(lengths) for lengths in lengths_R_B]
             return made, laid_out(steps, made[rank], lengths_R_B[rank], layout)
         numbers, blocks = None, list(zip(lengths_R_B, runs_R_B, strict=True))
@@ -237,21 +230,16 @@ class CompactUpdates:
         made = plan_block(
             blocks,
             len(steps),
-            rows_per_part=None if self._freedom.any_count else rows,
-            max_tokens=self.args.max_tokens_per_micro_batch,
+            rows_per_part=None if self.freedom.any_count else rows,
+            max_tokens=self._max_tokens,
         )
         if numbers is None and all(map(saves_nothing, made, lengths_R_B)):
             return made, [trimmed(step, lengths_R_B[rank], layout) for step in steps]
         if numbers is None:
             return made, laid_out(steps, made[rank], lengths_R_B[rank], layout)
-        kept = exchanged(joined(steps), numbers[rank], self.accelerator.gather, gather_object)
+        kept = exchanged(joined(steps), numbers[rank], self._facts.gather, gather_object)
         # What the rows' own micro-batches counted, their rows, is the same on every rank.
         return made, laid_out([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
-
-    @property
-    def _balances(self) -> bool:
-        """Whether rows move between ranks."""
-        return bool(self.args.balance_ranks) and self.accelerator.num_processes > 1
 
     def _row_factor(self, before: dict[str, Any], part: dict[str, Any]) -> float | None:
         """By how much the rows of a micro-batch of TRL's count too little in a part.
@@ -259,10 +247,9 @@ class CompactUpdates:
         TRL's reduction divides by what is in the part. The loss is homogeneous in the advantages, so multiplying them
         puts back what it would have divided by. None where that is the same for any part.
         """
-        trl: Any = self
-        if trl.loss_aggregation is not None or trl.loss_type in upstream.GLOBAL_TOKEN_MEAN:
+        if self._loss_type is None or self._loss_type in upstream.GLOBAL_TOKEN_MEAN:
             return None
-        if trl.loss_type in upstream.LOCAL_TOKEN_MEAN:
+        if self._loss_type in upstream.LOCAL_TOKEN_MEAN:
             return max(1.0, float(counting_mask(part).sum())) / max(1.0, float(counting_mask(before).sum()))
         rows = part["completion_ids"].size(0) / before["completion_ids"].size(0)
         return None if rows == 1.0 else rows
@@ -270,65 +257,28 @@ class CompactUpdates:
     def _log_plan(self, plans: Sequence[Plan], rows_of_all: int) -> None:
         live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
         rows = sum(row >= 0 for plan in plans for step in plan.steps for part in step for row in part)
-        self._compact_metrics(
-            live_tokens=live,
-            computed_tokens=computed,
-            computed_to_live=computed / max(live, 1),
-            rows_dropped=1.0 - rows / rows_of_all,
-            micro_steps_skipped=sum(plan.idle for plan in plans),
+        self._log(
+            {
+                "compact/live_tokens": float(live),
+                "compact/computed_tokens": float(computed),
+                "compact/computed_to_live": computed / max(live, 1),
+                "compact/rows_dropped": 1.0 - rows / rows_of_all,
+                "compact/micro_steps_skipped": float(sum(plan.idle for plan in plans)),
+            }
         )
 
-    def _compact_metrics(self, **values: float) -> None:
-        trl: Any = self
-        for name, value in values.items():
-            trl._metrics["train"][f"compact/{name}"].append(float(value))
+    # ------------------------------------------------------------------ at every forward pass
 
-    # ------------------------------------------------------------------ at every micro-step
+    def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
+        """TRL's log-probabilities; those of several passes without a gradient in order of length.
 
-    def training_step(self, *arguments: Any, **keywords: Any) -> Any:
-        """Do TRL's step, and log how long the update and the rollout in it took."""
-        if not self._compact:
-            return super().training_step(*arguments, **keywords)  # type: ignore[misc]
-        self._rollout_seconds, started = 0.0, time.perf_counter()
-        output = super().training_step(*arguments, **keywords)  # type: ignore[misc]
-        self._seconds["rollout_seconds"] += self._rollout_seconds
-        self._seconds["update_seconds"] += time.perf_counter() - started - self._rollout_seconds
-        trl: Any = self
-        if trl._step % trl.current_gradient_accumulation_steps == 0:  # as TRL's own `step_time`
-            self._compact_metrics(**self._seconds)
-            self._seconds.clear()
-        return output
-
-    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Compute the loss of a micro-step; of one that has several parts, with the gradient of all but one done."""
-        parts = inputs.get(PARTS_KEY) if isinstance(inputs, dict) else None
-        if not parts:
-            return super().compute_loss(model, inputs, *arguments, **keywords)  # type: ignore[misc]
-        others = 0.0
-        for part in parts:
-            with self._accumulating(model):
-                loss = super().compute_loss(model, part, *arguments, **keywords)  # type: ignore[misc]
-                scale = {} if self.accelerator.distributed_type != "DEEPSPEED" else {"scale_wrt_gas": False}
-                self.accelerator.backward(loss, **scale)
-            others += loss.detach()
-        own = {key: value for key, value in inputs.items() if key != PARTS_KEY}
-        return super().compute_loss(model, own, *arguments, **keywords) + others  # type: ignore[misc]
-
-    @contextmanager
-    def _accumulating(self, model: Any) -> Iterator[None]:
-        """A backward inside only adds to the gradients; whatever makes ranks meet or weights move waits."""
-        state = self.accelerator.gradient_state
-        synced = state.sync_gradients
-        state._set_sync_gradients(False)
-        try:
-            with self.accelerator.no_sync(model):
-                yield
-        finally:
-            state._set_sync_gradients(synced)
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
-        method = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
-        if not self._compact or torch.is_grad_enabled():
+        Args:
+            method: TRL's `_get_per_token_logps_and_entropies`.
+            model: Its model.
+            *arguments: Its arguments.
+            **keywords: Its arguments.
+        """
+        if torch.is_grad_enabled():
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
         named = {**bound, **bound.pop("kwargs", {})}
@@ -340,8 +290,55 @@ class CompactUpdates:
         chunk = given.get("batch_size") or rows
         if rows <= chunk:
             return method(model, *arguments, **keywords)
-        assert self._freedom is not None
-        return in_order_of_length(method, given, chunk, self._freedom.trim_left)
+        return in_order_of_length(method, given, chunk, self.freedom.trim_left)
+
+
+def loss_of_parts(compute: Callable[[dict[str, Any]], torch.Tensor], model: Any, inputs: Any, accelerator: Any) -> Any:
+    """The loss of a micro-step; of one that has several parts, with the gradient of all but one done.
+
+    Args:
+        compute: The loss of a batch.
+        model: Whose gradients accumulate.
+        inputs: The micro-step, with its parts under `BatchKeys.parts`.
+        accelerator: Does the backward.
+    """
+    parts = inputs.get(BatchKeys.parts) if isinstance(inputs, dict) else None
+    if not parts:
+        return compute(inputs)
+    others: Any = 0.0
+    for part in parts:
+        with _accumulating(accelerator, model):
+            loss = compute(part)
+            scale = {} if accelerator.distributed_type != "DEEPSPEED" else {"scale_wrt_gas": False}
+            accelerator.backward(loss, **scale)
+        others += loss.detach()
+    return compute({key: value for key, value in inputs.items() if key != BatchKeys.parts}) + others
+
+
+@contextmanager
+def _accumulating(accelerator: Any, model: Any) -> Iterator[None]:
+    """A backward inside only adds to the gradients; whatever makes ranks meet or weights move waits."""
+    state = accelerator.gradient_state
+    synced = state.sync_gradients
+    state._set_sync_gradients(False)
+    try:
+        with accelerator.no_sync(model):
+            yield
+    finally:
+        state._set_sync_gradients(synced)
+
+
+def _check_balance(freedom: Freedom, loss_type: str | None, keeps_records: bool) -> None:
+    reasons = list(freedom.reasons) if not (freedom.any_count and freedom.trim_left) else []
+    if loss_type in upstream.LOCAL_TOKEN_MEAN:
+        reasons.append(f"{loss_type} is a mean over the tokens of each rank's micro-batch")
+    if keeps_records:
+        reasons.append("token_records are kept on the rank that generated a row")
+    if reasons:
+        raise ConfigurationError(
+            f"balance_ranks moves rows to other ranks, which cannot be done in this run: {'; '.join(reasons)}. "
+            "Take it out, or what stands in its way."
+        )
 
 
 _LOGPS_ARGUMENTS = ("input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy")

@@ -6,36 +6,19 @@ weights are loaded for it.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
 
 from ..credit.alignment import check_alignment
 from ..credit.flow import plugin_label
 from ..errors import ConfigurationError
 from ..types import NEEDS, implements
-
-if TYPE_CHECKING:
-    from .mixin import GRPOExtMixin
-
-MULTIMODAL_KEYS = (
-    "pixel_values",
-    "image_grid_thw",
-    "num_images",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "num_tiles",
-    "image_sizes",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "image_position_ids",
-)
-"""Entries of TRL's batch that its own forward passes hand on to the model."""
+from .batch import whole_rows
 
 
 @dataclass(frozen=True)
@@ -47,64 +30,74 @@ class Scores:
     teachers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Models:
+    """The models of a run, as far as scoring needs them.
+
+    Attributes:
+        policy_logps: TRL's own pass of the policy over a batch, so many rows at a time: `(batch, rows) -> (B, T)`.
+        as_reference: Inside, the policy's pass is the reference's. None where there is no reference policy.
+        prepared: Puts a teacher where the policy is, sharded as it is.
+        autocast: The precision of the policy's passes.
+        samples_with_logps: Whether the sampler reports log-probabilities.
+        name: Of the policy.
+        temperature: That logits are divided by.
+        trust_remote_code: Whether a teacher's own code may run.
+    """
+
+    policy_logps: Callable[[dict[str, Any], int], torch.Tensor]
+    as_reference: Callable[[], AbstractContextManager[Any]] | None
+    prepared: Callable[[Any], Any]
+    autocast: Callable[[], AbstractContextManager[Any]]
+    samples_with_logps: bool
+    name: str
+    temperature: float
+    trust_remote_code: bool
+
+
 class Scorer:
     """Knows what the selected hooks need and computes it.
 
     Args:
-        trainer: A constructed trainer.
-        hooks: Its advantage hooks.
+        hooks: Advantage hooks.
+        models: The run's.
+        tokenizer: The policy's.
 
     Raises:
         ConfigurationError: A hook needs what this run does not have; the message names the hook and what to do.
     """
 
-    def __init__(self, trainer: GRPOExtMixin, hooks: Sequence[Any]) -> None:
-        self._trainer = trainer
-        self.needs = {need for hook in hooks for need in _needs(hook)}
+    def __init__(self, hooks: Sequence[Any], models: Models, tokenizer: Any) -> None:
+        self._models = models
+        self.needs = {need for hook in hooks for need in _strings(hook, "needs")}
         for hook in hooks:
-            _check(trainer, hook)
+            _check(hook, models, tokenizer)
         self._teachers: dict[str, Any] = {}
         for hook in hooks:
             for name in _strings(hook, "teachers"):
                 if name not in self._teachers:
-                    self._teachers[name] = _load_teacher(trainer, name, plugin_label(hook))
+                    teacher = _load_teacher(name, plugin_label(hook), tokenizer, models.trust_remote_code)
+                    self._teachers[name] = models.prepared(teacher).eval()
 
-    def scores(self, batch: dict[str, Any]) -> Scores:
+    def scores(self, batch: dict[str, Any], rows_at_once: int) -> Scores:
         """Score one generation batch. All ranks call it, since sharded models need all of them."""
         old_B_T = ref_B_T = None
         if "old_logps" in self.needs and "old_per_token_logps" not in batch:
-            old_B_T = self._policy_logps(batch)
+            old_B_T = self._models.policy_logps(batch, rows_at_once)
         if "ref_logps" in self.needs and "ref_per_token_logps" not in batch:
-            with _as_reference(self._trainer):
-                ref_B_T = self._policy_logps(batch)
-        teachers = {name: self._teacher_logps(model, batch) for name, model in self._teachers.items()}
+            assert self._models.as_reference is not None  # checked at construction
+            with self._models.as_reference():
+                ref_B_T = self._models.policy_logps(batch, rows_at_once)
+        teachers = {name: self._teacher_logps(model, batch, rows_at_once) for name, model in self._teachers.items()}
         return Scores(old_B_T, ref_B_T, teachers)
 
-    def _policy_logps(self, batch: dict[str, Any]) -> torch.Tensor:
-        """By TRL's own method, so these are the numbers that TRL itself would have computed."""
-        ids, mask = _whole(batch)
-        extra = {key: batch[key] for key in MULTIMODAL_KEYS if batch.get(key) is not None}
-        length = batch["completion_ids"].size(1)
-        with torch.no_grad():
-            scored = self._trainer._get_per_token_logps_and_entropies(
-                self._trainer.model, ids, mask, length, batch_size=self._rows_at_once, **extra
-            )
-        logps_B_T: torch.Tensor = scored[0].detach()
-        return logps_B_T
-
-    @property
-    def _rows_at_once(self) -> int:
-        args = self._trainer.args
-        training = self._trainer.model.training
-        return int(args.per_device_train_batch_size if training else args.per_device_eval_batch_size)
-
-    def _teacher_logps(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-        ids, mask = _whole(batch)
-        length, temperature = batch["completion_ids"].size(1), float(self._trainer._trl.temperature)
+    def _teacher_logps(self, model: Any, batch: dict[str, Any], rows_at_once: int) -> torch.Tensor:
+        ids, mask = whole_rows(batch)
+        length, temperature = batch["completion_ids"].size(1), float(self._models.temperature)
         parts = []
-        for first in range(0, ids.size(0), self._rows_at_once):
-            rows = slice(first, first + self._rows_at_once)
-            with torch.no_grad(), self._trainer.accelerator.autocast():
+        for first in range(0, ids.size(0), rows_at_once):
+            rows = slice(first, first + rows_at_once)
+            with torch.no_grad(), self._models.autocast():
                 parts.append(completion_logps(model, ids[rows], mask[rows], length, temperature))
         return torch.cat(parts)
 
@@ -140,30 +133,8 @@ def completion_logps(
     return torch.stack(rows)
 
 
-def _whole(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompt and completion, and what of them is no padding."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-
-
 def _unwrapped(model: Any) -> Any:
     return getattr(model, "module", model)
-
-
-@contextlib.contextmanager
-def _as_reference(trainer: GRPOExtMixin) -> Any:
-    """The policy without its adapter, or with the adapter that TRL keeps as the reference."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if "ref" not in model.peft_config:
-        with model.disable_adapter():
-            yield
-        return
-    active = model.active_adapter
-    model.set_adapter("ref")
-    try:
-        yield
-    finally:
-        model.set_adapter(active)
 
 
 # ------------------------------------------------------------------ at construction
@@ -178,12 +149,8 @@ def _strings(hook: Any, attribute: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _needs(hook: Any) -> tuple[str, ...]:
-    return _strings(hook, "needs")
-
-
-def _check(trainer: GRPOExtMixin, hook: Any) -> None:
-    needs, label, trl = _needs(hook), f"The advantage hook {plugin_label(hook)!r}", trainer._trl
+def _check(hook: Any, models: Models, tokenizer: Any) -> None:
+    needs, label = _strings(hook, "needs"), f"The advantage hook {plugin_label(hook)!r}"
     unknown = [need for need in needs if need not in NEEDS]
     if unknown:
         raise ConfigurationError(f"{label} needs {unknown[0]!r}, which there is not. There are: {', '.join(NEEDS)}.")
@@ -192,28 +159,27 @@ def _check(trainer: GRPOExtMixin, hook: Any) -> None:
             f"{label} needs entropies, and has only on_rollout. They come with the policy's loss forward: give it "
             "on_forward(advantages_B_T, forward), where forward.entropies_B_T has them."
         )
-    if "sampling_logps" in needs and not (trl.use_vllm or trl.rollout_func is not None):
+    if "sampling_logps" in needs and not models.samples_with_logps:
         raise ConfigurationError(
             f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func report. Set "
             "use_vllm: true, or use a hook that takes old_logps."
         )
-    if "ref_logps" in needs and trl.beta == 0.0 and not is_peft_model(trainer.accelerator.unwrap_model(trainer.model)):
+    if "ref_logps" in needs and models.as_reference is None:
         raise ConfigurationError(
             f"{label} needs a reference policy, and there is none: beta is 0.0 and the model has no adapter that could "
             "be switched off. Set beta above 0, train an adapter (use_peft: true), or name a model where the hook "
-            f"takes one (`reference`, `teacher`). The model trained is {trl.model.config._name_or_path!r}."
+            f"takes one (`reference`, `teacher`). The model trained is {models.name!r}."
         )
     if "offsets" in needs:
-        check_alignment(trl._tokenizer)
+        check_alignment(tokenizer)
 
 
-def _load_teacher(trainer: GRPOExtMixin, name: str, hook: str) -> Any:
-    """Load a teacher, after a look at its vocabulary; eval mode, without gradients, where the policy is."""
+def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool) -> Any:
+    """Load a teacher without gradients, after a look at its vocabulary."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer, trust = trainer._trl._tokenizer, bool(getattr(trainer.args, "trust_remote_code", False))
     try:
-        teachers = AutoTokenizer.from_pretrained(name, trust_remote_code=trust).get_vocab()
+        teachers = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code).get_vocab()
     except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
         raise ConfigurationError(
             f"The teacher {name!r} of the advantage hook {hook!r} has no tokenizer that can be loaded: {error}. Its "
@@ -229,7 +195,7 @@ def _load_teacher(trainer: GRPOExtMixin, name: str, hook: str) -> Any:
             f"here and {teachers.get(example, 'none')} there. Its log-probabilities would be of other texts."
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=trust)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=trust_remote_code)
     except Exception as error:  # as above
         raise ConfigurationError(
             f"The teacher {name!r} of the advantage hook {hook!r} cannot be loaded: {error}"
@@ -239,14 +205,4 @@ def _load_teacher(trainer: GRPOExtMixin, name: str, hook: str) -> Any:
             f"The teacher {name!r} of the advantage hook {hook!r} has {model.get_input_embeddings().num_embeddings} "
             f"embeddings, fewer than the policy's vocabulary needs ({max(own.values()) + 1})."
         )
-    model.requires_grad_(False)
-    accelerator = trainer.accelerator
-    if trainer._trl.is_deepspeed_enabled:
-        from trl.models import prepare_deepspeed
-
-        return prepare_deepspeed(model, accelerator).eval()
-    if trainer._trl.is_fsdp_enabled:
-        from trl.models import prepare_fsdp
-
-        return prepare_fsdp(model, accelerator).eval()
-    return accelerator.prepare_model(model, evaluation_mode=True).eval()
+    return model.requires_grad_(False)

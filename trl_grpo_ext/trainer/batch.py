@@ -1,0 +1,58 @@
+"""TRL's batch, a dict of tensors: the entries that we add, which tokens count, and its rows put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class BatchKeys:
+    """Every entry that we put into TRL's batch. TRL shuffles, cuts and deals them with its own."""
+
+    reward = "trl_grpo_ext_reward"
+    """`(B,)`, weighted."""
+    baseline = "trl_grpo_ext_baseline"
+    """`(B,)`, mean reward of the group."""
+    zero_variance = "trl_grpo_ext_zero_variance"
+    """`(B,)`, whether the group's rewards are all alike."""
+    place = "trl_grpo_ext_place"
+    """`(B,)`, running number of the completion in TRL's table, over all ranks and generation batches; -1 for none."""
+    weights = "trl_grpo_ext_weights"
+    """`(B, T)`, of the selected aggregation."""
+    totals = "trl_grpo_ext_totals"
+    """A `Totals`, once the rows are dealt."""
+    parts = "trl_grpo_ext_parts"
+    """Batches that a compact micro-step runs before its own."""
+    factor = "trl_grpo_ext_factor"
+    """`(B,)`, what a compact part's advantages were multiplied by."""
+
+
+PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})
+"""Entries `(B, P)`, padded on the left; all others are padded on the right."""
+
+
+def counting_mask(batch: dict[str, Any]) -> torch.Tensor:
+    """`(B, T)`, 1 where a token counts in the loss: written by the policy, and not by a tool."""
+    mask_B_T: torch.Tensor = batch["completion_mask"]
+    return mask_B_T if batch.get("tool_mask") is None else mask_B_T * batch["tool_mask"]
+
+
+def whole_rows(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompt and completion of each row, `(B, P + T)`, and what of it is no padding."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+
+
+def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of several micro-batches as one."""
+    rows: dict[str, Any] = {}
+    for key, value in batches[0].items():
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            rows[key] = torch.cat([batch[key] for batch in batches])
+        elif isinstance(value, list | tuple):
+            rows[key] = [entry for batch in batches for entry in batch[key]]
+        else:
+            rows[key] = value
+    return rows

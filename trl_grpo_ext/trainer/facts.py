@@ -1,0 +1,103 @@
+"""What collaborators of the adapter know of a run: `RunFacts` for good, `Moment` for now; never the trainer.
+
+`upstream` reads both off TRL's trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What stays the same from the trainer's construction to its end.
+
+    Attributes:
+        trainer: Qualified name of the trainer's class, for messages.
+        tokenizer: Of the policy.
+        end_ids: Tokens that end a completion, padding among them.
+        reward_names: Of the reward functions, each once.
+        num_generations: Completions of a prompt in training.
+        num_generations_eval: In evaluation.
+        max_completion_length: The generation limit, in tokens.
+        accumulation: Micro-batches of an optimizer step.
+        steps_per_generation: Micro-batches of a generation batch.
+        rows_per_pass: Completions of one forward pass in training.
+        rows_per_pass_eval: In evaluation.
+        rank: Of this process.
+        ranks: How many there are.
+        gather: Concatenates equally shaped tensors over all ranks, in rank order.
+        sum_over_ranks: Adds equally shaped tensors over all ranks.
+        device: Where tensors of the training live.
+    """
+
+    trainer: str
+    tokenizer: Any
+    end_ids: frozenset[int]
+    reward_names: tuple[str, ...]
+    num_generations: int
+    num_generations_eval: int
+    max_completion_length: int
+    accumulation: int
+    steps_per_generation: int
+    rows_per_pass: int
+    rows_per_pass_eval: int
+    rank: int
+    ranks: int
+    gather: Callable[[torch.Tensor], torch.Tensor]
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
+    device: torch.device
+
+    def group_size(self, training: bool) -> int:
+        """Completions of one prompt."""
+        return self.num_generations if training else self.num_generations_eval
+
+    def rows_at_once(self, training: bool) -> int:
+        """Completions of one forward pass."""
+        return self.rows_per_pass if training else self.rows_per_pass_eval
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in the run a call happens.
+
+    Attributes:
+        training: False in evaluation, which neither accumulates nor cuts generation batches.
+        step: Optimizer steps done.
+        accumulation: Micro-batches of the optimizer step at hand.
+        steps_per_generation: Micro-batches of the generation batch at hand.
+        precision: Of the loss: float32, unless the policy has more.
+    """
+
+    training: bool
+    step: int
+    accumulation: int = 1
+    steps_per_generation: int = 1
+    precision: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """What decides about TRL's loss, read at each loss because callbacks may change it.
+
+    Attributes:
+        loss_type: TRL's name of the loss and its reduction.
+        beta: Coefficient of the KL penalty.
+        importance_sampling_level: `token` or `sequence`.
+        bias_correction_kl: Whether the KL estimate is multiplied by the importance ratio.
+        entropy_bonus: Whether TRL adds one.
+        auxiliary_loss: Whether TRL adds a router's.
+        top_entropy_quantile: Share of the tokens that count, by entropy; 1.0 for all.
+    """
+
+    loss_type: str
+    beta: float
+    importance_sampling_level: str
+    bias_correction_kl: bool
+    entropy_bonus: bool
+    auxiliary_loss: bool
+    top_entropy_quantile: float
