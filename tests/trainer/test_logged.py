@@ -37,9 +37,9 @@ class Trained(GRPOExtTrainer):
         self.used: list[dict[str, Any]] = []
         super().__init__(*arguments, **keywords)
 
-    def _trl_loss(self, model: Any, forward: LossForward) -> torch.Tensor:
-        loss = super()._trl_loss(model, forward)
-        if forward.made_up_output is None and self.model.training:
+    def _in_flight(self, below: Any, model: Any, forward: LossForward) -> torch.Tensor:
+        loss = super()._in_flight(below, model, forward)
+        if self.model.training:
             advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
             for row, mask in enumerate(forward.mask_B_T):
                 ids = forward.inputs["completion_ids"][row][mask > 0].tolist()

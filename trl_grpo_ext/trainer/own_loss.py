@@ -23,7 +23,6 @@ from .made_up import LossOf, loss_on, made_up_batch, wave_like
 
 RELATIVE_TOLERANCE = 1e-5
 _SOURCES = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes")
-_LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class OwnLoss:
                 "updates know no other trainer. Rewards work in any: reward_funcs=load_rewards([...])."
             )
         between = order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
-        self.owners = [owner for owner in between if not _LOSS_METHODS.isdisjoint(vars(owner))]
+        self.owners = [owner for owner in between if not upstream.LOSS_METHODS.isdisjoint(vars(owner))]
         self._wanted, self._kind = wanted, None if self.owners else LossKind()
         for owner in self.owners:
             if wanted.aggregation is not None:

@@ -45,8 +45,11 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
 
+LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
+"""Those that make the loss; whoever overrides one has a loss of their own."""
+
 ENTROPY_ARGUMENT = 4
-"""Place of `compute_entropy` behind `model` among the arguments of `_get_per_token_logps_and_entropies`."""
+"""Place of `compute_entropy` after `model` among the arguments of `_get_per_token_logps_and_entropies`."""
 
 SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),

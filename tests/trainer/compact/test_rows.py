@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,23 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
-from trl_grpo_ext.trainer.compact import rows
+from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
 from trl_grpo_ext.trainer.compact.plan import Plan, plan_block, unmoved
-from trl_grpo_ext.trainer.compact.rows import (
-    FACTOR_KEY,
-    PARTS_KEY,
-    Layout,
-    counting_mask,
-    in_order_of_length,
-    laid_out,
-    row_table,
-    trimmed,
-)
-from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _has_to_run, freedom_of
-from trl_grpo_ext.trainer.contexts import RowKeys
-from trl_grpo_ext.trainer.mixin import GRPOExtMixin
+from trl_grpo_ext.trainer.compact.rows import Layout, in_order_of_length, laid_out, row_table, trimmed
+from trl_grpo_ext.trainer.compact.updates import Freedom, _has_to_run, freedom_of, row_factor
+from trl_grpo_ext.trainer.facts import LossSettings
 
-PLACE, WEIGHTS = "trl_grpo_ext_place", "trl_grpo_ext_weights"
+PLACE, WEIGHTS = BatchKeys.place, BatchKeys.weights
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
 LIMIT = 7
 """Stands in for `max_completion_length`."""
@@ -123,18 +112,21 @@ def batches_of(case: Case) -> list[dict[str, Any]]:
     ]
 
 
-def trainer_like(loss_type: str, beta: float, aggregation: Any = None) -> Any:
-    """What `freedom_of` and the factors read."""
-    return SimpleNamespace(
-        loss_type=loss_type,
-        beta=beta,
-        loss_aggregation=aggregation,
-        advantage_hooks=[],
-        _entropy_bonus_enabled=False,
-        aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
-        model=SimpleNamespace(config=LlamaConfig()),
-    )
+@dataclass
+class Setting:
+    """A loss, and the aggregation in its place."""
+
+    loss_type: str
+    beta: float = 0.0
+    aggregation: Any = None
+
+    @property
+    def freedom(self) -> Freedom:
+        loss = LossSettings(self.loss_type, self.beta, "token", False, False, False, 1.0)
+        return freedom_of(loss, self.aggregation, [], LlamaConfig())
+
+    def factor(self, before: dict[str, Any], part: dict[str, Any]) -> float | None:
+        return row_factor(self.loss_type if self.aggregation is None else None, before, part)
 
 
 class Weights:
@@ -144,13 +136,13 @@ class Weights:
         raise NotImplementedError
 
 
-def compacted(case: Case, trainer: Any, freedom: Freedom | None = None) -> tuple[list[dict[str, Any]], Plan]:
+def compacted(case: Case, setting: Setting, freedom: Freedom | None = None) -> tuple[list[dict[str, Any]], Plan]:
     """All parts, in the order in which they are laid out, and the plan; `CompactUpdates._replanned` for one rank."""
-    freedom = freedom_of(trainer) if freedom is None else freedom
+    freedom = setting.freedom if freedom is None else freedom
     batches = batches_of(case)
     table = torch.cat([row_table(batch) for batch in batches]).numpy()
     layout = Layout(
-        factor=lambda before, part: CompactUpdates._row_factor(trainer, before, part),
+        factor=setting.factor,
         precision=torch.float64,
         trim_left=freedom.trim_left,
         silent_placeholders=freedom.silent_placeholders,
@@ -174,7 +166,7 @@ def compacted(case: Case, trainer: Any, freedom: Freedom | None = None) -> tuple
     parts = []
     for step, planned in zip(steps, plan.steps, strict=True):
         step = dict(step)
-        others = step.pop(PARTS_KEY, [])
+        others = step.pop(BatchKeys.parts, [])
         assert 1 + len(others) == len(planned)
         parts += [step, *others]
     return parts, plan
@@ -220,7 +212,7 @@ def test_a_part_by_hand() -> None:
     plan = Plan((((2, 0, -1), (-1,)),), 0, 0, 0, 0)
     layout = Layout(lambda before, part: part["advantages"].numel() / 10, torch.float64, True, False)
     (step,) = laid_out(batches, plan, lengths, layout)
-    (idle,) = step[PARTS_KEY]
+    (idle,) = step[BatchKeys.parts]
     assert step["prompt_ids"].tolist() == [[1013, 1014], [1003, 1004], [1003, 1004]]
     assert step["prompt_mask"].tolist() == [[1, 1], [0, 1], [0, 1]]
     assert step["completion_ids"].tolist() == [[5012, 5013], [5000, 5001], [5000, 5001]]
@@ -256,16 +248,16 @@ def test_the_batches_of_trl_are_left_as_they_were() -> None:
 @given(cases(), st.sampled_from(LOSS_TYPES), st.sampled_from([0.0, 0.1]), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_rows_that_run_keep_every_live_token(case: Case, loss_type: str, beta: float, trim_left: bool) -> None:
-    trainer = trainer_like(loss_type, beta)
-    freedom = replace(freedom_of(trainer), trim_left=trim_left)
-    before, (parts, _) = rows_by_place(batches_of(case), case), compacted(case, trainer, freedom)
+    setting = Setting(loss_type, beta)
+    freedom = replace(setting.freedom, trim_left=trim_left)
+    before, (parts, _) = rows_by_place(batches_of(case), case), compacted(case, setting, freedom)
     after = rows_by_place(parts, case)
     table = dict(zip(before, torch.cat([row_table(batch) for batch in batches_of(case)]), strict=True))
     least = 2 if freedom.drop else 1 if freedom.any_count else 0
     assert set(after) == {place for place, row in table.items() if row[2] >= least}
     for place, row in after.items():
         ours, theirs = dict(row), dict(before[place])
-        factor = ours.pop(FACTOR_KEY, 1.0)
+        factor = ours.pop(BatchKeys.factor, 1.0)
         scaled, plain = (np.atleast_1d(np.array(kept.pop("advantages"))) for kept in (ours, theirs))
         assert ours == theirs
         np.testing.assert_allclose(scaled, plain * factor, rtol=1e-6)
@@ -278,8 +270,8 @@ def test_rows_that_run_keep_every_live_token(case: Case, loss_type: str, beta: f
 @given(cases(), st.sampled_from(LOSS_TYPES), st.sampled_from([0.0, 0.1]), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_part_is_as_wide_as_its_longest_row(case: Case, loss_type: str, beta: float, trim_left: bool) -> None:
-    trainer = trainer_like(loss_type, beta)
-    parts, plan = compacted(case, trainer, replace(freedom_of(trainer), trim_left=trim_left))
+    setting = Setting(loss_type, beta)
+    parts, plan = compacted(case, setting, replace(setting.freedom, trim_left=trim_left))
     computed = 0
     for part in parts:
         kept = part[PLACE] >= 0
@@ -296,15 +288,15 @@ def test_a_part_is_as_wide_as_its_longest_row(case: Case, loss_type: str, beta: 
                 expected = 1 if key == "importance_sampling_ratio" and case.sequence_ratio else width
                 expected = part["prompt_ids"].size(1) if key.startswith("prompt") else expected
                 assert value.shape == ((rows, expected) if value.dim() == 2 else (rows,)), key
-    if trim_left and freedom_of(trainer).sort:
+    if trim_left and setting.freedom.sort:
         assert plan.computed == computed
 
 
 @given(cases(), st.sampled_from(LOSS_TYPES), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_placeholders_say_nothing(case: Case, loss_type: str, silent: bool) -> None:
-    trainer = trainer_like(loss_type, 0.0)
-    parts, plan = compacted(case, trainer, replace(freedom_of(trainer), silent_placeholders=silent))
+    setting = Setting(loss_type, 0.0)
+    parts, plan = compacted(case, setting, replace(setting.freedom, silent_placeholders=silent))
     found = 0
     for part in parts:
         for row in torch.nonzero(part[PLACE] < 0).flatten().tolist():
@@ -346,9 +338,9 @@ def loss_of(batch: dict[str, Any], loss_type: str, beta: float, micro_steps: int
 
 def gap(case: Case, loss_type: str, beta: float, freedom: Freedom | None = None) -> float:
     by_weights = loss_type == "weights"
-    trainer = trainer_like("grpo" if by_weights else loss_type, beta, Weights() if by_weights else None)
+    setting = Setting("grpo" if by_weights else loss_type, beta, Weights() if by_weights else None)
     before = [loss_of(batch, loss_type, beta, case.micro_steps) for batch in batches_of(case)]
-    after = [loss_of(part, loss_type, beta, case.micro_steps) for part in compacted(case, trainer, freedom)[0]]
+    after = [loss_of(part, loss_type, beta, case.micro_steps) for part in compacted(case, setting, freedom)[0]]
     return abs(math.fsum(after) - math.fsum(before)) / max(1.0, math.fsum(map(abs, before)))
 
 
@@ -386,7 +378,7 @@ def test_more_freedom_with_a_kl_penalty_would_be_another_loss(loss_type: str, fr
 def test_a_placeholder_that_counts_would_have_a_penalty() -> None:
     rows = [Row(1, (True,) * 3, (1.0,) * 6), *[Row(1, (), (0.0,) * 6)] * 2]
     case = Case(rows, 3, False, (0, 0), False, None, False)
-    allowed = freedom_of(trainer_like("dapo", 0.1))
+    allowed = freedom_of(Setting("dapo", 0.1))
     assert allowed.silent_placeholders
     assert gap(case, "dapo", 0.1, replace(allowed, silent_placeholders=False)) > 1e-3
     assert gap(case, "dapo", 0.1) < 1e-12
@@ -498,9 +490,3 @@ def test_micro_batches_of_like_rows_are_trls_own_without_the_padding_of_others()
     assert torch.equal(kept["advantages"], batch["advantages"])
     behind = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, False, False))
     assert torch.equal(behind["prompt_ids"], batch["prompt_ids"])
-
-
-def test_the_keys_of_other_modules_are_called_the_same_here() -> None:
-    # `compact_rows` knows no trainer and has these names by itself: under others, placeholders would keep their values.
-    assert RowKeys.place == rows._PLACE_KEY
-    assert GRPOExtMixin._weights_key == rows._WEIGHTS_KEY

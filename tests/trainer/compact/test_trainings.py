@@ -197,8 +197,6 @@ def test_the_metrics_by_hand(tiny_model: Path, tmp_path: Path) -> None:
         assert metrics["computed_to_live"] == pytest.approx(metrics["computed_tokens"] / metrics["live_tokens"])
         assert metrics["rows_dropped"] == 0.5
         assert metrics["micro_steps_skipped"] == 0
-        assert metrics["update_seconds"] > 0
-        assert metrics["rollout_seconds"] > 0
 
 
 def test_one_row_with_a_signal_leaves_micro_steps_of_placeholders(tiny_model: Path, tmp_path: Path) -> None:
@@ -318,7 +316,7 @@ def test_the_routers_auxiliary_loss_stays_with_its_micro_batches(
     overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "router_aux_loss_coef": 0.5}
     ours, theirs = pair(model, tmp_path, GRPOExtTrainer, **overrides)
     assert max(gaps(ours, theirs)) < EXACT["float32"]
-    monkeypatch.setattr("trl_grpo_ext.trainer.compact.updates.freedom_of", lambda trainer: SORTED)
+    monkeypatch.setattr("trl_grpo_ext.trainer.mixin.freedom_of", lambda *_: SORTED)
     lifted, _ = pair(model, tmp_path, GRPOExtTrainer, **overrides)
     assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
 

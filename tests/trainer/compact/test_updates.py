@@ -24,9 +24,11 @@ from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Totals
 from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.plugins.loading import load_loss_aggregation
-from trl_grpo_ext.trainer.compact.rows import PARTS_KEY, counting_mask
-from trl_grpo_ext.trainer.compact.updates import Freedom, _say_once, freedom_of
+from trl_grpo_ext.trainer import upstream
+from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
+from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _say_once, freedom_of
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
+from trl_grpo_ext.trainer.reaggregation import Reaggregation
 
 # --------------------------------------------------------------------------------- made-up batches, a real model
 
@@ -52,14 +54,27 @@ class Bench:
         self, loss_type: str, beta: float = 0.0, aggregation: Any = None, hook: Any = None, **values: Any
     ) -> Freedom:
         trainer = self.trainer
-        trainer.loss_type, trainer.beta, trainer.loss_aggregation = loss_type, beta, aggregation
-        trainer.advantage_hooks = [] if hook is None else [hook]
-        trainer._chain = HookChain(trainer.advantage_hooks)
+        trainer.loss_type, trainer.beta = loss_type, beta
+        hooks = [] if hook is None else [hook]
+        trainer._chain = HookChain(hooks)
+        section = trainer._agreement.section
+        self.aggregation = aggregation
+        trainer._reaggregation = aggregation and Reaggregation(aggregation, trainer._facts, loss_type, section)
         trainer.entropy_coef = values.get("entropy_coef", 0.0)
         trainer._entropy_bonus_enabled = trainer.entropy_coef != 0
         trainer.top_entropy_quantile = values.get("top_entropy_quantile", 1.0)
-        trainer._freedom = freedom_of(trainer)
-        return trainer._freedom  # type: ignore[no-any-return]
+        self.freedom = freedom_of(upstream.loss_settings_of(trainer), aggregation, hooks, trainer.model.config)
+        return self.freedom
+
+    def compact(self, case: Case, freedom: Freedom | None = None) -> CompactUpdates:
+        trainer = self.trainer
+        return CompactUpdates(
+            freedom or self.freedom,
+            replace(trainer._facts, accumulation=case.micro_steps, steps_per_generation=case.micro_steps),
+            loss_type=trainer.loss_type if self.aggregation is None else None,
+            max_tokens=case.budget if self.freedom.any_count else None,
+            log=trainer._log_metrics,
+        )
 
     def batches(self, case: Case) -> list[dict[str, Any]]:
         """Made-up micro-batches with tokens of the vocabulary, and ratios near 1."""
@@ -103,13 +118,10 @@ class Bench:
 
     def gap(self, case: Case, freedom: Freedom | None = None) -> float:
         """Of gradient and loss, relative to the gradient or to 1 where that is smaller."""
-        trainer = self.trainer
-        batches = self.batches(case)
+        trainer, batches = self.trainer, self.batches(case)
         theirs = self.gradient(batches)
-        trainer.args.max_tokens_per_micro_batch = case.budget if trainer._freedom.any_count else None
-        if freedom is not None:
-            trainer._freedom = freedom
-        planned = trainer._replanned(batches)
+        trainer._compact = self.compact(case, freedom)
+        planned = trainer._compact.planned(batches, torch.float64)
         assert len(planned) == case.micro_steps
         ours = self.gradient(planned)
         assert ours.keys() == theirs.keys()
@@ -194,22 +206,21 @@ def test_multimodal_batches_run_as_trl_deals_them(bench: Bench, caplog: pytest.L
     bench.set("dapo")
     trainer = bench.trainer
     dealt = [{**batch, "pixel_values": torch.zeros(2, 3), "num_images": [1, 1]} for batch in bench.batches(MIXED)]
-    trainer._buffered_inputs, trainer._planned, trainer._step = dealt, None, 1
+    trainer._buffered_inputs, trainer._step, trainer._compact = dealt, 1, bench.compact(MIXED)
     _say_once.cache_clear()
     for _ in range(2):
         with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.updates"):
             assert trainer._prepare_inputs(None) is dealt[1]
     assert trainer._buffered_inputs is dealt
-    assert not any(PARTS_KEY in batch for batch in dealt)
+    assert not any(BatchKeys.parts in batch for batch in dealt)
     said = [record.getMessage() for record in caplog.records if record.name == "trl_grpo_ext.trainer.compact.updates"]
     assert said == ["compact_updates: multimodal inputs (num_images, pixel_values) run as TRL deals them."]
 
 
-def test_a_liger_loss_is_refused(bench: Bench) -> None:
-    args = SimpleNamespace(compact_updates="exact", use_liger_kernel=True)
-    stand_in = SimpleNamespace(_compact=True, args=args)
+def test_a_liger_loss_is_refused() -> None:
+    stand_in = SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True))
     with pytest.raises(ConfigurationError, match="does not go with use_liger_kernel"):
-        GRPOExtMixin._check_compact(stand_in)  # type: ignore[arg-type]
+        GRPOExtMixin._compact_updates(stand_in)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tests.support import Recorder, arguments, length_reward, relative_gap, trai
 from tests.trainer.pipelines.page import Falling, expected_gradient
 from tests.trainer.pipelines.tool_model import CALL, CALLED, END, RESPONSE, START, biases, save_tool_model
 from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.trainer.batch import BatchKeys
 from trl_grpo_ext.types import span_reward
 
 EXACT = 2e-5  # relative, in float32
@@ -185,7 +186,7 @@ def check_credit(trainer: Any, recorder: Recorder, hook: Falling, model: Path) -
         places = [p for p in range(8) if trained["completion_ids"][p, : len(ids)].tolist() == ids]
         assert places
         assert all(not bool(trained["advantages"][p][rollout.mask_B_T[row] == 0].any()) for p in places)
-        assert all(not bool(trained[trainer._weights_key][p][rollout.mask_B_T[row] == 0].any()) for p in places)
+        assert all(not bool(trained[BatchKeys.weights][p][rollout.mask_B_T[row] == 0].any()) for p in places)
     assert relative_gap(recorder.gradients[0], expected_gradient(model, rows, advantages, weights, TEMPERATURE)) < EXACT
     everywhere = [[1.0 / len(ids) / 8] * len(ids) for _, ids in rows]  # if what the tool wrote counted too
     assert (

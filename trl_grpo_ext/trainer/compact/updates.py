@@ -199,7 +199,7 @@ class CompactUpdates:
         tables_N_3 = self._facts.gather(table_B_3).cpu().numpy()
         ranks = tables_N_3.reshape(self._facts.ranks, count // block, block * rows, 3)
         layout = Layout(
-            factor=self._row_factor,
+            factor=functools.partial(row_factor, self._loss_type),
             precision=precision,
             trim_left=freedom.trim_left,
             silent_placeholders=freedom.silent_placeholders,
@@ -241,19 +241,6 @@ class CompactUpdates:
         # What the rows' own micro-batches counted, their rows, is the same on every rank.
         return made, laid_out([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
 
-    def _row_factor(self, before: dict[str, Any], part: dict[str, Any]) -> float | None:
-        """By how much the rows of a micro-batch of TRL's count too little in a part.
-
-        TRL's reduction divides by what is in the part. The loss is homogeneous in the advantages, so multiplying them
-        puts back what it would have divided by. None where that is the same for any part.
-        """
-        if self._loss_type is None or self._loss_type in upstream.GLOBAL_TOKEN_MEAN:
-            return None
-        if self._loss_type in upstream.LOCAL_TOKEN_MEAN:
-            return max(1.0, float(counting_mask(part).sum())) / max(1.0, float(counting_mask(before).sum()))
-        rows = part["completion_ids"].size(0) / before["completion_ids"].size(0)
-        return None if rows == 1.0 else rows
-
     def _log_plan(self, plans: Sequence[Plan], rows_of_all: int) -> None:
         live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
         rows = sum(row >= 0 for plan in plans for step in plan.steps for part in step for row in part)
@@ -291,6 +278,20 @@ class CompactUpdates:
         if rows <= chunk:
             return method(model, *arguments, **keywords)
         return in_order_of_length(method, given, chunk, self.freedom.trim_left)
+
+
+def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
+    """By how much the rows of a micro-batch of TRL's count too little in a part.
+
+    TRL's reduction divides by what is in the part. The loss is homogeneous in the advantages, so multiplying them puts
+    back what it would have divided by. None where that is the same for any part.
+    """
+    if loss_type is None or loss_type in upstream.GLOBAL_TOKEN_MEAN:
+        return None
+    if loss_type in upstream.LOCAL_TOKEN_MEAN:
+        return max(1.0, float(counting_mask(part).sum())) / max(1.0, float(counting_mask(before).sum()))
+    rows = part["completion_ids"].size(0) / before["completion_ids"].size(0)
+    return None if rows == 1.0 else rows
 
 
 def loss_of_parts(compute: Callable[[dict[str, Any]], torch.Tensor], model: Any, inputs: Any, accelerator: Any) -> Any:
