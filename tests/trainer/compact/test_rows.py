@@ -378,7 +378,7 @@ def test_more_freedom_with_a_kl_penalty_would_be_another_loss(loss_type: str, fr
 def test_a_placeholder_that_counts_would_have_a_penalty() -> None:
     rows = [Row(1, (True,) * 3, (1.0,) * 6), *[Row(1, (), (0.0,) * 6)] * 2]
     case = Case(rows, 3, False, (0, 0), False, None, False)
-    allowed = freedom_of(Setting("dapo", 0.1))
+    allowed = Setting("dapo", 0.1).freedom
     assert allowed.silent_placeholders
     assert gap(case, "dapo", 0.1, replace(allowed, silent_placeholders=False)) > 1e-3
     assert gap(case, "dapo", 0.1) < 1e-12
