@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..guard.parameters import checked_choice, checked_number
 from .group_statistics import gather_rewards, group_means, group_stds, on_every_token
-from .parameter_checks import checked_choice, checked_number
 
 if TYPE_CHECKING:
     from ..types import Rollout

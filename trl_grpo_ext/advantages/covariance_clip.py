@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ConfigurationError
-from .parameter_checks import checked_number
+from ..guard.parameters import checked_number
 from .returns import wide
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .parameter_checks import checked_number
+from ..guard.parameters import checked_number
 from .returns import discounted_returns, live_tokens_behind, wide
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .other_policies import checked_model, logps_of, needs_of
-from .parameter_checks import checked_choice, checked_number, needed
+from ..guard.parameters import checked_choice, checked_number
+from .other_policies import checked_model, logps_of, needed, needs_of
 from .returns import discounted_returns, live_tokens_behind, wide
 
 if TYPE_CHECKING:

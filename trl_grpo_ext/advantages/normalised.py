@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..guard.parameters import checked_number
 from .group_statistics import gather_rewards, group_means, group_stds, on_every_token
-from .parameter_checks import checked_number
 
 if TYPE_CHECKING:
     import torch

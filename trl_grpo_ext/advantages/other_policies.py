@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError
-from .parameter_checks import needed
 
 if TYPE_CHECKING:
     import torch
@@ -44,3 +43,14 @@ def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:
     """
     found = rollout.ref_logps_B_T if name == REFERENCE else rollout.teacher_logps_B_T.get(name)
     return needed(label, "ref_logps_B_T" if name == REFERENCE else f"teacher_logps_B_T[{name!r}]", found)
+
+
+def needed(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
+    """Return what a hook has among its `needs`; the trainer provides it, a rollout made by hand may lack it.
+
+    Raises:
+        ConfigurationError: It is None.
+    """
+    if tensor is None:
+        raise ConfigurationError(f"{label}: rollout.{field} must be given, got None.")
+    return tensor

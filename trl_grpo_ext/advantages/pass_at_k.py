@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ConfigurationError, PluginOutputError
+from ..guard.parameters import checked_number
 from .group_statistics import gather_rewards, group_sums, on_every_token
-from .parameter_checks import checked_number
 
 if TYPE_CHECKING:
     from ..types import Rollout

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .parameter_checks import checked_choice
+from ..guard.parameters import checked_choice
 from .returns import live_tokens_behind, wide
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ConfigurationError, PluginOutputError
+from ..guard.parameters import checked_choice, checked_number
 from .group_statistics import group_means
-from .parameter_checks import checked_choice, checked_number
 from .segments import last_tokens, split_steps
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError
-from .parameter_checks import checked_number
+from ..guard.parameters import checked_number
 from .segments import around_markers, token_weights
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ConfigurationError
+from ..guard.parameters import checked_choice
 from .group_statistics import group_means, group_stds
-from .parameter_checks import checked_choice
 
 if TYPE_CHECKING:
     from ..types import Rollout, Span

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .other_policies import checked_model, logps_of, needs_of
-from .parameter_checks import checked_choice, checked_number, needed
+from ..guard.parameters import checked_choice, checked_number
+from .other_policies import checked_model, logps_of, needed, needs_of
 from .returns import wide
 
 if TYPE_CHECKING:

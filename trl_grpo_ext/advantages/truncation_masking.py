@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .parameter_checks import checked_choice
+from ..guard.parameters import checked_choice
 
 if TYPE_CHECKING:
     from ..types import Rollout
