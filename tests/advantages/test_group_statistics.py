@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-
-from tests.contexts import Ranks, cut, make_rollout
 from trl_grpo_ext.advantages.group_statistics import (
     gather_rewards,
     group_highest,
@@ -16,6 +14,8 @@ from trl_grpo_ext.advantages.group_statistics import (
     group_sums,
     on_every_token,
 )
+
+from tests.contexts import Ranks, cut, make_rollout
 
 
 def numbers(*values: float) -> torch.Tensor:

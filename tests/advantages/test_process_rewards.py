@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.contexts import Ranks, cut, make_rollout
 from trl_grpo_ext import load_advantage_hooks
-from trl_grpo_ext.advantages.process_rewards import min_form
-from trl_grpo_ext.advantages.segments import last_tokens, split_steps
+from trl_grpo_ext.advantages.process_rewards import last_tokens, min_form, split_steps
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginParameterError
 from trl_grpo_ext.types import Rollout

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.contexts import Ranks, cut, make_rollout
 from trl_grpo_ext import load_advantage_hooks
-from trl_grpo_ext.advantages.segments import around_markers, token_weights
+from trl_grpo_ext.advantages.spans import around_markers, token_weights
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..credit.alignment import token_offsets
-from ..credit.signal import SPREAD
+from ..credit.groups import SPREAD
 from ..errors import AlignmentError, ConfigurationError, UpstreamError
 from ..types import Forward, Rollout, Span, StepTotals, Totals, implements
 

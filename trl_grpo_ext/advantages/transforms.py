@@ -1,16 +1,84 @@
-"""A penalty on the very tokens that repeat."""
+"""Transforms: they change the advantages that come in, by their sign or by what the completion's tokens are."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import ConfigurationError
-from ..guard.parameters import checked_number
+from ..guard.parameters import checked_choice, checked_number, checked_whole
+from ..types import Rollout
 
-if TYPE_CHECKING:
-    from ..types import Rollout
+
+class SignScaling:
+    """Multiply positive advantages by one factor and negative ones by another: `A' = λ⁺·max(A, 0) + λ⁻·min(A, 0)`.
+
+    Pushing away from what failed keeps the rest of the distribution in place, where pulling towards what succeeded
+    narrows it. A small λ⁺ therefore keeps entropy and pass@k for large k. λ⁺ = 0 learns from failures alone, λ⁻ = 0
+    from successes alone. It acts on the advantages that come in, token by token, so it stands behind the hook, or TRL's
+    own advantages, that it scales.
+
+    Source: The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning (2506.01347), Weighted-REINFORCE,
+    whose λ is 0.1.
+
+    Departures: the paper scales rewards of 1 and -1, with no baseline: that is `raw_reward` in front of this hook, with
+    such rewards. Here any advantages are scaled.
+
+    Args:
+        positive: λ⁺, not negative.
+        negative: λ⁻, not negative; not 0 if `positive` is.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "sign_scaling"
+
+    def __init__(self, *, positive: float = 0.1, negative: float = 1.0) -> None:
+        wanted = "a finite number that is not negative"
+        self.positive = checked_number("sign_scaling: positive", positive, wanted, lambda x: x >= 0)
+        self.negative = checked_number("sign_scaling: negative", negative, wanted, lambda x: x >= 0)
+        if positive == negative == 0:
+            raise ConfigurationError(
+                f"sign_scaling: negative must be greater than 0 where positive is 0, got {negative!r}; "
+                "otherwise nothing would be learnt."
+            )
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        return self.positive * advantages_B_T.clamp(min=0) + self.negative * advantages_B_T.clamp(max=0)
+
+
+class TruncationMasking:
+    """Set the advantages of truncated completions to 0: `A'_t = 0` where the completion ended at the limit.
+
+    A completion that the length limit cut off was graded before it was done, so its reward says little about it. With
+    `keep="negative"` only credit is taken away, `A'_t = min(A_t, 0)`: running into the limit may still be punished.
+
+    TRL's `mask_truncated_completions` takes the tokens out of the loss mask, and with it out of every count, of the KL
+    penalty and of the entropy bonus. Here they stay: their policy gradient is 0, yet they count in the denominators of
+    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. Hooks
+    that come later in the chain may give such tokens an advantage again.
+
+    Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
+
+    Departures: the denominators, as said; `keep="negative"` is not in the paper.
+
+    Args:
+        keep: "nothing" or "negative".
+
+    Raises:
+        ConfigurationError: `keep` is something else.
+    """
+
+    __name__ = "truncation_masking"
+
+    def __init__(self, *, keep: str = "nothing") -> None:
+        self.keep = checked_choice("truncation_masking: keep", keep, ("nothing", "negative"))
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        kept_B_T = advantages_B_T.clamp(max=0.0) if self.keep == "negative" else torch.zeros_like(advantages_B_T)
+        return torch.where(rollout.truncated_B.unsqueeze(1), kept_B_T, advantages_B_T)
 
 
 class RepetitionPenalty:
@@ -41,11 +109,7 @@ class RepetitionPenalty:
     __name__ = "repetition_penalty"
 
     def __init__(self, *, ngram: int = 40, penalty: float = 0.05) -> None:
-        if isinstance(ngram, bool) or not isinstance(ngram, int) or ngram < 1:
-            raise ConfigurationError(
-                f"repetition_penalty: ngram must be a whole number of tokens, 1 or more, got {ngram!r}."
-            )
-        self.ngram = ngram
+        self.ngram = checked_whole("repetition_penalty: ngram", ngram, 1)
         self.penalty = checked_number("repetition_penalty: penalty", penalty, "a positive number", lambda x: x > 0)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:

@@ -1,18 +1,16 @@
-"""The KL penalty as a part of the reward, token by token."""
+"""Credit by comparison with another policy: the reference that TRL keeps, or a model of the hook's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number
-from .other_policies import checked_model, logps_of, needed, needs_of
+from ..types import Rollout
 from .returns import discounted_returns, live_tokens_behind, wide
-
-if TYPE_CHECKING:
-    from ..types import Rollout
 
 
 class KLInReward:
@@ -123,3 +121,93 @@ def kl_estimate(logps_B_T: torch.Tensor, ref_logps_B_T: torch.Tensor, estimator:
     if estimator == "k2":
         return log_ratio_B_T.square() / 2
     return torch.expm1(-log_ratio_B_T) + log_ratio_B_T
+
+
+class TeacherLogRatio:
+    """Credit each token by how much likelier the teacher finds it: `A_t = c·(log π_teacher - log π_old)`.
+
+    In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
+    teacher, token by token: distillation on what the student itself writes. It needs no reward and no group. In mode
+    "replace" it stands first in a chain; in mode "add" it is added to the advantages that come in. Every completion
+    gets it, whether a reward function scored it or not.
+
+    Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient.
+
+    Departures: each token is credited with its own log-ratio alone, where MiniLLM sums the ratios of the tokens that
+    follow (`kl_in_reward` does, with the teacher as the reference); there is no length normalisation and no mixing of
+    the teacher into the sampling.
+
+    Args:
+        teacher: Id or path of a causal language model with the policy's tokenizer, or "reference" for the policy that
+            TRL keeps as the reference.
+        coefficient: c, positive.
+        mode: "replace" or "add".
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "teacher_log_ratio"
+
+    def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
+        self.teacher = checked_model("teacher_log_ratio: teacher", teacher)
+        self.needs, self.teachers = needs_of(teacher)
+        self.coefficient = checked_number(
+            "teacher_log_ratio: coefficient", coefficient, "a positive number", lambda x: x > 0
+        )
+        self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        teacher_B_T = logps_of("teacher_log_ratio", self.teacher, rollout)
+        logps_B_T = needed("teacher_log_ratio", "old_logps_B_T", rollout.old_logps_B_T)
+        dtype = wide(advantages_B_T.dtype)
+        new_B_T = self.coefficient * (teacher_B_T.to(dtype) - logps_B_T.to(dtype))
+        if self.mode == "add":
+            new_B_T = advantages_B_T + new_B_T
+        return new_B_T.to(advantages_B_T.dtype)
+
+
+REFERENCE = "reference"
+"""The policy that TRL keeps as the reference; any other name is a model's id or path."""
+
+
+def checked_model(label: str, name: object) -> str:
+    """Return a parameter that names a model.
+
+    Args:
+        label: `<plugin>: <parameter>`.
+        name: What the parameter was set to.
+
+    Raises:
+        ConfigurationError: It is no name.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigurationError(f"{label} must be a model's id or path, or {REFERENCE!r}, got {name!r}.")
+    return name
+
+
+def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The `needs` and the `teachers` of a hook that compares the policy that generated with this one."""
+    return (("old_logps", "ref_logps"), ()) if name == REFERENCE else (("old_logps",), (name,))
+
+
+def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:
+    """Log-probabilities `(B, T)` under it.
+
+    Raises:
+        ConfigurationError: The rollout does not have them.
+    """
+    found = rollout.ref_logps_B_T if name == REFERENCE else rollout.teacher_logps_B_T.get(name)
+    return needed(label, "ref_logps_B_T" if name == REFERENCE else f"teacher_logps_B_T[{name!r}]", found)
+
+
+def needed(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
+    """Return what a hook has among its `needs`; the trainer provides it, a rollout made by hand may lack it.
+
+    Raises:
+        ConfigurationError: It is None.
+    """
+    if tensor is None:
+        raise ConfigurationError(f"{label}: rollout.{field} must be given, got None.")
+    return tensor
