@@ -1,4 +1,4 @@
-"""Parameters of the hooks for token credit: what is refused, with the value, and that state survives pickling."""
+"""Parameters of the hooks: what is refused, with the value, what is at the ends of the ranges, and what is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,33 @@ from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 NOT_A_NUMBER: tuple[Any, ...] = (math.nan, math.inf, -math.inf, "1", True, [1.0], None)
 NOT_POSITIVE: tuple[Any, ...] = (*NOT_A_NUMBER, 0, -1.0)
 NOT_A_SHARE: tuple[Any, ...] = (*NOT_A_NUMBER, -0.1, 1.1)
+NEGATIVE: tuple[Any, ...] = (*NOT_A_NUMBER, -0.1)
+NO_TEXT: tuple[Any, ...] = ("", 5, True)
 REFUSED: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("normalised", "epsilon"): NOT_POSITIVE,
+    ("normalised", "std_floor"): NEGATIVE,
+    ("batch_whitening", "std_floor"): NOT_POSITIVE,
+    ("batch_whitening", "baseline"): ("prompt", "", True, None, ["group"]),
+    ("pass_at_k", "k"): (0, -1, 2.0, 2.5, True, "2", None, math.nan),
+    ("pass_at_k", "threshold"): NOT_A_NUMBER,
+    ("sign_scaling", "positive"): NEGATIVE,
+    ("sign_scaling", "negative"): NEGATIVE,
+    ("entropy_shaping", "alpha"): NOT_POSITIVE,
+    ("entropy_shaping", "kappa"): (*NOT_A_NUMBER, 1.0, -2.0),
+    **{("segment_weights", weight): NEGATIVE for weight in ("think", "answer", "tags", "other")},
+    ("segment_weights", "open"): NO_TEXT,
+    ("segment_weights", "close"): (*NO_TEXT, None, "<think>"),  # which opens
+    ("span_credit", "normalise"): ("yes", 1, None),
+    ("span_credit", "without_spans"): ("some", None),
+    ("span_credit", "patterns"): (["a"], {"r0": 5}, {5: "a"}, {"r0": "(unclosed"}),
+    ("process_rewards", "reward"): NO_TEXT,
+    ("process_rewards", "separator"): NO_TEXT,
+    ("process_rewards", "form"): ("max", None),
+    ("process_rewards", "baseline"): ("batch", None),
+    ("process_rewards", "mode"): ("multiply", None),
+    ("process_rewards", "temperature"): NOT_POSITIVE,
+    ("process_rewards", "gamma"): NOT_A_SHARE,
+    ("process_rewards", "coefficient"): NOT_A_NUMBER,
     ("kl_in_reward", "coefficient"): NOT_POSITIVE,
     ("kl_in_reward", "gamma"): (*NOT_A_SHARE, 0),
     ("kl_in_reward", "estimator"): ("k4", "K1", "", None, 1, ["k1"]),
@@ -52,9 +78,23 @@ def test_refused_with_name_and_value(name: str, parameter: str, value: Any) -> N
         hook(name, **{parameter: value})
     message = str(caught.value)
     assert f"{name}: " in message
-    assert " must be " in message
-    assert re.search(rf"\b{parameter}\b", message)
-    assert repr(value) in message
+    assert re.search(rf"\b{parameter}\b.* must (not )?(be|have) ", message)
+    assert (repr(value) if not isinstance(value, dict) else repr(next(iter(value.values())))) in message
+
+
+@pytest.mark.parametrize("zero", [0, 0.0])
+def test_sign_scaling_must_leave_something_to_learn(zero: float) -> None:
+    with pytest.raises((ConfigurationError, PluginParameterError), match="nothing would be learnt"):
+        hook("sign_scaling", positive=zero, negative=zero)
+
+
+WITHOUT = ("raw_reward", "centred", "max_only", "leave_one_out", "optimal_baseline", "mean_relative")
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_those_without_parameters_take_none(name: str) -> None:
+    with pytest.raises(PluginParameterError):
+        hook(name, epsilon=1)
 
 
 @pytest.mark.parametrize(
