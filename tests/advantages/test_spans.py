@@ -1,4 +1,4 @@
-"""`span_credit`: by hand, against a slow loop, with functions that point, that don't, and that do so now and then."""
+"""span_credit and segment_weights: by hand, against slow versions, with functions that point now and then."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.contexts import Ranks, cut, make_rollout
 from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.advantages.spans import around_markers, token_weights
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
+from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.types import Rollout
 
 NAN = math.nan
@@ -45,7 +46,7 @@ def credit(rollout: Rollout, dtype: torch.dtype = torch.float64, **parameters: A
     return flow.apply_rollout_hooks(incoming, [hook], rollout)
 
 
-def test_by_hand() -> None:
+def test_span_credit_by_hand() -> None:
     # r0: 1, 0, weight 2: centred .5, -.5, paid 1, -1. r1: 4, 0: centred 2, -2.
     # r0 points at the character 1 of the first, and at 0 and 1 of the second completion; r1 points nowhere.
     spans = {"r0": [[(1, 2, 0.7)], [(0, 2, 0.3), (1, 2, 0.1)]]}
@@ -110,12 +111,6 @@ def test_groups_that_agree_get_exactly_nothing() -> None:
         assert not credit(rollout_of([1, 1, 1], rewards), normalise=normalise).any()
 
 
-def test_without_spans_it_is_the_weighted_sum_of_the_centred_rewards() -> None:
-    rollout = rollout_of([2, 1, 3, 1], [[1, 0.5], [3, 0], [0, 1], [10, 4]], weights=[0.5, 2], groups=[0, 0, 1, 1])
-    # 0.5·(∓1) + 2·(±.25) and 0.5·(∓5) + 2·(∓1.5)
-    assert credit(rollout).tolist() == [[0, 0, 0], [0, 0, 0], [-5.5, -5.5, -5.5], [5.5, 0, 0]]
-
-
 def slow(rollout: Rollout, normalise: bool, none: bool) -> list[list[float]]:
     """The formula, completion by completion, function by function, token by token."""
     rewards, groups = rollout.rewards_B_K.tolist(), rollout.group_ids_B.tolist()
@@ -143,7 +138,7 @@ def slow(rollout: Rollout, normalise: bool, none: bool) -> list[list[float]]:
 
 
 @st.composite
-def rollouts(draw: st.DrawFn) -> Rollout:
+def pointing_rollouts(draw: st.DrawFn) -> Rollout:
     functions, members = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     rows = members * draw(st.integers(1, 2))
     lengths = draw(st.lists(st.integers(0, 4), min_size=rows, max_size=rows))
@@ -160,7 +155,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     return rollout_of(lengths, rewards, spans, weights, groups=[i // members for i in range(rows)])
 
 
-@given(rollouts(), st.booleans(), st.booleans(), st.data())
+@given(pointing_rollouts(), st.booleans(), st.booleans(), st.data())
 @settings(max_examples=80, deadline=None)
 def test_against_a_slow_loop_on_one_rank_and_on_several(
     rollout: Rollout, normalise: bool, none: bool, data: st.DataObject
@@ -198,35 +193,108 @@ def test_whether_a_function_points_is_agreed_on_by_all_ranks() -> None:
     assert torch.cat(results).tolist() == credit(whole, without_spans="none").tolist() == [[1, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_dtype_of_the_advantages_stays(dtype: torch.dtype) -> None:
-    rollout = rollout_of([2, 2], [[1], [0]], {"r0": [[(0, 1, 1)], []]})
-    result = credit(rollout, dtype)
-    assert result.dtype == dtype
-    assert result.tolist() == [[0.5, 0], [-0.5, -0.5]]
-    low = rollout_of([2, 2], [[1], [0]], rewards_B_K=torch.tensor([[1.0], [0.0]], dtype=torch.bfloat16))
-    assert credit(low, dtype).dtype == dtype
-
-
 def test_it_pickles_with_its_patterns() -> None:
     (hook,) = load_advantage_hooks([{"name": "span_credit", "patterns": {"r0": r"\d+"}}])
     assert pickle.loads(pickle.dumps(hook)).patterns["r0"].pattern == r"\d+"
 
 
+WEIGHTS = {"think": 2.0, "answer": 3.0, "tags": 5.0, "other": 7.0}
+
+
+def weights_of(texts: list[str], offsets: list[list[tuple[int, int]]], **parameters: Any) -> list[list[float]]:
+    """What the hook makes of advantages of 1."""
+    (hook,) = load_advantage_hooks([{"name": "segment_weights", **WEIGHTS, **parameters}])
+    rollout = make_rollout([len(row) for row in offsets], texts=texts, offsets=lambda row: offsets[row])
+    ones = torch.ones(len(texts), dtype=torch.float64)
+    result: list[list[float]] = flow.apply_rollout_hooks(ones, [hook], rollout).tolist()
+    return result
+
+
+def by_character(text: str, **parameters: Any) -> str:
+    """One token for each character, and an end of sequence: the weights as digits."""
+    offsets = [*((i, i + 1) for i in range(len(text))), (len(text), len(text))]
+    return "".join(str(round(weight)) for weight in weights_of([text], [offsets], **parameters)[0])
+
+
 @pytest.mark.parametrize(
-    "parameters",
+    ("text", "expected"),
     [
-        {"normalise": "yes"},
-        {"normalise": 1},
-        {"without_spans": "some"},
-        {"without_spans": None},
-        {"patterns": ["a"]},
-        {"patterns": {"r0": 5}},
-        {"patterns": {5: "a"}},
-        {"patterns": {"r0": "(unclosed"}},
+        ("a<think>b</think>c", "755555552555555553" + "3"),
+        ("<think>bb</think>cc", "5555555225555555533" + "3"),
+        ("bb</think>cc", "225555555533" + "3"),  # the template has opened the thoughts
+        ("a<think>b", "755555552" + "2"),  # never closed
+        ("<think></think>", "555555555555555" + "3"),  # what came next would have been the answer
+        ("abc", "333" + "3"),
+        ("", "3"),
+        ("b</think><think>c</think>", "2" + "5" * 8 + "3" * 16 + "3"),  # the first close counts, the rest is the answer
+        ("a<think>b<think>c</think>d", "7" + "5" * 7 + "2" * 9 + "5" * 8 + "3" + "3"),
+        ("<THINK>a</THINK>", "3" * 16 + "3"),
     ],
 )
-def test_parameters_out_of_range_are_refused_by_name(parameters: dict[str, Any]) -> None:
-    (name,) = parameters
-    with pytest.raises((ConfigurationError, PluginParameterError), match=f"span_credit: {name} must"):
-        load_advantage_hooks([{"name": "span_credit", **parameters}])
+def test_characters_by_hand(text: str, expected: str) -> None:
+    assert by_character(text) == expected
+
+
+def test_other_markers() -> None:
+    assert by_character("[a]b", open="[", close="]") == "52533"
+    assert by_character("a((b))c", open="(", close=")") == "75225333"
+
+
+def test_a_token_across_a_boundary_has_the_weight_of_its_larger_part() -> None:
+    text = "ab<think>cd</think>e"  # other 0-2, tags 2-9, think 9-11, tags 11-19, answer 19-20
+    offsets = [(0, 3), (3, 8), (8, 10), (10, 12), (12, 20), (20, 20)]
+    # 2 other, 1 tag; tag; 1 tag, 1 think (a tie: the earlier); 1 think, 1 tag (the same); 7 tag, 1 answer; end.
+    assert weights_of([text], [offsets]) == [[7, 5, 5, 2, 5, 3]]
+    assert weights_of([text], [[(0, 20), (20, 20)]]) == [[5, 3]]  # 15 characters of tags, 2 of thoughts, 2 other
+    # A silent token in the middle belongs to where it stands: at 9 the thoughts begin.
+    assert weights_of([text], [[(0, 9), (9, 9), (9, 20)]]) == [[5, 2, 5]]
+    # A character cut over three tokens, each of which has it.
+    assert weights_of(["<think>€"], [[(0, 7), (7, 8), (7, 8), (7, 8), (8, 8)]]) == [[5, 2, 2, 2, 2]]
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "a", "<", "think>", "\n"]), max_size=8).map("".join), st.data())
+@settings(max_examples=100, deadline=None)
+def test_segments_against_counting_characters(text: str, data: st.DataObject) -> None:
+    offsets, start = [], 0
+    while start < len(text):
+        end = data.draw(st.integers(start, min(len(text), start + 12)))
+        offsets.append((start, end))
+        start = end
+    # The kind of every character, decided one by one.
+    close, opening = text.find("</think>"), text.find("<think>")
+    if opening >= 0 and (close < 0 or opening < close):
+        first, shut = opening + 7, text.find("</think>", opening + 7)
+    else:
+        opening, first, shut = 0, 0, close
+    kinds = []
+    for i in range(len(text) + 1):
+        if shut < 0 and first == 0:
+            kinds.append("answer")
+        elif i < opening:
+            kinds.append("other")
+        elif i < first:
+            kinds.append("tags")
+        elif shut < 0 or i < shut:
+            kinds.append("think")
+        else:
+            kinds.append("tags" if i < shut + 8 else "answer")
+    expected = []
+    for start, end in offsets:
+        inside = kinds[start:end] or [kinds[start]]
+        expected.append(WEIGHTS[max(dict.fromkeys(inside), key=inside.count)])  # the first of the most frequent
+    parts = around_markers(text, "<think>", "</think>")
+    # Two parts of the same kind (the two tags) are apart for the hook, together for the count above.
+    whole = [pair for pair in zip(offsets, expected, strict=True) if kinds[pair[0][0] : pair[0][1]].count("tags") < 8]
+    found = token_weights([offset for offset, _ in whole], parts, WEIGHTS)
+    assert found == [weight for _, weight in whole]
+    assert [parts[0][0], *(end for _, end, _ in parts)] == [*(start for start, *_ in parts), len(text)]
+
+
+def test_weights_of_one_change_nothing_and_zero_silences() -> None:
+    (plain,) = load_advantage_hooks(["segment_weights"])
+    rollout = make_rollout([3, 0, 2])
+    advantages = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float32)
+    result = flow.apply_rollout_hooks(advantages, [plain], rollout)
+    assert result.dtype == torch.float32
+    assert result.tolist() == [[1, 1, 1], [0, 0, 0], [-3, -3, 0]]
+    assert by_character("<think>a</think>b", think=0, tags=0, answer=1) == "0" * 16 + "11"
