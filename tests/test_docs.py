@@ -17,7 +17,7 @@ import yaml
 from tests.contexts import make_rollout
 from tests.plugins_env import Environment, make_environment
 from trl_grpo_ext import load_advantage_hooks, load_rewards
-from trl_grpo_ext.aggregation.seq_mean_token_sum import SeqMeanTokenSum
+from trl_grpo_ext.aggregation.means import SeqMeanTokenSum
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.guarded import guarded
 

@@ -96,7 +96,7 @@ def test_the_metrics_page_points_at_symptoms_that_are_there() -> None:
 
 
 def test_what_is_named_outside_of_settings_is_there_too() -> None:
-    from trl_grpo_ext.advantages.kl_in_reward import KLInReward
+    from trl_grpo_ext.advantages.policies import KLInReward
     from trl_grpo_ext.launch.doctor import combinations_vllm
     from trl_grpo_ext.plugins.discovery import ENVIRONMENT_VARIABLE
     from trl_grpo_ext.trainer.live import LOG_FILE

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from common.trainer import RecipeTrainer
 
-from trl_grpo_ext.advantages.kl_in_reward import KLInReward
-from trl_grpo_ext.advantages.other_policies import checked_model, logps_of, needs_of
-from trl_grpo_ext.advantages.parameter_checks import needed
+from trl_grpo_ext.advantages.policies import KLInReward, checked_model, logps_of, needed, needs_of
 
 if TYPE_CHECKING:
     from trl_grpo_ext.types import Rollout

@@ -1,4 +1,7 @@
-"""The sequence-level estimators: by hand, against slow loops, on several ranks, and what relates one to another."""
+"""The estimators: by hand, against slow loops, on several ranks, what relates one to another, and what they refuse.
+
+For `pass_at_k` the slow loop builds all sets; the published formula, in whole numbers, is here beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -18,11 +22,11 @@ from tests.advantages.estimator_loops import CASES, Case, Row
 from tests.contexts import Ranks, cut, make_rollout
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
+from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.types import Rollout
 
 NAN = math.nan
 some = settings(max_examples=60, deadline=None)
-few = settings(max_examples=25, deadline=None)
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -151,39 +155,15 @@ def batches(draw: st.DrawFn, case: Case) -> list[Row]:
 @every_case
 @given(data=st.data(), padding=st.integers(0, 2))
 @some
-def test_equals_a_slow_loop(case: Case, data: st.DataObject, padding: int) -> None:
+def test_equals_a_slow_loop_on_any_number_of_ranks(case: Case, data: st.DataObject, padding: int) -> None:
     rows = data.draw(batches(case))
     width = max(row.length for row in rows) + padding
-    result = on_tokens(case.selection, rollout_of(rows, width=width))
-    for values, expected, row in zip(result.tolist(), case.slow(rows), rows, strict=True):
-        assert values == pytest.approx([expected] * row.length + [0.0] * (width - row.length), rel=1e-9, abs=1e-9)
-
-
-@every_case
-@given(data=st.data())
-@few
-def test_ranks_agree_with_one_rank(case: Case, data: st.DataObject) -> None:
-    rows = data.draw(batches(case))
     first = data.draw(st.integers(0, len(rows)))
     second = data.draw(st.integers(0, len(rows) - first))
-    whole = rollout_of(rows)
-    parts = Ranks(cut(whole, [first, second, len(rows) - first - second])).run(lambda r: on_tokens(case.selection, r))
-    torch.testing.assert_close(torch.cat(parts), on_tokens(case.selection, whole), rtol=0, atol=0)
-
-
-@every_case
-@given(data=st.data())
-@few
-def test_rows_may_come_in_any_order_under_any_group_ids(case: Case, data: st.DataObject) -> None:
-    rows = data.draw(batches(case))
-    order = data.draw(st.permutations(range(len(rows))))
-    width = max(max(row.length for row in rows), 1)
-    result = on_tokens(case.selection, rollout_of(rows, width=width))
-    permuted = on_tokens(case.selection, rollout_of([rows[i] for i in order], width=width))
-    torch.testing.assert_close(permuted, result[list(order)], rtol=1e-9, atol=1e-9)
-    renamed = [Row(row.reward, 7 - 3 * row.group, row.length) for row in rows]
-    renamed_result = on_tokens(case.selection, rollout_of(renamed, width=width))
-    torch.testing.assert_close(renamed_result, result, rtol=1e-9, atol=1e-9)
+    parts = cut(rollout_of(rows, width=width), [first, second, len(rows) - first - second])
+    result = torch.cat(Ranks(parts).run(lambda part: on_tokens(case.selection, part)))
+    for values, expected, row in zip(result.tolist(), case.slow(rows), rows, strict=True):
+        assert values == pytest.approx([expected] * row.length + [0.0] * (width - row.length), rel=1e-9, abs=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------- hostile batches
@@ -246,58 +226,6 @@ GROUP_OF_ANY = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=2,
 GROUP_OF_GAINS = st.lists(st.floats(0.01, 100), min_size=1, max_size=8)
 
 
-@given(GROUP_OF_ANY)
-@some
-def test_leave_one_out_is_centred_times_n_over_n_minus_1(rewards: list[float]) -> None:
-    factor = len(rewards) / (len(rewards) - 1)
-    expected = [factor * a for a in advantages("centred", rewards)]
-    assert advantages("leave_one_out", rewards) == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
-@given(GROUP_OF_ANY, st.floats(1e-6, 10))
-@some
-def test_normalised_times_its_divisor_is_centred(rewards: list[float], epsilon: float) -> None:
-    divisor = torch.tensor(rewards, dtype=torch.float64).std().item() + epsilon
-    values = advantages({"name": "normalised", "epsilon": epsilon}, rewards)
-    assert [a * divisor for a in values] == pytest.approx(advantages("centred", rewards), rel=1e-6, abs=1e-9)
-
-
-@given(GROUP_OF_GAINS)
-@some
-def test_mean_relative_times_the_mean_is_centred(rewards: list[float]) -> None:
-    mean = math.fsum(rewards) / len(rewards)
-    values = [a * mean for a in advantages("mean_relative", rewards)]
-    assert values == pytest.approx(advantages("centred", rewards), abs=1e-9)
-
-
-@given(GROUP_OF_ANY, st.integers(1, 5))
-@some
-def test_optimal_baseline_is_centred_where_lengths_are_equal(rewards: list[float], length: int) -> None:
-    rollout = make_rollout([length] * len(rewards), rewards)
-    torch.testing.assert_close(on_tokens("optimal_baseline", rollout), on_tokens("centred", rollout))
-
-
-@given(GROUP_OF_ANY, st.lists(st.integers(1, 5), min_size=8, max_size=8))
-@some
-def test_optimal_baseline_sums_to_zero_over_tokens(rewards: list[float], lengths: list[int]) -> None:
-    result = on_tokens("optimal_baseline", make_rollout(lengths[: len(rewards)], rewards))
-    assert result.sum().item() == pytest.approx(0, abs=1e-8)
-
-
-@given(st.lists(GROUP_OF_ANY, min_size=1, max_size=3), st.sampled_from(["group", "batch"]))
-@some
-def test_whitened_advantages_have_unit_variance_above_the_floor(groups: list[list[float]], baseline: str) -> None:
-    rewards = [r for group in groups for r in group]
-    ids = [number for number, group in enumerate(groups) for _ in group]
-    values = advantages({"name": "batch_whitening", "baseline": baseline, "std_floor": 0.5}, rewards, ids)
-    centred = advantages("centred", rewards, ids if baseline == "group" else None)
-    deviation = torch.tensor(values, dtype=torch.float64).std().item()
-    if torch.tensor(centred, dtype=torch.float64).std() > 0.5:
-        assert deviation == pytest.approx(1)
-    else:
-        assert values == pytest.approx([c / 0.5 for c in centred], abs=1e-9)
-
-
 @pytest.mark.parametrize("name", ["centred", "normalised", "leave_one_out", "batch_whitening", "optimal_baseline"])
 @given(rewards=GROUP_OF_ANY, constant=st.floats(-1000, 1000))
 @some
@@ -309,15 +237,139 @@ def test_a_constant_on_all_rewards_changes_nothing(name: str, rewards: list[floa
     torch.testing.assert_close(shifted, plain, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["centred", "normalised", "leave_one_out", "batch_whitening", "mean_relative"])
-@given(rewards=GROUP_OF_GAINS)
-@some
-def test_the_advantages_of_a_group_sum_to_zero(name: str, rewards: list[float]) -> None:
-    assert math.fsum(advantages(name, rewards)) == pytest.approx(0, abs=1e-8)
-
-
 @given(GROUP_OF_GAINS, st.floats(0.01, 100))
 @some
 def test_mean_relative_does_not_know_the_unit_of_the_reward(rewards: list[float], unit: float) -> None:
     scaled = advantages("mean_relative", [r * unit for r in rewards])
     assert scaled == pytest.approx(advantages("mean_relative", rewards), rel=1e-9, abs=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------- refused
+
+
+def test_mean_relative_names_a_negative_reward_on_every_rank() -> None:
+    rollout = make_rollout([1] * 4, [1.0, 0.0, -0.25, NAN])
+    hooks = load_advantage_hooks(["mean_relative"])
+
+    def refuses(part: Rollout) -> bool:
+        incoming = torch.zeros(len(part.prompts), dtype=torch.float64)
+        with pytest.raises(PluginOutputError, match=r"mean_relative: rewards must not be negative, got -0\.25\."):
+            flow.apply_rollout_hooks(incoming, hooks, part)
+        return True
+
+    assert Ranks(cut(rollout, [2, 1, 1])).run(refuses) == [True] * 3
+
+
+def test_mean_relative_takes_minus_zero() -> None:
+    hooks = load_advantage_hooks(["mean_relative"])
+    result = flow.apply_rollout_hooks(torch.zeros(2), hooks, make_rollout([1, 1], [1.0, -0.0]))
+    assert result.squeeze(1).tolist() == [1, -1]
+
+
+@pytest.mark.parametrize("reward", [math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["raw_reward", "centred", "normalised", "leave_one_out", "optimal_baseline"])
+def test_an_infinite_reward_stops_the_run(name: str, reward: float) -> None:
+    hooks = load_advantage_hooks([name])
+    with pytest.raises(PluginOutputError, match=f"advantage hook '{name}': on_rollout must return finite advantages"):
+        flow.apply_rollout_hooks(torch.zeros(3), hooks, make_rollout([1] * 3, [1.0, reward, 0.0]))
+
+
+# ---------------------------------------------------------------------------------------------- pass@k
+
+
+def pass_at_k(k: int, rollout: Rollout, threshold: float = 0.5) -> torch.Tensor:
+    return on_tokens({"name": "pass_at_k", "k": k, "threshold": threshold}, rollout)
+
+
+def success_and_failure(n: int, c: int, k: int) -> tuple[float, float]:
+    """Advantages of the first and of the last of n completions of which the first c succeed."""
+    values = pass_at_k(k, make_rollout([1] * n, [1.0] * c + [0.0] * (n - c))).squeeze(1).tolist()
+    return values[0], values[-1]
+
+
+def published(n: int, c: int, k: int) -> tuple[float, float]:
+    mean = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
+    sigma = math.sqrt(mean * (1 - mean))
+    in_failing_sets = Fraction(math.comb(n - c - 1, k - 1), math.comb(n - 1, k - 1))
+    return float(1 - mean) / sigma, float(1 - mean - in_failing_sets) / sigma
+
+
+def test_pass_at_k_by_hand() -> None:
+    # n 4, c 1, k 2: 3 of 6 sets hold no success, R̄ = σ = 1/2. A success: (1/2)/(1/2). A failure is in 3 sets, 2 of
+    # them without a success: (1/2 - 2/3)/(1/2).
+    assert success_and_failure(4, 1, 2) == pytest.approx((1, -1 / 3))
+    # n 8, c 2, k 4: 15 of 70 sets hold none; σ = √(15 · 55)/70. C(5, 3)/C(7, 3) = 10/35.
+    assert success_and_failure(8, 2, 4) == pytest.approx((15 / 825**0.5, (15 - 70 * 10 / 35) / 825**0.5))
+    assert success_and_failure(8, 2, 4) == pytest.approx((0.52223, -0.17408), abs=5e-6)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_pass_at_k_equals_the_published_formula_in_groups_of_any_size(data: st.DataObject) -> None:
+    n = data.draw(st.integers(2, 1024))
+    k = data.draw(st.integers(1, n - 1))
+    c = data.draw(st.integers(1, n - k))  # some set holds no success
+    expected = published(n, c, k)
+    if expected[0] > 1e-140:  # below, the formula's own σ² leaves the range of floats
+        assert success_and_failure(n, c, k) == pytest.approx(expected, rel=1e-6, abs=1e-140)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(8, 0, 2), (8, 8, 2), (8, 7, 2), (8, 5, 4), (4, 1, 4), (1, 1, 1), (1, 0, 1)])
+def test_pass_at_k_is_nothing_where_all_sets_are_worth_the_same(n: int, c: int, k: int) -> None:
+    assert success_and_failure(n, c, k) == (0, 0)
+
+
+def test_pass_at_1_is_the_reward_in_biased_standard_deviations() -> None:
+    # 3 of 8: p = 3/8, σ = √(p (1 - p)).
+    sigma = (3 / 8 * 5 / 8) ** 0.5
+    assert success_and_failure(8, 3, 1) == pytest.approx(((1 - 3 / 8) / sigma, -3 / 8 / sigma))
+
+
+def test_a_larger_k_leaves_what_is_nearly_solved_alone() -> None:
+    sizes = [success_and_failure(16, 8, k)[0] for k in (1, 2, 4, 8)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == pytest.approx(1)
+    assert 0 < sizes[-1] < 0.01
+
+
+def test_a_success_is_above_the_threshold_not_at_it() -> None:
+    rewards = [0.5, 0.6, 0.4, 0.0]  # one success: 1, -1/3
+    assert pass_at_k(2, make_rollout([1] * 4, rewards)).squeeze(1).tolist() == pytest.approx(
+        [-1 / 3, 1, -1 / 3, -1 / 3]
+    )
+    rewards = [-1.0, 1.0, -1.0, -1.0]
+    result = pass_at_k(2, make_rollout([1] * 4, rewards), threshold=0)
+    assert result.squeeze(1).tolist() == pytest.approx([-1 / 3, 1, -1 / 3, -1 / 3])
+
+
+def test_groups_of_any_number_of_scored_completions() -> None:
+    # Group 5 has n 4, c 1; group 2 has n 2, c 1, whose one set is a success; nobody scored group 9.
+    rewards, groups = [1.0, 0.0, NAN, 0.0, 0.0, 1.0, 0.0, NAN, NAN], [5, 5, 5, 5, 5, 2, 2, 2, 9]
+    result = pass_at_k(2, make_rollout([1] * 9, rewards, groups)).squeeze(1).tolist()
+    assert result == pytest.approx([1, -1 / 3, 0, -1 / 3, -1 / 3, 0, 0, 0, 0])
+
+
+def test_a_group_with_fewer_scored_completions_than_k_gets_nothing() -> None:
+    rollout = make_rollout([1] * 6, [1.0, 0.0, 0.0, 1.0, 0.0, NAN], [0, 0, 0, 1, 1, 1])
+    # Of the first group's one set of 3 the mean is 1 and the deviation 0; sets of 2 hold the success in 2 of 3 cases.
+    assert pass_at_k(3, rollout).tolist() == [[0.0]] * 6
+    share = 1 / 3
+    success = (share / (1 - share)) ** 0.5
+    expected = [success, -success / 2, -success / 2, 0, 0, 0]  # 2 scored: one set of 2, which holds the success
+    assert pass_at_k(2, rollout).flatten().tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_k_that_no_group_can_have_stops_every_rank_in_training(training: bool) -> None:
+    rollout = make_rollout([1] * 6, [1.0, 0.0, 0.0, 1.0, 0.0, NAN], [0, 0, 0, 1, 1, 1], training=training)
+    if not training:  # evaluation may have smaller groups
+        assert pass_at_k(4, rollout).tolist() == [[0.0]] * 6
+        return
+    says = r"pass_at_k: k=4 completions cannot be drawn from a group of 3\. Lower k"
+
+    def refuses(part: Rollout) -> bool:
+        with pytest.raises(PluginOutputError, match=says):
+            pass_at_k(4, part)
+        return True
+
+    assert Ranks(cut(rollout, [3, 2, 1])).run(refuses) == [True] * 3

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.contexts import make_forward, make_rollout, mask_of, padded
 from trl_grpo_ext.credit.chain import HookChain, change_tables, metrics_of
-from trl_grpo_ext.credit.hook_metrics import change_metrics, change_table, unique_names
+from trl_grpo_ext.credit.metrics import change_metrics, change_table, unique_names
 
 
 class Add:

@@ -12,7 +12,7 @@ from tests.contexts import make_rollout
 from tests.support import Run, prompts, train
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.credit.weight_metrics import row_table, weight_metrics
+from trl_grpo_ext.credit.metrics import row_table, weight_metrics
 
 LENGTHS = [1, 2, 3, 6]
 

@@ -16,10 +16,9 @@ from trl import GRPOConfig, TrlParser
 
 from tests.support import arguments, length_reward, prompts, scripted_rollout, train
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
-from trl_grpo_ext.advantages.entropy_shaping import EntropyShaping
-from trl_grpo_ext.advantages.leave_one_out import LeaveOneOut
-from trl_grpo_ext.aggregation.constant_length import ConstantLength
-from trl_grpo_ext.aggregation.token_mean import TokenMean
+from trl_grpo_ext.advantages.estimators import LeaveOneOut
+from trl_grpo_ext.advantages.forward import EntropyShaping
+from trl_grpo_ext.aggregation.means import ConstantLength, TokenMean
 from trl_grpo_ext.errors import PluginParameterError, UnknownPluginError
 
 Selected = tuple[Any, Any, Any]
@@ -82,7 +81,7 @@ def test_the_same_selection_in_python_yaml_and_on_the_command_line(tmp_path: Pat
         ("token_mean", "token_mean"),
         ("trl-grpo-ext:token_mean", "trl-grpo-ext:token_mean"),
         ("trl_grpo_ext:token_mean", "trl_grpo_ext:token_mean"),
-        ("trl_grpo_ext.aggregation.token_mean:TokenMean", "trl_grpo_ext.aggregation.token_mean:TokenMean"),
+        ("trl_grpo_ext.aggregation.means:TokenMean", "trl_grpo_ext.aggregation.means:TokenMean"),
         ("{name: constant_length, length: 8}", {"name": "constant_length", "length": 8}),
         ('{"name": "constant_length", "length": 8}', {"name": "constant_length", "length": 8}),
         ("{name: token_mean}", "token_mean"),

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from .parameter_checks import checked_choice
+from ..guard.parameters import checked_choice
+from ..types import Rollout
 from .returns import live_tokens_behind, wide
-
-if TYPE_CHECKING:
-    from ..types import Rollout
 
 
 class PrefixTree:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from ..credit.groups import gather_groups, group_mean
 from ..errors import ConfigurationError, PluginOutputError
-from .group_statistics import group_means
-from .parameter_checks import checked_choice, checked_number
-from .segments import last_tokens, split_steps
-
-if TYPE_CHECKING:
-    from ..types import Rollout, Span
+from ..guard.parameters import checked_choice, checked_number, checked_text
+from ..types import Rollout, Span
 
 
 class ProcessRewards:
@@ -71,19 +67,14 @@ class ProcessRewards:
         mode: str = "replace",
         coefficient: float = 1.0,
     ) -> None:
-        for name, text in (("reward", reward), ("separator", separator)):
-            if text is not None and (not isinstance(text, str) or not text):
-                raise ConfigurationError(f"process_rewards: {name} must be a text that is not empty, got {text!r}.")
-        self.reward = reward
-        self.separator = separator
+        self.reward = None if reward is None else checked_text("process_rewards: reward", reward)
+        self.separator = None if separator is None else checked_text("process_rewards: separator", separator)
         self.form = checked_choice("process_rewards: form", form, ("min", "sum"))
         self.baseline = checked_choice("process_rewards: baseline", baseline, ("group", "none"))
         self.mode = checked_choice("process_rewards: mode", mode, ("replace", "add"))
         self.temperature = checked_number("process_rewards: temperature", temperature, "positive", lambda v: v > 0)
         self.gamma = checked_number("process_rewards: gamma", gamma, "from 0 to 1", lambda v: 0 <= v <= 1)
-        self.coefficient = checked_number(
-            "process_rewards: coefficient", coefficient, "a finite number", lambda _: True
-        )
+        self.coefficient = checked_number("process_rewards: coefficient", coefficient, "a finite number")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -105,7 +96,8 @@ class ProcessRewards:
         # NaN is where nothing is placed.
         values_B_T = advantages_B_T.new_tensor(rows, dtype=precise).view_as(advantages_B_T)
         if self.baseline == "group":
-            values_B_T = values_B_T - self._baselines(values_B_T.new_tensor(firsts), rollout).unsqueeze(1)
+            means_N = group_mean(rollout.gather(values_B_T.new_tensor(firsts)), gather_groups(rollout))
+            values_B_T = values_B_T - means_N[rollout.local_rows].unsqueeze(1)
         values_B_T = torch.where(torch.isnan(values_B_T), 0.0, self.coefficient * values_B_T).to(advantages_B_T.dtype)
         return advantages_B_T + values_B_T if self.mode == "add" else values_B_T
 
@@ -146,11 +138,42 @@ class ProcessRewards:
             rewards[bisect_left(cuts, end)] += value
         return cuts, rewards
 
-    def _baselines(self, firsts_B: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        firsts_N = rollout.gather(firsts_B)
-        groups_N = torch.unique(rollout.gather(rollout.group_ids_B), return_inverse=True)[1]
-        scored_N = (~torch.isnan(firsts_N)).to(firsts_N.dtype)
-        return group_means(torch.where(scored_N > 0, firsts_N, 0.0), scored_N, groups_N)[rollout.local_rows]
+
+def split_steps(text: str, separator: str) -> list[tuple[int, int]]:
+    r"""Cut a text into steps at a separator, which belongs to the step before it.
+
+    White space alone is no step: it goes with the step before, or, at the beginning, with the first one. So a run of
+    blank lines cuts once.
+
+    Args:
+        text: Any text.
+        separator: What ends a step, such as `"\n\n"`.
+
+    Returns:
+        `(start, end)` of each step, in order. They are the whole text, without gaps; a blank text has no steps.
+    """
+    steps: list[tuple[int, int]] = []
+    position = 0
+    while position < len(text):
+        found = text.find(separator, position)
+        end = len(text) if found < 0 else found + len(separator)
+        if text[position:end].replace(separator, "").strip():
+            steps.append((steps[-1][1] if steps else 0, end))
+        elif steps:
+            steps[-1] = (steps[-1][0], end)
+        position = end
+    return steps
+
+
+def last_tokens(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
+    """For each end of a span, the token at which the characters before it are complete; -1 without tokens.
+
+    Tokens right behind it that wrote nothing, such as an end-of-sequence token, go with it: the last of them counts.
+    """
+    wrote = [token for token, (start, end) in enumerate(offsets) if end > start]
+    starts = [offsets[token][0] for token in wrote]
+    behind = [*wrote[1:], len(offsets)]  # the token that is the next to write
+    return [behind[bisect_left(starts, max(end, 1)) - 1] - 1 for end in ends]
 
 
 def min_form(rewards: Sequence[float], temperature: float) -> list[float]:

@@ -44,7 +44,7 @@ def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[i
         )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     offsets = None if backend is None else offsets_by_decoder(backend, tokens, text)
-    return _by_prefixes(tokenizer, tokens, text) if offsets is None else offsets
+    return offsets_by_prefixes(tokenizer, tokens, text) if offsets is None else offsets
 
 
 def check_alignment(tokenizer: Any) -> None:
@@ -71,7 +71,7 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _by_prefixes(tokenizer: Any, ids: list[int], text: str) -> list[tuple[int, int]]:
+def offsets_by_prefixes(tokenizer: Any, ids: list[int], text: str) -> list[tuple[int, int]]:
     """Offsets from decoding ever longer prefixes, in blocks that start a few tokens early."""
     silent = set(getattr(tokenizer, "all_special_ids", ()))
     offsets: list[tuple[int, int]] = []

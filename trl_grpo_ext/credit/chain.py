@@ -10,7 +10,7 @@ import torch
 
 from ..types import Forward, Rollout, implements
 from .flow import Observe, apply_forward_hooks, apply_rollout_hooks, plugin_label
-from .hook_metrics import COLUMNS, change_metrics, change_table, unique_names
+from .metrics import COLUMNS, change_metrics, change_table, unique_names
 
 
 @dataclass(frozen=True)

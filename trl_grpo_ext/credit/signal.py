@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from ..types import Rollout
-
-SPREAD = 1e-6
-"""Rewards of a group that differ by no more, relative to the largest of them or to 1, are equal."""
+from .groups import group_extremes, rewards_differ
 
 ROUNDING = 1e-3
 """Advantages up to this size, on the same scale, are what rounding leaves of zero: TRL divides by a std of 0 + 1e-4."""
@@ -38,18 +36,14 @@ def groups_have_signal(
     Returns:
         `(Q,)`, bool.
     """
-    groups = int(group_ids_N.max()) + 1
-    missing_N = torch.isnan(rewards_N)
-
-    def extreme_Q(values_N: torch.Tensor, start: float, how: str) -> torch.Tensor:
-        start_Q = torch.full((groups,), start, dtype=values_N.dtype, device=values_N.device)
-        return start_Q.scatter_reduce(0, group_ids_N, values_N, how)
-
-    highest_Q = extreme_Q(rewards_N.masked_fill(missing_N, -torch.inf), -torch.inf, "amax")
-    lowest_Q = extreme_Q(rewards_N.masked_fill(missing_N, torch.inf), torch.inf, "amin")
-    scale_Q = extreme_Q(rewards_N.masked_fill(missing_N, 0.0).abs(), 1.0, "amax")
-    advantage_Q = extreme_Q(largest_advantages_N, 0.0, "amax")
-    return (highest_Q - lowest_Q > SPREAD * scale_Q) | (advantage_Q > ROUNDING * scale_Q)
+    groups_N = torch.unique(group_ids_N, return_inverse=True)[1]  # a number may be left out
+    _, largest_reward_N = group_extremes(rewards_N.abs(), groups_N)
+    scale_N = largest_reward_N.nan_to_num(nan=1.0).clamp(min=1.0)
+    _, largest_advantage_N = group_extremes(largest_advantages_N, groups_N)
+    signal_N = rewards_differ(rewards_N, groups_N) | (largest_advantage_N > ROUNDING * scale_N)
+    signal_Q = signal_N.new_zeros(int(group_ids_N.max()) + 1)
+    signal_Q[group_ids_N] = signal_N
+    return signal_Q
 
 
 def signal_table(rollout: Rollout) -> torch.Tensor:

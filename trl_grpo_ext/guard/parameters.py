@@ -1,4 +1,4 @@
-"""Checks that rewards make of their parameters and of the columns they read, with one wording for all."""
+"""Checks that plugins make of their parameters, and rewards of the columns they read, with one wording for all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def checked_number(label: str, value: object, wanted: str, accept: Callable[[flo
     """Return a parameter that must be a finite number.
 
     Args:
-        label: `<reward>: <parameter>`.
+        label: `<plugin>: <parameter>`.
         value: What the parameter was set to.
         wanted: What it must be, in words.
         accept: Whether a finite number is in range.
@@ -62,6 +62,17 @@ def checked_flag(label: str, value: object) -> bool:
     """
     if not isinstance(value, bool):
         raise ConfigurationError(f"{label} must be true or false, got {value!r}.")
+    return value
+
+
+def checked_text(label: str, value: object) -> str:
+    """Return a parameter that must be a text with something in it.
+
+    Raises:
+        ConfigurationError: It is no text, or an empty one.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{label} must be a text that is not empty, got {value!r}.")
     return value
 
 

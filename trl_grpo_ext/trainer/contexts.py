@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..credit.alignment import token_offsets
-from ..credit.signal import SPREAD
+from ..credit.groups import SPREAD
 from ..errors import AlignmentError, ConfigurationError, UpstreamError
 from ..types import Forward, Rollout, Span, StepTotals, Totals
 from .batch import BatchKeys, counting_mask

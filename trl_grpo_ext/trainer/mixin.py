@@ -34,8 +34,8 @@ from trl import GRPOTrainer
 
 from ..credit import flow
 from ..credit.chain import Change, HookChain, change_tables, metrics_of
+from ..credit.metrics import row_table, weight_metrics
 from ..credit.signal import share_without_signal, signal_table
-from ..credit.weight_metrics import row_table, weight_metrics
 from ..errors import ConfigurationError, UpstreamError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names

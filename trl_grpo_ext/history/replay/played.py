@@ -16,7 +16,8 @@ import torch
 
 from ...credit import flow
 from ...credit.chain import HookChain
-from ...credit.signal import SPREAD, signal_of, signal_table
+from ...credit.groups import SPREAD
+from ...credit.signal import signal_of, signal_table
 from ...types import Forward, Rollout, StepTotals, Totals, implements
 from .estimators import group_advantages, weighted_sum
 from .saved import SavedBatch

@@ -1,0 +1,345 @@
+"""The hooks at the loss forward: by hand, against loops, at their edges, and micro-batches spread over ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import pad
+
+from tests.advantages.token_batches import (
+    Rows,
+    forward_of,
+    hook,
+    live_places,
+    narrowed,
+    rollouts,
+)
+from tests.contexts import Ranks, cut, make_forward, make_rollout, mask_of, padded
+from trl_grpo_ext.credit import flow
+from trl_grpo_ext.types import Forward, Rollout
+
+
+def after_forward(forward: Forward, advantages: Any, name: str, **parameters: Any) -> Rows:
+    incoming = torch.as_tensor(advantages, dtype=torch.float64)
+    rows: Rows = flow.apply_forward_hooks(incoming, [hook(name, **parameters)], forward).tolist()
+    return rows
+
+
+def shaped(advantage: float, entropies: list[float], **parameters: Any) -> list[float]:
+    entropies_B_T = torch.tensor([entropies], dtype=torch.float64)
+    forward = make_forward(torch.zeros_like(entropies_B_T), entropies_B_T)
+    return after_forward(forward, [advantage], "entropy_shaping", **parameters)[0]
+
+
+def test_entropy_shaping_by_hand() -> None:
+    # A = 1: bonuses min(.04, .5), min(.4, .5), min(.8, .5), min(.2, .5). A = -0.5: the cap is .25.
+    entropies = [0.1, 1.0, 2.0, 0.5]
+    assert shaped(1.0, entropies, alpha=0.4, kappa=2.0) == pytest.approx([1.04, 1.4, 1.5, 1.2])
+    assert shaped(-0.5, entropies, alpha=0.4, kappa=2.0) == pytest.approx([-0.46, -0.25, -0.25, -0.3])
+
+
+def test_the_papers_values_are_the_defaults() -> None:
+    assert shaped(1.0, [0.1, 2.0]) == pytest.approx([1.04, 1.5])
+
+
+@given(st.floats(-5, 5), st.lists(st.floats(0, 20), min_size=1, max_size=5), st.floats(0.01, 5), st.floats(1.01, 10))
+@settings(max_examples=80, deadline=None)
+def test_entropy_shaping_equals_a_loop_and_turns_no_sign(
+    advantage: float, entropies: list[float], alpha: float, kappa: float
+) -> None:
+    for value, entropy in zip(shaped(advantage, entropies, alpha=alpha, kappa=kappa), entropies, strict=True):
+        assert value == pytest.approx(advantage + min(alpha * entropy, abs(advantage) / kappa), abs=1e-12)
+        assert value * advantage >= 0
+
+
+class TestZeroVariance:
+    def rows(
+        self, rewards: list[float], equal: list[bool], lengths: list[int] | None = None, **parameters: Any
+    ) -> Rows:
+        entropies = padded([[1.0, 3.0, 2.0]] * len(rewards))
+        mask = mask_of(lengths or [3] * len(rewards), 3)
+        forward = make_forward(
+            -entropies,
+            entropies,
+            mask,
+            rewards_B=torch.tensor(rewards, dtype=torch.float64),
+            zero_variance_B=torch.tensor(equal),
+        )
+        return after_forward(forward, [7.0] * len(rewards), "zero_variance_credit", **parameters)
+
+    def test_by_hand(self) -> None:
+        right, wrong, other = self.rows([1, 0, 1], [True, True, False], alpha=0.1)
+        assert right == pytest.approx([0.1, 0.3, 0.2])
+        assert wrong == pytest.approx([-0.2, 0, -0.1])
+        assert other == [7, 7, 7]
+
+    def test_the_largest_entropy_is_that_of_live_tokens(self) -> None:
+        (wrong,) = self.rows([0], [True], [1])
+        assert wrong == [0, 0, 0]  # its only live token is its surest and its least sure
+
+    def test_right_is_above_the_threshold(self) -> None:
+        at, above = self.rows([0.5, 0.6], [True, True])
+        assert at[0] < 0 < above[0]
+        assert self.rows([2.0], [True], correct_above=2.0)[0][0] < 0 < self.rows([2.1], [True], correct_above=2.0)[0][0]
+
+    def test_unscored_and_empty_completions_are_left_alone(self) -> None:
+        assert self.rows([math.nan, 0], [True, True], [3, 0]) == [[7, 7, 7], [0, 0, 0]]
+
+    def test_entropies_off_the_mask_are_not_read(self) -> None:
+        entropies = padded([[1.0, math.nan, math.inf]])
+        forward = make_forward(entropies, entropies, mask_of([1], 3), zero_variance_B=torch.tensor([True]))
+        assert after_forward(forward, [7.0], "zero_variance_credit") == [[0, 0, 0]]
+
+    def test_it_asks_for_entropies(self) -> None:
+        assert tuple(hook("zero_variance_credit").needs) == ("entropies",)
+
+    @given(rollouts(), st.lists(st.booleans(), min_size=6, max_size=6), st.floats(0.01, 2))
+    @settings(max_examples=60, deadline=None)
+    def test_equals_a_loop(self, rollout: Rollout, equal: list[bool], alpha: float) -> None:
+        count = len(rollout.prompts)
+        forward = forward_of(rollout, zero_variance_B=torch.tensor(equal[:count]))
+        for row, values in enumerate(after_forward(forward, [7.0] * count, "rl_zvp", alpha=alpha)):
+            entropies = forward.entropies_B_T[row].tolist()
+            reward, live = float(rollout.rewards_B[row]), live_places(rollout, row)
+            for place in live:
+                expected = 7.0
+                if equal[row] and reward > 0.5:
+                    expected = alpha * entropies[place]
+                elif equal[row] and reward <= 0.5:
+                    expected = -alpha * (max(entropies[other] for other in live) - entropies[place])
+                assert values[place] == pytest.approx(expected, abs=1e-12)
+
+
+class TestLowProbability:
+    def forward(self) -> Forward:
+        return make_forward(padded([[0.9, 0.5, 0.1]]).log(), torch.zeros(1, 3))
+
+    def test_by_hand(self) -> None:
+        assert after_forward(self.forward(), [1.0], "low_probability")[0] == pytest.approx([0.97, 0.85, 0.73])
+        assert after_forward(self.forward(), [-2.0], "low_probability")[0] == pytest.approx([-1.94, -1.70, -1.46])
+
+    @given(rollouts(), st.floats(0, 1))
+    @settings(max_examples=60, deadline=None)
+    def test_equals_a_loop(self, rollout: Rollout, alpha: float) -> None:
+        advantages = [1.5 - row for row in range(len(rollout.prompts))]
+        forward = forward_of(rollout)
+        for row, values in enumerate(after_forward(forward, advantages, "low_probability", alpha=alpha)):
+            for place in live_places(rollout, row):
+                probability = math.exp(float(forward.logps_B_T[row, place]))
+                expected = alpha * advantages[row] * probability + (1 - alpha) * advantages[row]
+                assert values[place] == pytest.approx(expected, abs=1e-12)
+
+    def test_half_precision_probabilities_are_not_rounded_first(self) -> None:
+        result = flow.apply_forward_hooks(
+            torch.ones(1),
+            [hook("low_probability", alpha=1.0)],
+            make_forward(padded([[0.123]]).log(), torch.zeros(1, 1)),
+        )
+        assert result.dtype == torch.float32
+        assert result.item() == pytest.approx(0.123, rel=1e-6)
+
+
+class TestFutureKL:
+    WIDE: dict[str, Any] = {"half_life": 1.0, "epsilon_low": 1.0, "epsilon_high": 1e9}  # noqa: RUF012
+
+    def rows(self, moved: list[list[float]], advantages: Any, mask: Any = None, **parameters: Any) -> Rows:
+        """`moved` is log π - log π_old."""
+        old = torch.full((len(moved), len(moved[0])), -1.0, dtype=torch.float64)
+        logps = old + padded(moved)
+        forward = make_forward(logps, torch.zeros_like(logps), mask, old_logps_B_T=old)
+        return after_forward(forward, advantages, "future_kl", **parameters)
+
+    def test_by_hand(self) -> None:
+        # γ = 1/2: .4; -.2 + .2 = 0; .1 + 0 = .1.
+        (row,) = self.rows([[0.1, -0.2, 0.4]], [2.0], **self.WIDE)
+        assert row == pytest.approx([2 * math.exp(0.1), 2, 2 * math.exp(0.4)])
+
+    def test_weights_are_clipped(self) -> None:
+        moved = [[0.5], [0.1], [-0.1], [-0.5]]
+        by_default = self.rows(moved, [1.0, -1.0, 1.0, -1.0])
+        assert by_default == [[pytest.approx(1.2)], [pytest.approx(-math.exp(0.1))], [1], [-1]]
+        both = self.rows(moved, [1.0] * 4, epsilon_low=0.2, epsilon_high=0.2)
+        assert [value for (value,) in both] == pytest.approx([1.2, math.exp(0.1), math.exp(-0.1), 0.8])
+
+    def test_by_default_half_is_left_after_32_tokens(self) -> None:
+        (row,) = self.rows([[0.0] * 32 + [0.1]], [1.0])
+        assert row[0] == pytest.approx(math.exp(0.05))
+
+    def test_tokens_that_are_being_unlearnt_but_rise_are_not_amplified(self) -> None:
+        moved = [[math.log(3.0)], [math.log(3.0)], [math.log(1.5)]]
+        rows = self.rows(moved, [-1.0, 1.0, -1.0], safety_threshold=2.0, **self.WIDE)
+        assert [value for (value,) in rows] == pytest.approx([-1, 3, -1.5])
+        rows = self.rows(moved, [-1.0, 1.0, -1.0], safety_threshold=None, **self.WIDE)
+        assert [value for (value,) in rows] == pytest.approx([-3, 3, -1.5])
+        # Below 1 the weight stays what it is.
+        (row,) = self.rows([[math.log(3.0), -9.0]], [-1.0], safety_threshold=2.0, **self.WIDE)
+        assert row[0] == pytest.approx(-math.exp(math.log(3.0) - 4.5))
+
+    def test_a_first_pass_changes_nothing(self) -> None:
+        assert self.rows([[0.0, 0.0]], [0.3], **self.WIDE) == [[0.3, 0.3]]
+
+    def test_tools_and_extremes(self) -> None:
+        mask = torch.tensor([[1.0, 0.0, 1.0]], dtype=torch.float64)
+        (row,) = self.rows([[0.1, math.nan, 0.4]], [1.0], mask, **self.WIDE)
+        assert row == pytest.approx([math.exp(0.3), 0, math.exp(0.4)])
+        (row,) = self.rows([[2.0] * 900], [1.0], half_life=1e6)  # exp overflows
+        assert row == pytest.approx([1.2] * 900)
+
+    @given(
+        rollouts(),
+        st.sampled_from([0.5, 3.0, 100.0]),
+        st.floats(0, 1),
+        st.floats(0.01, 3),
+        st.floats(1.01, 30),
+        st.none() | st.floats(0.1, 30),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_equals_a_loop(
+        self, rollout: Rollout, half_life: float, low: float, high: float, cap: float, safety: float | None
+    ) -> None:
+        advantages = [1.5 - row for row in range(len(rollout.prompts))]
+        forward = forward_of(rollout)
+        moved = (forward.logps_B_T - forward.old_logps_B_T).tolist()
+        parameters = {"epsilon_low": low, "epsilon_high": high, "ratio_cap": cap, "safety_threshold": safety}
+        rows = after_forward(forward, advantages, "fipo", half_life=half_life, **parameters)
+        for row, values in enumerate(rows):
+            live = live_places(rollout, row)
+            for t, place in enumerate(live):
+                future = sum(
+                    0.5 ** ((s - t) / half_life) * moved[row][live[s]]
+                    for s in range(t, len(live))
+                    if math.exp(moved[row][live[s]]) <= cap
+                )
+                weight = min(max(math.exp(future), 1 - low), 1 + high)
+                if safety is not None and advantages[row] < 0 and math.exp(moved[row][place]) > safety:
+                    weight = min(weight, 1.0)
+                assert values[place] == pytest.approx(advantages[row] * weight, abs=1e-9)
+
+
+def clipped(forward: Forward, advantages: torch.Tensor, **parameters: Any) -> Rows:
+    return after_forward(forward, advantages, "covariance_clip", **parameters)
+
+
+def two_rows() -> tuple[Forward, torch.Tensor]:
+    """Mean log π is -2, mean A is 0; the covariances are 2, -2, 0 and 0, 2, -2."""
+    logps = padded([[0.0, -4.0, -2.0], [-2.0, -4.0, 0.0]])
+    return make_forward(logps, -logps), torch.tensor([1.0, -1.0], dtype=torch.float64)
+
+
+def test_covariance_clip_by_hand() -> None:
+    logps = padded([[0.0, -3.0, -2.0], [-2.0, -5.0, 0.0]])  # their mean is -2
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    forward = make_forward(logps, -logps)
+    # Covariances: 2, -1, 0 and 0, 3, -2. Of 6 tokens a third is 2, a sixth is 1.
+    assert clipped(forward, advantages, ratio=1 / 3) == [[0, 1, 1], [-1, 0, -1]]
+    assert clipped(forward, advantages, ratio=1 / 6) == [[1, 1, 1], [-1, 0, -1]]
+    # At least one, however small the ratio; and by default the ratio is small.
+    assert clipped(forward, advantages) == [[1, 1, 1], [-1, 0, -1]]
+
+
+def test_covariance_clip_takes_only_what_lies_between_the_bounds() -> None:
+    logps = padded([[0.0, -3.0, -2.0], [-2.0, -5.0, 0.0]])
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    forward = make_forward(logps, -logps)
+    assert clipped(forward, advantages, ratio=1.0, high=2.5) == [[0, 1, 1], [-1, -1, -1]]
+    assert clipped(forward, advantages, ratio=1.0, low=2.5) == [[1, 1, 1], [-1, 0, -1]]
+    assert clipped(forward, advantages, ratio=1.0, low=-1.5, high=2.5) == [[0, 0, 0], [0, -1, -1]]
+    assert clipped(forward, advantages, ratio=1.0, low=7.0, high=9.0) == [[1, 1, 1], [-1, -1, -1]]
+    # The bounds belong to it.
+    assert clipped(forward, advantages, ratio=1.0, low=2.0, high=3.0) == [[0, 1, 1], [-1, 0, -1]]
+
+
+def test_equal_covariances_go_together() -> None:
+    forward, advantages = two_rows()
+    assert clipped(forward, advantages) == [[0, 1, 1], [-1, 0, -1]]
+
+
+def test_covariance_clip_takes_no_mean_over_padding_and_empty_rows() -> None:
+    logps = padded([[0.0, -4.0, -900.0], [-4.0, 0.0, 900.0], [7.0, 7.0, 7.0]])
+    forward = make_forward(logps, -logps, mask_of([2, 2, 0], 3))
+    advantages = torch.tensor([1.0, -1.0, 50.0], dtype=torch.float64)
+    assert clipped(forward, advantages, ratio=1.0) == [[0, 1, 0], [0, -1, 0], [0, 0, 0]]
+    nothing_live = make_forward(logps, -logps, mask_of([0, 0, 0], 3))
+    assert clipped(nothing_live, advantages) == [[0] * 3] * 3
+
+
+def expected_clipping(forward: Forward, table: Rows, low: float, high: float, ratio: float) -> tuple[Rows, float]:
+    """The result, and how near the closest covariance is to a bound or to being chosen, for rounding."""
+    tokens = [(row, place) for row in range(len(table)) for place in live_places(forward, row)]
+    if not tokens:
+        return table, 1.0
+    logps = {token: float(forward.logps_B_T[token]) for token in tokens}
+    mean_logp = sum(logps.values()) / len(tokens)
+    mean_advantage = sum(table[row][place] for row, place in tokens) / len(tokens)
+    covariance = {(r, p): (logps[r, p] - mean_logp) * (table[r][p] - mean_advantage) for r, p in tokens}
+    order = sorted((t for t in tokens if low <= covariance[t] <= high), key=lambda t: -covariance[t])
+    chosen = order[: max(int(ratio * len(tokens)), 1)]
+    nearest = min(min(abs(value - low), abs(value - high)) for value in covariance.values())
+    if chosen and len(order) > len(chosen):
+        nearest = min(nearest, covariance[chosen[-1]] - covariance[order[len(chosen)]])
+    result = [row.copy() for row in table]
+    for row, place in chosen:
+        result[row][place] = 0.0
+    return result, nearest
+
+
+def table_of(rollout: Rollout) -> torch.Tensor:
+    """Advantages that differ at every token."""
+    count, width = rollout.mask_B_T.shape
+    table = torch.sin(torch.arange(1, count * width + 1, dtype=torch.float64)).reshape(count, width)
+    return table * rollout.mask_B_T
+
+
+@given(rollouts(), st.sampled_from([0.1, 0.4, 1.0]), st.sampled_from([-0.5, 0.0, 0.3]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_covariance_clip_equals_a_loop_on_any_number_of_ranks(
+    rollout: Rollout, ratio: float, low: float, data: st.DataObject
+) -> None:
+    count, width = rollout.mask_B_T.shape
+    first = data.draw(st.integers(1, count))
+    sizes = [size for size in (first, count - first) if size]
+    table = table_of(rollout)
+    expected, nearest = expected_clipping(forward_of(rollout), table.tolist(), low, 2.0, ratio)
+    if nearest < 1e-9:
+        return
+
+    def run(part: Rollout) -> torch.Tensor:
+        own = table[part.local_rows][:, : part.mask_B_T.size(1)]
+        parameters = {"low": low, "high": 2.0, "ratio": ratio}
+        return flow.apply_forward_hooks(own, [hook("clip_cov", **parameters)], forward_of(part))
+
+    results = Ranks([narrowed(part) for part in cut(rollout, sizes)]).run(run)
+    assert torch.cat([pad(result, (0, width - result.size(1))) for result in results]).tolist() == expected
+
+
+def test_what_gathering_pads_with_is_no_candidate() -> None:
+    # The zeros that fill up the shorter rank lie between the bounds, and would be the largest.
+    logps = padded([[-1.0, 0.0], [-2.0, -3.0]])
+    rollout = make_rollout([1, 2], old_logps_B_T=logps, ref_logps_B_T=logps)
+    table = padded([[1.0, 0.0], [2.0, -3.0]])
+    expected, _ = expected_clipping(forward_of(rollout), table.tolist(), -2.0, 1.0, 0.01)
+    assert expected != table.tolist()
+
+    def run(part: Rollout) -> torch.Tensor:
+        own = table[part.local_rows][:, : part.mask_B_T.size(1)]
+        return flow.apply_forward_hooks(
+            own, [hook("covariance_clip", low=-2.0, high=1.0, ratio=0.01)], forward_of(part)
+        )
+
+    short, long = Ranks([narrowed(part) for part in cut(rollout, [1, 1])]).run(run)
+    assert [[*short[0].tolist(), 0.0], long[0].tolist()] == expected
+
+
+@pytest.mark.parametrize("tokens", [4999, 5000, 15_000])
+def test_the_number_of_tokens_by_default(tokens: int) -> None:
+    # One in 5,000, and never less than one.
+    logps = torch.linspace(-4, 0, tokens, dtype=torch.float64).unsqueeze(0).repeat(2, 1)
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    result = torch.tensor(clipped(make_forward(logps, -logps), advantages))
+    # Both rows together have twice as many tokens; of each pair with one covariance both go.
+    assert int((result == 0).sum()) in (max(int(0.0002 * 2 * tokens), 1), max(int(0.0002 * 2 * tokens), 1) + 1)

@@ -1,0 +1,211 @@
+"""kl_in_reward and teacher_log_ratio: by hand, against loops, the adaptive coefficient, and what they ask for."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.advantages.token_batches import (
+    after_rollout,
+    hook,
+    live_places,
+    on_ranks,
+    rollouts,
+)
+from tests.contexts import make_rollout, padded
+from trl_grpo_ext.credit import flow
+from trl_grpo_ext.types import Rollout
+
+LOGPS, REF_LOGPS = [-1.0, -0.5, -2.0], [-1.5, -0.4, -1.0]  # k1: .5, -.1, -1
+
+
+def three_tokens(**overrides: Any) -> Rollout:
+    return make_rollout([3], old_logps_B_T=padded([LOGPS]), ref_logps_B_T=padded([REF_LOGPS]), **overrides)
+
+
+def expected_kl(rollout: Rollout, advantages: list[float], coefficient: float, gamma: float, estimator: str) -> Any:
+    table = [[0.0] * rollout.mask_B_T.size(1) for _ in advantages]
+    for row, advantage in enumerate(advantages):
+        places = live_places(rollout, row)
+        kl = []
+        for place in places:
+            logp, ref = float(rollout.old_logps_B_T[row, place]), float(rollout.ref_logps_B_T[row, place])  # type: ignore[index]
+            estimates = {
+                "k1": logp - ref,
+                "k2": (logp - ref) ** 2 / 2,
+                "k3": math.exp(ref - logp) - (ref - logp) - 1,
+            }
+            kl.append(estimates[estimator])
+        for t, place in enumerate(places):
+            penalty = sum(gamma ** (s - t) * kl[s] for s in range(t, len(places)))
+            table[row][place] = gamma ** (len(places) - 1 - t) * advantage - coefficient * penalty
+    return table
+
+
+class TestKLInReward:
+    def test_by_hand(self) -> None:
+        # k1 is .5, -.1, -1, and its sums from each token on are -.6, -1.1, -1.
+        (row,) = after_rollout(three_tokens(), [1.0], "kl_in_reward", coefficient=0.1)
+        assert row == pytest.approx([1.06, 1.11, 1.1])
+        # γ = .9, from behind: -1, -.1 - .9 = -1, .5 - .9 = -.4. A = 1 fades to .9 and .81.
+        (row,) = after_rollout(three_tokens(), [1.0], "kl_in_reward", coefficient=0.1, gamma=0.9)
+        assert row == pytest.approx([0.81 + 0.04, 0.9 + 0.1, 1 + 0.1])
+
+    @pytest.mark.parametrize(("estimator", "kl"), [("k1", 0.5), ("k2", 0.125), ("k3", 0.106530659712633)])
+    def test_estimators(self, estimator: str, kl: float) -> None:
+        rollout = make_rollout([1], old_logps_B_T=padded([[-1.0]]), ref_logps_B_T=padded([[-1.5]]))
+        ((value,),) = after_rollout(rollout, [0.0], "kl_in_reward", coefficient=1.0, estimator=estimator)
+        assert -value == pytest.approx(kl, abs=1e-12)
+
+    @given(rollouts(), st.floats(0.01, 2), st.sampled_from([0.3, 0.9, 1.0]), st.sampled_from(["k1", "k2", "k3"]))
+    @settings(max_examples=60, deadline=None)
+    def test_equals_a_loop(self, rollout: Rollout, coefficient: float, gamma: float, estimator: str) -> None:
+        advantages = [float(row) - 1.5 for row in range(len(rollout.prompts))]
+        parameters = {"coefficient": coefficient, "gamma": gamma, "estimator": estimator}
+        result = after_rollout(rollout, advantages, "kl_in_reward", **parameters)
+        for row, expected in zip(result, expected_kl(rollout, advantages, coefficient, gamma, estimator), strict=True):
+            assert row == pytest.approx(expected, abs=1e-9)
+
+    def test_what_a_tool_wrote_is_skipped_and_takes_no_time(self) -> None:
+        tool = torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+        rollout = make_rollout(
+            [4],
+            mask_B_T=tool,
+            old_logps_B_T=padded([[-1, math.nan, -9, -2]]),
+            ref_logps_B_T=padded([[-2, -1, math.inf, -4]]),
+        )
+        (row,) = after_rollout(rollout, [1.0], "kl_in_reward", coefficient=0.1, gamma=0.5)
+        assert row == pytest.approx([0.5 - 0.1 * (1 + 0.5 * 2), 0, 0, 1 - 0.1 * 2])
+
+
+class TestAdaptiveCoefficient:
+    PARAMETERS: dict[str, Any] = {"coefficient": 0.1, "target": 0.5, "horizon": 10}  # noqa: RUF012
+
+    def rollout(self, **overrides: Any) -> Rollout:
+        """KL .5 and 1.0 of two completions, mean .75; a third has no live token."""
+        logps = padded([[-1.0, -1.0], [-1.0, -2.0], [-1.0, -1.0]])
+        ref_logps = padded([[-1.0, -1.5], [-2.0, -2.0], [-9.0, -9.0]])
+        return make_rollout([2, 2, 0], groups=[0, 0, 0], old_logps_B_T=logps, ref_logps_B_T=ref_logps, **overrides)
+
+    def after(self, of_hook: Any, rollout: Rollout) -> float:
+        flow.apply_rollout_hooks(torch.zeros(len(rollout.prompts), dtype=torch.float64), [of_hook], rollout)
+        return float(of_hook.state_dict()["coefficient"])
+
+    @pytest.mark.parametrize(
+        ("target", "factor"),
+        [
+            (0.75, 1.0),
+            (0.7, 1 + (0.75 / 0.7 - 1) * 0.3),  # 3 completions of a horizon of 10
+            (0.1, 1 + 0.2 * 0.3),
+            (50.0, 1 - 0.2 * 0.3),
+        ],
+    )
+    def test_by_hand(self, target: float, factor: float) -> None:
+        adaptive = hook("kl_in_reward", **{**self.PARAMETERS, "target": target})
+        assert self.after(adaptive, self.rollout()) == pytest.approx(0.1 * factor, rel=1e-12)
+
+    def test_a_batch_is_penalised_by_the_coefficient_before_it(self) -> None:
+        adaptive = hook("kl_in_reward", coefficient=0.1, target=0.1, horizon=3)
+        incoming = torch.zeros(1, dtype=torch.float64)
+        first = flow.apply_rollout_hooks(incoming, [adaptive], three_tokens())
+        second = flow.apply_rollout_hooks(incoming, [adaptive], three_tokens())
+        assert first[0].tolist() == pytest.approx([0.06, 0.11, 0.1])
+        # KL is -.6, far below the target: the coefficient falls by 0.2 · 1/3.
+        assert second[0].tolist() == pytest.approx([(1 - 0.2 / 3) * x for x in (0.06, 0.11, 0.1)])
+
+    def test_k1_is_what_is_steered_whatever_the_penalty(self) -> None:
+        for estimator in ("k1", "k2", "k3"):
+            adaptive = hook("kl_in_reward", coefficient=0.1, target=0.7, horizon=10, estimator=estimator)
+            assert self.after(adaptive, self.rollout()) == pytest.approx(0.1 * (1 + (0.75 / 0.7 - 1) * 0.3))
+
+    @pytest.mark.parametrize(
+        ("parameters", "rollout", "expected"),
+        [
+            ({}, {"training": False}, 0.1),
+            ({}, {"mask_B_T": torch.zeros(3, 2)}, 0.1),  # without a live token there is no KL
+            ({"target": 50.0, "horizon": 0.1}, {}, 0.08),  # a batch larger than the horizon counts as 1
+        ],
+    )
+    def test_at_the_edges(self, parameters: dict[str, Any], rollout: dict[str, Any], expected: float) -> None:
+        adaptive = hook("kl_in_reward", **{**self.PARAMETERS, **parameters})
+        assert self.after(adaptive, self.rollout(**rollout)) == pytest.approx(expected, rel=1e-12)
+
+    def test_a_checkpoint_takes_it_up_again(self) -> None:
+        adaptive = hook("kl_in_reward", **self.PARAMETERS)
+        self.after(adaptive, self.rollout())
+        state = json.loads(json.dumps(adaptive.state_dict()))
+        resumed = hook("kl_in_reward", **self.PARAMETERS)
+        resumed.load_state_dict(state)
+        assert self.after(resumed, self.rollout()) == self.after(adaptive, self.rollout()) != 0.1
+
+    def test_a_fixed_coefficient_has_no_state_and_takes_none(self) -> None:
+        fixed = hook("kl_in_reward", coefficient=0.3)
+        assert fixed.state_dict() == {}
+        fixed.load_state_dict({"coefficient": 7.0})
+        assert fixed.coefficient == 0.3
+
+    @pytest.mark.parametrize("sizes", [[3], [1, 2], [2, 1], [1, 1, 1]])
+    def test_all_ranks_agree_on_it(self, sizes: list[int]) -> None:
+        hooks = [hook("kl_in_reward", **{**self.PARAMETERS, "target": 0.7}) for _ in sizes]
+        rows = on_ranks(self.rollout(), sizes, [0.0] * 3, hooks)
+        for row, expected in zip(rows, [[-0.05, -0.05], [-0.1, 0], [0, 0]], strict=True):
+            assert row == pytest.approx(expected)
+        expected_coefficient = 0.1 * (1 + (0.75 / 0.7 - 1) * 0.3)
+        assert [of_rank.coefficient for of_rank in hooks] == pytest.approx([expected_coefficient] * len(sizes))
+
+
+def test_teacher_by_hand_with_the_reference_as_teacher() -> None:
+    rollout = three_tokens()
+    (row,) = after_rollout(rollout, [9.0], "teacher_log_ratio")
+    assert row == pytest.approx([-0.5, 0.1, 1.0])
+
+
+def test_teacher_by_hand_with_a_model_of_its_own() -> None:
+    others = {"org/teacher": padded([REF_LOGPS]), "org/another": padded([LOGPS])}
+    rollout = three_tokens(teacher_logps_B_T=others)
+    (row,) = after_rollout(rollout, [9.0], "teacher_log_ratio", teacher="org/teacher", coefficient=2)
+    assert row == pytest.approx([-1.0, 0.2, 2.0])
+    (row,) = after_rollout(rollout, [9.0], "on_policy_distillation", teacher="org/teacher", mode="add")
+    assert row == pytest.approx([8.5, 9.1, 10.0])
+
+
+@pytest.mark.parametrize(
+    ("teacher", "needs", "teachers"),
+    [("reference", {"old_logps", "ref_logps"}, ()), ("org/teacher", {"old_logps"}, ("org/teacher",))],
+)
+def test_it_asks_for_what_it_reads_and_for_no_more(teacher: str, needs: set[str], teachers: tuple[str, ...]) -> None:
+    asking = hook("teacher_log_ratio", teacher=teacher)
+    assert set(asking.needs) == needs
+    assert tuple(asking.teachers) == teachers
+
+
+@given(rollouts())
+@settings(max_examples=60, deadline=None)
+def test_teacher_equals_a_loop_and_rewards_do_not_matter(rollout: Rollout) -> None:
+    count = len(rollout.prompts)
+    replaced = after_rollout(rollout, [9.0] * count, "teacher_log_ratio", teacher="teacher", coefficient=0.5)
+    added = after_rollout(rollout, [9.0] * count, "teacher_log_ratio", teacher="teacher", coefficient=0.5, mode="add")
+    assert rollout.old_logps_B_T is not None
+    for row in range(count):
+        expected = [0.0] * rollout.mask_B_T.size(1)
+        for place in live_places(rollout, row):
+            gap = float(rollout.teacher_logps_B_T["teacher"][row, place]) - float(rollout.old_logps_B_T[row, place])
+            expected[place] = 0.5 * gap
+        assert replaced[row] == pytest.approx(expected, abs=1e-12)
+        live = [9.0 + value if place in live_places(rollout, row) else 0.0 for place, value in enumerate(expected)]
+        assert added[row] == pytest.approx(live, abs=1e-12)
+
+
+def test_half_precision_advantages_do_not_round_the_log_probabilities() -> None:
+    # In bfloat16 both log-probabilities would be -10.
+    rollout = make_rollout([1], old_logps_B_T=padded([[-10.01]]), ref_logps_B_T=padded([[-10.0]]))
+    incoming = torch.tensor([1.0], dtype=torch.bfloat16)
+    result = flow.apply_rollout_hooks(incoming, [hook("teacher_log_ratio")], rollout)
+    assert result.dtype == torch.bfloat16
+    assert result.item() == pytest.approx(0.01, rel=1e-2)

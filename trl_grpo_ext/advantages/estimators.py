@@ -1,0 +1,308 @@
+"""Estimators: from the rewards of a group to one advantage for each completion, the same on all of its tokens.
+
+They replace the advantages that come in, so an estimator stands first in a chain. What they share: rewards and groups
+are those of all ranks, a completion that no reward function scored gets advantage 0 and has no part in any statistic,
+and in a group of equal rewards every difference from the mean is exactly 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..credit.groups import gather_rewards, group_count, group_extremes, group_mean, group_std, group_sum
+from ..errors import PluginOutputError
+from ..guard.parameters import checked_choice, checked_number, checked_whole
+from ..types import Rollout
+
+
+class _Estimator:
+    """An advantage for each completion from the rewards; a subclass says which."""
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`, constant over each completion's tokens."""
+        rewards_N, groups_N = gather_rewards(rollout)
+        new_N = torch.where(torch.isnan(rewards_N), 0.0, self._advantages(rewards_N, groups_N, rollout))
+        return new_N[rollout.local_rows].to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """The advantages `(N,)` of all ranks' completions; those of rewards that are NaN are not used."""
+        raise NotImplementedError
+
+
+class RawReward(_Estimator):
+    """A completion's reward as it is: `A_i = r_i`.
+
+    Unbiased, and of the largest variance: with rewards of 0 and 1 only successes have a gradient, and an easy prompt
+    has more of it than a hard one. The point to start from when the effect of a baseline is in question, and, with
+    rewards of both signs, what `sign_scaling` expects in front of it.
+
+    Source: REINFORCE (Williams, 1992), with the baseline left out.
+
+    Departures: a completion that no reward function scored gets advantage 0.
+    """
+
+    __name__ = "raw_reward"
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        return rewards_N
+
+
+class Centred(_Estimator):
+    """A completion's reward minus the mean reward of its group: `A_i = r_i - μ`.
+
+    Without the division by the group's standard deviation, which makes prompts that are nearly always solved, or
+    nearly never, count more than those in between. It replaces the advantages that come in on every token, so it stands
+    first in a chain.
+
+    Source: Dr. GRPO (2503.20783), its advantage. The other half of the method, a constant divisor instead of each
+    completion's length, is the aggregation `constant_length`.
+
+    Departures: a completion that no reward function scored gets advantage 0 and has no part in the mean.
+    """
+
+    __name__ = "centred"
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        return rewards_N - group_mean(rewards_N, groups_N)
+
+
+class Normalised(_Estimator):
+    """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
+
+    Without a floor TRL's own advantages under `scale_rewards="group"`, and the same numbers. It replaces the advantages
+    that come in on every token, so it stands first in a chain: there it makes a run independent of what `scale_rewards`
+    says.
+
+    Where rewards are graded (a classifier's probability, a length), a group whose completions are nearly alike has a
+    tiny σ, and dividing by it makes differences of no account as large as any. A floor bounds how much a difference of
+    rewards is stretched.
+
+    Source: GRPO (2402.03300), outcome supervision.
+
+    Departures: the paper has no ε and does not say which σ; as in TRL, σ is unbiased (n - 1) and ε is 1e-4. The floor
+    is ours. A completion that no reward function scored gets advantage 0 and has no part in μ and σ; one that is the
+    only scored completion of its group gets 0 as well. In a group of equal rewards all advantages are exactly 0; TRL's
+    are what rounding leaves of it.
+
+    Args:
+        epsilon: ε, in units of the reward; positive.
+        std_floor: The least σ to divide by, in units of the reward; not negative. With 0.1 no difference of rewards is
+            stretched more than tenfold.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "normalised"
+
+    def __init__(self, *, epsilon: float = 1e-4, std_floor: float = 0.0) -> None:
+        self.epsilon = checked_number("normalised: epsilon", epsilon, "a positive number", lambda x: x > 0)
+        self.std_floor = checked_number(
+            "normalised: std_floor", std_floor, "a number that is not negative", lambda x: x >= 0
+        )
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        stds_N = group_std(rewards_N, groups_N).clamp(min=self.std_floor)
+        return (rewards_N - group_mean(rewards_N, groups_N)) / (stds_N + self.epsilon)
+
+
+class MaxOnly(_Estimator):
+    """Only the best of a group are learnt from, each with its reward: `A_i = r_i` where `r_i = max_j r_j`, else 0.
+
+    Completions that share the highest reward all keep it. A partial success beside a better completion earns nothing,
+    so the policy does not settle on partial successes. There is no baseline: nothing pushes away from failures, and a
+    highest reward below 0 pushes away from the best completion, so it is for rewards that are not negative. It replaces
+    the advantages that come in on every token, so it stands first in a chain.
+
+    Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17, beside `raw_reward`, `centred` and
+    `normalised`.
+
+    Departures: a completion that no reward function scored gets advantage 0 and is not the best.
+    """
+
+    __name__ = "max_only"
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        _, highest_N = group_extremes(rewards_N, groups_N)
+        return torch.where(rewards_N == highest_N, rewards_N, 0.0)
+
+
+class LeaveOneOut(_Estimator):
+    """A completion's reward minus the mean reward of the others in its group: `A_i = r_i - mean_{j≠i} r_j`.
+
+    The baseline does not contain the completion's own reward, so the policy gradient is unbiased. There is no division
+    by the group's standard deviation. It replaces the advantages that come in (TRL's, or an earlier hook's) on every
+    token, so it stands first in a chain.
+
+    Source: RLOO (2402.14740), eq. 6.
+
+    Departures: a completion that no reward function scored gets advantage 0 and is in nobody's baseline; one that is
+    the only scored completion of its group has no others to compare with and gets 0 as well.
+    """
+
+    __name__ = "leave_one_out"
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        counts_N = group_count(rewards_N, groups_N)
+        # Of n rewards with the mean μ, r minus the mean of the n - 1 others is n/(n - 1) · (r - μ).
+        return (rewards_N - group_mean(rewards_N, groups_N)) * counts_N / (counts_N - 1).clamp(min=1)
+
+
+class BatchWhitening(_Estimator):
+    """Subtract a baseline, then divide by one standard deviation for all: `A_i = (r_i - b_i) / max(σ, floor)`.
+
+    σ is the unbiased standard deviation of `r - b` over the scored completions of all prompts and ranks. One divisor
+    leaves prompts in the proportion that their rewards have, where a divisor per group (`normalised`) blows up those
+    that are nearly always or nearly never solved. It replaces the advantages that come in on every token, so it stands
+    first in a chain.
+
+    Late in training, or with hard prompts, nearly all rewards of a batch agree and σ tends to 0; the few that differ
+    would then get advantages of any size. The floor bounds how much a difference of rewards is stretched.
+
+    Source: REINFORCE++ (2501.03262): with the group's mean as baseline its variant REINFORCE++-baseline.
+
+    Departures: the floor is ours. σ is over completions; implementations of the paper (OpenRLHF, verl) take it, and a
+    mean that they subtract, over tokens, so that long completions count more in it. The paper's KL penalty inside the
+    reward is not part of this hook. A completion that no reward function scored gets advantage 0 and has no part in b
+    and σ.
+
+    Args:
+        baseline: What b is: "group", the mean reward of the completion's group, or "batch", the mean over all.
+        std_floor: The least divisor, in units of the reward; positive. With 0.1 no difference of rewards is stretched
+            more than tenfold. That suits rewards between about 0 and 1, whose σ is .3 to .5 where prompts are neither
+            all solved nor all failed; scale it with the rewards.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "batch_whitening"
+
+    def __init__(self, *, baseline: str = "group", std_floor: float = 0.1) -> None:
+        self.baseline = checked_choice("batch_whitening: baseline", baseline, ("group", "batch"))
+        self.std_floor = checked_number("batch_whitening: std_floor", std_floor, "a positive number", lambda x: x > 0)
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        batch_N = torch.zeros_like(groups_N)  # one group of all
+        centred_N = rewards_N - group_mean(rewards_N, groups_N if self.baseline == "group" else batch_N)
+        return centred_N / group_std(centred_N, batch_N).clamp(min=self.std_floor)
+
+
+class OptimalBaseline(_Estimator):
+    """A completion's reward minus the length-weighted mean reward of its group: `A_i = r_i - Σ_j L_j r_j / Σ_j L_j`.
+
+    Among constant baselines of a group this one gives the policy gradient the least variance, if the squared norm of a
+    completion's gradient grows with its length `L` and the gradients of different tokens are uncorrelated. `L` counts
+    the tokens that count in the loss. With equal lengths it is `centred`. It replaces the advantages that come in on
+    every token, so it stands first in a chain.
+
+    Source: On-Policy RL with Optimal Reward Baseline (2505.23585).
+
+    Departures: a completion that no reward function scored gets advantage 0 and has no part in the baseline. In a group
+    whose scored completions have no token that counts, the baseline is the mean.
+    """
+
+    __name__ = "optimal_baseline"
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        lengths_N = rollout.gather(rollout.lengths_B).to(rewards_N.dtype)
+        # Lengths of unscored completions do not count, so that a group may be left without any.
+        has_tokens_N = group_sum(torch.where(torch.isnan(rewards_N), 0.0, lengths_N), groups_N) > 0
+        weights_N = torch.where(has_tokens_N, lengths_N, 1.0)
+        return rewards_N - group_mean(rewards_N, groups_N, weights_N)
+
+
+class MeanRelative(_Estimator):
+    """How much better than its group a completion is, as a share of the group's mean: `A_i = (r_i - μ) / μ`.
+
+    With rewards of 0 and 1, μ is the share of successes, and dividing the gradient of the success rate by it gives the
+    gradient of its logarithm, in expectation up to terms that vanish as groups grow: maximum likelihood of a right
+    answer instead of the expected number of them. Hard prompts weigh more: one success among G completions gets
+    `G - 1`, and every failure -1. A group without a success gets 0.
+
+    Source: Maximum Likelihood Reinforcement Learning (2602.02710).
+
+    Departures: the paper is about rewards of 0 and 1; any that are not negative are taken here. A completion that no
+    reward function scored gets advantage 0 and has no part in μ.
+
+    Raises:
+        PluginOutputError: From `on_rollout`: a reward is negative, and a mean of rewards of both signs is no measure to
+            divide by.
+    """
+
+    __name__ = "mean_relative"
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        lowest = float(rewards_N.nan_to_num(nan=0.0).min())  # over all ranks, so that all of them stop, or none
+        if lowest < 0:
+            raise PluginOutputError(
+                f"mean_relative: rewards must not be negative, got {lowest:g}. Leave out the reward function that "
+                "goes below 0, or use centred or normalised, which take rewards of any sign."
+            )
+        means_N = group_mean(rewards_N, groups_N)
+        return (rewards_N - means_N) / torch.where(means_N > 0, means_N, 1.0)
+
+
+class PassAtK(_Estimator):
+    """Credit a completion by what it adds to sets of k: whether any of a prompt's k completions succeeds.
+
+    All `C(n, k)` sets of k out of a group's n completions are worth 1 if they hold a success and 0 if not; their worth
+    is normalised by its mean `R̄ = 1 - C(n-c, k) / C(n, k)`, where c completions succeed, and by its standard deviation
+    `σ = √(R̄ (1 - R̄))`; a completion gets the mean over the sets that it is in:
+
+    - a success: `(1 - R̄) / σ`;
+    - a failure: `(1 - R̄ - C(n-c-1, k-1) / C(n-1, k-1)) / σ`.
+
+    They sum to zero over a group. All are 0 where no completion succeeds, and where so many do that every set holds a
+    success: what is solved well enough is left alone, which keeps the policy exploring. k = 1 is `normalised`, with
+    the biased standard deviation and no ε. It replaces the advantages that come in on every token, so it stands first
+    in a chain.
+
+    Source: Pass@k Training for Adaptively Balancing Exploration and Exploitation (2508.10751), the analytical solution.
+
+    Departures: a completion that no reward function scored gets advantage 0, and n does not count it. A group that has
+    fewer than k scored completions gets 0 as well: there is no set of k to judge.
+
+    Args:
+        k: Size of the sets; at least 1, and at most the size of a group, `num_generations`.
+        threshold: A completion succeeds where its reward is greater than this. 0.5 suits rewards of 0 and 1.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+        PluginOutputError: From `on_rollout` in training: groups have fewer than k completions, scored or not.
+    """
+
+    __name__ = "pass_at_k"
+
+    def __init__(self, *, k: int = 4, threshold: float = 0.5) -> None:
+        self.k = checked_whole("pass_at_k: k", k, 1)
+        self.threshold = checked_number("pass_at_k: threshold", threshold, "a finite number")
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        if rollout.training and self.k > rollout.num_generations:
+            raise PluginOutputError(
+                f"pass_at_k: k={self.k} completions cannot be drawn from a group of {rollout.num_generations}. "
+                "Lower k, or raise num_generations."
+            )
+        succeeds_N = rewards_N > self.threshold
+        counts_N_2 = torch.stack([group_count(rewards_N, groups_N), group_sum(succeeds_N.to(rewards_N), groups_N)], 1)
+        pairs_N = [(int(n), int(c)) for n, c in counts_N_2.tolist()]
+        credit_of = {(n, c): set_credit(n, c, self.k) for n, c in set(pairs_N)}
+        credits_N_2 = rewards_N.new_tensor([credit_of[pair] for pair in pairs_N])
+        return torch.where(succeeds_N, credits_N_2[:, 0], credits_N_2[:, 1])
+
+
+def set_credit(n: int, c: int, k: int) -> tuple[float, float]:
+    """Advantages of a success and of a failure in a group of n completions of which c succeed.
+
+    In whole numbers up to the last step, so there is nothing to overflow or to cancel in large groups. With
+    `f = 1 - R̄`, the share of the sets without a success, a success gets `f / √(f (1 - f)) = √(f / (1 - f))`. A group's
+    advantages sum to zero, because `C(n-c-1, k-1) / C(n-1, k-1) = f · n / (n - c)`; hence a failure's.
+    """
+    sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
+    if failing in (0, sets):
+        return 0.0, 0.0
+    success = math.sqrt(failing / (sets - failing))
+    return success, -success * c / (n - c)

@@ -1,0 +1,255 @@
+"""Hooks at the loss forward: credit by what the policy that is being trained makes of a token now.
+
+Log-probabilities and entropies are the current policy's, detached, in nats.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..errors import ConfigurationError
+from ..guard.parameters import checked_number
+from ..types import Forward
+from .returns import discounted_returns, wide
+
+
+class EntropyShaping:
+    """Credit uncertain tokens a little more: `A'_t = A_t + min(α·H_t, |A_t| / κ)`.
+
+    `H_t` is the entropy of the current policy's next-token distribution in nats, detached. The bonus is clipped at a
+    share of the advantage, so that with κ > 1 it never turns an advantage's sign, and tokens without advantage stay
+    without.
+
+    Source: Reasoning with Exploration: An Entropy Perspective (2506.14758), eq. 4 and 5.
+
+    Departures: none.
+
+    Args:
+        alpha: α, advantage per nat; positive. The paper uses 0.4 for GRPO.
+        kappa: κ, greater than 1. The paper uses 2.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "entropy_shaping"
+    per_completion = True
+
+    def __init__(self, *, alpha: float = 0.4, kappa: float = 2.0) -> None:
+        self.alpha = checked_number("entropy_shaping: alpha", alpha, "a positive number", lambda x: x > 0)
+        wanted = "a number greater than 1, so that the bonus turns no negative advantage's sign"
+        self.kappa = checked_number("entropy_shaping: kappa", kappa, wanted, lambda x: x > 1)
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        bonus_B_T = torch.minimum(self.alpha * forward.entropies_B_T, advantages_B_T.abs() / self.kappa)
+        return advantages_B_T + bonus_B_T.to(advantages_B_T.dtype)
+
+
+class ZeroVarianceCredit:
+    """Learn from prompts that are always, or never, solved: there a token's entropy `H_t` makes its advantage.
+
+    In groups whose rewards are all equal, for which GRPO's advantage is 0:
+
+    - right completions: `A_t = α·H_t`,
+    - wrong ones: `A_t = -α·(max_s H_s - H_t)`, with the maximum over the completion's live tokens.
+
+    So decisions are rewarded more than routine, and mistakes are punished where the policy was sure of itself, which
+    leaves it free to explore. Other completions, and those that no reward function scored, keep the advantages that
+    come in. A completion is right if its reward is above `correct_above`.
+
+    Entropies are those of the policy being trained, in nats. This hook acts at the loss forward: aggregations that
+    leave groups without signal out (`skip_zero_variance`) have taken these tokens out of the loss by then; do not
+    combine.
+
+    Source: RL-ZVP (2509.21880).
+
+    Departures: right is a threshold on the weighted total of the rewards, where the paper has rewards of 0 and 1.
+
+    Args:
+        alpha: α, advantage per nat; positive.
+        correct_above: Rewards above it are right.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "zero_variance_credit"
+    needs = ("entropies",)
+
+    def __init__(self, *, alpha: float = 0.1, correct_above: float = 0.5) -> None:
+        self.alpha = checked_number("zero_variance_credit: alpha", alpha, "a positive number", lambda x: x > 0)
+        self.correct_above = checked_number("zero_variance_credit: correct_above", correct_above, "a finite number")
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        live_B_T = forward.mask_B_T > 0
+        entropies_B_T = torch.where(live_B_T, forward.entropies_B_T, 0.0).to(wide(forward.entropies_B_T.dtype))
+        highest_B = entropies_B_T.amax(dim=1, keepdim=True)
+        right_B = (forward.rewards_B > self.correct_above).unsqueeze(1)
+        credit_B_T = self.alpha * torch.where(right_B, entropies_B_T, entropies_B_T - highest_B)
+        equal_B = forward.zero_variance_B & ~torch.isnan(forward.rewards_B)
+        return torch.where(equal_B.unsqueeze(1), credit_B_T.to(advantages_B_T.dtype), advantages_B_T)
+
+
+class LowProbability:
+    """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
+
+    `π_t` is the probability of the sampled token under the policy being trained, detached. A token's gradient is the
+    larger the less probable it is, so that a few improbable tokens drown the others; this evens them out. α = 0 changes
+    nothing, with α = 1 the advantage is proportional to the probability.
+
+    Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929).
+    Their second method, which updates on improbable tokens first, is none of a hook's affairs.
+
+    Departures: none.
+
+    Args:
+        alpha: α, in [0, 1].
+
+    Raises:
+        ConfigurationError: α is out of its range.
+    """
+
+    __name__ = "low_probability"
+    per_completion = True
+
+    def __init__(self, *, alpha: float = 0.3) -> None:
+        self.alpha = checked_number("low_probability: alpha", alpha, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        probabilities_B_T = forward.logps_B_T.to(wide(forward.logps_B_T.dtype)).exp()
+        return (advantages_B_T * (self.alpha * probabilities_B_T + 1 - self.alpha)).to(advantages_B_T.dtype)
+
+
+class FutureKL:
+    """Credit tokens whose continuation the update makes likelier: `A'_t = A_t·f_t`.
+
+    With `d_s = log π - log π_old` of the sampled token,
+
+    - `F_t = Σ_{s≥t} γ^(s-t)·M_s·d_s` over live tokens, with `γ = 2^(-1/half_life)`, and `M_s` 0 where `π/π_old` is
+      above `ratio_cap` and else 1;
+    - `f_t = clip(exp(F_t), 1 - epsilon_low, 1 + epsilon_high)`, detached;
+    - where `A_t < 0` and `π/π_old` is above `safety_threshold`, `f_t` is at most 1.
+
+    While the policy is the one that generated, every `d` is 0 and nothing changes. So this hook does something only
+    where a generation batch feeds several optimizer steps: `num_iterations` above 1, or `steps_per_generation` above
+    `gradient_accumulation_steps`. Elsewhere TRL has no `π_old`, and `d` is 0 throughout.
+
+    Source: FIPO (2603.19835) and its authors' loss `future_kl`, whose names for these parameters are `decay_rate`,
+    `clip_ratio_c`, `future_kl_clip_ratio`, `safety_thresh`. The defaults are those of their 32B run, which clips to
+    [1, 1.2] (`future_kl_clip_high_only`); for smaller models they recommend [0.8, 1.2], which is `epsilon_low: 0.2`.
+
+    Departures: distances count live tokens instead of positions. The authors' code further leaves out completions with
+    more than one token beyond their dual clip, and keeps weights under the safety threshold from falling below 0.8.
+
+    Args:
+        half_life: Live tokens after which a token's share in the sum has halved; positive.
+        epsilon_low: How far below 1 a weight may be, in [0, 1].
+        epsilon_high: How far above 1 a weight may be; not negative.
+        ratio_cap: Tokens of a larger ratio are not in the sum; above 1.
+        safety_threshold: Tokens with a negative advantage and a larger ratio are not amplified; positive. None for no
+            such limit.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range, or both epsilons are 0.
+    """
+
+    __name__ = "future_kl"
+    per_completion = True
+
+    def __init__(
+        self,
+        *,
+        half_life: float = 32.0,
+        epsilon_low: float = 0.0,
+        epsilon_high: float = 0.2,
+        ratio_cap: float = 10.0,
+        safety_threshold: float | None = 10.0,
+    ) -> None:
+        self.half_life = checked_number("future_kl: half_life", half_life, "a positive number", lambda x: x > 0)
+        self.epsilon_low = checked_number(
+            "future_kl: epsilon_low", epsilon_low, "a number from 0 to 1", lambda x: 0 <= x <= 1
+        )
+        self.epsilon_high = checked_number(
+            "future_kl: epsilon_high", epsilon_high, "a number that is not negative", lambda x: x >= 0
+        )
+        if epsilon_low == epsilon_high == 0:
+            raise ConfigurationError("future_kl: epsilon_high must be positive where epsilon_low is 0, got 0 for both.")
+        self.ratio_cap = checked_number("future_kl: ratio_cap", ratio_cap, "a number above 1", lambda x: x > 1)
+        self.safety_threshold = safety_threshold
+        if safety_threshold is not None:
+            checked_number("future_kl: safety_threshold", safety_threshold, "a positive number", lambda x: x > 0)
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        dtype = wide(forward.logps_B_T.dtype)
+        moved_B_T = forward.logps_B_T.to(dtype) - forward.old_logps_B_T.to(dtype)
+        counted_B_T = torch.where(moved_B_T > math.log(self.ratio_cap), 0.0, moved_B_T)
+        future_B_T = discounted_returns(counted_B_T, forward.mask_B_T > 0, 2.0 ** (-1.0 / self.half_life))
+        weights_B_T = future_B_T.exp().clamp(min=1 - self.epsilon_low, max=1 + self.epsilon_high)
+        if self.safety_threshold is not None:
+            risky_B_T = (advantages_B_T < 0) & (moved_B_T > math.log(self.safety_threshold))
+            weights_B_T = torch.where(risky_B_T, weights_B_T.clamp(max=1.0), weights_B_T)
+        return (advantages_B_T * weights_B_T).to(advantages_B_T.dtype)
+
+
+class CovarianceClip:
+    """Set a few advantages to 0, those of tokens whose advantage and log-probability rise together the most.
+
+    With means over all live tokens of the micro-batch, on all ranks, each token has
+    `cov_t = (log π_t - mean log π)·(A_t - mean A)`. Tokens with `low ≤ cov_t ≤ high` are candidates. Of `n` live
+    tokens, `max(⌊ratio·n⌋, 1)` candidates lose their advantage, those with the largest `cov_t` first; tokens with the
+    same `cov_t` as the last of these lose it too. In a micro-batch of few tokens, 1 is more than the ratio.
+
+    Where that covariance is high, the update makes likely tokens likelier, and the policy's entropy falls; a handful of
+    tokens do most of it.
+
+    Source: Clip-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617), and
+    its implementation in verl, whose defaults these are.
+
+    Departures: there the tokens are drawn from the candidates at random; here they are chosen by size, so that the
+    result does not depend on the order of the rows, on padding, or on how a micro-batch is spread over ranks. The means
+    and the number are those of all ranks' micro-batches instead of each rank's own. Tokens that the loss's own clipping
+    already holds back are no candidates there; here they may be, for a hook does not know of it.
+
+    Args:
+        low: Covariances below it are let be.
+        high: Covariances above it are let be; greater than `low`.
+        ratio: Share of the live tokens to choose, in (0, 1].
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "covariance_clip"
+
+    def __init__(self, *, low: float = 1.0, high: float = 5.0, ratio: float = 0.0002) -> None:
+        self.low = checked_number("covariance_clip: low", low, "a finite number")
+        self.high = checked_number("covariance_clip: high", high, "a finite number")
+        if not low < high:
+            raise ConfigurationError(f"covariance_clip: high must be greater than low, {low!r}, got {high!r}.")
+        self.ratio = checked_number("covariance_clip: ratio", ratio, "above 0 and at most 1", lambda x: 0 < x <= 1)
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        live_B_T = forward.mask_B_T > 0
+        dtype = wide(advantages_B_T.dtype)
+        count = int(forward.gather(live_B_T.sum(dim=1)).sum())
+
+        def centred(values_B_T: torch.Tensor) -> torch.Tensor:
+            values_B_T = torch.where(live_B_T, values_B_T, 0.0).to(dtype)
+            return values_B_T - forward.gather(values_B_T.sum(dim=1)).sum() / max(count, 1)
+
+        covariances_B_T = centred(forward.logps_B_T) * centred(advantages_B_T)
+        candidates_B_T = live_B_T & (covariances_B_T >= self.low) & (covariances_B_T <= self.high)
+        all_covariances, all_candidates = forward.gather(covariances_B_T), forward.gather(candidates_B_T.to(dtype)) > 0
+        candidates = all_covariances[all_candidates]
+        if not len(candidates):
+            return advantages_B_T
+        chosen = min(max(int(self.ratio * count), 1), len(candidates))
+        smallest_chosen = candidates.topk(chosen).values[-1]
+        return torch.where(candidates_B_T & (covariances_B_T >= smallest_chosen), 0.0, advantages_B_T)

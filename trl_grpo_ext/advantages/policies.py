@@ -1,0 +1,213 @@
+"""Credit by comparison with another policy: the reference that TRL keeps, or a model of the hook's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import ConfigurationError
+from ..guard.parameters import checked_choice, checked_number
+from ..types import Rollout
+from .returns import discounted_returns, live_tokens_behind, wide
+
+
+class KLInReward:
+    """Take a KL penalty off each token's return: `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`.
+
+    `L` is the completion's last live token and the sum runs over its live tokens; `L-t` and `s-t` count live tokens, so
+    what a tool wrote is passed over. `KL_s` estimates how far the policy that generated is from the reference at token
+    `s`, with `ℓ = log π_old` and `r = log π_ref` of the sampled token:
+
+    - `k1`: `ℓ - r`,
+    - `k2`: `(ℓ - r)² / 2`,
+    - `k3`: `exp(r - ℓ) - (r - ℓ) - 1`.
+
+    As a reward with γ = 1, k1 has the gradient of the KL divergence; k2 and k3 have not. TRL's own penalty (`beta`) is
+    k3 in the loss, whose gradient is not that of the KL divergence either. Use this hook instead of it: with `beta`
+    above 0 the penalty counts twice. Every completion is penalised, whether a reward function scored it or not.
+
+    With a `target` the coefficient adapts. After each generation batch of training, of `N` completions,
+    `β ← β·(1 + clip(KL/target - 1, -0.2, 0.2)·N/horizon)`, where KL is the mean, over the completions of all ranks, of
+    the sum of k1 over a completion. β is saved in checkpoints.
+
+    Source: Ziegler et al. (1909.08593) for the penalty in the reward and the adaptive coefficient; the estimators are
+    those of http://joschu.net/blog/kl-approx.html; A Comedy of Estimators (2512.21852) compares them in the reward and
+    in the loss.
+
+    Departures: there is no critic, so the penalty's return has no baseline, and the advantage that comes in stands for
+    the reward at the end of the completion. Completions without a live token are not in the mean of the adaptive
+    coefficient, and `N/horizon` counts as 1 where it is larger, so that β stays positive.
+
+    Args:
+        reference: Id or path of a causal language model with the policy's tokenizer, or "reference" for the policy that
+            TRL keeps as the reference: there is one with an adapter, and with `beta` above 0.
+        coefficient: β, positive; where it starts if there is a target.
+        gamma: γ, in (0, 1].
+        estimator: "k1", "k2" or "k3".
+        target: The KL per completion to steer to, in nats, positive. None keeps β as it is.
+        horizon: Completions over which the coefficient adapts, positive. Without a target not used.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "kl_in_reward"
+
+    def __init__(
+        self,
+        *,
+        reference: str = "reference",
+        coefficient: float = 0.05,
+        gamma: float = 1.0,
+        estimator: str = "k1",
+        target: float | None = None,
+        horizon: float = 10_000,
+    ) -> None:
+        def positive(parameter: str, value: object) -> float:
+            return checked_number(f"kl_in_reward: {parameter}", value, "a positive number", lambda x: x > 0)
+
+        self.reference = checked_model("kl_in_reward: reference", reference)
+        self.needs, self.teachers = needs_of(reference)
+        self.coefficient = positive("coefficient", coefficient)
+        self.gamma = checked_number("kl_in_reward: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
+        self.estimator = checked_choice("kl_in_reward: estimator", estimator, ("k1", "k2", "k3"))
+        self.target = None if target is None else positive("target", target)
+        self.horizon = positive("horizon", horizon)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`; with a target, adapt the coefficient for the next batch."""
+        live_B_T = rollout.mask_B_T > 0
+        dtype = wide(advantages_B_T.dtype)
+        logps_B_T = needed("kl_in_reward", "old_logps_B_T", rollout.old_logps_B_T).to(dtype)
+        ref_logps_B_T = logps_of("kl_in_reward", self.reference, rollout).to(dtype)
+        kl_B_T = kl_estimate(logps_B_T, ref_logps_B_T, self.estimator)
+        penalty_B_T = self.coefficient * discounted_returns(kl_B_T, live_B_T, self.gamma)
+        discounts_B_T = self.gamma ** live_tokens_behind(live_B_T).to(dtype)
+        if self.target is not None and rollout.training:
+            self._adapt(torch.where(live_B_T, logps_B_T - ref_logps_B_T, 0.0).sum(dim=1), rollout)
+        return (discounts_B_T * advantages_B_T - penalty_B_T).to(advantages_B_T.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The coefficient as it is now, where it adapts."""
+        return {} if self.target is None else {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the coefficient up where it was, unless it is now set to stay as it is."""
+        if self.target is not None and "coefficient" in state:
+            self.coefficient = float(state["coefficient"])
+
+    def _adapt(self, kl_B: torch.Tensor, rollout: Rollout) -> None:
+        assert self.target is not None
+        kl_N, live_N = rollout.gather(kl_B), rollout.gather(rollout.lengths_B) > 0
+        if not bool(live_N.any()):
+            return
+        error = min(max(float(kl_N[live_N].mean()) / self.target - 1, -0.2), 0.2)
+        self.coefficient *= 1 + error * min(rollout.totals.sequences / self.horizon, 1.0)
+
+
+def kl_estimate(logps_B_T: torch.Tensor, ref_logps_B_T: torch.Tensor, estimator: str) -> torch.Tensor:
+    """Estimate KL(policy ‖ reference) at each sampled token, in nats.
+
+    Args:
+        logps_B_T: Log-probabilities under the policy.
+        ref_logps_B_T: Log-probabilities under the reference.
+        estimator: "k1", "k2" or "k3".
+    """
+    log_ratio_B_T = logps_B_T - ref_logps_B_T
+    if estimator == "k1":
+        return log_ratio_B_T
+    if estimator == "k2":
+        return log_ratio_B_T.square() / 2
+    return torch.expm1(-log_ratio_B_T) + log_ratio_B_T
+
+
+class TeacherLogRatio:
+    """Credit each token by how much likelier the teacher finds it: `A_t = c·(log π_teacher - log π_old)`.
+
+    In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
+    teacher, token by token: distillation on what the student itself writes. It needs no reward and no group. In mode
+    "replace" it stands first in a chain; in mode "add" it is added to the advantages that come in. Every completion
+    gets it, whether a reward function scored it or not.
+
+    Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient.
+
+    Departures: each token is credited with its own log-ratio alone, where MiniLLM sums the ratios of the tokens that
+    follow (`kl_in_reward` does, with the teacher as the reference); there is no length normalisation and no mixing of
+    the teacher into the sampling.
+
+    Args:
+        teacher: Id or path of a causal language model with the policy's tokenizer, or "reference" for the policy that
+            TRL keeps as the reference.
+        coefficient: c, positive.
+        mode: "replace" or "add".
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "teacher_log_ratio"
+
+    def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
+        self.teacher = checked_model("teacher_log_ratio: teacher", teacher)
+        self.needs, self.teachers = needs_of(teacher)
+        self.coefficient = checked_number(
+            "teacher_log_ratio: coefficient", coefficient, "a positive number", lambda x: x > 0
+        )
+        self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        teacher_B_T = logps_of("teacher_log_ratio", self.teacher, rollout)
+        logps_B_T = needed("teacher_log_ratio", "old_logps_B_T", rollout.old_logps_B_T)
+        dtype = wide(advantages_B_T.dtype)
+        new_B_T = self.coefficient * (teacher_B_T.to(dtype) - logps_B_T.to(dtype))
+        if self.mode == "add":
+            new_B_T = advantages_B_T + new_B_T
+        return new_B_T.to(advantages_B_T.dtype)
+
+
+REFERENCE = "reference"
+"""The policy that TRL keeps as the reference; any other name is a model's id or path."""
+
+
+def checked_model(label: str, name: object) -> str:
+    """Return a parameter that names a model.
+
+    Args:
+        label: `<plugin>: <parameter>`.
+        name: What the parameter was set to.
+
+    Raises:
+        ConfigurationError: It is no name.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigurationError(f"{label} must be a model's id or path, or {REFERENCE!r}, got {name!r}.")
+    return name
+
+
+def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The `needs` and the `teachers` of a hook that compares the policy that generated with this one."""
+    return (("old_logps", "ref_logps"), ()) if name == REFERENCE else (("old_logps",), (name,))
+
+
+def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:
+    """Log-probabilities `(B, T)` under it.
+
+    Raises:
+        ConfigurationError: The rollout does not have them.
+    """
+    found = rollout.ref_logps_B_T if name == REFERENCE else rollout.teacher_logps_B_T.get(name)
+    return needed(label, "ref_logps_B_T" if name == REFERENCE else f"teacher_logps_B_T[{name!r}]", found)
+
+
+def needed(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
+    """Return what a hook has among its `needs`; the trainer provides it, a rollout made by hand may lack it.
+
+    Raises:
+        ConfigurationError: It is None.
+    """
+    if tensor is None:
+        raise ConfigurationError(f"{label}: rollout.{field} must be given, got None.")
+    return tensor

@@ -1,0 +1,242 @@
+"""Credit by place in a completion's text: to the spans that a reward points at, or to the parts around two markers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..credit.groups import gather_groups, group_mean, group_std
+from ..errors import ConfigurationError
+from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
+from ..types import Rollout, Span
+
+_EPSILON = 1e-4  # beside the standard deviation, as in TRL
+
+
+class SpanCredit:
+    """Pay each reward function's advantage only to the tokens in that function's spans.
+
+    With `a_{i,k} = r_{i,k} - mean of r_k over the group of i` (over those that function `k` scored), and `w_k` its
+    weight:
+
+        A_{i,t} = Σ_k w_k · a_{i,k} · [t wrote a character of a span of function k, or k points at nothing]
+
+    A function points by returning `SpanScore`s, or by a regular expression in `patterns`. So the format reward teaches
+    the tags, the answer's reward the answer, and neither blames the reasoning in between. A function that returns plain
+    numbers pays all tokens; where none points, this is the sum of all functions' centred rewards. It replaces the
+    advantages that come in, so it stands first in a chain. Only the places of the spans are used, not their values.
+
+    Source: none of its own; one advantage per reward function and the normalisation by its own deviation are those of
+    GDPO (2601.05242), and giving a reward to the part of the completion that it judges is common practice.
+
+    Departures: GDPO whitens the sum over the batch once more; this does not. A completion that a function did not score
+    gets nothing from it and is not in its mean.
+
+    Args:
+        normalise: Divide each function's centred rewards by their standard deviation in the group (n - 1) plus 1e-4.
+        without_spans: What a function that points at something in other completions does with one in which it points at
+            nothing: "all" pays all of its tokens, "none" pays nothing.
+        patterns: For the name of a reward function, a regular expression (Python's `re`, searched through the text
+            from left to right) whose matches are its spans, instead of those that it returned. A pattern that
+            backtracks without end stops the run on a hostile text.
+
+    Raises:
+        ConfigurationError: A parameter is of the wrong kind, a pattern does not compile, or, at run time, is for a
+            reward function that the run does not have.
+    """
+
+    __name__ = "span_credit"
+    needs = ("offsets",)
+
+    def __init__(
+        self, *, normalise: bool = False, without_spans: str = "all", patterns: Mapping[str, str] | None = None
+    ) -> None:
+        if patterns is not None and not isinstance(patterns, Mapping):
+            raise ConfigurationError(f"span_credit: patterns must be a mapping, got {patterns!r}.")
+        self.normalise = checked_flag("span_credit: normalise", normalise)
+        self.without_spans = checked_choice("span_credit: without_spans", without_spans, ("all", "none"))
+        self.patterns = {name: _compiled(name, pattern) for name, pattern in (patterns or {}).items()}
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        names = list(rollout.reward_names)
+        if unknown := sorted(set(self.patterns) - set(names)):
+            raise ConfigurationError(
+                f"span_credit: patterns has {', '.join(map(repr, unknown))}, but the reward functions of this run are "
+                f"{', '.join(map(repr, names))}."
+            )
+        precise = torch.promote_types(rollout.rewards_B_K.dtype, torch.float32)
+        rewards_B_K = rollout.rewards_B_K.to(precise)
+        # Whether a function points at all must not depend on which completions this rank happens to have.
+        points = [float(name in self.patterns or name in rollout.reward_spans) for name in names]
+        points_K = (rollout.gather(rewards_B_K.new_tensor(points).expand_as(rewards_B_K)) > 0).any(dim=0).tolist()
+        credit_N_K = centred_rewards(rollout.gather(rewards_B_K), gather_groups(rollout), self.normalise)
+        credit_B_K = credit_N_K[rollout.local_rows] * rollout.reward_weights_K.to(precise)
+        new_B_T = torch.zeros(advantages_B_T.shape, dtype=precise, device=advantages_B_T.device)
+        for k, name in enumerate(names):
+            credit_B_1 = credit_B_K[:, k].unsqueeze(1)
+            if not points_K[k]:
+                new_B_T += credit_B_1
+                continue
+            spans = [[(start, end, 1.0) for start, end, _ in row or ()] for row in self._spans(name, rollout)]
+            inside_B_T = rollout.span_values(spans) > 0
+            if self.without_spans == "all":
+                inside_B_T = inside_B_T | ~inside_B_T.any(dim=1, keepdim=True)
+            new_B_T += torch.where(inside_B_T, credit_B_1, 0.0)
+        return new_B_T.to(advantages_B_T.dtype)
+
+    def _spans(self, name: str, rollout: Rollout) -> Sequence[Sequence[Span] | None]:
+        pattern = self.patterns.get(name)
+        if pattern is None:
+            return rollout.reward_spans.get(name, [None] * len(rollout.texts))
+        return [
+            [(*match.span(), 1.0) for match in pattern.finditer(text) if match.end() > match.start()]
+            for text in rollout.texts
+        ]
+
+
+def centred_rewards(rewards_N_K: torch.Tensor, groups_N: torch.Tensor, normalise: bool) -> torch.Tensor:
+    """Each function's rewards against their own mean in the group, `(N, K)`; 0 where a reward is NaN."""
+    columns = []
+    for rewards_N in rewards_N_K.unbind(dim=1):
+        centred_N = rewards_N - group_mean(rewards_N, groups_N)
+        if normalise:
+            centred_N = centred_N / (group_std(rewards_N, groups_N) + _EPSILON)
+        columns.append(torch.where(torch.isnan(rewards_N), 0.0, centred_N))
+    return torch.stack(columns, dim=1)
+
+
+def _compiled(name: object, pattern: object) -> re.Pattern[str]:
+    if not isinstance(name, str) or not isinstance(pattern, str):
+        raise ConfigurationError(
+            f"span_credit: patterns must have a regular expression for the name of a reward, got {name!r}: {pattern!r}."
+        )
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigurationError(
+            f"span_credit: patterns must be regular expressions, got {pattern!r} for {name!r}: {error}."
+        ) from error
+
+
+class SegmentWeights:
+    """Weigh the parts of a completion: `A'_t = w(part of t) · A_t`.
+
+    The parts are the thoughts between two markers, the answer behind them, the markers themselves, and what stands
+    before the first. A closing marker without an opening one closes thoughts that began with the completion, as where
+    the chat template has written `<think>`; thoughts that are never closed reach to the end; a completion without
+    markers is all answer. Only the first pair counts: markers behind it are part of the answer.
+
+    A token that lies across a boundary has the weight of the part in which it wrote most characters, and of the earlier
+    one in a tie. A token that wrote nothing (end of sequence) has the weight of the part that it stands in.
+
+    Source: none of its own; thoughts and answers are weighed apart in many recipes, without a common formula.
+
+    Departures: none.
+
+    Args:
+        think: Weight of the thoughts.
+        answer: Weight of the answer.
+        tags: Weight of the two markers.
+        other: Weight of what stands before the opening marker.
+        open: The opening marker, found as it is (no regular expression).
+        close: The closing marker.
+
+    Raises:
+        ConfigurationError: A weight is negative or no finite number, or a marker is empty, or both are the same.
+    """
+
+    __name__ = "segment_weights"
+    needs = ("offsets",)
+
+    def __init__(
+        self,
+        *,
+        think: float = 1.0,
+        answer: float = 1.0,
+        tags: float = 1.0,
+        other: float = 1.0,
+        open: str = "<think>",
+        close: str = "</think>",
+    ) -> None:
+        weights = {"think": think, "answer": answer, "tags": tags, "other": other}
+        self.weights = {
+            kind: checked_number(f"segment_weights: {kind}", weight, "at least 0", lambda x: x >= 0)
+            for kind, weight in weights.items()
+        }
+        self.open = checked_text("segment_weights: open", open)
+        self.close = checked_text("segment_weights: close", close)
+        if open == close:
+            raise ConfigurationError(f"segment_weights: close must not be the same as open, got {close!r}.")
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        width = advantages_B_T.size(1)
+        rows = []
+        for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
+            weights: list[float] = []
+            if counts:
+                parts = around_markers(rollout.texts[row], self.open, self.close)
+                weights = token_weights(rollout.offsets(row), parts, self.weights)
+            rows.append([*weights, *[1.0] * (width - len(weights))])
+        return advantages_B_T * advantages_B_T.new_tensor(rows).view_as(advantages_B_T)
+
+
+def around_markers(text: str, opening: str, closing: str) -> list[tuple[int, int, str]]:
+    """Cut a text into what stands before, between and behind the first pair of markers, and the markers themselves.
+
+    Args:
+        text: Any text.
+        opening: The marker that opens the thoughts.
+        closing: The marker that closes them.
+
+    Returns:
+        `(start, end, kind)`, which are the whole text without gaps, the last one possibly empty. The kinds are "other"
+        (before the opening), "tags" (the markers), "think" (between them) and "answer" (behind the closing). A
+        closing without an opening before it closes thoughts that began with the text, as where a chat template has
+        opened them; thoughts that are never closed reach to the end; without markers everything is the answer.
+    """
+    closes = text.find(closing)
+    opens = text.find(opening, 0, len(text) if closes < 0 else closes)
+    if opens < 0 and closes < 0:
+        return [(0, len(text), "answer")]
+    parts = []
+    thoughts = 0
+    if opens >= 0:
+        thoughts = opens + len(opening)
+        parts += [(0, opens, "other"), (opens, thoughts, "tags")]
+        closes = text.find(closing, thoughts)
+    if closes < 0:
+        return [*parts, (thoughts, len(text), "think")]
+    answer = closes + len(closing)
+    return [*parts, (thoughts, closes, "think"), (closes, answer, "tags"), (answer, len(text), "answer")]
+
+
+def token_weights(
+    offsets: Sequence[tuple[int, int]], parts: Sequence[tuple[int, int, str]], weights: Mapping[str, float]
+) -> list[float]:
+    """Each token's weight: that of the part in which it wrote most characters, and of the earlier one in a tie.
+
+    A token that wrote nothing belongs to the part that its place is in, at the end of the text to the last part.
+
+    Args:
+        offsets: The tokens' characters, in order.
+        parts: `(start, end, kind)`, in order and without gaps.
+        weights: Weight of each kind.
+    """
+    result = []
+    current = 0
+    for start, end in offsets:
+        while current + 1 < len(parts) and parts[current][1] <= start:
+            current += 1
+        best, most = current, 0
+        for index in range(current, len(parts)):
+            if parts[index][0] >= end:
+                break
+            inside = min(end, parts[index][1]) - max(start, parts[index][0])
+            if inside > most:
+                best, most = index, inside
+        result.append(weights[parts[best][2]])
+    return result

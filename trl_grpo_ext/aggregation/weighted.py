@@ -1,0 +1,173 @@
+"""Weights by what a group's completions did: which of them won, how many, and where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..credit.groups import gather_groups, group_mean, group_sum
+from ..errors import ConfigurationError
+from ..guard.parameters import checked_choice, checked_number, checked_text
+from ..types import Rollout
+
+
+class SignBalanced:
+    """A token mean within each sign of the advantage, weighted by how many completions have it.
+
+    `w_i = 1/Q · (G_s / G) / Σ_{j in s} |o_j|`, where `s` are the completions of the group whose advantage has the sign
+    of completion i's, and `G_s` is their number. In a plain token mean the longer side wins: where wrong answers are
+    long, pushing them down outweighs pulling the right ones up. Here the sides' weights don't depend on their lengths,
+    while within a side every token counts the same.
+
+    Source: Balanced Aggregation (2605.04077).
+
+    Departures: completions with advantage zero form a third part; they have no policy gradient but may carry a KL
+    penalty. A completion's sign is that of the sum of its tokens' advantages, after the rollout stage of the hooks.
+    `G_s` and `G` count the completions with a live token; a group with none counts in Q.
+
+    Args:
+        over: Where the parts are made: "group" as in the paper, or "batch", which takes the generation batch of all
+            ranks as one group. In a batch, rounding may give the completions of a group with equal rewards either sign;
+            `skip_zero_variance` leaves such groups out.
+
+    Raises:
+        ConfigurationError: `over` is neither; or, from `weights`, the rollout holds no advantages.
+    """
+
+    __name__ = "sign_balanced"
+
+    def __init__(self, *, over: str = "group") -> None:
+        self.over = checked_choice("sign_balanced: over", over, ("group", "batch"))
+
+    def weights(self, rollout: Rollout) -> torch.Tensor:
+        """Return weights `(B, T)`, the same for all tokens of a completion."""
+        signs_B = _totals("sign_balanced", rollout).sign()
+        signs_N, lengths_N = rollout.gather(signs_B), rollout.gather(rollout.lengths_B)
+        groups_N = gather_groups(rollout)
+        if self.over == "batch":
+            groups_N = torch.zeros_like(groups_N)
+        parts_N = torch.unique(3 * groups_N + signs_N.long(), return_inverse=True)[1]
+        live_N = (lengths_N > 0).to(lengths_N.dtype)
+        share_N = group_sum(live_N, parts_N) / group_sum(live_N, groups_N).clamp(min=1.0)
+        weights_N = share_N / group_sum(lengths_N, parts_N).clamp(min=1.0)
+        groups = max(rollout.totals.prompts, 1) if self.over == "group" else 1
+        return rollout.mask_B_T * weights_N[rollout.local_rows].unsqueeze(1) / groups
+
+
+class DifficultyWeighted:
+    """A token mean with each completion scaled by how surprising its outcome is: `w = v(x_i) / Σ_j |o_j|`.
+
+    `v(x) = A + (B - A) / (1 + exp(k (x - x0)))` falls from B to A. With ρ the solved share of the group, `x = ρ` for a
+    completion with a positive advantage and `x = 1 - ρ` for the others: a right answer to a hard prompt counts most,
+    and so does a wrong answer to an easy one.
+
+    Source: the difficulty-aware advantage reweighting of GRPO-LEAD (2504.09696).
+
+    Departures: the authors scale the advantage and we the token's loss, so a KL penalty is scaled, too. A completion's
+    advantage is the sum over its tokens, after the rollout stage of the hooks. ρ is the share of the scored completions
+    of the group (live or not) whose reward is above `threshold`, 0 where none is scored. The token mean is over the
+    generation batch and all ranks.
+
+    Args:
+        low: A, the factor of what was to be expected; not negative.
+        high: B, the factor of what was not; at least `low`.
+        midpoint: x0, the share at which the factor is half-way between.
+        steepness: k, positive.
+        reward: Name of the reward function that says what is solved; by default the weighted total of all.
+        threshold: A completion solves its prompt where its reward is greater than this.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range; from `weights`, the run has no reward function of that
+            name, or the rollout holds no advantages.
+    """
+
+    __name__ = "difficulty_weighted"
+
+    def __init__(
+        self,
+        *,
+        low: float = 0.4,
+        high: float = 1.5,
+        midpoint: float = 0.75,
+        steepness: float = 10.0,
+        reward: str | None = None,
+        threshold: float = 0.0,
+    ) -> None:
+        def number(parameter: str, value: object, wanted: str, accept: Callable[[float], bool]) -> float:
+            return checked_number(f"difficulty_weighted: {parameter}", value, wanted, accept)
+
+        self.low = number("low", low, "a finite number that is not negative", lambda x: x >= 0)
+        # Otherwise easy prompts' successes would count most.
+        self.high = number("high", high, f"a finite number of at least low, {low!r}", lambda x: x >= low)
+        self.midpoint = number("midpoint", midpoint, "a finite number", lambda _: True)
+        self.steepness = number("steepness", steepness, "a positive number", lambda x: x > 0)
+        self.reward = None if reward is None else checked_text("difficulty_weighted: reward", reward)
+        self.threshold = number("threshold", threshold, "a finite number", lambda _: True)
+
+    def weights(self, rollout: Rollout) -> torch.Tensor:
+        """Return weights `(B, T)`, the same for all tokens of a completion."""
+        positive_B = _totals("difficulty_weighted", rollout) > 0
+        rewards_N = rollout.gather(self._rewards(rollout))
+        solved_N = (
+            (rewards_N > self.threshold).to(rollout.mask_B_T.dtype).masked_fill(torch.isnan(rewards_N), torch.nan)
+        )
+        solved_share_N = group_mean(solved_N, gather_groups(rollout)).nan_to_num(nan=0.0)
+        solved_share_B = solved_share_N[rollout.local_rows]
+        expected_B = torch.where(positive_B, solved_share_B, 1 - solved_share_B)
+        surprise_B = torch.sigmoid(-self.steepness * (expected_B - self.midpoint))
+        factors_B = self.low + (self.high - self.low) * surprise_B
+        return rollout.mask_B_T * factors_B.unsqueeze(1) / max(rollout.totals.tokens, 1)
+
+    def _rewards(self, rollout: Rollout) -> torch.Tensor:
+        if self.reward is None:
+            return rollout.rewards_B
+        names = list(rollout.reward_names)
+        if self.reward not in names:
+            raise ConfigurationError(
+                f"difficulty_weighted: this run has no reward function {self.reward!r}; it has {', '.join(names)}."
+            )
+        return rollout.rewards_B_K[:, names.index(self.reward)]
+
+
+class PrefixShare:
+    """A token counts `1/n` where `n` completions of its group share it and all before it: `w = 1 / (n Σ_i |o_i|)`.
+
+    In a token mean a step that many completions of a group take counts once for each of them, so common beginnings
+    weigh more than the places where completions part. Here each distinct step counts once. Where no two completions of
+    a group begin alike this is `token_mean`.
+
+    Source: λ-GRPO of "GRPO is secretly a process reward model" (2509.21154), which divides the token-level loss by the
+    size of a token's process set.
+
+    Departures: tokens off the mask that a tool wrote belong to the prefix but are not counted: `n` is the number of
+    completions with the same prefix whose token counts in the loss.
+    """
+
+    __name__ = "prefix_share"
+
+    def weights(self, rollout: Rollout) -> torch.Tensor:
+        """Return weights `(B, T)`."""
+        ids_N_T = rollout.gather(rollout.completion_ids_B_T)
+        live_N_T = rollout.gather(rollout.mask_B_T) > 0
+        groups_N = rollout.gather(rollout.group_ids_B)
+        width = rollout.mask_B_T.size(1)
+        sharers_B_T = torch.ones_like(rollout.mask_B_T)
+        for group in set(rollout.group_ids_B.tolist()):
+            rows_B, members_N = rollout.group_ids_B == group, groups_N == group
+            ids_b_T, ids_G_T = rollout.completion_ids_B_T[rows_B], ids_N_T[members_N, :width]
+            same_b_G_T = (ids_b_T.unsqueeze(1) == ids_G_T).cumprod(dim=2, dtype=torch.uint8) > 0
+            # Both ids are real where both tokens are live, and so are all before them: padding never matches.
+            shared_b_G_T = same_b_G_T & live_N_T[members_N, :width]
+            sharers_B_T[rows_B] = shared_b_G_T.sum(dim=1).clamp(min=1).to(sharers_B_T.dtype)
+        return rollout.mask_B_T / sharers_B_T / max(rollout.totals.tokens, 1)
+
+
+def _totals(label: str, rollout: Rollout) -> torch.Tensor:
+    """The sum of each completion's advantages, whose sign says how it did, `(B,)`."""
+    if rollout.advantages_B_T is None:
+        raise ConfigurationError(
+            f"{label}: rollout.advantages_B_T is None, and the weights depend on the advantages' signs. The trainer "
+            "sets it; a rollout made by hand must, too."
+        )
+    return (rollout.advantages_B_T * rollout.mask_B_T).sum(dim=1)

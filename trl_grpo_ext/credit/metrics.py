@@ -1,0 +1,116 @@
+"""The metrics of the flow: what each hook did to the advantages, and how much an aggregation lets each token count.
+
+Each has a table with one row per completion, to be gathered over all ranks, and the metrics made from it.
+
+What a hook did:
+
+| metric | over the live tokens of all ranks |
+| --- | --- |
+| `advantage/<hook>/mean` | mean of the advantages after the hook |
+| `advantage/<hook>/std` | their standard deviation |
+| `advantage/<hook>/sign_flips` | share of the tokens whose advantage went from above 0 to below, or back |
+| `advantage/<hook>/mass_moved` | sum of the absolute changes, relative to the sum of the absolute advantages before |
+
+A hook that halves all advantages moves 0.5 of the mass, one that turns them all moves 2. A hook that acts at both
+stages is counted at the later one under `<hook>/forward`; one that is selected twice under `<hook>` and `<hook>_2`.
+
+What an aggregation really does, by a completion's length and its advantage's sign:
+
+Every figure is a mean weight per token relative to the mean over all live tokens, so under `token_mean` all are 1.
+Above 1, such tokens pull more than their share.
+
+| metric | tokens |
+| --- | --- |
+| `loss_weight/length_q1` to `_q4` | of the shortest to the longest quarter of the completions |
+| `loss_weight/positive_advantage` | with an advantage above 0 |
+| `loss_weight/negative_advantage` | with an advantage below 0 |
+
+An aggregation by weights is measured once per generation batch. One with `reduce` is measured at every micro-batch, by
+the slope of its scalar in each token's loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+COLUMNS = 6
+
+
+def change_table(before_B_T: torch.Tensor, after_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    """What the metrics of one hook need of each completion, `(B, 6)`, to be gathered over all ranks.
+
+    Tokens, mean A, Σ (A - mean)², sign flips, Σ |change|, Σ |A before|. Deviations from the completion's own mean, and
+    no squares of A, so that advantages that are all alike have a spread of nothing and not of what rounding leaves.
+    """
+    live_B_T = (mask_B_T > 0).float()
+    before_B_T, after_B_T = before_B_T.float(), after_B_T.float()
+    tokens_B = live_B_T.sum(dim=1)
+    means_B = (after_B_T * live_B_T).sum(dim=1) / tokens_B.clamp(min=1.0)
+    flips_B_T = torch.sign(before_B_T) * torch.sign(after_B_T) < 0
+    columns = [
+        (after_B_T - means_B.unsqueeze(1)) ** 2,
+        flips_B_T.float(),
+        (after_B_T - before_B_T).abs(),
+        before_B_T.abs(),
+    ]
+    return torch.stack([tokens_B, means_B, *((column * live_B_T).sum(dim=1) for column in columns)], dim=1)
+
+
+def change_metrics(name: str, table_N_C: torch.Tensor) -> dict[str, float]:
+    """The metrics of one hook from the `change_table` of all ranks; NaN where they are not defined."""
+    tokens_N, means_N, within_N, flips_N, moved_N, mass_N = table_N_C.detach().cpu().double().unbind(dim=1)
+    tokens, mass = tokens_N.sum(), mass_N.sum()
+    mean = (tokens_N * means_N).sum() / tokens
+    spread = within_N.sum() + (tokens_N * (means_N - mean) ** 2).sum()
+    return {
+        f"advantage/{name}/mean": float(mean),
+        f"advantage/{name}/std": float((spread / tokens).sqrt()),
+        f"advantage/{name}/sign_flips": float(flips_N.sum() / tokens),
+        f"advantage/{name}/mass_moved": float(moved_N.sum() / mass) if mass > 0 else math.nan,
+    }
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names, with `_2`, `_3` behind those that occur again."""
+    unique: list[str] = []
+    for position, name in enumerate(names):
+        count = names[: position + 1].count(name)
+        candidate = name if count == 1 else f"{name}_{count}"
+        while candidate in unique:
+            candidate += "_"
+        unique.append(candidate)
+    return unique
+
+
+def row_table(weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    """What the metrics need of each completion, `(B, 6)`, to be gathered over all ranks."""
+    positive_B_T, negative_B_T = (advantages_B_T > 0) * mask_B_T, (advantages_B_T < 0) * mask_B_T
+    tokens_B_T_C = torch.stack([mask_B_T, positive_B_T, negative_B_T], dim=-1)
+    weights_B_T_C = tokens_B_T_C * weights_B_T.unsqueeze(-1)
+    return torch.cat([tokens_B_T_C, weights_B_T_C], dim=-1).detach().sum(1).to(torch.float32)
+
+
+def weight_metrics(table_N_C: torch.Tensor) -> dict[str, float]:
+    """The metrics from the `row_table` of all ranks; NaN where there is no such token."""
+    tokens_N, positive_N, negative_N, *weights = table_N_C.detach().cpu().double().unbind(1)
+    weights_N, on_positive_N, on_negative_N = weights
+    mean = weights_N.sum() / tokens_N.sum()
+
+    def relative(weight: torch.Tensor, tokens: torch.Tensor) -> float:
+        return float(weight.sum() / tokens.sum() / mean)
+
+    live_N = tokens_N > 0
+    bounds = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    if live_N.any():
+        bounds = torch.quantile(tokens_N[live_N], bounds)
+    quarters_N = torch.bucketize(tokens_N.contiguous(), bounds)  # a length on a bound belongs to the shorter quarter
+    metrics = {}
+    for quarter in range(4):
+        rows_N = live_N & (quarters_N == quarter)
+        metrics[f"loss_weight/length_q{quarter + 1}"] = relative(weights_N[rows_N], tokens_N[rows_N])
+    metrics["loss_weight/positive_advantage"] = relative(on_positive_N, positive_N)
+    metrics["loss_weight/negative_advantage"] = relative(on_negative_N, negative_N)
+    return metrics
