@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..credit.alignment import token_offsets
-from ..credit.groups import SPREAD
+from ..credit.groups import group_mean, rewards_differ
 from ..errors import AlignmentError, ConfigurationError, UpstreamError
 from ..types import Forward, Rollout, Span, StepTotals, Totals
 from .batch import BatchKeys, counting_mask
@@ -113,7 +113,7 @@ def make_rollout(
     group_size = facts.group_size(moment.training)
     weights_K = reward_weights_K.to(scored.rewards_N_K.device)
     rewards_N = weighted_rewards(scored.rewards_N_K, weights_K)
-    baselines_N = rewards_N.view(-1, group_size).nanmean(dim=1).repeat_interleave(group_size)
+    groups_N = torch.arange(sequences, device=rewards_N.device) // group_size
     mask_B_T = loss_mask(batch, moment.precision)
     written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
     columns_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device)
@@ -137,8 +137,8 @@ def make_rollout(
         reward_weights_K=weights_K,
         rewards_B=rewards_N[local],
         reward_spans=PlacedSpans(scored, texts),
-        group_ids_B=torch.arange(first, first + rows, device=mask_B_T.device) // group_size,
-        group_baselines_B=baselines_N[local],
+        group_ids_B=groups_N[local],
+        group_baselines_B=group_mean(rewards_N, groups_N)[local],
         num_generations=group_size,
         totals=Totals(
             tokens=int(batch["num_items_in_batch"]),
@@ -186,14 +186,14 @@ def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: Scored) -> None:
 
 def row_entries(rollout: Rollout, scored: Scored, first_place: int) -> dict[str, torch.Tensor]:
     """What each row takes along to its loss forward, by the names of `BatchKeys`."""
-    low_B, high_B = _group_extremes(scored, rollout)
-    scale_B = torch.maximum(low_B.abs(), high_B.abs()).clamp(min=1.0)
-    rows = len(rollout.texts)
+    rewards_N = weighted_rewards(scored.rewards_N_K, rollout.reward_weights_K)
+    numbers_N = torch.arange(len(rewards_N), device=rewards_N.device)
+    differ_N = rewards_differ(rewards_N, numbers_N // rollout.num_generations)
     return {
         BatchKeys.reward: rollout.rewards_B,
         BatchKeys.baseline: rollout.group_baselines_B,
-        BatchKeys.zero_variance: high_B - low_B <= SPREAD * scale_B,
-        BatchKeys.place: first_place + (rollout.local_rows.start or 0) + torch.arange(rows, device=low_B.device),
+        BatchKeys.zero_variance: ~differ_N[rollout.local_rows],
+        BatchKeys.place: first_place + numbers_N[rollout.local_rows],
     }
 
 
@@ -273,16 +273,3 @@ def _place_of(completion: Any, text: str, row: int) -> int:
             "completion's decoded tokens as it is. Return plain rewards for such completions."
         )
     return place
-
-
-def _group_extremes(scored: Scored, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lowest and highest reward of each completion's group; 0 and 0 where none of it has a reward."""
-    rewards_N = (scored.rewards_N_K * rollout.reward_weights_K).nansum(dim=1)
-    missing_N = torch.isnan(scored.rewards_N_K).all(dim=1)
-    rewards_Q_G = rewards_N.view(-1, rollout.num_generations)
-    missing_Q_G = missing_N.view(-1, rollout.num_generations)
-    low_Q = rewards_Q_G.masked_fill(missing_Q_G, torch.inf).amin(dim=1)
-    high_Q = rewards_Q_G.masked_fill(missing_Q_G, -torch.inf).amax(dim=1)
-    nobody_Q = missing_Q_G.all(dim=1)
-    low_Q, high_Q = low_Q.masked_fill(nobody_Q, 0.0), high_Q.masked_fill(nobody_Q, 0.0)
-    return low_Q[rollout.group_ids_B], high_Q[rollout.group_ids_B]
