@@ -1,4 +1,4 @@
-"""No built-in without a test, an entry in the docs whose example loads, and the manners that its kind asks for."""
+"""No built-in without a test, a worked example, an entry in the docs that loads, and the manners of its kind."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from docs.site.worked import WITHOUT, all_worked
 from tests.contexts import make_forward, make_rollout
 from tests.tiny_classifier import save_tiny_classifier
 from trl_grpo_ext import available, load_advantage_hooks, load_loss_aggregation, load_rewards
@@ -88,9 +89,9 @@ def test_there_are_built_ins_of_every_kind() -> None:
 
 @pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
 class TestEvery:
-    def test_has_a_file_of_its_own_and_a_test(self, info: PluginInfo) -> None:
-        module = info.target.split(":")[0]
-        assert module == f"trl_grpo_ext.{FOLDERS[info.kind]}.{info.name}"
+    def test_is_in_its_room_with_a_test_and_a_worked_example(self, info: PluginInfo) -> None:
+        assert info.target.startswith(f"trl_grpo_ext.{FOLDERS[info.kind]}.")
+        assert (info.kind, info.name) in {*all_worked(), *WITHOUT}, "docs/site/worked_*.py has no example of it"
         tests = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests" / FOLDERS[info.kind]).glob("test_*.py"))
         assert re.search(rf"\b{info.name}\b", tests), f"no test in tests/{FOLDERS[info.kind]} names {info.name}"
 

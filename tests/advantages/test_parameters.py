@@ -11,6 +11,7 @@ import pytest
 
 from tests.advantages.token_batches import after_rollout, hook
 from tests.contexts import make_rollout, padded
+from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 
 NOT_A_NUMBER: tuple[Any, ...] = (math.nan, math.inf, -math.inf, "1", True, [1.0], None)
@@ -74,17 +75,18 @@ CASES = [(name, parameter, value) for (name, parameter), values in REFUSED.items
 
 @pytest.mark.parametrize(("name", "parameter", "value"), CASES, ids=repr)
 def test_refused_with_name_and_value(name: str, parameter: str, value: Any) -> None:
-    with pytest.raises((ConfigurationError, PluginParameterError)) as caught:
+    with pytest.raises(ConfigurationError) as caught:
         hook(name, **{parameter: value})
     message = str(caught.value)
     assert f"{name}: " in message
-    assert re.search(rf"\b{parameter}\b.* must (not )?(be|have) ", message)
+    assert re.search(r" must (not )?(be|have) ", message)
+    assert re.search(rf"\b{parameter}\b", message)
     assert (repr(value) if not isinstance(value, dict) else repr(next(iter(value.values())))) in message
 
 
 @pytest.mark.parametrize("zero", [0, 0.0])
 def test_sign_scaling_must_leave_something_to_learn(zero: float) -> None:
-    with pytest.raises((ConfigurationError, PluginParameterError), match="nothing would be learnt"):
+    with pytest.raises(ConfigurationError, match="nothing would be learnt"):
         hook("sign_scaling", positive=zero, negative=zero)
 
 
@@ -94,7 +96,7 @@ WITHOUT = ("raw_reward", "centred", "max_only", "leave_one_out", "optimal_baseli
 @pytest.mark.parametrize("name", WITHOUT)
 def test_those_without_parameters_take_none(name: str) -> None:
     with pytest.raises(PluginParameterError):
-        hook(name, epsilon=1)
+        load_advantage_hooks([{"name": name, "epsilon": 1}])
 
 
 @pytest.mark.parametrize(

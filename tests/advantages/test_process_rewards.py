@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.advantages.token_batches import hook
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.advantages.process_rewards import last_tokens, min_form, split_steps
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
@@ -22,8 +22,8 @@ PLAIN = {"form": "sum", "baseline": "none"}
 
 
 def advantages(rollout: Rollout, incoming: float = 9.0, dtype: torch.dtype = torch.float64, **parameters: Any) -> Any:
-    (hook,) = load_advantage_hooks([{"name": "process_rewards", **parameters}])
-    return flow.apply_rollout_hooks(torch.full((len(rollout.texts),), incoming, dtype=dtype), [hook], rollout)
+    incoming_B = torch.full((len(rollout.texts),), incoming, dtype=dtype)
+    return flow.apply_rollout_hooks(incoming_B, [hook("process_rewards", **parameters)], rollout)
 
 
 def stepped(rows: list[list[float]], **overrides: Any) -> Rollout:

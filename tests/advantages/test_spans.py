@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.advantages.token_batches import hook
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.advantages.spans import around_markers, token_weights
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError
@@ -41,9 +41,8 @@ def rollout_of(
 
 
 def credit(rollout: Rollout, dtype: torch.dtype = torch.float64, **parameters: Any) -> torch.Tensor:
-    (hook,) = load_advantage_hooks([{"name": "span_credit", **parameters}])
     incoming = torch.full((len(rollout.texts),), 9.0, dtype=dtype)  # replaced, whatever it was
-    return flow.apply_rollout_hooks(incoming, [hook], rollout)
+    return flow.apply_rollout_hooks(incoming, [hook("span_credit", **parameters)], rollout)
 
 
 def test_span_credit_by_hand() -> None:
@@ -194,8 +193,8 @@ def test_whether_a_function_points_is_agreed_on_by_all_ranks() -> None:
 
 
 def test_it_pickles_with_its_patterns() -> None:
-    (hook,) = load_advantage_hooks([{"name": "span_credit", "patterns": {"r0": r"\d+"}}])
-    assert pickle.loads(pickle.dumps(hook)).patterns["r0"].pattern == r"\d+"
+    pointing = hook("span_credit", patterns={"r0": r"\d+"})
+    assert pickle.loads(pickle.dumps(pointing)).patterns["r0"].pattern == r"\d+"
 
 
 WEIGHTS = {"think": 2.0, "answer": 3.0, "tags": 5.0, "other": 7.0}
@@ -203,10 +202,11 @@ WEIGHTS = {"think": 2.0, "answer": 3.0, "tags": 5.0, "other": 7.0}
 
 def weights_of(texts: list[str], offsets: list[list[tuple[int, int]]], **parameters: Any) -> list[list[float]]:
     """What the hook makes of advantages of 1."""
-    (hook,) = load_advantage_hooks([{"name": "segment_weights", **WEIGHTS, **parameters}])
     rollout = make_rollout([len(row) for row in offsets], texts=texts, offsets=lambda row: offsets[row])
     ones = torch.ones(len(texts), dtype=torch.float64)
-    result: list[list[float]] = flow.apply_rollout_hooks(ones, [hook], rollout).tolist()
+    result: list[list[float]] = flow.apply_rollout_hooks(
+        ones, [hook("segment_weights", **{**WEIGHTS, **parameters})], rollout
+    ).tolist()
     return result
 
 
@@ -291,10 +291,9 @@ def test_segments_against_counting_characters(text: str, data: st.DataObject) ->
 
 
 def test_weights_of_one_change_nothing_and_zero_silences() -> None:
-    (plain,) = load_advantage_hooks(["segment_weights"])
     rollout = make_rollout([3, 0, 2])
     advantages = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float32)
-    result = flow.apply_rollout_hooks(advantages, [plain], rollout)
+    result = flow.apply_rollout_hooks(advantages, [hook("segment_weights")], rollout)
     assert result.dtype == torch.float32
     assert result.tolist() == [[1, 1, 1], [0, 0, 0], [-3, -3, 0]]
     assert by_character("<think>a</think>b", think=0, tags=0, answer=1) == "0" * 16 + "11"

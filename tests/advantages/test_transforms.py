@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.advantages.token_batches import Rows, after_rollout, hook, live_places, rollouts
 from tests.contexts import Ranks, cut, make_rollout, padded
-from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Rollout
 
@@ -17,7 +16,7 @@ from trl_grpo_ext.types import Rollout
 def test_sign_scaling_of_tokens_by_hand() -> None:
     rollout = make_rollout([3, 2], width=3)
     incoming = padded([[1.0, -2.0, 0.0], [-0.5, 4.0]], width=3)
-    hooks = load_advantage_hooks([{"name": "sign_scaling", "positive": 0.5, "negative": 2.0}])
+    hooks = [hook("sign_scaling", positive=0.5, negative=2.0)]
     expected = [[0.5, -4, 0], [-1, 2, 0]]
     assert flow.apply_rollout_hooks(incoming, hooks, rollout).tolist() == expected
 
@@ -25,14 +24,14 @@ def test_sign_scaling_of_tokens_by_hand() -> None:
 def test_weighted_reinforce() -> None:
     # The paper's method: rewards of 1 and -1, no baseline, successes at λ = 0.1.
     rollout = make_rollout([1] * 4, [1.0, -1.0, -1.0, 1.0])
-    hooks = load_advantage_hooks(["raw_reward", "w_reinforce"])
+    hooks = [hook("raw_reward"), hook("w_reinforce")]
     result = flow.apply_rollout_hooks(torch.zeros(4, dtype=torch.float64), hooks, rollout)
     assert result.squeeze(1).tolist() == [0.1, -1, -1, 0.1]
 
 
 @pytest.mark.parametrize(("positive", "negative", "expected"), [(0, 1, [0, -3]), (1, 0, [2, 0]), (1, 1, [2, -3])])
 def test_one_side_alone_and_both(positive: float, negative: float, expected: list[float]) -> None:
-    hooks = load_advantage_hooks([{"name": "sign_scaling", "positive": positive, "negative": negative}])
+    hooks = [hook("sign_scaling", positive=positive, negative=negative)]
     result = flow.apply_rollout_hooks(torch.tensor([2.0, -3.0]), hooks, make_rollout([1, 1]))
     assert result.squeeze(1).tolist() == expected
 
@@ -50,7 +49,7 @@ def test_sign_scaling_equals_a_loop_on_any_number_of_ranks(
     lengths = [data.draw(st.integers(0, 3)) for _ in rows]
     first = data.draw(st.integers(0, len(rows)))
     incoming = torch.tensor(rows, dtype=torch.float64)
-    hooks = load_advantage_hooks([{"name": "sign_scaling", "positive": positive, "negative": negative}])
+    hooks = [hook("sign_scaling", positive=positive, negative=negative)]
     expected = [
         [(positive if a > 0 else negative) * a if t < length else 0.0 for t, a in enumerate(row)]
         for row, length in zip(rows, lengths, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,9 +20,15 @@ from trl_grpo_ext.types import Forward, Rollout
 Rows = list[list[float]]
 
 
+@cache
+def _class_of(name: str) -> type:
+    """Loading takes a look at every installed distribution: once is enough."""
+    (loaded,) = load_advantage_hooks([name])
+    return type(loaded)
+
+
 def hook(name: str, **parameters: Any) -> Any:
-    (loaded,) = load_advantage_hooks([{"name": name, **parameters}])
-    return loaded
+    return _class_of(name)(**parameters)
 
 
 def after_rollout(rollout: Rollout, advantages: Sequence[float], name: str, **parameters: Any) -> Rows:

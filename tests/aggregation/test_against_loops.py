@@ -19,13 +19,18 @@ from tests.aggregation.batches import (
     Completion,
     batches,
     completion,
+    cuts,
     loaded,
     loss_and_gradient,
+    losses_of,
+    mask_of_batch,
     rollout_of,
     step_totals,
+    totals_of,
     width_of,
 )
 from tests.aggregation.loops import CASES, REDUCES, WEIGHTS
+from tests.contexts import Ranks
 from trl_grpo_ext import available
 from trl_grpo_ext.credit import flow
 
@@ -42,12 +47,20 @@ def test_no_aggregation_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("case", WEIGHTS)
-@given(batch=batches(), padding=st.integers(0, 3))
+@given(data=st.data())
 @some
-def test_weights_equal_a_loop_over_tokens_whatever_the_padding(case: str, batch: Batch, padding: int) -> None:
-    rollout = rollout_of(batch, width=width_of(batch) + padding)
-    weights_B_T = flow.token_weights(loaded(WEIGHTS[case].selection), rollout)
-    for row, expected in zip(weights_B_T.tolist(), WEIGHTS[case].loop(batch), strict=True):
+def test_weights_equal_a_loop_over_tokens_on_any_number_of_ranks(case: str, data: st.DataObject) -> None:
+    batch = data.draw(batches())
+    parts = data.draw(cuts(batch))  # groups may lie across ranks
+    totals = totals_of(batch, processes=len(parts))
+    padding = data.draw(st.lists(st.integers(0, 3), min_size=len(parts), max_size=len(parts)))
+    rollouts = [
+        rollout_of(rows, batch, width_of(rows) + extra, totals=totals)
+        for rows, extra in zip(parts, padding, strict=True)
+    ]
+    aggregation = loaded(WEIGHTS[case].selection)
+    of_ranks = Ranks(rollouts).run(lambda rollout: flow.token_weights(aggregation, rollout).tolist())
+    for row, expected in zip([row for rows in of_ranks for row in rows], WEIGHTS[case].loop(batch), strict=True):
         assert row == pytest.approx([*expected, *([0.0] * (len(row) - len(expected)))], rel=1e-9, abs=1e-15)
 
 
@@ -59,27 +72,18 @@ def test_a_micro_batch_s_loss_equals_a_loop_whatever_the_padding(case: str, batc
     assert loss == pytest.approx(REDUCES[case].loop(batch), rel=1e-9, abs=1e-9)
 
 
-@every_case
-@given(batch=batches(), data=st.data())
+@given(data=st.data())
 @some
-def test_rows_may_come_in_any_order(case: str, batch: Batch, data: st.DataObject) -> None:
-    order = data.draw(st.permutations(range(len(batch))))
-    loss, gradient = loss_and_gradient(CASES[case].selection, batch)
-    permuted_loss, permuted = loss_and_gradient(CASES[case].selection, [batch[i] for i in order])
-    assert permuted_loss == pytest.approx(loss, rel=1e-9, abs=1e-9)
-    torch.testing.assert_close(permuted, gradient[order], rtol=1e-9, atol=1e-12)
-
-
-@every_case
-@given(batch=batches(), padding=st.integers(1, 4))
-@some
-def test_padding_changes_nothing(case: str, batch: Batch, padding: int) -> None:
-    width = width_of(batch)
-    loss, gradient = loss_and_gradient(CASES[case].selection, batch)
-    wide_loss, wide = loss_and_gradient(CASES[case].selection, batch, width + padding)
-    assert wide_loss == pytest.approx(loss, rel=1e-12, abs=1e-12)
-    torch.testing.assert_close(wide[:, :width], gradient, rtol=1e-12, atol=1e-15)
-    assert not wide[:, width:].any()
+def test_token_mean_step_is_exact_however_the_step_is_cut(data: st.DataObject) -> None:
+    batch = data.draw(batches(least=2))
+    parts = data.draw(cuts(batch))
+    micro_batches, processes = data.draw(st.sampled_from([(len(parts), 1), (1, len(parts))]))
+    totals = step_totals(batch, micro_batches, processes)
+    aggregation = loaded("token_mean_step")
+    losses = [flow.reduced_loss(aggregation, losses_of(rows), mask_of_batch(rows), totals) for rows in parts]
+    whole = flow.reduced_loss(aggregation, losses_of(batch), mask_of_batch(batch), step_totals(batch))
+    # The trainer takes the mean over micro-batches and ranks.
+    assert float(sum(losses).detach()) / len(parts) == pytest.approx(whole.item(), rel=1e-9, abs=1e-12)
 
 
 @every_case
@@ -133,11 +137,3 @@ def test_all_sequence_losses_zero_give_no_nan(case: str) -> None:
     loss, gradient = loss_and_gradient(CASES[case].selection, batch)
     assert math.isfinite(loss)
     assert bool(torch.isfinite(gradient).all())
-
-
-@every_case
-def test_an_empty_completion_takes_nothing_from_the_others_and_gets_nothing(case: str) -> None:
-    batch = [FULL, completion([]), masked(FULL), completion([2.0], ids="C", advantage=-1.0)]
-    loss, gradient = loss_and_gradient(CASES[case].selection, batch)
-    assert loss > 0
-    assert not gradient[1:3].any()

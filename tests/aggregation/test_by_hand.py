@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.aggregation.batches import Batch, completion, loss_and_gradient, rollout_of, step_totals
+from tests.aggregation.batches import Batch, completion, loss_and_gradient, rollout_of
 from tests.contexts import make_rollout, mask_of, padded
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
@@ -84,29 +84,10 @@ def test_sign_balanced_with_groups_and_without() -> None:
     assert loss_and_gradient({"name": "sign_balanced", "over": "batch"}, batch)[0] == pytest.approx(26 / 9)
 
 
-def test_sign_balanced_gives_advantages_of_zero_a_part_of_their_own() -> None:
-    batch = [
-        completion([0], advantage=1.0),
-        completion([0, 0], advantage=0.0),
-        completion([0, 0, 0], advantage=0.0),
-        completion([0], advantage=-1.0),
-    ]
-    quarter, half_of_five = [1 / 4, 0, 0], 2 / 4 / 5
-    expected = [quarter, [half_of_five, half_of_five, 0], [half_of_five] * 3, quarter]
-    assert weights_of("sign_balanced", batch) == [pytest.approx(row) for row in expected]
-
-
 def test_prefix_share_of_ABC_ABD_AEF() -> None:
     batch = [completion([0, 0, 0], ids=ids) for ids in ("ABC", "ABD", "AEF")]
     expected = [[1 / 3, 1 / 2, 1], [1 / 3, 1 / 2, 1], [1 / 3, 1, 1]]
     assert weights_of("prefix_share", batch) == [pytest.approx([w / 9 for w in row]) for row in expected]
-
-
-def test_prefix_share_ends_where_a_completion_ends_and_does_not_cross_groups() -> None:
-    # The padding id is the letter that the longer ones go on with; the third is another prompt's.
-    batch = [completion([0, 0], ids="AB"), completion([0, 0, 0, 0], ids="AB\0\0"), completion([0, 0], "AB", group=1)]
-    expected = [[1 / 2, 1 / 2, 0, 0], [1 / 2, 1 / 2, 1, 1], [1, 1, 0, 0]]
-    assert weights_of("prefix_share", batch) == [pytest.approx([w / 8 for w in row]) for row in expected]
 
 
 def test_prefix_share_reads_what_a_tool_wrote_but_does_not_count_it() -> None:
@@ -120,18 +101,6 @@ def test_prefix_share_reads_what_a_tool_wrote_but_does_not_count_it() -> None:
     batch[1] = replace(batch[1], live=[True, False, True])
     expected = [[1 / 3, 0, 1 / 2], [1 / 3, 0, 1], [1 / 3, 1, 1 / 2]]
     assert weights_of("prefix_share", batch) == [pytest.approx([w / 7 for w in row]) for row in expected]
-
-
-def test_difficulty_weighted_takes_one_reward_by_name_and_leaves_out_what_is_not_scored() -> None:
-    scores = [(0.0, 3.0), (1.0, math.nan), (1.0, 0.5)]
-    batch = [replace(row, rewards=score) for row, score in zip(BATCH, scores, strict=True)]
-    selection = {"name": "difficulty_weighted", "reward": "style", "threshold": 1.0, "steepness": 1e9}
-    # ρ = 1/2, at a steepness where v is a step from 1.5 down to 0.4 at x0 = 3/4: all below.
-    assert weights_of(selection, batch)[2] == pytest.approx([1.5 / 7, 0, 0, 0])
-    assert weights_of({**selection, "midpoint": 0.25}, batch)[2] == pytest.approx([0.4 / 7, 0, 0, 0])
-    # By the total all three are solved: ρ = 1, so the right ones were to be expected and the wrong one was not.
-    step = {"name": "difficulty_weighted", "steepness": 1e9}
-    assert [row[0] for row in weights_of(step, batch)] == pytest.approx([0.4 / 7, 1.5 / 7, 0.4 / 7])
 
 
 def test_constant_length_takes_its_length_from_the_parameter_or_the_run() -> None:
@@ -161,14 +130,6 @@ def test_power_mean_neither_overflows_nor_vanishes(scale: float) -> None:
     value, slopes = loss_and_gradient({"name": "power_mean", "p": 4}, batch)
     assert value == pytest.approx(-scale / 2**0.25)
     assert slopes.squeeze(1).tolist() == pytest.approx([2**-0.25, 2**-0.25])
-
-
-def test_token_mean_step_of_two_ranks_and_two_micro_batches() -> None:
-    # The mean over four forwards of Σ l / 7 · 2 · 2 is Σ l / 7 over all of them; an empty one adds nothing.
-    aggregation = load_loss_aggregation("token_mean_step")
-    totals = step_totals(BATCH, micro_batches=2, processes=2)
-    parts = [aggregation.reduce(padded([row], 4), mask_of([len(row)], 4), totals) for row in [*LOSSES, []]]
-    assert float(sum(parts)) / 4 == pytest.approx(18 / 7)
 
 
 def test_token_mean_step_and_token_mean_part_where_a_batch_feeds_several_steps() -> None:

@@ -16,20 +16,20 @@ from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 NAN, INF = float("nan"), float("inf")
 
 REFUSED: list[tuple[str, str, list[Any], str]] = [
-    ("constant_length", "length", [0, -3, 2.5, True, "8"], "positive number of tokens"),
+    ("constant_length", "length", [0, -3, 2.5, True, "8"], "whole number, 1 or more"),
     ("length_power", "alpha", [-0.1, NAN, INF, True, "1", None], "finite number that is not negative"),
     ("length_power", "normalize", [0, 1, "yes", None], "must be true or false"),
-    ("sign_balanced", "over", ["prompt", "", None, True, ["group"]], '"group" or "batch"'),
+    ("sign_balanced", "over", ["prompt", "", None, True, ["group"]], "'group' or 'batch'"),
     ("length_softmax", "lam", [NAN, -INF, True, "1", None], "finite number"),
     ("length_softmax", "r", [0, -0.1, NAN, INF, True, "0.1"], "positive number"),
     ("difficulty_weighted", "low", [NAN, True, "0.4", None], "finite number"),
-    ("difficulty_weighted", "low", [-0.1], "must not be negative"),
-    ("difficulty_weighted", "high", [0.3], "Swap them"),
+    ("difficulty_weighted", "low", [-0.1], "not negative"),
+    ("difficulty_weighted", "high", [0.3], "at least low, 0.4"),
     ("difficulty_weighted", "high", [INF, False], "finite number"),
     ("difficulty_weighted", "midpoint", [NAN, True, "half"], "finite number"),
-    ("difficulty_weighted", "steepness", [0, -1], "must be positive"),
+    ("difficulty_weighted", "steepness", [0, -1], "a positive number"),
     ("difficulty_weighted", "threshold", [NAN, None], "finite number"),
-    ("difficulty_weighted", "reward", [1, True, ["solved"]], "name of a reward function"),
+    ("difficulty_weighted", "reward", [1, True, ["solved"]], "text that is not empty"),
     ("tail_mean", "fraction", [0, -0.5, 1.01, NAN, INF, True, "0.5", None], "greater than 0 and at most 1"),
     ("power_mean", "p", [0.99, 0, -2, NAN, INF, True, "2", None], "at least 1"),
 ]

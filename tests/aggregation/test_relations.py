@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.aggregation.batches import Batch, batches, completion, loss_and_gradient
 
@@ -50,57 +49,6 @@ def test_the_same(first: Any, second: str, batch: Batch) -> None:
 def test_the_same_where_no_completion_is_empty(first: Any, second: str, batch: Batch) -> None:
     one_token = {"losses": (1.5,), "live": (True,), "ids": (0,)}
     assert_alike(first, second, [row if row.size else replace(row, **one_token) for row in batch])
-
-
-@given(batch=batches())
-@some
-def test_prompt_mean_of_one_prompt_is_the_token_mean(batch: Batch) -> None:
-    assert_alike("prompt_mean", "token_mean", [replace(row, group=3) for row in batch])
-
-
-@given(batch=batches())
-@some
-def test_sign_balanced_of_one_group_is_that_of_the_batch(batch: Batch) -> None:
-    batch = [replace(row, group=3) for row in batch]
-    assert_alike("sign_balanced", {"name": "sign_balanced", "over": "batch"}, batch)
-
-
-@given(batch=batches(), advantage=st.sampled_from([-1.0, 0.0, 1.0]))
-@some
-def test_sign_balanced_with_one_sign_is_the_prompt_mean(batch: Batch, advantage: float) -> None:
-    assert_alike("sign_balanced", "prompt_mean", [replace(row, advantage=advantage) for row in batch])
-
-
-@given(batch=batches())
-@some
-def test_prefix_share_of_completions_that_begin_differently_is_the_token_mean(batch: Batch) -> None:
-    batch = [replace(row, ids=[i + 2, *row.ids[1:]] if row.ids else []) for i, row in enumerate(batch)]
-    assert_alike("prefix_share", "token_mean", batch)
-
-
-@given(batch=batches(), copies=st.integers(2, 4))
-@some
-def test_prefix_share_of_copies_counts_them_once(batch: Batch, copies: int) -> None:
-    # The tokens in the denominator are those of all copies, as in the paper, so each has 1/copies of the weight.
-    once, _ = loss_and_gradient("prefix_share", batch)
-    assert loss_and_gradient("prefix_share", [*batch] * copies)[0] == pytest.approx(once / copies, rel=1e-9, abs=1e-9)
-
-
-@given(batch=batches())
-@some
-def test_length_softmax_favours_long_or_short_and_averages_to_one(batch: Batch) -> None:
-    batch = [replace(row, losses=[1.0] * len(row.losses)) for row in batch]
-    tokens = sum(row.size for row in batch)
-    _, long = loss_and_gradient({"name": "length_softmax", "lam": 2}, batch)
-    _, short = loss_and_gradient({"name": "length_softmax", "lam": -2}, batch)
-    for group in {row.group for row in batch}:
-        rows = [i for i, row in enumerate(batch) if row.group == group and row.size]
-        for gradient, sign in ((long, 1), (short, -1)):
-            factors = {i: float(gradient[i].max()) * tokens for i in rows}
-            assert sum(factors.values()) == pytest.approx(len(rows))
-            by_length = sorted(rows, key=lambda i: sign * batch[i].size)
-            ordered = [factors[i] for i in by_length]
-            assert ordered == pytest.approx(sorted(ordered))
 
 
 def test_tail_mean_and_power_mean_look_at_sequences_and_not_at_tokens() -> None:

@@ -361,24 +361,31 @@ def test_a_decoder_that_is_not_known_is_decoded_in_prefixes() -> None:
 # ----------------------------------------------------------------------------------------------------------- time
 
 
-@pytest.mark.parametrize("name", ["byte_level", "byte_level_cleaned", "llama_2", "unigram", "wordpiece"])
-def test_twenty_thousand_tokens_take_no_time(name: str) -> None:
+@pytest.mark.parametrize("name", ["byte_level", "byte_level_cleaned", "llama_2"])
+def test_long_completions_take_linear_time(name: str) -> None:
+    # About a second; what is quadratic would take many minutes.
     tokenizer = trained(name)
-    ids = encoded(tokenizer, " ".join(TEXTS))
-    for many in ((ids * 20_000)[:20_000], [index * 31 % len(tokenizer) for index in range(20_000)]):
-        text = tokenizer.decode(many, skip_special_tokens=True)
-        started = time.perf_counter()
-        token_offsets(tokenizer, many, text)
-        assert time.perf_counter() - started < 2.5
+    many = [index * 31 % len(tokenizer) for index in range(60_000)]
+    text = tokenizer.decode(many, skip_special_tokens=True)
+    started = time.process_time()
+    token_offsets(tokenizer, many, text)
+    assert time.process_time() - started < 30
 
 
-def test_prefixes_take_linear_time() -> None:
-    tokenizer = ByT5Tokenizer(extra_ids=0)
-    ids = [byte + 3 for byte in ("naïve 👩‍👩‍👧 text, " * 300).encode()]
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    started = time.perf_counter()
-    token_offsets(tokenizer, ids, text)
-    assert time.perf_counter() - started < 10.0
+def test_prefixes_decode_each_token_a_bounded_number_of_times() -> None:
+    class Counts(OnlyDecodes):
+        decoded = 0
+
+        def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+            self.decoded += len(ids)
+            return super().decode(ids, skip_special_tokens)
+
+    counts = []
+    for times in (50, 200):
+        tokenizer = Counts(ByT5Tokenizer(extra_ids=0))
+        aligned(tokenizer, [byte + 3 for byte in ("naïve 👩‍👩‍👧 text, " * times).encode()])
+        counts.append(tokenizer.decoded)
+    assert counts[1] == pytest.approx(4 * counts[0], rel=0.1)
 
 
 def test_what_a_decoder_writes_in_place_of_several_tokens_belongs_to_all_of_them() -> None:

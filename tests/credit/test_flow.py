@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.contexts import make_forward, make_rollout, mask_of
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.errors import PluginOutputError
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRunError
 from trl_grpo_ext.types import Totals
 
 TOTALS = Totals(tokens=7, sequences=3, prompts=1, max_completion_length=8)
@@ -125,6 +125,23 @@ class TestHooks:
             flow.apply_rollout_hooks(torch.zeros(2), [hook(on_rollout=lambda a, r: result)], make_rollout([3, 1]))
         assert message in str(error.value)
 
+    @pytest.mark.parametrize(
+        ("raised", "error", "message"),
+        [
+            (KeyError("x"), PluginRunError, "advantage hook 'my_hook': on_rollout raised KeyError: 'x'"),
+            (SystemExit(3), PluginRunError, "on_rollout raised SystemExit: 3"),
+            (ConfigurationError("no teacher"), ConfigurationError, "'my_hook': on_rollout: no teacher"),
+            (ConfigurationError("my_hook: no"), ConfigurationError, "^my_hook: no$"),  # says it already
+            (KeyboardInterrupt(), KeyboardInterrupt, None),
+        ],
+    )
+    def test_what_a_hook_raises_is_named(self, raised: BaseException, error: Any, message: str | None) -> None:
+        def raises(advantages_B_T: Any, rollout: Any) -> None:
+            raise raised
+
+        with pytest.raises(error, match=message):
+            flow.apply_rollout_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
+
 
 class TestTokenWeights:
     @pytest.mark.parametrize(
@@ -161,3 +178,9 @@ class TestReducedLoss:
         with pytest.raises(PluginOutputError, match="my_reduce") as error:
             flow.reduced_loss(aggregation, loss, torch.ones(2, 3), TOTALS)
         assert message in str(error.value)
+
+    def test_a_scalar_that_does_not_come_from_the_losses_has_no_weights(self) -> None:
+        loss_B_T = torch.ones(1, 2, requires_grad=True)
+        other = torch.ones((), requires_grad=True) * 2
+        with pytest.raises(PluginOutputError, match="'my_reduce': what reduce returned was not computed from loss_B_T"):
+            flow.reduced_weights(SimpleNamespace(__name__="my_reduce"), other, loss_B_T, torch.ones(1, 2))

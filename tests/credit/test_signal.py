@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ BY_WEIGHTS = [
     for info in available("loss_aggregation")
     if info.builtin and implements(load_loss_aggregation(info.name), "weights")
 ]
+loaded = cache(load_loss_aggregation)
 
 
 def signal(rewards: list[float], advantages: list[float], groups: list[int]) -> list[bool]:
@@ -93,13 +95,12 @@ def test_any_weights_are_those_of_a_batch_that_never_had_them(name: str, groups:
         values = torch.tensor([a for _, varies in chosen for a in ([0.7, -0.7] if varies else [0.0, 0.0])])
         return Rollout(**{**vars(rollout), "advantages_B_T": flow.expand_advantages(values, rollout.mask_B_T)})
 
-    skipping = load_loss_aggregation({"name": name, "skip_zero_variance": True})
-    weights_B_T = flow.token_weights(skipping, batch(groups))
+    weights_B_T = flow.token_weights(SkipZeroVariance(loaded(name)), batch(groups))
     kept_B = torch.tensor([varies for _, varies in groups for _ in range(2)])
     assert not weights_B_T[~kept_B].any()
     with_signal = [group for group in groups if group[1]]
     if with_signal:
-        expected_B_T = flow.token_weights(load_loss_aggregation(name), batch(with_signal))
+        expected_B_T = flow.token_weights(loaded(name), batch(with_signal))
         torch.testing.assert_close(weights_B_T[kept_B], expected_B_T, rtol=1e-12, atol=0)
 
 
@@ -118,6 +119,8 @@ def test_an_aggregation_that_brings_them_back_is_refused() -> None:
 
     rollout = two_groups(width=4)
     own = SkipZeroVariance(OwnMask())
+    with pytest.raises(ValueError, match=r"rollout\.advantages_B_T is None"):
+        own.weights(make_rollout([2, 1]))
     with pytest.raises(PluginOutputError, match=r"'OwnMask, skip_zero_variance'.*zero where rollout.mask_B_T is zero"):
         flow.token_weights(own, rollout)
 
@@ -133,15 +136,15 @@ def test_it_is_an_option_of_the_selection_and_not_of_the_plugin(tmp_path: Any) -
     assert parse_selection("loss_aggregation", selection.plain()) == selection
     config = GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, loss_aggregation=selection.plain())
     assert config.loss_aggregation == {"name": "length_power", "skip_zero_variance": True, "alpha": 0.5}
-    loaded = load_loss_aggregation(selection)
-    assert isinstance(loaded, SkipZeroVariance)
-    assert loaded.aggregation.alpha == 0.5
-    assert flow.plugin_label(loaded) == "length_power, skip_zero_variance"
+    skipping = load_loss_aggregation(selection)
+    assert isinstance(skipping, SkipZeroVariance)
+    assert skipping.aggregation.alpha == 0.5
+    assert flow.plugin_label(skipping) == "length_power, skip_zero_variance"
 
 
 def test_false_is_the_plain_aggregation() -> None:
-    loaded = load_loss_aggregation({"name": "token_mean", "skip_zero_variance": False})
-    assert not isinstance(loaded, SkipZeroVariance)
+    plain = load_loss_aggregation({"name": "token_mean", "skip_zero_variance": False})
+    assert not isinstance(plain, SkipZeroVariance)
 
 
 @pytest.mark.parametrize("name", ["tail_mean", "token_mean_step"])

@@ -57,23 +57,27 @@ def logged(run: Run, name: str) -> list[float]:
     return [log[name] for log in run.logs if name in log]
 
 
-@pytest.mark.parametrize("name", ["seq_mean_token_mean", "tail_mean", "power_mean"])
-def test_a_run_shows_its_length_bias(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    run = train(tiny_model, tmp_path, loss_aggregation=name, per_device_train_batch_size=16)
+EVALUATED = {
+    "trainer_arguments": {"eval_dataset": prompts(2)},
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "per_device_eval_batch_size": 8,
+}
+
+
+@pytest.mark.parametrize("name", ["seq_mean_token_mean", "tail_mean", "token_mean_step"])
+def test_a_run_shows_its_length_bias_in_training_and_evaluation(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    run = train(tiny_model, tmp_path, loss_aggregation=name, per_device_train_batch_size=16, **EVALUATED)
     first, last = logged(run, "loss_weight/length_q1"), logged(run, "loss_weight/length_q4")
     assert len(first) == len(last) == 2
     assert logged(run, "groups/zero_variance") == [0.0, 0.0]
     if name == "seq_mean_token_mean":
         assert min(first) > 1 > max(last)
     assert all(math.isfinite(value) and value >= 0 for value in first + last)
-
-
-@pytest.mark.parametrize("name", ["seq_mean_token_mean", "token_mean_step"])
-def test_evaluation_has_them_too_and_a_plain_run_has_none(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    settings = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "per_device_eval_batch_size": 8}
-    evaluated = {"trainer_arguments": {"eval_dataset": prompts(2)}, **settings}
-    run = train(tiny_model, tmp_path / "with", loss_aggregation=name, **evaluated)
     assert logged(run, "eval_loss_weight/length_q1")
     assert logged(run, "eval_groups/zero_variance") == [0.0]
-    plain = train(tiny_model, tmp_path / "without", **evaluated)
+
+
+def test_a_plain_run_has_none(tiny_model: Path, tmp_path: Path) -> None:
+    plain = train(tiny_model, tmp_path, **{**EVALUATED, "max_steps": 1, "eval_steps": 1})
     assert not any("loss_weight" in name or "groups/" in name for log in plain.logs for name in log)

@@ -102,6 +102,7 @@ class LengthSoftmax:
         sigmas_N = (group_sum(deviations_N.square(), groups_N) / counts_N).sqrt()
         z_N = deviations_N / torch.where(sigmas_N > 0, sigmas_N, 1.0)
         scores_N = ((1 + self.r * z_N) ** self.lam).clamp(max=torch.finfo(z_N.dtype).max)  # inf minus inf would be NaN
+        scores_N = torch.where(live_N, scores_N, torch.nan)  # NaN to the power of 0 is 1
         _, highest_N = group_extremes(scores_N, groups_N)
         lifted_N = (scores_N - highest_N).exp()
         factors_N = torch.where(live_N, counts_N * lifted_N / group_sum(lifted_N, groups_N), 0.0)

@@ -4,7 +4,9 @@ A tokenizer turns tokens into text in one go, and text that is encoded again nee
 model sampled. So nothing is encoded here. The steps of the tokenizer's own decoder are run on the sampled tokens once
 more, with every character remembering the tokens it came from, and the result must be the tokenizer's text to the
 letter. Where the decoder is not one of those known here (tokenizers written in Python, say), prefixes of the tokens are
-decoded instead, a few at a time.
+decoded instead, a few at a time. Prefixes alone would not do: a decoder that replaces a whole run of byte tokens where
+one of them makes no character (Llama 2, Mistral, Gemma) changes what it wrote before, so that more than half of all
+random completions could not be told (`bench/text_alignment.py` counts them).
 """
 
 from __future__ import annotations
