@@ -15,9 +15,8 @@ from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
-from ._sandbox.sandbox import LAYERS, Run, isolation, run_all, run_python
-from ._sandbox.sandbox_values import equal
-from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, read_tests, same_output
+from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
+from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, equal, read_tests, same_output
 from ._text.completions import completion_text
 
 _OUTCOMES = (
@@ -43,7 +42,7 @@ class PythonTests:
 
     A program runs once per test, in a process of its own. All other tests of a completion run in one process, in order,
     after the code itself, in its namespace (its `__name__` is "solution"). Only the standard library is there. What the
-    process may do is in `rewards._sandbox.sandbox`: with the layers that are required by default, no files but its
+    process may do is in `rewards._sandbox.run`: with the layers that are required by default, no files but its
     own, no network, no other process.
 
     What an outcome means: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised
