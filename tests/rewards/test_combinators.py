@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from trl_grpo_ext import load_rewards
-from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
-from trl_grpo_ext.plugins.loading import RewardList
 from trl_grpo_ext.rewards.clip import Clip
 from trl_grpo_ext.rewards.gated import Gated
 from trl_grpo_ext.rewards.per_column import PerColumn
 from trl_grpo_ext.rewards.product import Product
 from trl_grpo_ext.rewards.weighted import Weighted
+
+from trl_grpo_ext import load_rewards
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
+from trl_grpo_ext.plugins.loading import RewardList
 from trl_grpo_ext.types import SpanScore
 
 Reward = Callable[..., list[float | None]]

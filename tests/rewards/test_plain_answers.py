@@ -7,8 +7,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards._math.limits import (
     DEEPEST,
     LONGEST_ANSWER,
@@ -17,6 +15,8 @@ from trl_grpo_ext.rewards._math.limits import (
     excess_of_reference,
     only_box,
 )
+
+from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards._math.plain_answers import has_no_answer, plain_answer, plain_reference, verdict
 
 

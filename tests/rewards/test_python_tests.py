@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trl_grpo_ext.rewards._sandbox.sandbox import LAYERS, isolation
 
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards import python_tests as module
-from trl_grpo_ext.rewards._sandbox.sandbox import LAYERS, isolation
 from trl_grpo_ext.rewards._sandbox.test_forms import Checks, UnreadableTestsError, read_tests, same_output
 from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code
 

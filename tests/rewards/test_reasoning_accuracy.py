@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trl_grpo_ext.rewards.reasoning_accuracy import ReasoningAccuracy, reasoning_accuracy
 
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.rewards.reasoning_accuracy import ReasoningAccuracy, reasoning_accuracy
 
 pytestmark = pytest.mark.filterwarnings("ignore:reasoning_accuracy cannot read the reference")
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trl_grpo_ext.rewards._sandbox.sandbox import LAYERS, Run, isolation, run_all, run_python
 
 from tests.interrupts import interruptible
 from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.rewards._sandbox import sandbox
-from trl_grpo_ext.rewards._sandbox.sandbox import LAYERS, Run, isolation, run_all, run_python
 
 needs_layers = pytest.mark.skipif(
     set(isolation()) != set(LAYERS), reason=f"this machine gives only {isolation()}: needs Landlock and seccomp"

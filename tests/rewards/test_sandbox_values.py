@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from trl_grpo_ext.rewards._sandbox.sandbox_child import encoded_value
 from trl_grpo_ext.rewards._sandbox.sandbox_values import equal
 

@@ -11,7 +11,7 @@ import inspect
 import math
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -46,21 +46,7 @@ def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
     """
     if not is_async(function):
         return function(**columns)
-    return run_async(function(**columns))
-
-
-def run_async(coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
-    """Run a coroutine on this process's loop and wait for it.
-
-    Raises:
-        TimeoutError: It took longer than `timeout` seconds. It is cancelled, which a coroutine that blocks ignores.
-    """
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
-    try:
-        return future.result(timeout)
-    except TimeoutError:
-        future.cancel()
-        raise
+    return asyncio.run_coroutine_threadsafe(function(**columns), _loop()).result()
 
 
 _LOCK = threading.Lock()

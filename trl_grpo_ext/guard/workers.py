@@ -63,8 +63,7 @@ class WorkerPool:
     Args:
         task: Takes a job and returns a JSON value. It is sent by cloudpickle, so a lambda will do, and so will a
             function of `__main__`. It runs with stdin empty and stdout sent to stderr.
-        workers: Number of processes; None is the number of usable cores, shared with the other ranks of this machine
-            (`LOCAL_WORLD_SIZE`), at most 8.
+        workers: Number of processes; None is `usual_workers()`: as many as there are usable cores, at most 8.
         memory_mb: Address space that a worker may add to what it started with, in MiB; None is no limit.
         name: For messages.
 
@@ -112,11 +111,7 @@ class WorkerPool:
     @property
     def workers(self) -> int:
         """Number of processes that work at once."""
-        if self._workers is not None:
-            return self._workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-        return min(_MOST_WORKERS, max(1, cores // max(1, int(ranks) if ranks.isdecimal() else 1)))
+        return usual_workers() if self._workers is None else self._workers
 
     def start(self) -> None:
         """Start the server in the background, so that the task's imports overlap with other work. Optional.
@@ -220,6 +215,13 @@ class WorkerPool:
             if now >= batch.ends(attempt):
                 self._processes.drop(worker)
                 batch.overran(busy.pop(worker))
+
+
+def usual_workers() -> int:
+    """The number of usable cores, shared with the other ranks of this machine (`LOCAL_WORLD_SIZE`), at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(_MOST_WORKERS, max(1, cores // max(1, int(ranks) if ranks.isdecimal() else 1)))
 
 
 _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
