@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trl_grpo_ext.rewards._sandbox.sandbox import LAYERS, Run, isolation, run_all, run_python
 
 from tests.interrupts import interruptible
 from trl_grpo_ext.errors import RewardError
-from trl_grpo_ext.rewards._sandbox import sandbox
+from trl_grpo_ext.rewards._sandbox import run as sandbox
+from trl_grpo_ext.rewards._sandbox.run import LAYERS, Run, isolation, run_all, run_python
 
+CHILD = b"_sandbox/child.py"
 needs_layers = pytest.mark.skipif(
     set(isolation()) != set(LAYERS), reason=f"this machine gives only {isolation()}: needs Landlock and seccomp"
 )
@@ -53,7 +54,7 @@ def nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     assert list(tmp_path.glob("python-tests-*")) == []
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     if children.exists():
-        alive = [pid for pid in children.read_text().split() if b"sandbox_child" in command_line(int(pid))]
+        alive = [pid for pid in children.read_text().split() if CHILD in command_line(int(pid))]
         assert alive == []
 
 
@@ -362,7 +363,7 @@ def test_a_required_layer_that_does_not_hold_is_an_error() -> None:
 
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
-        "import sys; from trl_grpo_ext.rewards._sandbox.sandbox import run_python\n"
+        "import sys; from trl_grpo_ext.rewards._sandbox.run import run_python\n"
         "run_python({'code': 'while True: pass', 'tests': [], 'stop': True}, seconds=1000, memory_mb=256)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path / "..")})
@@ -372,16 +373,16 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
         parent.wait()
         pytest.skip("needs /proc with children")
     found: list[int] = []
-    while not found or b"sandbox_child" not in command_line(found[0]):
+    while not found or CHILD not in command_line(found[0]):
         assert parent.poll() is None
         found = [int(pid) for pid in children.read_text().split()]
         time.sleep(0.02)
     time.sleep(0.5)  # it has told the kernel to end it with its parent
-    assert b"sandbox_child" in command_line(found[0]), "it has ended by itself"
+    assert CHILD in command_line(found[0]), "it has ended by itself"
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 30
-    while b"sandbox_child" in command_line(found[0]):
+    while CHILD in command_line(found[0]):
         assert time.monotonic() < deadline, "it outlives its parent"
         time.sleep(0.02)
 
