@@ -197,57 +197,16 @@ numbers = st.one_of(
 )
 pieces = st.sampled_from(
     [
-        "She makes 9*2 = $18 per day. ",
-        "The answer is ",
-        "$",
-        "$$",
-        "\\[",
-        "\\]",
-        "\\(",
-        "\\)",
-        " [",
-        "] ",
-        "\n",
-        "%",
-        "{",
-        "}",
-        "final answer is ",
-        " I hope",
-        "answer: ",
-        "= 3",
-        " percent",
-        " and ",
-        ", ",
-        "\\$5 ",
-        "\\",
-        "#### 5 ",
-        "**",
-        "^2",
-        "\\frac{1}{2} ",
-        "x",
-        ".",
-        "\\text{",
-        "\x00",
-        "1,234",
-        " or ",
+        *("She makes 9*2 = $18 per day. ", "The answer is ", "$", "$$", "\\[", "\\]", "\\(", "\\)", " [", "] "),
+        *("\n", "%", "{", "}", "final answer is ", " I hope", "answer: ", "= 3", " percent", " and ", ", "),
+        *("\\$5 ", "\\", "#### 5 ", "**", "^2", "\\frac{1}{2} ", "x", ".", "\\text{", "\x00", "1,234", " or "),
     ]
 )
 texts = st.lists(pieces, max_size=6).map("".join)
 forms = st.sampled_from(
     [
-        "{}",
-        "{}",
-        "{}",
-        "${}",
-        "\\${}",
-        " {} ",
-        "{}\\text{{ apples}}",
-        "{} \\text{{ dollars}}",
-        "\\${}\\text{{meters}}",
-        "{}%",
-        "{}\\text{{inches}}",
-        "{}\\text{{ cents }}",
-        "{}$",
+        *("{}", "{}", "{}", "${}", "\\${}", " {} ", "{}\\text{{ apples}}", "{} \\text{{ dollars}}"),
+        *("\\${}\\text{{meters}}", "{}%", "{}\\text{{inches}}", "{}\\text{{ cents }}", "{}$"),
     ]
 )
 reference_forms = st.sampled_from(
