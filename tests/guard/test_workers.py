@@ -647,7 +647,7 @@ def test_what_cannot_be_sent_is_an_error_that_says_so(pool: WorkerPool) -> None:
 def test_parameters_and_seconds_that_cannot_work_are_refused() -> None:
     for name in ("workers", "memory_mb"):
         for value in (0, True, 2.0):
-            with pytest.raises(ConfigurationError, match=f"{name} must be an integer from 1, or None, got {value}"):
+            with pytest.raises(ConfigurationError, match=f"{name} must be a whole number, 1 or more, got {value}"):
                 WorkerPool(len, **{name: value})  # type: ignore[arg-type]
     for name in ("deadline", "slice", "budget"):
         for seconds in (0, -1.0, float("nan"), float("inf"), "1", True):

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
+from .parameters import checked_number, checked_whole
 from .progress import scored
 from .worker_processes import LostError, Processes, Worker, pickled
 
@@ -82,8 +83,8 @@ class WorkerPool:
         if not callable(task):
             raise ConfigurationError(f"{name}: the task must be callable, got {task!r:.80}")
         for parameter, number in (("workers", workers), ("memory_mb", memory_mb)):
-            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-                raise ConfigurationError(f"{name}: {parameter} must be an integer from 1, or None, got {number!r}")
+            if number is not None:
+                checked_whole(f"{name}: {parameter}", number, 1)
         self._task, self._workers, self._memory_mb, self.name = task, workers, memory_mb, name
         self._renew()
 
@@ -155,9 +156,8 @@ class WorkerPool:
             RewardError: The task cannot be loaded by the server, a job cannot be pickled, or no process can be started.
         """
         for name, seconds in (("deadline", deadline), ("budget", budget), ("slice", slice)):
-            number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-            if not (number and 0 < seconds < math.inf) and (seconds is not None or name == "deadline"):  # type: ignore[operator]
-                raise ConfigurationError(f"{self.name}: {name} must be a positive number of seconds, got {seconds!r}")
+            if seconds is not None or name == "deadline":
+                checked_number(f"{self.name}: {name}", seconds, "a positive number of seconds", lambda x: x > 0)
         with self._lock:
             batch = _Batch(len(jobs), deadline, budget, _FIRST_SLICE if slice is None else slice)
             busy: dict[Worker, _Attempt] = {}
