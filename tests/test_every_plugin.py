@@ -20,7 +20,7 @@ from tests.contexts import make_forward, make_rollout
 from tests.tiny_classifier import save_tiny_classifier
 from trl_grpo_ext import available, load_advantage_hooks, load_loss_aggregation, load_rewards
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.guard.validation import checked_scores
+from trl_grpo_ext.guard.calls import checked_scores
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 from trl_grpo_ext.testing import Report, check
 from trl_grpo_ext.types import StepTotals, implements

@@ -159,7 +159,7 @@ def test_a_dotted_path_needs_no_entry_point(folder: Path) -> None:
         ("entrpy_shaping", "Did you mean 'entropy_shaping'?"),
         ("trl-grpo-ext:thinkformat", "The distribution 'trl-grpo-ext' offers no plugin 'thinkformat'. Did you mean"),
         ("no.such:thing", "there is no module 'no.such' on sys.path"),
-        ("trl_grpo_ext.rewards.clip:Clap", "clip.py defines no 'Clap'"),
+        ("trl_grpo_ext.rewards.combinators:Clap", "combinators.py defines no 'Clap'"),
         ("a:b:c", "'a:b:c' names no plugin: write a name, `distribution:name` or `package.module:attribute`."),
         ("", "'' names no plugin"),
         ("x\x1b[31my", "called 'x\\x1b[31my'"),

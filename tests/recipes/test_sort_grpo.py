@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.recipes.launching import RECIPES, environment
-from trl_grpo_ext.rewards.sort_inclusion import sort_inclusion
+from trl_grpo_ext.rewards.sorting import sort_inclusion
 
 SCRIPT = RECIPES / "sort_grpo.py"
 LEARNING = ("--max_steps", "200", "--num_iterations", "4")

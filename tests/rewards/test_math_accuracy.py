@@ -1,4 +1,4 @@
-"""`MathAccuracy` as a reward: outcomes and what they become, columns, parameters, processes."""
+"""`MathAccuracy` and `ReasoningAccuracy` as rewards: outcomes and what they become, columns, parameters, processes."""
 
 from __future__ import annotations
 
@@ -6,70 +6,66 @@ import pickle
 import subprocess
 import sys
 import threading
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.rewards.math_accuracy import MathAccuracy, math_accuracy
+from trl_grpo_ext.rewards.math_accuracy import MathAccuracy, ReasoningAccuracy, math_accuracy, reasoning_accuracy
+
+pytestmark = pytest.mark.filterwarnings("ignore:(math|reasoning)_accuracy cannot read the reference")
 
 NEVER_ENDS = "9^{9^{9^9}}"
 
 
 @pytest.fixture(scope="module")
-def reward() -> Iterator[MathAccuracy]:
-    reward = MathAccuracy(timeout=1.0, budget=3.0)
-    yield reward
-    reward.close()
+def reward(with_math_workers: Any) -> MathAccuracy:
+    made: MathAccuracy = with_math_workers(timeout=1.0, budget=3.0)
+    return made
 
 
-def outcome(reward: MathAccuracy, reference: Any, completion: Any) -> Outcome:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        [judgement] = reward.judge(completions=[completion], solution=[reference])
-    return judgement.outcome
+# (reference, completion, outcome)
+VERDICTS: list[tuple[Any, Any, Outcome]] = [
+    ("18", "\\boxed{18}", Outcome.RIGHT),
+    ("$x+1$", "\\boxed{1+x}", Outcome.RIGHT),
+    ("18", "\\boxed{17}", Outcome.WRONG),
+    ("$x+1$", "\\boxed{x+2}", Outcome.WRONG),
+    ("18", "I don't know", Outcome.NO_ANSWER),
+    ("$x+1$", "I don't know", Outcome.NO_ANSWER),
+    ("$x+1$", "", Outcome.NO_ANSWER),
+    ("", "\\boxed{18}", Outcome.UNPARSEABLE),
+    ("no number", "I don't know", Outcome.UNPARSEABLE),
+    (None, "\\boxed{18}", Outcome.UNPARSEABLE),
+    (18, "\\boxed{18}", Outcome.UNPARSEABLE),
+    ("18", f"\\boxed{{{NEVER_ENDS}}}", Outcome.TIMEOUT),
+    ("$x+1$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.TIMEOUT),
+    (f"${NEVER_ENDS}$", "\\boxed{18}", Outcome.UNPARSEABLE),
+    (f"${NEVER_ENDS}$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.RIGHT),
+    (f"${'(' * 500}1{')' * 500}$", "\\boxed{18}", Outcome.UNPARSEABLE),
+    ("18", f"\\boxed{{{'9' * 5000}}}", Outcome.REFUSED),
+    ("$x+1$", f"\\boxed{{{'9' * 5000}}}", Outcome.REFUSED),
+    ("no number", f"\\boxed{{{'9' * 5000}}}", Outcome.UNPARSEABLE),
+    ("18", "x" * 200_001, Outcome.REFUSED),
+    ("18", "x" * 199_000 + "\\boxed{18}", Outcome.RIGHT),
+    ("18", None, Outcome.NO_ANSWER),
+    ("18", [{"role": "assistant", "content": None}], Outcome.NO_ANSWER),
+    ("18", [{"role": "assistant", "content": "\\boxed{18}"}], Outcome.RIGHT),
+    ("18", "\ud800\x00 \\boxed{18}", Outcome.RIGHT),
+    ("$x$", "\ud800\x00 \\boxed{x}", Outcome.RIGHT),
+    ("\ud800", "\\boxed{18}", Outcome.UNPARSEABLE),
+]
 
 
-@pytest.mark.parametrize(
-    ("reference", "completion", "expected"),
-    [
-        ("18", "\\boxed{18}", Outcome.RIGHT),
-        ("$x+1$", "\\boxed{1+x}", Outcome.RIGHT),
-        ("18", "\\boxed{17}", Outcome.WRONG),
-        ("$x+1$", "\\boxed{x+2}", Outcome.WRONG),
-        ("18", "I don't know", Outcome.NO_ANSWER),
-        ("$x+1$", "I don't know", Outcome.NO_ANSWER),
-        ("$x+1$", "", Outcome.NO_ANSWER),
-        ("", "\\boxed{18}", Outcome.UNPARSEABLE),
-        ("no number", "I don't know", Outcome.UNPARSEABLE),
-        (None, "\\boxed{18}", Outcome.UNPARSEABLE),
-        (18, "\\boxed{18}", Outcome.UNPARSEABLE),
-        ("18", f"\\boxed{{{NEVER_ENDS}}}", Outcome.TIMEOUT),
-        ("$x+1$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.TIMEOUT),
-        (f"${NEVER_ENDS}$", "\\boxed{18}", Outcome.UNPARSEABLE),
-        (f"${NEVER_ENDS}$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.RIGHT),
-        (f"${'(' * 500}1{')' * 500}$", "\\boxed{18}", Outcome.UNPARSEABLE),
-        ("18", f"\\boxed{{{'9' * 5000}}}", Outcome.REFUSED),
-        ("$x+1$", f"\\boxed{{{'9' * 5000}}}", Outcome.REFUSED),
-        ("no number", f"\\boxed{{{'9' * 5000}}}", Outcome.UNPARSEABLE),
-        ("18", "x" * 200_001, Outcome.REFUSED),
-        ("18", "x" * 199_000 + "\\boxed{18}", Outcome.RIGHT),
-        ("18", None, Outcome.NO_ANSWER),
-        ("18", [{"role": "assistant", "content": None}], Outcome.NO_ANSWER),
-        ("18", [{"role": "assistant", "content": "\\boxed{18}"}], Outcome.RIGHT),
-        ("18", "\ud800\x00 \\boxed{18}", Outcome.RIGHT),
-        ("$x$", "\ud800\x00 \\boxed{x}", Outcome.RIGHT),
-        ("\ud800", "\\boxed{18}", Outcome.UNPARSEABLE),
-    ],
-)
+@pytest.mark.parametrize(("reference", "completion", "expected"), VERDICTS)
 def test_every_way_to_end_has_its_outcome(
     reward: MathAccuracy, reference: Any, completion: Any, expected: Outcome
 ) -> None:
-    assert outcome(reward, reference, completion) is expected
+    [judgement] = reward.judge(completions=[completion], solution=[reference])
+    assert judgement.outcome is expected
 
 
 def test_neither_side_is_blamed_for_the_other(reward: MathAccuracy) -> None:
@@ -120,33 +116,33 @@ def test_a_missing_column_is_an_error_that_names_the_columns_present() -> None:
         math_accuracy(prompts=["?"], completions=["18"], completion_ids=[[1]], trainer_state=None, answer=["18"])
     with pytest.raises(RewardError, match="2 completions but 1 entries in the column 'solution'"):
         math_accuracy(completions=["18", "19"], solution=["18"])
+    with pytest.raises(RewardError, match="reasoning_accuracy needs the dataset column 'solution'"):
+        reasoning_accuracy(completions=["18"], answer=["18"])
 
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
-        ({"timeout": True}, "timeout must be a positive number of seconds, got True"),
         ({"timeout": float("nan")}, "timeout must be .* got nan"),
-        ({"budget": -1.0}, "budget must be .* got -1.0"),
         ({"budget": "4"}, "budget must be .* got '4'"),
-        ({"budget": None}, "budget must be .* got None"),
-        ({"workers": 0}, "workers must be an integer from 1, or None, got 0"),
-        ({"memory_mb": 1.5}, "memory_mb must be an integer from 1, or None, got 1.5"),
-        ({"max_characters": 0}, "max_characters must be an integer from 1, got 0"),
-        ({"cache": -1}, "cache must be an integer from 0, got -1"),
-        ({"cache": False}, "cache must be an integer from 0, got False"),
+        ({"workers": 0}, "workers must be a whole number, 1 or more, got 0"),
+        ({"memory_mb": 1.5}, "memory_mb must be a whole number, 1 or more, got 1.5"),
+        ({"max_characters": 0}, "max_characters must be a whole number, 1 or more, got 0"),
+        ({"cache": False}, "cache must be a whole number, 0 or more, got False"),
         ({"outcomes": {"scored": 1.0}}, "has no outcome 'scored' to set"),
         ({"outcomes": {"wrong": float("inf")}}, "must become a finite number"),
     ],
 )
-def test_parameters_that_cannot_work_are_refused_at_construction(parameters: dict[str, Any], message: str) -> None:
+def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"math_accuracy.*{message}"):
         MathAccuracy(**parameters)
 
 
-def test_a_verdict_is_asked_for_once_and_the_oldest_are_forgotten() -> None:
-    reward = MathAccuracy(cache=2, workers=1)
+def test_a_verdict_is_asked_for_once_and_the_oldest_are_forgotten(
+    with_math_workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reward = with_math_workers(cache=2)
     asked: list[int] = []
     run = reward._verifier.pool.run
 
@@ -154,29 +150,28 @@ def test_a_verdict_is_asked_for_once_and_the_oldest_are_forgotten() -> None:
         asked.append(len(jobs))
         return run(jobs, **limits)
 
-    reward._verifier.pool.run = counting  # type: ignore[method-assign]
-    reward(completions=["\\boxed{x}"] * 8, solution=["$x$"] * 8)
-    assert asked == [1, 1]  # the first loads the workers
-    reward(completions=["\\boxed{x}", "\\boxed{y}"], solution=["$x$", "$x$"])
-    assert asked == [1, 1, 1]
-    reward(completions=["\\boxed{z}", "\\boxed{x}"], solution=["$x$", "$x$"])
-    reward(completions=["\\boxed{y}"], solution=["$x$"])
-    assert asked == [1, 1, 1, 1, 1]
-    reward.close()
+    monkeypatch.setattr(reward._verifier.pool, "run", counting)
+    for completions, times in ((["x"] * 8, 1), (["x", "y"], 2), (["z", "x"], 3), (["y"], 4)):
+        boxed = [f"\\boxed{{{text}}}" for text in completions]
+        assert reward(completions=boxed, solution=["$x$"] * len(boxed)) == [float(text == "x") for text in completions]
+        assert asked == [1] * times
 
 
 def test_the_longer_limit_of_characters_is_the_users() -> None:
     reward = MathAccuracy(max_characters=100)
-    assert outcome(reward, "18", "x" * 90 + "\\boxed{18}") is Outcome.RIGHT
-    assert outcome(reward, "18", "x" * 91 + "\\boxed{18}") is Outcome.REFUSED
+    completions = ["x" * 90 + "\\boxed{18}", "x" * 91 + "\\boxed{18}"]
+    judged = reward.judge(completions=completions, solution=["18"] * 2)
+    assert [one.outcome for one in judged] == [Outcome.RIGHT, Outcome.REFUSED]
 
 
 def test_it_pickles_and_works_afterwards(reward: MathAccuracy) -> None:
-    reward(completions=["\\boxed{x}"], solution=["$x$"])
     copy = pickle.loads(pickle.dumps(reward))
     assert copy(completions=["\\boxed{1+x}", "\\boxed{18}"], solution=["$x+1$", "18"]) == [1.0, 1.0]
     assert (copy.__name__, copy.timeout, copy.budget) == ("math_accuracy", 1.0, 3.0)
     copy.close()
+    other = pickle.loads(pickle.dumps(ReasoningAccuracy(reasoning_delimiters=["#"], outcomes={"wrong": -1})))
+    assert other(completions=["#\\boxed{17}", "# \\boxed{18}"], solution=["18", "18"]) == [-1.0, 1.0]
+    assert other.__name__ == "reasoning_accuracy"
 
 
 def test_it_works_in_other_threads(reward: MathAccuracy) -> None:
@@ -208,3 +203,65 @@ def test_importing_and_plain_numbers_start_no_process_and_import_no_sympy() -> N
     if not Path("/proc/self/task").exists():
         pytest.skip("needs /proc")
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+# Only what follows the reasoning -----------------------------------------------------------------------------------
+
+AFTER_REASONING: list[tuple[Any, Any, Outcome]] = [
+    ("18", "<think>9*2</think> \\boxed{18}", Outcome.RIGHT),
+    ("18", "<think>\\boxed{18}</think> \\boxed{17}", Outcome.WRONG),
+    ("18", "<think>\\boxed{17}</think> \\boxed{18}", Outcome.RIGHT),
+    ("18", "<think>\\boxed{18}</think>", Outcome.NO_ANSWER),
+    ("18", "<think>\\boxed{18}", Outcome.NO_ANSWER),
+    ("18", "\\boxed{18}", Outcome.NO_ANSWER),
+    ("18", "</think>\\boxed{17}</think>\\boxed{18}", Outcome.RIGHT),
+    ("$x+1$", "<think></think>\\boxed{1+x}", Outcome.RIGHT),
+    ("no number", "<think></think>\\boxed{1+x}", Outcome.UNPARSEABLE),
+    ("no number", "\\boxed{1+x}", Outcome.NO_ANSWER),
+    (None, "\\boxed{1+x}", Outcome.NO_ANSWER),
+    ("18", None, Outcome.NO_ANSWER),
+    ("18", "9" * 300_000 + "</think>\\boxed{18}", Outcome.RIGHT),
+    ("18", "</think>" + "9" * 300_000 + "\\boxed{18}", Outcome.REFUSED),
+]
+
+
+def test_only_what_follows_the_reasoning_counts(with_math_workers: Any) -> None:
+    reward = with_math_workers(ReasoningAccuracy, timeout=5.0, budget=20.0)
+    references, completions, expected = zip(*AFTER_REASONING, strict=True)
+    judged = reward.judge(completions=completions, solution=references)
+    assert [one.outcome for one in judged] == list(expected)
+    # Reasoning that does not end is 0, even where the reference cannot be read.
+    assert reward(completions=["\\boxed{18}", "</think>\\boxed{18}"], solution=["no number"] * 2) == [0.0, None]
+
+
+def test_of_several_delimiters_the_first_of_the_list_that_occurs_counts(with_math_workers: Any) -> None:
+    reward = with_math_workers(ReasoningAccuracy, reasoning_delimiters=["</think>", "<answer>"])
+    assert reward(completions=["<answer>\\boxed{17}</think>\\boxed{18}"], solution=["18"]) == [1.0]
+    assert reward(completions=["</think>\\boxed{17}<answer>\\boxed{18}"], solution=["18"]) == [0.0]
+    assert reward(completions=["\\boxed{17}<answer>\\boxed{18}"], solution=["18"]) == [1.0]
+
+
+parts = st.sampled_from(
+    ["</think>", "<think>", "<answer>", "\\boxed{18}", "\\boxed{17}", "\\boxed{x}", " so ", "$", "answer is $x$", "\n"]
+)
+
+
+@given(
+    completion=st.lists(parts, max_size=8).map("".join),
+    reference=st.sampled_from(["18", "$x$", "none", "$18$"]),
+    delimiters=st.sampled_from([None, ["</think>"], ["<answer>", "</think>"], ["</think>", "<answer>"]]),
+)
+@settings(max_examples=150, deadline=None)
+def test_it_is_trls_verdict(
+    with_math_workers: Any, completion: str, reference: str, delimiters: list[str] | None
+) -> None:
+    rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
+    ours = with_math_workers(ReasoningAccuracy, reasoning_delimiters=delimiters)
+    theirs = rewards.reasoning_accuracy_reward([[{"content": completion}]], [reference], delimiters)
+    assert ours(completions=[completion], solution=[reference]) == theirs
+
+
+@pytest.mark.parametrize("delimiters", [[], "</think>", [""], ["</think>", None], 3, True])
+def test_delimiters_that_cannot_work_are_refused_at_construction(delimiters: Any) -> None:
+    with pytest.raises(ConfigurationError, match="reasoning_delimiters must be a list of strings that are not empty"):
+        ReasoningAccuracy(reasoning_delimiters=delimiters)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.rewards.math_corpus import PAIRS
-from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards._math.plain_answers import has_no_answer, plain_answer, plain_reference
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 
@@ -17,10 +16,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:math_accuracy cannot read the re
 
 
 @pytest.fixture(scope="module")
-def reward() -> Iterator[MathAccuracy]:
-    reward = MathAccuracy(timeout=10.0, budget=60.0)
-    yield reward
-    reward.close()
+def reward(with_math_workers: Any) -> MathAccuracy:
+    made: MathAccuracy = with_math_workers(timeout=10.0, budget=60.0)
+    return made
 
 
 def trls(references: list[str], completions: list[str]) -> list[float | None]:
@@ -29,29 +27,26 @@ def trls(references: list[str], completions: list[str]) -> list[float | None]:
     return scores
 
 
-def differences(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> list[object]:
+def both(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> tuple[list[float | None], list[float | None]]:
     references, completions = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     ours = reward(prompts=["?"] * len(pairs), completions=completions, solution=references, trainer_state=None)
-    theirs = trls(references, completions)
-    return [row for row in zip(references, completions, ours, theirs, strict=True) if row[2] != row[3]]
+    return ours, trls(references, completions)
 
 
-def test_the_corpus_is_large_and_has_all_three_verdicts() -> None:
-    theirs = trls([pair[0] for pair in PAIRS], [pair[1] for pair in PAIRS])
+def differences(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> list[object]:
+    return [
+        (*pair, *scores) for pair, *scores in zip(pairs, *both(reward, pairs), strict=True) if scores[0] != scores[1]
+    ]
+
+
+def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy, with_math_workers: Any) -> None:
+    ours, theirs = both(reward, PAIRS)
+    assert [row for row in zip(PAIRS, ours, theirs, strict=True) if row[1] != row[2]] == []
     assert len(set(PAIRS)) >= 250
     assert min(theirs.count(1.0), theirs.count(0.0), theirs.count(None)) >= 5
-
-
-def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy) -> None:
-    assert differences(reward, PAIRS) == []
-
-
-def test_a_batch_of_one_has_the_verdict_that_it_has_in_company(reward: MathAccuracy) -> None:
-    alone = MathAccuracy(cache=0, workers=1)
-    pairs = PAIRS[::17]
-    together = reward(completions=[pair[1] for pair in pairs], solution=[pair[0] for pair in pairs])
-    assert [alone(completions=[completion], solution=[reference])[0] for reference, completion in pairs] == together
-    alone.close()
+    alone = with_math_workers(cache=0)
+    for (reference, completion), together in [*zip(PAIRS, ours, strict=True)][::17]:
+        assert alone(completions=[completion], solution=[reference]) == [together]
 
 
 def gsm8k_like(seed: int, count: int) -> list[tuple[str, str]]:
@@ -71,9 +66,8 @@ def gsm8k_like(seed: int, count: int) -> list[tuple[str, str]]:
     return pairs
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_answers_like_gsm8ks_have_trls_verdicts(reward: MathAccuracy, seed: int) -> None:
-    assert differences(reward, gsm8k_like(seed, 200)) == []
+def test_answers_like_gsm8ks_have_trls_verdicts(reward: MathAccuracy) -> None:
+    assert differences(reward, gsm8k_like(1, 300)) == []
 
 
 def test_most_answers_like_gsm8ks_need_no_worker() -> None:
@@ -85,28 +79,21 @@ def test_most_answers_like_gsm8ks_need_no_worker() -> None:
 # What differs from TRL's `accuracy_reward` on purpose ------------------------------------------------------------
 
 
-def test_departure_the_last_message_with_text_counts(reward: MathAccuracy) -> None:
+def test_departure_the_last_message_with_text_counts_and_a_completion_may_be_a_string(reward: MathAccuracy) -> None:
     messages = [
         {"role": "assistant", "content": "Let me think: \\boxed{17}"},
         {"role": "user", "content": "Are you sure?"},
         {"role": "assistant", "content": "It is \\boxed{18}"},
     ]
     assert accuracy_rewards.accuracy_reward([messages], ["18"]) == [0.0]
-    assert reward(completions=[messages], solution=["18"]) == [1.0]
-
-
-def test_departure_a_completion_may_be_a_string(reward: MathAccuracy) -> None:
     with pytest.raises(TypeError):
         accuracy_rewards.accuracy_reward(["\\boxed{18}"], ["18"])
-    assert reward(completions=["\\boxed{18}"], solution=["18"]) == [1.0]
+    assert reward(completions=[messages, "\\boxed{18}"], solution=["18", "18"]) == [1.0, 1.0]
 
 
-def test_departure_a_reference_that_never_ends_is_none_and_not_zero() -> None:
-    reward = MathAccuracy(timeout=0.3, budget=2.0, workers=1)
-    judgements = reward.judge(completions=["\\boxed{5}"], solution=["$9^{9^{9^9}}$"])
-    assert [judgement.outcome for judgement in judgements] == [Outcome.UNPARSEABLE]
+def test_departure_a_reference_that_never_ends_is_none_and_not_zero(with_math_workers: Any) -> None:
+    reward = with_math_workers(timeout=0.3, budget=2.0)
     assert reward(completions=["\\boxed{5}"], solution=["$9^{9^{9^9}}$"]) == [None]
-    reward.close()
 
 
 def test_departure_exact_fractions_that_differ_are_not_equal(reward: MathAccuracy) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pickle
 import textwrap
@@ -17,8 +16,8 @@ from hypothesis import strategies as st
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards import python_tests as module
-from trl_grpo_ext.rewards._sandbox.sandbox import LAYERS, isolation
-from trl_grpo_ext.rewards._sandbox.test_forms import Checks, UnreadableTestsError, read_tests, same_output
+from trl_grpo_ext.rewards._sandbox.run import LAYERS, isolation
+from trl_grpo_ext.rewards._sandbox.test_forms import Checks, read_tests
 from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code
 
 pytestmark = pytest.mark.skipif(set(isolation()) != set(LAYERS), reason="needs Landlock and seccomp")
@@ -46,56 +45,58 @@ def outcome(code: str, tests: Any, reward: PythonTests | None = None, **columns:
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "tests", "expected"),
-    [
-        (RIGHT, ADD, Outcome.RIGHT),
-        ("def add(a, b): return a - b", ADD, Outcome.WRONG),
-        ("def add(a, b): return 3", ADD, Outcome.WRONG),
-        ("def plus(a, b): return a + b", ADD, Outcome.WRONG),
-        ("def add(a, b): return a + b\n1 / 0", ADD, Outcome.WRONG),
-        ("def add(a, b): return", ADD, Outcome.WRONG),
-        ("def add(a, b", ADD, Outcome.NO_ANSWER),
-        ("", ADD, Outcome.NO_ANSWER),
-        ("  \n", ADD, Outcome.NO_ANSWER),
-        ("x = '\0'", ADD, Outcome.NO_ANSWER),
-        ("x = '\ud800'", ADD, Outcome.NO_ANSWER),
-        (RIGHT, HUMAN_EVAL + "\ncheck(add)", Outcome.RIGHT),
-        ("def add(a, b): return int(a + b)", HUMAN_EVAL + "\ncheck(add)", Outcome.WRONG),
-        ("def add(a, b): return 3", HUMAN_EVAL + "\ncheck(add)", Outcome.WRONG),
-        (RIGHT, "for i in range(9):\n    assert add(i, 1) == i + 1", Outcome.RIGHT),
-        ("print(sum(map(int, input().split())))", SUM, Outcome.RIGHT),
-        ("print(3)", SUM, Outcome.WRONG),
-        ("print(sum(map(int, input().split())), 'is the sum')", SUM, Outcome.WRONG),
-        ("print(sum(map(int, input().split())))\nraise SystemExit(1)", SUM, Outcome.WRONG),
-        ("print(sum(map(int, input().split())))\nexit()\n1 / 0", SUM, Outcome.RIGHT),
-        ("import sys\nprint(sum(map(int, sys.stdin.read().split())))\nsys.exit(0)", SUM, Outcome.RIGHT),
-        ("def main():\n  print(sum(map(int, input().split())))\nif __name__ == '__main__': main()", SUM, Outcome.RIGHT),
-        ("print(", SUM, Outcome.NO_ANSWER),
-        ("while True: pass", ADD, Outcome.TIMEOUT),
-        ("def add(a, b):\n  while True: pass", ADD, Outcome.TIMEOUT),
-        ("while True: pass", SUM, Outcome.TIMEOUT),
-        ("x = 'a' * 10**10", ADD, Outcome.DIED),
-        ("def add(a, b): return 'a' * 10**10", ADD, Outcome.DIED),
-        ("import ctypes\nctypes.string_at(0)", ADD, Outcome.DIED),
-        ("import ctypes\nctypes.string_at(0)", SUM, Outcome.DIED),
-        ("import os\nos.kill(os.getpid(), 9)", ADD, Outcome.DIED),
-        (RIGHT, [], Outcome.UNPARSEABLE),
-        (RIGHT, "", Outcome.UNPARSEABLE),
-        (RIGHT, ["assert add(1, 2) == 3", ""], Outcome.UNPARSEABLE),
-        (RIGHT, ["assert add(1, 2 == 3"], Outcome.UNPARSEABLE),
-        (RIGHT, ["return 3"], Outcome.UNPARSEABLE),
-        (RIGHT, ["assert add('\0', '') == ''"], Outcome.UNPARSEABLE),
-        (RIGHT, HUMAN_EVAL, Outcome.UNPARSEABLE),
-        (RIGHT, [{"input": "1 2"}], Outcome.UNPARSEABLE),
-        (RIGHT, [{"input": "1", "output": 1}], Outcome.UNPARSEABLE),
-        (RIGHT, ["assert True", {"input": "1", "output": "1"}], Outcome.UNPARSEABLE),
-        (RIGHT, None, Outcome.UNPARSEABLE),
-        (RIGHT, 3, Outcome.UNPARSEABLE),
-    ],
-)
-def test_verdicts(code: str, tests: Any, expected: Outcome) -> None:
-    assert outcome(code, tests, PythonTests(timeout=1.5)) is expected
+VERDICTS: list[tuple[str, Any, Outcome]] = [
+    (RIGHT, ADD, Outcome.RIGHT),
+    ("def add(a, b): return a - b", ADD, Outcome.WRONG),
+    ("def add(a, b): return 3", ADD, Outcome.WRONG),
+    ("def plus(a, b): return a + b", ADD, Outcome.WRONG),
+    ("def add(a, b): return a + b\n1 / 0", ADD, Outcome.WRONG),
+    ("def add(a, b): return", ADD, Outcome.WRONG),
+    ("def add(a, b", ADD, Outcome.NO_ANSWER),
+    ("", ADD, Outcome.NO_ANSWER),
+    ("  \n", ADD, Outcome.NO_ANSWER),
+    ("x = '\0'", ADD, Outcome.NO_ANSWER),
+    ("x = '\ud800'", ADD, Outcome.NO_ANSWER),
+    (RIGHT, HUMAN_EVAL + "\ncheck(add)", Outcome.RIGHT),
+    ("def add(a, b): return int(a + b)", HUMAN_EVAL + "\ncheck(add)", Outcome.WRONG),
+    ("def add(a, b): return 3", HUMAN_EVAL + "\ncheck(add)", Outcome.WRONG),
+    (RIGHT, "for i in range(9):\n    assert add(i, 1) == i + 1", Outcome.RIGHT),
+    ("print(sum(map(int, input().split())))", SUM, Outcome.RIGHT),
+    ("print(3)", SUM, Outcome.WRONG),
+    ("print(sum(map(int, input().split())), 'is the sum')", SUM, Outcome.WRONG),
+    ("print(sum(map(int, input().split())))\nraise SystemExit(1)", SUM, Outcome.WRONG),
+    ("print(sum(map(int, input().split())))\nexit()\n1 / 0", SUM, Outcome.RIGHT),
+    ("import sys\nprint(sum(map(int, sys.stdin.read().split())))\nsys.exit(0)", SUM, Outcome.RIGHT),
+    ("def main():\n  print(sum(map(int, input().split())))\nif __name__ == '__main__': main()", SUM, Outcome.RIGHT),
+    ("print(", SUM, Outcome.NO_ANSWER),
+    ("while True: pass", ADD, Outcome.TIMEOUT),
+    ("def add(a, b):\n  while True: pass", ADD, Outcome.TIMEOUT),
+    ("while True: pass", SUM, Outcome.TIMEOUT),
+    ("x = 'a' * 10**10", ADD, Outcome.DIED),
+    ("def add(a, b): return 'a' * 10**10", ADD, Outcome.DIED),
+    ("import ctypes\nctypes.string_at(0)", ADD, Outcome.DIED),
+    ("import ctypes\nctypes.string_at(0)", SUM, Outcome.DIED),
+    ("import os\nos.kill(os.getpid(), 9)", ADD, Outcome.DIED),
+    (RIGHT, [], Outcome.UNPARSEABLE),
+    (RIGHT, "", Outcome.UNPARSEABLE),
+    (RIGHT, ["assert add(1, 2) == 3", ""], Outcome.UNPARSEABLE),
+    (RIGHT, ["assert add(1, 2 == 3"], Outcome.UNPARSEABLE),
+    (RIGHT, ["return 3"], Outcome.UNPARSEABLE),
+    (RIGHT, ["assert add('\0', '') == ''"], Outcome.UNPARSEABLE),
+    (RIGHT, HUMAN_EVAL, Outcome.UNPARSEABLE),
+    (RIGHT, [{"input": "1 2"}], Outcome.UNPARSEABLE),
+    (RIGHT, [{"input": "1", "output": 1}], Outcome.UNPARSEABLE),
+    (RIGHT, ["assert True", {"input": "1", "output": "1"}], Outcome.UNPARSEABLE),
+    (RIGHT, None, Outcome.UNPARSEABLE),
+    (RIGHT, 3, Outcome.UNPARSEABLE),
+]
+
+
+def test_verdicts() -> None:
+    reward = PythonTests(timeout=1.5)
+    judged = reward.judge(completions=[fence(code) for code, *_ in VERDICTS], tests=[tests for _, tests, _ in VERDICTS])
+    found = [(code, tests, one.outcome) for (code, tests, _), one in zip(VERDICTS, judged, strict=True)]
+    assert found == VERDICTS
 
 
 def test_human_eval_calls_check_with_the_entry_point() -> None:
@@ -108,17 +109,11 @@ def test_human_eval_calls_check_with_the_entry_point() -> None:
         outcome(RIGHT, HUMAN_EVAL, entry_point=["add", "add"])
 
 
-@pytest.mark.parametrize(
-    ("code", "share", "all_or_nothing"),
-    [(RIGHT, 1.0, 1.0), ("def add(a, b): return 3", 1 / 3, 0.0), ("def add(a, b): return 7", 0.0, 0.0)],
-)
-def test_partial_gives_the_share_of_tests(code: str, share: float, all_or_nothing: float) -> None:
-    columns = {"prompts": ["?"], "completions": [fence(code)], "completion_ids": [[1]], "tests": [ADD]}
-    assert PythonTests(partial=True)(**columns) == [share]
-    assert PythonTests()(**columns) == [all_or_nothing]
-
-
-def test_partial_goes_on_after_a_program_that_failed() -> None:
+def test_partial_gives_the_share_of_tests_and_goes_on_after_one_that_failed() -> None:
+    codes = [RIGHT, "def add(a, b): return 3", "def add(a, b): return 7"]
+    columns = {"prompts": ["?"] * 3, "completions": [fence(code) for code in codes], "completion_ids": [[1]] * 3}
+    assert PythonTests(partial=True)(**columns, tests=[ADD] * 3) == [1.0, 1 / 3, 0.0]
+    assert PythonTests()(**columns, tests=[ADD] * 3) == [1.0, 0.0, 0.0]
     code = "a, b = map(int, input().split())\nif b < 0: raise SystemExit(1)\nprint(a + b)"
     [judgement] = PythonTests(partial=True).judge(completions=[fence(code)], tests=[SUM[::-1]])
     assert (judgement.outcome, judgement.score) == (Outcome.SCORED, 0.5)
@@ -142,20 +137,19 @@ def test_a_batch_is_scored_in_order_and_a_hanging_completion_holds_nobody_up() -
     assert reward(completions=[], tests=[]) == []
 
 
-@pytest.mark.parametrize(
-    "completion", ["", None, [], [{"role": "assistant", "content": None}], "\x00", "\ud800", "no code"]
-)
-def test_a_completion_without_code_has_no_answer(completion: Any) -> None:
-    assert [j.outcome for j in PythonTests().judge(completions=[completion], tests=[ADD])] == [Outcome.NO_ANSWER]
+def test_a_completion_without_code_has_no_answer() -> None:
+    empty = ["", None, [], [{"role": "assistant", "content": None}], "\x00", "\ud800", "no code"]
+    judged = PythonTests().judge(completions=empty, tests=[ADD] * len(empty))
+    assert {one.outcome for one in judged} == {Outcome.NO_ANSWER}
 
 
-@pytest.mark.parametrize("text", ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"])
-def test_large_and_deep_completions_end(text: str) -> None:
+def test_large_and_deep_completions_end() -> None:
+    texts = ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"]
     start = time.monotonic()
-    [judgement] = PythonTests(timeout=2.0).judge(completions=[text], tests=[ADD])
-    assert judgement.outcome in (Outcome.REFUSED, Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG)
-    assert (judgement.outcome is Outcome.REFUSED) == (len(text) > 100_000)
-    assert time.monotonic() - start < 30
+    judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
+    assert judged[0].outcome is Outcome.REFUSED
+    assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
+    assert time.monotonic() - start < 60
 
 
 # --- forgeries -------------------------------------------------------------------------------------------------------
@@ -239,34 +233,25 @@ def add(a, b):
 }
 
 
-@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
-@pytest.mark.parametrize("tests", [["assert add(1, 2) == 3"], ADD], ids=["one", "three"])
-def test_a_verdict_by_asserts_with_literals_cannot_be_forged(forgery: str, tests: list[str]) -> None:
-    assert outcome(forgery, tests) is Outcome.WRONG
-
-
-@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
-def test_a_verdict_by_programs_cannot_be_forged(forgery: str) -> None:
-    assert outcome(forgery, SUM) is Outcome.WRONG
-
-
 _LIES = ("equals everything", "list of those", "lies about", "replaces built-ins", "reports passes", "hands over")
 USUAL = {name: forgery for name, forgery in FORGERIES.items() if not any(lie in name for lie in _LIES)}
 
 
-@pytest.mark.parametrize("forgery", USUAL.values(), ids=USUAL)
-def test_a_verdict_by_other_asserts_is_not_forged_by_the_usual_tricks(forgery: str) -> None:
-    assert outcome(forgery, ["x = 7\nassert add(1, 2) == x"]) is Outcome.WRONG
-
-
-def test_the_literals_never_reach_the_process() -> None:
-    checks = read_tests(['assert f(1) == "the secret answer", "a secret message"', "assert [77177] == f(2)"])
-    assert isinstance(checks, Checks)
-    assert checks.expected == ("the secret answer", [77177])
-    assert not any("secret" in source or "77177" in source for source in checks.sources)
-    human_eval = read_tests(HUMAN_EVAL, "add")
-    assert isinstance(human_eval, Checks)
-    assert (human_eval.expected, human_eval.certain) == ((3, 4), (frozenset({0, 1}),))
+@pytest.mark.parametrize(
+    ("forgeries", "tests"),
+    [
+        (FORGERIES, ["assert add(1, 2) == 3"]),
+        (FORGERIES, ADD),
+        (FORGERIES, SUM),
+        (USUAL, ["x = 7\nassert add(1, 2) == x"]),  # the others do forge an assert without a literal
+    ],
+    ids=["one literal", "three literals", "programs", "another assert"],
+)
+def test_a_verdict_cannot_be_forged(forgeries: dict[str, str], tests: list[Any]) -> None:
+    judged = PythonTests().judge(completions=[*map(fence, forgeries.values())], tests=[tests] * len(forgeries))
+    assert {name: one.outcome for name, one in zip(forgeries, judged, strict=True)} == dict.fromkeys(
+        forgeries, Outcome.WRONG
+    )
 
 
 def test_asserts_that_may_be_meant_to_fail_are_left_alone() -> None:
@@ -334,30 +319,6 @@ def test_the_code_of_a_completion(text: str, code: str) -> None:
 def test_the_whole_text_can_be_the_code() -> None:
     judged = PythonTests(code="text").judge(completions=[RIGHT, fence(RIGHT)], tests=[ADD, ADD])
     assert [judgement.outcome for judgement in judged] == [Outcome.RIGHT, Outcome.NO_ANSWER]
-
-
-@pytest.mark.parametrize(
-    ("printed", "expected", "same"),
-    [
-        (b"3\n", "3", True),
-        (b"3  \n\n", "3\n", True),
-        (b"a\r\nb", "a\nb", True),
-        (b" 3", "3", False),
-        (b"1\n\n2", "1\n2", False),
-        (b"3.0", "3", False),
-        (b"\xff", "\ufffd", True),
-        (b"", "", True),
-        (b"", "0", False),
-    ],
-)
-def test_outputs_are_compared_by_lines(printed: bytes, expected: str, same: bool) -> None:
-    assert same_output(printed, expected) is same
-
-
-@given(st.text() | st.lists(st.text(max_size=9) | st.integers() | st.dictionaries(st.text(), st.text(), max_size=2)))
-def test_reading_tests_raises_nothing_but_that_they_are_unreadable(tests: Any) -> None:
-    with contextlib.suppress(UnreadableTestsError):
-        read_tests(tests)
 
 
 # --- the reward ------------------------------------------------------------------------------------------------------

@@ -34,15 +34,11 @@ def test_a_match_anywhere_scores_and_its_characters_are_the_span() -> None:
     assert missed.spans == ()
 
 
-def test_full_wants_the_whole_completion() -> None:
-    reward = RegexMatch("[a-z]+", full=True)
-    assert scored(reward, "abc", "abc.", "abc\n", "") == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_values_may_be_chosen() -> None:
-    reward = RegexMatch("sorry", flags="i", value=-2.0, otherwise=0.5)
-    assert scored(reward, "Sorry!", "Fine.") == [-2.0, 0.5]
-    assert scored(reward, "Sorry!")[0].spans == ((0, 5, -2.0),)
+def test_full_wants_the_whole_completion_and_values_may_be_chosen() -> None:
+    assert scored(RegexMatch("[a-z]+", full=True), "abc", "abc.", "abc\n", "") == [1.0, 0.0, 0.0, 0.0]
+    scores = scored(RegexMatch("sorry", flags="i", value=-2.0, otherwise=0.5), "Sorry!", "Fine.")
+    assert scores == [-2.0, 0.5]
+    assert scores[0].spans == ((0, 5, -2.0),)
 
 
 @pytest.mark.parametrize(("flags", "matches"), [("", False), ("s", False), ("i", False), ("is", True), ("sim", True)])
@@ -92,16 +88,12 @@ def test_simple_patterns_need_no_worker(monkeypatch: pytest.MonkeyPatch) -> None
     assert scored(RegexMatch(r"\d{4}-\d\d"), "in 2024-07 " * 5000) == [1.0]
 
 
-@pytest.mark.parametrize("completion", ["", None, [], 7, [{"role": "assistant", "content": None}], "\x00", "\ud800"])
 @pytest.mark.parametrize("pattern", ["zzz", r"(?:\w+\s?)*zzz"])
-def test_hostile_completions_score_like_others(completion: Any, pattern: str) -> None:
-    assert scored(RegexMatch(pattern), completion, "zzz") == [0.0, 1.0]
-
-
-def test_a_lone_surrogate_reaches_a_worker_and_spans_still_fit() -> None:
-    [score] = scored(RegexMatch(r"(?:[^z]+)+z"), "\ud800\x00" * 40 + "z")
-    assert score == 1.0
-    assert score.spans == ((0, 81, 1.0),)
+def test_hostile_completions_score_like_others(pattern: str) -> None:
+    odd: list[Any] = ["", None, [], 7, [{"role": "assistant", "content": None}], "\x00", "\ud800"]
+    assert scored(RegexMatch(pattern), *odd, "zzz") == [0.0] * len(odd) + [1.0]
+    [score] = scored(RegexMatch(r"(?:[^z]+)+z"), "\ud800\x00" * 40 + "z")  # through a worker, spans still fit
+    assert (score, score.spans) == (1.0, ((0, 81, 1.0),))
 
 
 def test_a_megabyte_is_refused() -> None:
@@ -116,14 +108,11 @@ QUICK = ["abc", r"^\s*<think>", r"[^<]*<", r"(?:ab|cd)e", r"\d{1,3}", "", "(?i)a
 SLOW = [r"(a+)+b", r"(a|a)*b", r"(?:a*)*b", r"(?:\w+\s?)*$", r"(a|ab)*c", r"(?:a?){40}a{40}", r"(?:(?:a|b)+,)+"]
 
 
-@pytest.mark.parametrize("pattern", QUICK)
-def test_ordinary_patterns_take_at_most_quadratic_time(pattern: str) -> None:
-    assert RegexCost(pattern).steps("x" * 1000) < 20 * 1000**2
-
-
-@pytest.mark.parametrize("pattern", SLOW)
-def test_patterns_that_may_take_exponential_time_have_no_bound(pattern: str) -> None:
-    assert RegexCost(pattern).steps("a" * 1000) > 1e12
+def test_ordinary_patterns_take_at_most_quadratic_time_and_exponential_ones_have_no_bound() -> None:
+    for pattern in QUICK:
+        assert RegexCost(pattern).steps("x" * 1000) < 20 * 1000**2, pattern
+    for pattern in SLOW:
+        assert RegexCost(pattern).steps("a" * 1000) > 1e12, pattern
 
 
 def test_a_literal_beginning_bounds_the_places_where_a_match_begins() -> None:
@@ -219,13 +208,11 @@ def _class(name: str, argument: Any) -> str:
         ({"pattern": "a{99999999999999}"}, "pattern must be a regular expression"),
         ({"pattern": "(" * 5000 + ")" * 5000}, "pattern must be a regular expression"),
         ({"pattern": "a", "flags": "q"}, "flags must be letters out of 'aimsx', got 'q'"),
-        ({"pattern": "a", "flags": 2}, "flags must be letters out of 'aimsx', got 2"),
         ({"pattern": "a", "full": 1}, "full must be true or false, got 1"),
         ({"pattern": "a", "value": math.nan}, "value must be a finite number, got nan"),
         ({"pattern": "a", "count": 0}, "count must be a whole number, 1 or more, got 0"),
         ({"pattern": "a", "count": 2, "full": True}, "count must be 1 with full, got 2"),
         ({"pattern": "a", "timeout": 0}, "timeout must be a positive number, got 0"),
-        ({"pattern": "a", "max_characters": 0}, "max_characters must be .* got 0"),
         ({"pattern": "a", "outcomes": {"wrong": 0}}, "regex_match has no outcome 'wrong'"),
     ],
 )

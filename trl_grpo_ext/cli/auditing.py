@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..guard.calls import call, reward_name
+from ..guard.calls import call, checked_scores, reward_name
 from ..guard.outcomes import Judgement, Outcome, shown
-from ..guard.validation import checked_scores
 
 __all__ = [
     "Audit",

@@ -1,14 +1,23 @@
-"""Calling a reward function whatever its form: function, partial, callable object; plain or async."""
+"""Reward functions whatever their form: recognised, called, named, and what they return held to their contract.
+
+A function, a partial or a callable object; plain or async.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
+import math
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
+
+from ..errors import PluginOutputError
+from .outcomes import OutcomePolicy
 
 # What TRL passes to every reward function beside the dataset's columns.
 NOT_COLUMNS = frozenset(
@@ -30,19 +39,6 @@ def reward_name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, with `_2`, `_3` behind those that occur again, so that no two rewards share a metric."""
-    taken = {*names}
-    unique: list[str] = []
-    for name in names:
-        number, candidate = 1, name
-        while candidate in unique or (number > 1 and candidate in taken):
-            number += 1
-            candidate = f"{name}_{number}"
-        unique.append(candidate)
-    return unique
-
-
 def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
     """Call a reward function and wait for what it returns, from any thread; async ones run on a loop of our own.
 
@@ -50,35 +46,7 @@ def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
     """
     if not is_async(function):
         return function(**columns)
-    return run_async(function(**columns))
-
-
-def run_async(coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
-    """Run a coroutine on this process's loop and wait for it.
-
-    Raises:
-        TimeoutError: It took longer than `timeout` seconds. It is cancelled, which a coroutine that blocks ignores.
-    """
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
-    try:
-        return future.result(timeout)
-    except TimeoutError:
-        future.cancel()
-        raise
-
-
-def rows_of(columns: Mapping[str, Any], count: int, rows: slice) -> dict[str, Any]:
-    """The same call for some of the `count` completions: every list with one entry per completion is cut.
-
-    `log_extra` and `log_metric` are left out: what they log belongs to a whole batch.
-    """
-    cut: dict[str, Any] = {}
-    for name, value in columns.items():
-        if name in ("log_extra", "log_metric"):
-            continue
-        per_completion = isinstance(value, list | tuple) and len(value) == count and name != "trainer_state"
-        cut[name] = value[rows] if per_completion else value
-    return cut
+    return asyncio.run_coroutine_threadsafe(function(**columns), _loop()).result()
 
 
 _LOCK = threading.Lock()
@@ -92,3 +60,196 @@ def _loop() -> asyncio.AbstractEventLoop:
             loop = _LOOPS[os.getpid()] = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="trl-grpo-ext-rewards", daemon=True).start()
         return loop
+
+
+class StillRunningError(Exception):
+    """A call has not returned in time, and still runs.
+
+    Attributes:
+        thread: Where it does.
+    """
+
+    def __init__(self, thread: threading.Thread) -> None:
+        super().__init__(f"{thread.name} still runs")
+        self.thread = thread
+
+
+def call_in_thread(function: Callable[..., Any], columns: Mapping[str, Any], timeout: float | None, name: str) -> Any:
+    """Call a reward function in a thread of that name, which nothing can kill, and wait for so many seconds.
+
+    Raises:
+        StillRunningError: It takes longer.
+    """
+    ended: list[tuple[Any, BaseException | None]] = []
+
+    def work() -> None:
+        try:
+            ended.append((function(**columns), None))
+        except BaseException as error:  # raised again where the call was made
+            ended.append((None, error))
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        raise StillRunningError(thread)
+    returned, error = ended[0]
+    if error is not None:
+        raise error
+    return returned
+
+
+def rows_of(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict[str, Any]:
+    """The same call for some of the `count` completions: every list with one entry per completion is cut.
+
+    `log_extra` and `log_metric` are left out: what they log belongs to a whole batch.
+    """
+    return {
+        name: [value[row] for row in rows]
+        if isinstance(value, list | tuple) and len(value) == count and name != "trainer_state"
+        else value
+        for name, value in columns.items()
+        if name not in ("log_extra", "log_metric")
+    }
+
+
+def checked_scores(returned: Any, count: int, reward: str) -> list[float | None]:
+    """Read what a reward function returned.
+
+    A list, a tuple, or an array or tensor `(B,)` passes; so does a generator, which is read once, here. Numbers keep
+    their type (a `SpanScore` its spans) unless they are of an array's.
+
+    Args:
+        returned: What the function returned.
+        count: Number of completions, `B`.
+        reward: The reward's name, for messages.
+
+    Returns:
+        `B` numbers or Nones. NaN passes, because to TRL it means None.
+
+    Raises:
+        PluginOutputError: It is not one value per completion, or a value is neither a number nor None, or infinite;
+            the message has the row.
+    """
+    values = _listed(returned, count, reward)
+    if len(values) != count:
+        raise PluginOutputError(
+            f"The reward {reward!r} returned {len(values)} values for {count} completions; it must return one for each."
+        )
+    return [_checked(value, row, reward) for row, value in enumerate(values)]
+
+
+def _listed(returned: Any, count: int, reward: str) -> Sequence[Any]:
+    if isinstance(returned, list | tuple):
+        return returned
+    shape = getattr(returned, "shape", None)
+    if shape is not None and hasattr(returned, "tolist"):
+        if len(shape) != 1:
+            raise PluginOutputError(
+                f"The reward {reward!r} returned {type(returned).__name__} of shape {tuple(shape)}; it must be "
+                f"({count},), one number per completion."
+            )
+        listed: list[Any] = returned.tolist()
+        return listed
+    if isinstance(returned, str | bytes | Mapping | set | frozenset) or not hasattr(returned, "__iter__"):
+        what = "None" if returned is None else f"{type(returned).__name__}, {returned!r:.80}"
+        hint = " Did the function forget its return?" if returned is None else ""
+        raise PluginOutputError(
+            f"The reward {reward!r} returned {what}; it must return a list with one number or None for each of the "
+            f"{count} completions.{hint}"
+        )
+    return list(returned)
+
+
+def _checked(value: Any, row: int, reward: str) -> float | None:
+    if value is None:
+        return None
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # a number of an array, or a tensor without axes
+    if not isinstance(value, int | float | Fraction | Decimal):
+        raise PluginOutputError(
+            f"The reward {reward!r} returned {type(value).__name__}, {value!r:.80}, at row {row}; it must be a number "
+            "or None."
+        )
+    try:
+        number = value if isinstance(value, float) else float(value)  # a `SpanScore` stays one
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):
+        raise PluginOutputError(f"The reward {reward!r} returned {value!r:.80} at row {row}; it must be finite.")
+    return number
+
+
+def unique_names(names: Sequence[str], fixed: Sequence[bool] | None = None) -> list[str]:
+    """Make names unique, because TRL logs two rewards of one name as one metric.
+
+    The first of a name keeps it, the next ones get `_2`, `_3` and so on; a name that is unique already stays.
+
+    Args:
+        names: One per reward.
+        fixed: Which of them cannot be changed (reward models, which TRL names itself). They keep theirs.
+
+    Returns:
+        The names; only fixed ones can still be equal.
+    """
+    fixed = fixed or [False] * len(names)
+    kept = {name for name, is_fixed in zip(names, fixed, strict=True) if is_fixed}
+    taken, new = set(names), []
+    for name, is_fixed in zip(names, fixed, strict=True):
+        if not is_fixed and name in kept:
+            number = 2
+            while f"{name}_{number}" in taken:
+                number += 1
+            name = f"{name}_{number}"
+            taken.add(name)
+        kept.add(name)
+        new.append(name)
+    return new
+
+
+def renamed(reward: Any, name: str, *, in_place: bool) -> Any:
+    """A reward with another name: itself where it may be changed and can be, else a wrapper, async where it is."""
+    if in_place:
+        try:
+            reward.__name__ = name
+        except AttributeError:  # slots, a frozen dataclass
+            pass
+        else:
+            for value in getattr(reward, "__dict__", {}).values():
+                if isinstance(value, OutcomePolicy):  # it counts outcomes under the reward's name
+                    value.reward = name
+            return reward
+    return (RenamedAsync if is_async(reward) else Renamed)(reward, name)
+
+
+class Renamed:
+    """A reward function under another name. Whatever else is asked of it, the function answers.
+
+    Args:
+        reward: The reward function, which stays as it is.
+        name: Its name in TRL's metrics.
+    """
+
+    def __init__(self, reward: Callable[..., Any], name: str) -> None:
+        self.reward = reward
+        self.__name__ = name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reward!r}, {self.__name__!r})"
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute == "reward" or attribute.startswith("__"):  # while it is being unpickled, it has none yet
+            raise AttributeError(attribute)
+        return getattr(self.reward, attribute)
+
+    def __call__(self, **columns: Any) -> Any:
+        """Call the reward function."""
+        return self.reward(**columns)
+
+
+class RenamedAsync(Renamed):
+    """An async reward function under another name."""
+
+    async def __call__(self, **columns: Any) -> Any:
+        """Call the reward function and wait."""
+        return await self.reward(**columns)

@@ -1,34 +1,36 @@
-"""Any reward with a deadline, retries, a policy for its failures and a cache: `guarded(reward, timeout=5.0)`."""
+"""Any reward with a deadline, retries, a policy for its failures and a cache: `guarded(reward, timeout=5.0)`.
+
+A batch is cut into calls (`_Batch`), of which those that the cache knows are left out. Each call is made in a worker
+process, in this one, in a thread of it or on the event loop, and has a `_Result`. From the results each completion has
+its judgement, and the policy says what that is worth.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import ConfigurationError, RewardError
-from .calls import is_async, reward_name
-from .guarded_batch import Batch, Cache, Jobs
-from .guarded_calls import (
-    Model,
-    Result,
-    StillRunningError,
-    Task,
-    ThisProcess,
-    checked,
-    from_worker,
-    is_model,
-    late,
-    raised,
-)
-from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy
+from ..errors import ConfigurationError, PluginOutputError, RewardError
+from ..types import SpanScore
+from .cache import Recent, digest
+from .calls import NOT_COLUMNS, StillRunningError, call_in_thread, checked_scores, is_async, reward_name, rows_of
+from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, shown
+from .parameters import checked_number, checked_whole
 from .progress import scored
-from .workers import WorkerPool
+from .workers import Done, WorkerPool
 
 _OUTCOMES = (Outcome.SCORED, Outcome.NONE, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 _NO_DEADLINE = 1e9
+# They belong to this process, and neither travel to another nor say anything about a completion.
+_STAY_HERE = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
+_NOT_IN_KEY = NOT_COLUMNS - {"prompts", "completions"}
 
 
 def guarded(
@@ -85,20 +87,57 @@ def guarded(
     Raises:
         ConfigurationError: A parameter cannot work, alone or with the others.
     """
-    kind = AsyncGuarded if is_async(reward) and not is_model(reward) else Guarded
-    return kind(
+    model, is_awaited = _is_model(reward), is_async(reward)
+    label = _name(reward) if name is None else name
+    if not callable(reward):
+        raise ConfigurationError(f"guarded: the reward must be callable, got {reward!r:.80}")
+    for parameter, seconds in (("timeout", timeout), ("budget", budget)):
+        if seconds is not None:
+            checked_number(f"{label}: {parameter}", seconds, "a positive number of seconds", lambda x: x > 0)
+    for parameter, number, least in (
+        ("retries", retries, 0),
+        ("cache", cache, 0),
+        ("workers", 0 if workers is None else workers, 0),
+        ("batch_size", 1 if batch_size in (None, "auto") else batch_size, 1),
+        ("memory_mb", 1 if memory_mb is None else memory_mb, 1),
+    ):
+        checked_whole(f"{label}: {parameter}", number, least)
+    if model and tokenizer is None:
+        raise ConfigurationError(f"{label} is a model: give guarded its tokenizer, tokenizer=...")
+    if tokenizer is not None and not model:
+        raise ConfigurationError(f"{label} is no model, so there is nothing to do with a tokenizer")
+    if isinstance(outcomes, Mapping) and on_error != RAISE:
+        if "error" in outcomes:
+            raise ConfigurationError(f"{label}: on_error is {on_error!r} and outcomes has 'error' too; give one")
+        outcomes = {**outcomes, "error": on_error}
+    elif outcomes is None:
+        outcomes = {"error": on_error}
+    in_workers = not model and not is_awaited and workers != 0 and (timeout, workers) != (None, None)
+    for parameter, value in (("memory_mb", memory_mb), ("budget", budget)):
+        if value is not None and not in_workers:
+            raise ConfigurationError(
+                f"{label}: {parameter} is for worker processes, and this reward runs in none: async rewards, models "
+                "and workers=0 run in this process, and so does a reward with neither timeout nor workers."
+            )
+    if batch_size == "auto":
+        batch_size = None if model else 1
+    own_fault: Consequence = 0.0 if in_workers and batch_size == 1 else None
+    defaults: dict[Outcome, Consequence] = {Outcome.TIMEOUT: own_fault, Outcome.DIED: own_fault, Outcome.ERROR: RAISE}
+    pool = None
+    if in_workers:
+        pool = WorkerPool(_Task(reward, label), workers=workers or None, memory_mb=memory_mb, name=label)
+    return (AsyncGuarded if is_awaited and not model else Guarded)(
         reward,
+        name=label,
+        function=_Model(reward, tokenizer) if model else reward,
+        policy=OutcomePolicy(label, _OUTCOMES, outcomes, defaults),
+        pool=pool,
         timeout=timeout,
         retries=retries,
-        on_error=on_error,
-        outcomes=outcomes,
-        cache=cache,
         workers=workers,
         batch_size=batch_size,
-        memory_mb=memory_mb,
         budget=budget,
-        tokenizer=tokenizer,
-        name=name,
+        cache=cache,
     )
 
 
@@ -112,66 +151,26 @@ class Guarded:
         self,
         reward: Any,
         *,
+        name: str,
+        function: Callable[..., Any],
+        policy: OutcomePolicy,
+        pool: WorkerPool | None,
         timeout: float | None,
         retries: int,
-        on_error: Consequence,
-        outcomes: Mapping[str, Consequence] | None,
-        cache: int,
         workers: int | None,
-        batch_size: int | Literal["auto"] | None,
-        memory_mb: int | None,
+        batch_size: int | None,
         budget: float | None,
-        tokenizer: Any,
-        name: str | None,
+        cache: int,
     ) -> None:
-        self.reward = reward
-        self.__name__ = label = _name(reward) if name is None else name
-        model = is_model(reward)
-        if not callable(reward):
-            raise ConfigurationError(f"guarded: the reward must be callable, got {reward!r:.80}")
-        for parameter, seconds in (("timeout", timeout), ("budget", budget)):
-            if seconds is not None and not _is_positive(seconds):
-                raise ConfigurationError(f"{label}: {parameter} must be a positive number of seconds, got {seconds!r}")
-        for parameter, number, least in (
-            ("retries", retries, 0),
-            ("cache", cache, 0),
-            ("workers", 0 if workers is None else workers, 0),
-            ("batch_size", 1 if batch_size in (None, "auto") else batch_size, 1),
-            ("memory_mb", 1 if memory_mb is None else memory_mb, 1),
-        ):
-            if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise ConfigurationError(f"{label}: {parameter} must be an integer from {least}, got {number!r}")
-        if model and tokenizer is None:
-            raise ConfigurationError(f"{label} is a model: give guarded its tokenizer, tokenizer=...")
-        if tokenizer is not None and not model:
-            raise ConfigurationError(f"{label} is no model, so there is nothing to do with a tokenizer")
-        if isinstance(outcomes, Mapping) and on_error != RAISE:
-            if "error" in outcomes:
-                raise ConfigurationError(f"{label}: on_error is {on_error!r} and outcomes has 'error' too; give one")
-            outcomes = {**outcomes, "error": on_error}
-        elif outcomes is None:
-            outcomes = {"error": on_error}
-        in_workers = not model and not is_async(reward) and workers != 0 and (timeout, workers) != (None, None)
-        for parameter, value in (("memory_mb", memory_mb), ("budget", budget)):
-            if value is not None and not in_workers:
-                raise ConfigurationError(
-                    f"{label}: {parameter} is for worker processes, and this reward runs in none: async rewards, "
-                    "models and workers=0 run in this process, and so does a reward with neither timeout nor workers."
-                )
-        self.batch_size = (None if model else 1) if batch_size == "auto" else batch_size
-        self.timeout, self.retries, self.workers, self.budget = timeout, retries, workers, budget
-        own_fault: Consequence = 0.0 if in_workers and self.batch_size == 1 else None
-        self.policy = OutcomePolicy(
-            label, _OUTCOMES, outcomes, {Outcome.TIMEOUT: own_fault, Outcome.DIED: own_fault, Outcome.ERROR: RAISE}
-        )
-        self._pool = (
-            WorkerPool(Task(reward, label), workers=workers or None, memory_mb=memory_mb, name=label)
-            if in_workers
-            else None
-        )
-        self._function = Model(reward, tokenizer) if model else reward
-        self._cache = Cache(cache)
-        self._here = ThisProcess(label)
+        self.reward, self.__name__ = reward, name
+        self.policy, self.timeout, self.retries, self.workers = policy, timeout, retries, workers
+        self.batch_size, self.budget = batch_size, budget
+        self._function, self._pool = function, pool
+        self._cache: Recent[Judgement] = Recent(cache)
+        self._left_behind: threading.Thread | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_left_behind": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__name__})"
@@ -195,18 +194,17 @@ class Guarded:
             RewardError: An outcome raises, as the policy says; or an earlier call in a thread still runs.
             PluginOutputError: The reward returned something that breaks the contract of rewards.
         """
-        batch = Batch(completions, columns, self.batch_size, self._cache)
-        self._work(batch)
-        return self._scores(batch)
+        return self._scores(self._worked(completions, columns))
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """What became of each completion; parameters and errors as in a call, without the policy's."""
-        batch = Batch(completions, columns, self.batch_size, self._cache)
-        self._work(batch)
-        return batch.judgements(self.__name__)
+        return self._worked(completions, columns).judgements()
 
-    def _scores(self, batch: Batch) -> list[float | None]:
-        judgements = batch.judgements(self.__name__)
+    def _batch(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Batch:
+        return _Batch(self.__name__, completions, columns, self.batch_size, self._cache)
+
+    def _scores(self, batch: _Batch) -> list[float | None]:
+        judgements = batch.judgements()
         self.policy.log(judgements, batch.columns.get("log_metric"), batch.columns.get("log_extra"))
         try:
             return self.policy.scores(judgements)
@@ -217,8 +215,9 @@ class Guarded:
     def _raises(self, judged: Judgement) -> bool:
         return judged.outcome not in (Outcome.SCORED, Outcome.NONE) and self.policy[judged.outcome] == RAISE
 
-    def _work(self, batch: Batch) -> None:
-        """Make the batch's calls, and those again that raised."""
+    def _worked(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Batch:
+        """A batch whose calls were made, and those again that raised."""
+        batch = self._batch(completions, columns)
         end = None if self.budget is None else time.monotonic() + self.budget
         calls = [*range(len(batch.calls))]
         for _ in range(self.retries + 1):
@@ -230,30 +229,39 @@ class Guarded:
                 for call in calls:
                     results.append(self._in_this_process(batch, call))
                     scored(len(results), len(calls))
-            for call, result in zip(calls, results, strict=True):
-                batch.results[call] = result
+            batch.results.update(zip(calls, results, strict=True))
             calls = [call for call in calls if batch.results[call].outcome is Outcome.ERROR]
             if not calls:
-                return
+                break
+        return batch
 
-    def _in_workers(self, pool: WorkerPool, batch: Batch, calls: Sequence[int], budget: float | None) -> list[Result]:
-        jobs = Jobs(batch, calls)
+    def _in_workers(self, pool: WorkerPool, batch: _Batch, calls: Sequence[int], budget: float | None) -> list[_Result]:
         deadline = _NO_DEADLINE if self.timeout is None else float(self.timeout)
         # Short first tries would run a slow function several times over; only a budget is worth that.
-        done = pool.run(jobs, deadline=deadline, budget=budget, slice=deadline if budget is None else None)
-        counts = [len(batch.calls[call]) for call in calls]
-        return [from_worker(one, count, self.__name__) for one, count in zip(done, counts, strict=True)]
+        slice = deadline if budget is None else None
+        dones = pool.run(_Jobs(batch, calls), deadline=deadline, budget=budget, slice=slice)
+        return [
+            _from_worker(done, len(batch.calls[call]), self.__name__) for call, done in zip(calls, dones, strict=True)
+        ]
 
-    def _in_this_process(self, batch: Batch, call: int) -> Result:
+    def _in_this_process(self, batch: _Batch, call: int) -> _Result:
+        if self._left_behind is not None and self._left_behind.is_alive():
+            raise RewardError(
+                f"{self.__name__}: an earlier call overran its timeout and still runs in its thread, which cannot be "
+                "killed. Give it more time, or run it in worker processes (no `workers=0`), which a model cannot."
+            )
         columns = batch.columns_of(call)
-        self._here.check_is_free()
         try:
-            returned = self._here.run(self._function, columns, self.timeout)
-        except StillRunningError:
-            return late(self.timeout)
+            if self.timeout is None:
+                returned = self._function(**columns)
+            else:
+                returned = call_in_thread(self._function, columns, self.timeout, f"guarded-{self.__name__}")
+        except StillRunningError as late:
+            self._left_behind = late.thread
+            return _late(self.timeout)
         except Exception as error:  # foreign code; a failure is an outcome, and what that becomes is the user's choice
-            return raised(error)
-        return checked(returned, len(batch.calls[call]), self.__name__)
+            return _raised(error)
+        return _checked(returned, len(batch.calls[call]), self.__name__)
 
 
 class AsyncGuarded(Guarded):
@@ -261,43 +269,221 @@ class AsyncGuarded(Guarded):
 
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:  # type: ignore[override]
         """As `Guarded.__call__`."""
-        batch = Batch(completions, columns, self.batch_size, self._cache)
-        await self._work_async(batch)
-        return self._scores(batch)
+        return self._scores(await self._awaited(completions, columns))
 
     async def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:  # type: ignore[override]
         """As `Guarded.judge`."""
-        batch = Batch(completions, columns, self.batch_size, self._cache)
-        await self._work_async(batch)
-        return batch.judgements(self.__name__)
+        return (await self._awaited(completions, columns)).judgements()
 
-    async def _work_async(self, batch: Batch) -> None:
+    async def _awaited(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Batch:
+        batch = self._batch(completions, columns)
         at_once = asyncio.Semaphore(self.workers or max(1, len(batch.calls)))
 
         async def work(call: int) -> None:
             async with at_once:
                 for _ in range(self.retries + 1):
-                    batch.results[call] = await self._awaited(batch, call)
+                    batch.results[call] = await self._one(batch, call)
                     if batch.results[call].outcome is not Outcome.ERROR:
                         return
 
         await asyncio.gather(*(work(call) for call in range(len(batch.calls))))
+        return batch
 
-    async def _awaited(self, batch: Batch, call: int) -> Result:
+    async def _one(self, batch: _Batch, call: int) -> _Result:
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 returned = await self.reward(**batch.columns_of(call))
         except Exception as error:  # as above
             # Only the time that ran out here is a timeout; one that the reward itself met is its error.
-            return late(self.timeout) if isinstance(error, TimeoutError) and limit.expired() else raised(error)
-        return checked(returned, len(batch.calls[call]), self.__name__)
+            return _late(self.timeout) if isinstance(error, TimeoutError) and limit.expired() else _raised(error)
+        return _checked(returned, len(batch.calls[call]), self.__name__)
+
+
+# ---------------------------------------------------------------------------------------------- a batch and its calls
+
+
+class _Batch:
+    """One batch, cut into calls: which rows each of them has, and what became of them."""
+
+    def __init__(
+        self,
+        reward: str,
+        completions: Sequence[Any],
+        columns: Mapping[str, Any],
+        batch_size: int | None,
+        cache: Recent[Judgement],
+    ) -> None:
+        self._reward, self._cache, self._count = reward, cache, len(completions)
+        self.columns = {**columns, "completions": completions}
+        self._keys = [digest(self._of_row(row)) if cache.size else None for row in range(self._count)]
+        self._known: dict[int, Judgement] = {}
+        self._same_as: dict[int, int] = {}
+        first: dict[bytes, int] = {}
+        for row, key in enumerate(self._keys):
+            if (kept := cache.get(key)) is not None:
+                self._known[row] = kept
+            elif key is not None and first.setdefault(key, row) != row:
+                self._same_as[row] = first[key]
+        rows = [row for row in range(self._count) if row not in self._known and row not in self._same_as]
+        size = batch_size or max(1, len(rows))
+        self.calls = [rows[start : start + size] for start in range(0, len(rows), size)]
+        self.results: dict[int, _Result] = {}
+        self.causes: dict[int, BaseException | None] = {}
+
+    def _of_row(self, row: int) -> dict[str, Any]:
+        cut = rows_of(self.columns, self._count, [row])
+        return {name: cut[name] for name in cut if name not in _NOT_IN_KEY and cut[name] is not self.columns[name]}
+
+    def columns_of(self, call: int, *, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """What the reward is called with."""
+        rows = self.calls[call]
+        columns = self.columns if len(rows) == self._count else rows_of(self.columns, self._count, rows)
+        return {name: value for name, value in columns.items() if name not in leave_out}
+
+    def judgements(self) -> list[Judgement]:
+        """Each completion's outcome, once all calls have results."""
+        judged = dict(self._known)
+        for call, rows in enumerate(self.calls):
+            result = self.results[call]
+            if result.broken is not None:
+                if len(rows) == self._count:
+                    raise result.broken
+                which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows, {rows[0]} to {rows[-1]},"
+                raise PluginOutputError(
+                    f"{result.broken} That call had {which} of the batch's {self._count}."
+                ) from result.broken
+            for position, row in enumerate(rows):
+                judged[row] = result.judgement(position)
+                self.causes[row] = result.cause
+                if result.scores is not None:
+                    self._cache.put(self._keys[row], judged[row])
+        for row, other in self._same_as.items():
+            judged[row], self.causes[row] = judged[other], self.causes[other]
+        return [judged[row] for row in range(self._count)]
+
+
+class _Jobs(Sequence[Any]):
+    """The calls as jobs of a `WorkerPool`, made when they are asked for."""
+
+    def __init__(self, batch: _Batch, calls: Sequence[int]) -> None:
+        self._batch, self._calls = batch, calls
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._batch.columns_of(self._calls[index], leave_out=_STAY_HERE)
+
+
+@dataclass
+class _Result:
+    """What became of one call: its scores, or why there are none."""
+
+    scores: list[float | None] | None = None
+    outcome: Outcome = Outcome.SCORED
+    detail: str = ""
+    cause: BaseException | None = None
+    broken: PluginOutputError | None = None
+
+    def judgement(self, position: int) -> Judgement:
+        """The outcome of the call's completion at this position."""
+        if self.scores is None:
+            return Judgement(self.outcome, self.detail)
+        score = self.scores[position]
+        if score is None or math.isnan(score):
+            return Judgement(Outcome.NONE)
+        return Judgement(Outcome.SCORED, score=score)
+
+
+def _checked(returned: Any, count: int, reward: str) -> _Result:
+    """Hold what a reward returned against its contract."""
+    try:
+        return _Result(checked_scores(returned, count, reward))
+    except PluginOutputError as error:
+        return _Result(broken=error)
+
+
+def _late(timeout: float | None) -> _Result:
+    """The call took too long."""
+    return _Result(outcome=Outcome.TIMEOUT, detail=f"no result within {timeout:g} s")
+
+
+def _raised(error: Exception) -> _Result:
+    """The call raised."""
+    try:
+        message = str(error)
+    except Exception:  # an exception's own text may raise
+        message = "(its message cannot be read)"
+    return _Result(outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {shown(message)}", cause=error)
+
+
+class _Task:
+    """What a worker runs: the reward on one call's columns. The scores travel as JSON."""
+
+    def __init__(self, reward: Callable[..., Any], name: str) -> None:
+        self._reward, self._name = reward, name
+
+    def __call__(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Score one call's completions."""
+        returned = self._reward(**columns)
+        try:
+            scores = checked_scores(returned, len(columns["completions"]), self._name)
+        except PluginOutputError as error:
+            return {"broken": str(error)}
+        return {"scores": [[score, score.spans] if isinstance(score, SpanScore) else score for score in scores]}
+
+
+def _from_worker(done: Done, count: int, reward: str) -> _Result:
+    """Read what became of a call in a worker process."""
+    if done.status == "done":
+        try:
+            if "broken" in done.value:
+                return _Result(broken=PluginOutputError(str(done.value["broken"])))
+            scores = [SpanScore(*score) if isinstance(score, list) else score for score in done.value["scores"]]
+        except (TypeError, KeyError, ValueError, OverflowError) as error:  # not written by `_Task`
+            return _Result(broken=PluginOutputError(f"The worker of {reward!r} sent no scores: {error}"))
+        return _checked(scores, count, reward)
+    if done.status == "error":
+        kind, _, message = done.detail.partition(": ")
+        cause = RewardError(f"In the worker process:\n{done.traceback}")
+        return _Result(outcome=Outcome.ERROR, detail=f"{kind}: {shown(message)}", cause=cause)
+    return _Result(outcome=Outcome(done.status), detail=done.detail)
+
+
+class _Model:
+    """A reward model as a reward function: `model(**inputs).logits[:, 0]`, as TRL scores it."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self._model, self._tokenizer = model, tokenizer
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
+        """Score prompt and completion together."""
+        import torch
+
+        pairs = list(zip(prompts, completions, strict=True))
+        if isinstance(prompts[0], str):
+            texts = [prompt + completion for prompt, completion in pairs]
+        else:
+            texts = [self._tokenizer.apply_chat_template([*p, *c], tokenize=False) for p, c in pairs]
+        inputs = self._tokenizer(
+            text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+        )
+        device = next(self._model.parameters()).device
+        # Which GPU is the current one is a thread's own setting.
+        current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+        with torch.inference_mode(), current:
+            logits = self._model(**{name: value.to(device) for name, value in inputs.items()}).logits
+            scores: list[float] = logits[:, 0].float().tolist()
+        return scores
+
+
+def _is_model(reward: Any) -> bool:
+    """Whether this is a `torch.nn.Module`; without importing torch, for without torch there is none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(reward, torch.nn.Module)
 
 
 def _name(reward: Any) -> str:
     """The name that TRL gives the reward: a model's is the last part of where it came from."""
-    path = getattr(getattr(reward, "config", None), "_name_or_path", "") if is_model(reward) else ""
+    path = getattr(getattr(reward, "config", None), "_name_or_path", "") if _is_model(reward) else ""
     return str(path).split("/")[-1] or reward_name(reward)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

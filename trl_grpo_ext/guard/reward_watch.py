@@ -24,9 +24,8 @@ import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Span, SpanScore
-from .calls import call, is_async, rows_of
+from .calls import StillRunningError, call, call_in_thread, checked_scores, is_async, rows_of
 from .outcomes import OUTCOME_SUFFIX, shown
-from .validation import checked_scores
 
 _SEARCH_SECONDS = 10.0
 _GRACE_SECONDS = 30.0
@@ -178,26 +177,11 @@ class RewardWatch:
     def _called(self, function: Callable[..., Any], columns: Mapping[str, Any], name: str) -> Any:
         if self._limit is None or threading.current_thread() is threading.main_thread():
             return function(**columns)
-        return self._called_aside(function, columns, name)
-
-    def _called_aside(self, function: Callable[..., Any], columns: Mapping[str, Any], name: str) -> Any:
-        """No signal reaches a thread that is not the main one, so wait for another and leave it behind."""
-        kept: dict[str, Any] = {}
-
-        def run() -> None:
-            try:
-                kept["returned"] = function(**columns)
-            except BaseException as error:  # raised again below
-                kept["error"] = error
-
-        thread = threading.Thread(target=run, name=f"reward {name}", daemon=True)
-        thread.start()
-        thread.join(self._left())
-        if thread.is_alive():
-            raise self._overrun([name])
-        if "error" in kept:
-            raise kept["error"]
-        return kept["returned"]
+        # No signal reaches a thread that is not the main one, so wait for another and leave it behind.
+        try:
+            return call_in_thread(function, columns, self._left(), f"reward {name}")
+        except StillRunningError:
+            raise self._overrun([name]) from None
 
     async def _awaited(self, coroutine: Any, name: str) -> Any:
         if self._limit is None:
@@ -262,7 +246,7 @@ def _where(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
         if time.monotonic() > until or (failing is not None and passed):
             break
         try:
-            call(function, rows_of(columns, len(completions), slice(row, row + 1)))
+            call(function, rows_of(columns, len(completions), [row]))
             passed = True
         except TRLGRPOExtError:
             break  # the limit: no time is left to search

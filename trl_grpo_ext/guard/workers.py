@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
+from .parameters import checked_number, checked_whole
 from .progress import scored
 from .worker_processes import LostError, Processes, Worker, pickled
 
@@ -63,8 +64,7 @@ class WorkerPool:
     Args:
         task: Takes a job and returns a JSON value. It is sent by cloudpickle, so a lambda will do, and so will a
             function of `__main__`. It runs with stdin empty and stdout sent to stderr.
-        workers: Number of processes; None is the number of usable cores, shared with the other ranks of this machine
-            (`LOCAL_WORLD_SIZE`), at most 8.
+        workers: Number of processes; None is `usual_workers()`: as many as there are usable cores, at most 8.
         memory_mb: Address space that a worker may add to what it started with, in MiB; None is no limit.
         name: For messages.
 
@@ -83,8 +83,8 @@ class WorkerPool:
         if not callable(task):
             raise ConfigurationError(f"{name}: the task must be callable, got {task!r:.80}")
         for parameter, number in (("workers", workers), ("memory_mb", memory_mb)):
-            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-                raise ConfigurationError(f"{name}: {parameter} must be an integer from 1, or None, got {number!r}")
+            if number is not None:
+                checked_whole(f"{name}: {parameter}", number, 1)
         self._task, self._workers, self._memory_mb, self.name = task, workers, memory_mb, name
         self._renew()
 
@@ -112,11 +112,7 @@ class WorkerPool:
     @property
     def workers(self) -> int:
         """Number of processes that work at once."""
-        if self._workers is not None:
-            return self._workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-        return min(_MOST_WORKERS, max(1, cores // max(1, int(ranks) if ranks.isdecimal() else 1)))
+        return usual_workers() if self._workers is None else self._workers
 
     def start(self) -> None:
         """Start the server in the background, so that the task's imports overlap with other work. Optional.
@@ -160,9 +156,8 @@ class WorkerPool:
             RewardError: The task cannot be loaded by the server, a job cannot be pickled, or no process can be started.
         """
         for name, seconds in (("deadline", deadline), ("budget", budget), ("slice", slice)):
-            number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-            if not (number and 0 < seconds < math.inf) and (seconds is not None or name == "deadline"):  # type: ignore[operator]
-                raise ConfigurationError(f"{self.name}: {name} must be a positive number of seconds, got {seconds!r}")
+            if seconds is not None or name == "deadline":
+                checked_number(f"{self.name}: {name}", seconds, "a positive number of seconds", lambda x: x > 0)
         with self._lock:
             batch = _Batch(len(jobs), deadline, budget, _FIRST_SLICE if slice is None else slice)
             busy: dict[Worker, _Attempt] = {}
@@ -220,6 +215,13 @@ class WorkerPool:
             if now >= batch.ends(attempt):
                 self._processes.drop(worker)
                 batch.overran(busy.pop(worker))
+
+
+def usual_workers() -> int:
+    """The number of usable cores, shared with the other ranks of this machine (`LOCAL_WORLD_SIZE`), at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(_MOST_WORKERS, max(1, cores // max(1, int(ranks) if ranks.isdecimal() else 1)))
 
 
 _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()

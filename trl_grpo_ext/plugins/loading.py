@@ -179,10 +179,10 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
     rewards = [item.object for item in loaded]
     names = [_metric_name(reward) for reward in rewards]
     if len(set(names)) < len(names):
-        from ..guard.names import renamed, unique  # here, because few runs need it
+        from ..guard.calls import renamed, unique_names  # here, because few runs need it
 
         own = [item.own for item in loaded]
-        new = unique(names, [_is_model(reward) for reward in rewards])
+        new = unique_names(names, [_is_model(reward) for reward in rewards])
         rewards = [
             reward if name == old else renamed(reward, name, in_place=mine)
             for reward, old, name, mine in zip(rewards, names, new, own, strict=True)

@@ -16,7 +16,6 @@ from ._text.completions import completion_text
 from ._text.json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_STATUS = {"timeout": Outcome.TIMEOUT, "died": Outcome.DIED, "error": Outcome.ERROR}
 _OUTCOMES = (
     *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER),
     *(Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR),
@@ -117,7 +116,7 @@ def _judged(done: Done) -> Judgement:
     if done.status == "done":
         name, detail = done.value
         return Judgement(Outcome(name), detail)
-    return Judgement(_STATUS[done.status], done.detail)
+    return Judgement(Outcome(done.status), done.detail)
 
 
 def verdict(schema: str, extract: str, max_characters: int, max_depth: int, completion: str) -> tuple[str, str]:

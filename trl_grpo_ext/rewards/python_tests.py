@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
-import os
 import signal
 import threading
 import warnings
@@ -15,9 +13,9 @@ from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
-from ._sandbox.sandbox import LAYERS, Run, isolation, run_all, run_python
-from ._sandbox.sandbox_values import equal
-from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, read_tests, same_output
+from ..guard.workers import usual_workers
+from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
+from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, equal, read_tests, same_output
 from ._text.completions import completion_text
 
 _OUTCOMES = (
@@ -25,7 +23,6 @@ _OUTCOMES = (
     *(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED),
 )
 _PYTHON = ("python", "python3", "py")
-_MOST_WORKERS = 8
 
 
 class PythonTests:
@@ -43,7 +40,7 @@ class PythonTests:
 
     A program runs once per test, in a process of its own. All other tests of a completion run in one process, in order,
     after the code itself, in its namespace (its `__name__` is "solution"). Only the standard library is there. What the
-    process may do is in `rewards._sandbox.sandbox`: with the layers that are required by default, no files but its
+    process may do is in `rewards._sandbox.run`: with the layers that are required by default, no files but its
     own, no network, no other process.
 
     What an outcome means: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised
@@ -163,7 +160,7 @@ class PythonTests:
                 return functools.partial(self._check, code, read)
             return functools.partial(self._try_examples, code, read)
 
-        results = run_all([task(code, read) for _, code, read in jobs], self.workers or _default_workers())
+        results = run_all([task(code, read) for _, code, read in jobs], self.workers or usual_workers())
         for (row, _, _), judgement in zip(jobs, results, strict=True):
             judged[row] = judgement
         return [judgement for judgement in judged if judgement is not None]
@@ -286,9 +283,3 @@ def _checked_layers(name: str, require: Any, memory_mb: int) -> tuple[str, ...]:
             "without; do that only where nothing on this machine is worth anything."
         )
     return tuple(layer for layer in LAYERS if layer in require)
-
-
-def _default_workers() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return min(_MOST_WORKERS, max(1, math.floor(cores / max(1, int(ranks) if ranks.isdecimal() else 1))))

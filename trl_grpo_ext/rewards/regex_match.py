@@ -17,7 +17,6 @@ from ._text.regex_cost import RegexCost
 
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
 _FEW_STEPS = 10_000_000  # far below a tenth of a second, for the bound is generous
-_STATUS = {"timeout": Outcome.TIMEOUT, "died": Outcome.DIED, "error": Outcome.ERROR}
 _OUTCOMES = (Outcome.SCORED, Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 
 
@@ -133,7 +132,7 @@ class RegexMatch:
     def _judged(self, done: Done) -> Judgement:
         if done.status == "done":
             return self._scored(done.value)
-        return Judgement(_STATUS[done.status], done.detail)
+        return Judgement(Outcome(done.status), done.detail)
 
     def _scored(self, matches: Sequence[Sequence[int]]) -> Judgement:
         share = len(matches) / self.count

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from ..errors import PluginOutputError
-from ..guard.calls import call
+from ..guard.calls import call, checked_scores
 from ..guard.outcomes import shown
-from ..guard.validation import checked_scores
 from .process_state import global_state
 from .reward_batches import EMPTY, HOSTILE, Batch, Form
 from .running import Broken, NotChecked, over, raised

@@ -32,8 +32,8 @@ _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate")
 _HIDDEN = "(not recorded)"
 _SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token", re.IGNORECASE)
 _WRAPPERS = {
-    ("trl_grpo_ext.guard.names", "Renamed"): "reward",
-    ("trl_grpo_ext.guard.names", "RenamedAsync"): "reward",
+    ("trl_grpo_ext.guard.calls", "Renamed"): "reward",
+    ("trl_grpo_ext.guard.calls", "RenamedAsync"): "reward",
     ("trl_grpo_ext.guard.guarded", "Guarded"): "reward",
     ("trl_grpo_ext.guard.guarded", "AsyncGuarded"): "reward",
     ("trl_grpo_ext.credit.composition", "Preserving"): "hook",

@@ -1,8 +1,8 @@
-r"""Pairs whose verdict by math-verify can be proved without asking it: one box with a plain number.
+r"""What can be said of an answer without math-verify: a verdict that can be proved, or that it is too large.
 
-Most completions of a training end in `\boxed{18}` and most references are `18`. For these the verdict follows from
-math-verify's regular expressions and its rule for comparing numbers, in microseconds and without sympy. Where it cannot
-be proved, `verdict` says None, and math-verify decides.
+**Plain numbers.** Most completions of a training end in `\boxed{18}` and most references are `18`. For these the
+verdict follows from math-verify's regular expressions and its rule for comparing numbers, in microseconds and without
+sympy. Where it cannot be proved, `verdict` says None, and math-verify decides.
 
 What the proof rests on (math-verify 0.9, TRL's settings: boxes first, first match, no match without an anchor):
 
@@ -16,6 +16,9 @@ What the proof rests on (math-verify 0.9, TRL's settings: boxes first, first mat
   answer.
 - Numbers are compared exactly, or rounded to 6 places where one of them is a decimal. Pairs near enough for rounding
   to matter are not decided here.
+
+**Limits.** Only what would surely be parsed is measured: a whole reference, or the content of a completion's only box.
+A completion may have any nonsense beside its box; whether that matters is for math-verify to say.
 
 All functions take time linear in the text. `tests/rewards/test_plain_answers.py` compares them with math-verify.
 """
@@ -39,7 +42,7 @@ _ANY_FRACTION = _FRACTION.replace("frac", "[dt]?frac", 1)
 _NUMBER = re.compile(rf"{_INTEGER}|{_DECIMAL}|{_QUOTIENT}|{_ANY_FRACTION}")
 _UNIT = re.compile(r"\\text\{[ ]?([A-Za-z ]{1,40})\}")
 _NOT_UNITS = re.compile(r"and|or|inf|sqrt|percent|pct")  # what math-verify's normalisation writes anew
-_CURRENCY = re.compile(r"\\?\$")
+_CURRENCY = re.compile(r"\A\\?\$")
 
 _REFERENCE = re.compile(
     rf"(?:####[ ])?(?P<bare>{_INTEGER}|{_DECIMAL})|(?P<quotient>{_QUOTIENT}|{_FRACTION})"
@@ -56,6 +59,19 @@ _PERCENT = re.compile(r"%|[Pp]ercent|[Pp]ct")
 
 # Two numbers that are equal when rounded to 6 places are nearer than 1e-6. The rest is for binary floating point.
 _MARGIN = Fraction(2, 10**6)
+
+DEEPEST = 100
+"""Brackets within brackets. math-verify's parser needs a dozen Python frames for each, so it never gets this far."""
+
+MOST_DIGITS = 2_000
+"""Digits in a row. Python itself refuses to read an integer of more than 4300."""
+
+LONGEST_ANSWER = 20_000
+"""Characters in a box."""
+
+_DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
+_BRACES, _BRACKETS = re.compile(r"[{}]"), re.compile(r"\\?[{}()\[\]]")
+_OPENING = frozenset("{([")
 
 
 @dataclass(frozen=True)
@@ -88,21 +104,16 @@ def plain_answer(text: str) -> PlainNumber | None:
     Returns:
         The number, or None where only math-verify can say what it reads.
     """
-    start = text.find("\\boxed")
-    if start < 0 or not text.startswith("{", start + 6) or text.find("\\boxed", start + 6) >= 0:
+    box = only_box(text)
+    if box is None or box[1] - box[0] >= _LONGEST_CONTENT or _PERCENT.search(text, box[1]):
         return None
-    if "\\fbox" in text or "I hope" in text:
-        return None
-    content, end = _content(text, start + 7)
-    if content is None or _PERCENT.search(text, end):
-        return None
-    content = content.strip(" ")
+    content = text[slice(*box)].strip(" ")
     unit = _UNIT.search(content)
     if unit is not None:
         if unit.end() != len(content) or _NOT_UNITS.search(unit[1]):
             return None
         content = content[: unit.start()].rstrip(" ")
-    return _number(_without_currency(content))
+    return _number(_CURRENCY.sub("", content, count=1))
 
 
 def has_no_answer(text: str) -> bool:
@@ -123,30 +134,47 @@ def verdict(reference: PlainNumber, answer: PlainNumber) -> Outcome | None:
     return Outcome.WRONG
 
 
+def excess_of_reference(reference: str, max_characters: int) -> str | None:
+    """Say why a reference is too much to be parsed, or None where it is not."""
+    if len(reference) > max_characters:
+        return f"{len(reference)} characters, more than max_characters, {max_characters}"
+    return _excess(reference)
+
+
+def excess_of_completion(text: str, max_characters: int) -> str | None:
+    """Say why a completion is too much to be parsed, or None where it is not."""
+    if len(text) > max_characters:
+        return f"{len(text)} characters, more than max_characters, {max_characters}"
+    box = only_box(text)
+    if box is None:
+        return None
+    start, end = box
+    if end - start > LONGEST_ANSWER:
+        return f"a box with {end - start} characters, more than {LONGEST_ANSWER}"
+    return _excess(text[start:end])
+
+
+def only_box(text: str) -> tuple[int, int] | None:
+    r"""Where the content of the only `\boxed{...}` begins and ends; None where math-verify might read something else.
+
+    A box that is not closed has no end, and an expression between "final answer is" and "I hope" goes before boxes.
+    """
+    start = text.find("\\boxed{")
+    if start < 0 or text.count("\\boxed") > 1 or "\\fbox" in text or "I hope" in text:
+        return None
+    start += len("\\boxed{")
+    depth = 1
+    for brace in _BRACES.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return start, brace.start()
+    return None
+
+
 @lru_cache(maxsize=4096)
 def _read_reference(reference: str) -> PlainNumber | None:
     match = _REFERENCE.fullmatch(reference.strip(" \n"))
     return None if match is None else _number(next(group for group in match.groups() if group is not None))
-
-
-def _content(text: str, start: int) -> tuple[str | None, int]:
-    """What is inside the braces that opened before `start`, and where it ends; None where it is long or not closed."""
-    depth = 1
-    for position in range(start, min(len(text), start + _LONGEST_CONTENT)):
-        if text[position] == "{":
-            depth += 1
-        elif text[position] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start:position], position + 1
-    return None, start
-
-
-def _without_currency(content: str) -> str:
-    before = _CURRENCY.match(content)
-    if before is not None:
-        return content[before.end() :]
-    return content
 
 
 def _number(text: str) -> PlainNumber | None:
@@ -160,3 +188,16 @@ def _number(text: str) -> PlainNumber | None:
         sign = -1 if digits.startswith("-\\") else 1
         return PlainNumber(text, sign * Fraction(int(above), int(below)), decimal=False)
     return PlainNumber(text, Fraction(digits), decimal="." in digits)
+
+
+def _excess(expression: str) -> str | None:
+    if _DIGITS.search(expression):
+        return f"more than {MOST_DIGITS} digits in a row"
+    depth = deepest = 0
+    for bracket in _BRACKETS.finditer(expression):
+        if bracket[0][-1] in _OPENING:
+            depth += 1
+            deepest = max(deepest, depth)
+        else:
+            depth = max(0, depth - 1)
+    return f"brackets {deepest} deep, more than {DEEPEST}" if deepest > DEEPEST else None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...guard.cache import Recent, digest
 from ...guard.outcomes import Judgement, Outcome
 from ...guard.progress import listening
 from ...guard.workers import Done, WorkerPool
@@ -58,15 +56,15 @@ class Verifier:
         self._timeout, self._budget = timeout, budget
         self.pool = WorkerPool(_MathVerify(), workers=workers, memory_mb=memory_mb, name=name)
         self._loaded_in = 0
-        self._verdicts = _Known(cache)
-        self._references = _Known(_MOST_REFERENCES)
+        self._verdicts: Recent[Reading] = Recent(cache)
+        self._references: Recent[Reading] = Recent(_MOST_REFERENCES)
 
     def readings(self, pairs: Sequence[Pair]) -> dict[Pair, Reading]:
         """Have distinct pairs judged: known verdicts first, workers for the others."""
         readings: dict[Pair, Reading] = {}
         jobs: list[Pair] = []
         for pair in pairs:
-            known = self._verdicts.get(pair)
+            known = self._verdicts.get(digest(pair))
             if known is None:
                 jobs.append(pair)
             else:
@@ -82,13 +80,13 @@ class Verifier:
         for pair, done in zip(jobs, self._run(jobs, budget * share), strict=True):
             if done.status == "done":
                 readings[pair] = _reading(done.value)
-                self._verdicts.put(pair, readings[pair])
+                self._verdicts.put(digest(pair), readings[pair])
             else:
                 failed[pair] = done
         left = budget - (time.monotonic() - begun)
         at_fault = self._references_at_fault(failed, max(left, budget * _SHARE_OF_REFERENCES))
         for pair, done in failed.items():
-            readings[pair] = Reading(at_fault.get(pair[0]) or Judgement(_FAILURES[done.status], done.detail))
+            readings[pair] = Reading(at_fault.get(pair[0]) or Judgement(Outcome(done.status), done.detail))
         return readings
 
     def _references_at_fault(self, failed: Mapping[Pair, Done], budget: float) -> dict[str, Judgement]:
@@ -97,7 +95,7 @@ class Verifier:
         judged: dict[str, Judgement] = {}
         unknown: list[Pair] = []
         for reference in suspects:
-            known = self._references.get((reference, None))
+            known = self._references.get(digest(reference))
             if known is None:
                 unknown.append((reference, None))
             elif known.judgement.outcome is not Outcome.SCORED:
@@ -112,7 +110,9 @@ class Verifier:
             else:
                 reading = Reading(Judgement(Outcome.UNPARSEABLE, f"the reference alone: {done.detail}"))
             if done.status == "done" or done.seconds >= self._timeout:
-                self._references.put(pair, reading)  # what a spent budget cut short may be in order next time
+                self._references.put(
+                    digest(pair[0]), reading
+                )  # what a spent budget cut short may be in order next time
             if reading.judgement.outcome is not Outcome.SCORED:
                 judged[pair[0]] = reading.judgement
         return judged
@@ -133,7 +133,7 @@ class Verifier:
 
 
 class _MathVerify:
-    """The workers' task: turns into `math_verification.check` where it is unpickled, so that only they import sympy."""
+    """The workers' task: turns into `verification.check` where it is unpickled, so that only they import sympy."""
 
     def __call__(self, job: Mapping[str, Any]) -> Any:
         return _math_verify()(job)
@@ -148,45 +148,10 @@ def _math_verify() -> Callable[[Mapping[str, Any]], dict[str, str]]:
     return check
 
 
-class _Known:
-    """The last readings, by a hash of what was read. For any thread; pickles empty."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._lock = size, threading.Lock()
-        self._entries: OrderedDict[bytes, Reading] = OrderedDict()
-
-    def __reduce__(self) -> tuple[type[_Known], tuple[int]]:
-        return _Known, (self._size,)
-
-    def get(self, pair: Pair) -> Reading | None:
-        key = _key(pair)
-        with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-            return self._entries.get(key)
-
-    def put(self, pair: Pair, reading: Reading) -> None:
-        if self._size == 0:
-            return
-        with self._lock:
-            self._entries[_key(pair)] = reading
-            while len(self._entries) > self._size:
-                self._entries.popitem(last=False)
-
-
-def _key(pair: Pair) -> bytes:
-    reference, answer = pair
-    text = f"{len(reference)} {answer is None} {reference}{answer or ''}"
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
-
-
 def _expected_cost(pair: Pair) -> int:
     """The order of the jobs: the short and simple first, so that they never wait behind what burns its time."""
     texts = (pair[0], pair[1] or "")
     return sum(len(text) + _COST_OF_OPERATOR * len(_COSTLY.findall(text)) for text in texts)
-
-
-_FAILURES = {"timeout": Outcome.TIMEOUT, "died": Outcome.DIED, "error": Outcome.ERROR}
 
 
 def _reading(value: Mapping[str, str]) -> Reading:

@@ -1,7 +1,7 @@
 """What a process gives up before it runs code that nobody has read: Linux, unprivileged, standard library only.
 
-It is loaded by `sandbox_child` in a fresh interpreter without the package, so it imports nothing of it. What each layer
-holds back, and what none of them does, is in `sandbox`.
+It is loaded by `child` in a fresh interpreter without the package, so it imports nothing of it. What each layer
+holds back, and what none of them does, is in `run`.
 """
 
 # Every completion waits for these imports, and pathlib is a slow one.

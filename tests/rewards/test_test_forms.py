@@ -1,7 +1,8 @@
-"""What an untrusted process says a value is, compared with the value that it should be."""
+"""The forms in which tests come, and what an untrusted process says a value is, compared with what it should be."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -11,10 +12,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.rewards._sandbox.sandbox_child import encoded_value
-from trl_grpo_ext.rewards._sandbox.sandbox_values import equal
+from trl_grpo_ext.rewards._sandbox.child import encoded_value
+from trl_grpo_ext.rewards._sandbox.test_forms import Checks, UnreadableTestsError, equal, read_tests, same_output
 
-_values = st.recursive(
+HUMAN_EVAL = """
+def check(candidate):
+    assert candidate(1, 2) == 3
+    assert candidate(2, 2) == 4, "message"
+    assert abs(candidate(0.1, 0.2) - 0.3) < 1e-6
+"""
+
+
+def test_the_literals_never_reach_the_process() -> None:
+    checks = read_tests(['assert f(1) == "the secret answer", "a secret message"', "assert [77177] == f(2)"])
+    assert isinstance(checks, Checks)
+    assert checks.expected == ("the secret answer", [77177])
+    assert not any("secret" in source or "77177" in source for source in checks.sources)
+    human_eval = read_tests(HUMAN_EVAL, "add")
+    assert isinstance(human_eval, Checks)
+    assert (human_eval.expected, human_eval.certain) == ((3, 4), (frozenset({0, 1}),))
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        (b"3\n", "3", True),
+        (b"3  \n\n", "3\n", True),
+        (b"a\r\nb", "a\nb", True),
+        (b" 3", "3", False),
+        (b"1\n\n2", "1\n2", False),
+        (b"3.0", "3", False),
+        (b"\xff", "\ufffd", True),
+        (b"", "", True),
+        (b"", "0", False),
+    ],
+)
+def test_outputs_are_compared_by_lines(printed: bytes, expected: str, same: bool) -> None:
+    assert same_output(printed, expected) is same
+
+
+@given(st.text() | st.lists(st.text(max_size=9) | st.integers() | st.dictionaries(st.text(), st.text(), max_size=2)))
+def test_reading_tests_raises_nothing_but_that_they_are_unreadable(tests: Any) -> None:
+    with contextlib.suppress(UnreadableTestsError):
+        read_tests(tests)
+
+
+_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -27,7 +70,7 @@ _values = st.recursive(
 )
 
 
-@given(_values, _values)
+@given(_VALUES, _VALUES)
 def test_encoded_values_are_equal_as_python_s_are(value: Any, other: Any) -> None:
     assert equal(json.loads(json.dumps(encoded_value(value))), value)
     assert equal(json.loads(json.dumps(encoded_value(value))), other) == (value == other)
@@ -83,7 +126,7 @@ def test_values_by_hand(value: Any, expected: Any, same: bool) -> None:
     assert equal(json.loads(json.dumps(encoded_value(value))), expected) is same
 
 
-_json = st.recursive(
+_JSON = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
@@ -95,7 +138,7 @@ _json = st.recursive(
 )
 
 
-@given(_json, _values)
+@given(_JSON, _VALUES)
 def test_no_message_makes_the_comparison_raise(encoded: Any, expected: Any) -> None:
     assert equal(encoded, expected) in (True, False)
 

@@ -1,7 +1,12 @@
-"""How much of `<think>...</think><answer>...</answer>` is there, in steps of 0.1?"""
+"""Rewards by the form of a completion: `think_format` and `tag_format`.
+
+They take completions as strings or lists of messages and read no other column. No completion raises, and the time is
+linear in its length. The scores are `SpanScore`s, whose spans say which tags earned what.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +14,43 @@ from ..types import Span, SpanScore
 from ._text.completions import completion_text
 from ._text.final_answer import extract_final_answer
 
+_OPEN, _CLOSE = "<think>", "</think>"
+_TAG = re.compile(f"{_OPEN}|{_CLOSE}")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
-def tag_format(completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+def think_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """Score 1.0 where the completion is `<think>...</think>` followed by an answer, 0.0 where it is not.
+
+    The completion must begin with `<think>` (not even white space before it), must not open it a second time, and must
+    close it. What follows the first `</think>` must hold more than white space and further `</think>` tags. The
+    thoughts themselves may be empty.
+
+    Returns:
+        `B` scores, 1.0 or 0.0. Their spans are the tags that are in the text, which share the score equally. No
+        completion raises, and the time is linear in its length.
+
+    Departures from TRL's `think_format_reward`: an answer is required after the thoughts; completions may also be
+    strings; of several messages the last assistant message with text counts, not the first message.
+    """
+    return [_think_scored(completion_text(completion)) for completion in completions]
+
+
+def _think_scored(text: str) -> SpanScore:
+    value = float(_thinks_then_answers(text))
+    tags = [match.span() for match in _TAG.finditer(text)]
+    spans: list[Span] = [(start, end, value / len(tags)) for start, end in tags]
+    return SpanScore(value, spans)
+
+
+def _thinks_then_answers(text: str) -> bool:
+    if not text.startswith(_OPEN) or text.find(_OPEN, len(_OPEN)) >= 0:
+        return False
+    _, closed, answer = text.partition(_CLOSE)
+    return bool(closed and answer.replace(_CLOSE, "").strip())
+
+
+def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Score 0.1 for each of `<think>`, `</think>`, `<answer>`, `</answer>` in order, 0.1 for a number in the answer.
 
     A dense companion of `think_format` for models that don't know the format yet. The tags are taken in the order
@@ -27,18 +65,14 @@ def tag_format(completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
     The last 0.1 is for a number (as `gsm8k_accuracy` reads it; "eighteen" is one) between `<answer>` and `</answer>`,
     where both have earned. The most is 0.5. Text before, between and after the tags is free.
 
-    Args:
-        completions: `B` completions, strings or lists of messages.
-        **kwargs: The other columns; not used.
-
     Returns:
         `B` scores from 0.0 to 0.5. Their spans are what earned 0.1 each: tags, and the inside of an answer with a
         number. No completion raises, and the time is linear in its length.
     """
-    return [_scored(completion_text(completion)) for completion in completions]
+    return [_tags_scored(completion_text(completion)) for completion in completions]
 
 
-def _scored(text: str) -> SpanScore:
+def _tags_scored(text: str) -> SpanScore:
     spans = _earning(text)
     return SpanScore(len(spans) / 10, spans)
 

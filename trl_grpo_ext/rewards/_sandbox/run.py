@@ -1,8 +1,8 @@
 """Running Python that a model wrote: one process per run, with limits, watched from here.
 
-The process (`sandbox_child`) is a fresh interpreter with an empty environment and an empty directory of its own, in a
+The process (`child`) is a fresh interpreter with an empty environment and an empty directory of its own, in a
 session of its own, with the standard library alone. Before it runs the code it gives up rights, in layers
-(`sandbox_layers`), each of which a kernel may lack; `isolation()` says which hold here:
+(`layers`), each of which a kernel may lack; `isolation()` says which hold here:
 
 - "files": Landlock (Linux 5.13). It can read Python's standard library and the libraries under /usr/lib and /lib, and
   read and write in its own directory, and that is all: no home directory, no data set, no /proc, no /tmp. It can
@@ -52,7 +52,7 @@ MAX_OUTPUT = 4 * 2**20
 _MAX_FILES, _MAX_STORED = 1000, 64 * 2**20
 _START_SECONDS = 60.0  # an interpreter on a busy machine
 _TICK = 0.05
-_CHILD = Path(__file__).with_name("sandbox_child.py")
+_CHILD = Path(__file__).with_name("child.py")
 
 T = TypeVar("T")
 

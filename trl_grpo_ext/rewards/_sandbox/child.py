@@ -1,6 +1,6 @@
 """The process that runs a completion's code: gives up its rights, runs the code and its tests, reports, ends.
 
-Run as a script, by `sandbox`, in a fresh interpreter without the package and without installed packages.
+Run as a script, by `run`, in a fresh interpreter without the package and without installed packages.
 """
 
 # Every completion waits for these imports, and pathlib is a slow one.
@@ -39,9 +39,9 @@ def main() -> None:
             data = data[write(out, data) :]
 
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    isolate = importlib.import_module("sandbox_layers").isolate
+    isolate = importlib.import_module("layers").isolate
     sys.path.pop()
-    del sys.modules["sandbox_layers"]
+    del sys.modules["layers"]
     layers = isolate(os.getcwd(), job["memory_mb"], job["seconds"], job["parent"])
     report(layers=layers)
     if "code" not in job or not set(job["require"]) <= set(layers):

@@ -1,0 +1,368 @@
+"""Rewards that are made of other rewards: `weighted`, `gated`, `product`, `clip` and `per_column`.
+
+Their children are reward functions of any form, async ones too. A child is checked as the trainer would check it: it
+says one finite number of a completion, or None, which NaN is too; whatever else it returns is a `PluginOutputError`
+that names it, and what it raises passes through. In a selection the children are selections themselves
+(`takes_rewards`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..errors import ConfigurationError, PluginOutputError
+from ..guard.calls import call, checked_scores, reward_name, rows_of
+from ..guard.outcomes import shown
+from ..guard.parameters import checked_flag, checked_number
+from ..guard.parameters import column as checked_column
+from ..types import Span, SpanScore
+
+_VALUES_SHOWN = 10
+
+
+class Weighted:
+    """Score the sum of weight times score over the rewards that said something.
+
+    A reward that says None of a completion is left out there, as in TRL's own sum over its reward functions; None where
+    all say None. Useful inside another reward: `gated`, `clip`, `per_column`. At the top level, TRL's own sum gives the
+    same, and a metric for each.
+
+    The spans of a `SpanScore` are kept, their values times the reward's weight.
+
+    Args:
+        rewards: The rewards. In a selection, selections, whose `weight` counts here.
+        weights: One per reward, where they are no selections; None takes those of the selections, 1 where there are
+            none.
+
+    Raises:
+        ConfigurationError: There is no reward, or one is not callable; the weights are not one finite number per
+            reward; weights are given both here and in the selections.
+    """
+
+    __name__ = "weighted"
+    takes_rewards = ("rewards",)
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
+
+    def __init__(self, rewards: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> None:
+        self.rewards = _checked_children("weighted", "rewards", rewards)
+        selected = list(getattr(rewards, "weights", [1.0] * len(rewards)))
+        if weights is None:
+            weights = selected
+        elif any(weight != 1 for weight in selected):
+            raise ConfigurationError(
+                f"weighted: the rewards have the weights {selected}, and weights={weights!r} is given too; write them "
+                "in one place"
+            )
+        if not isinstance(weights, list | tuple) or len(weights) != len(self.rewards):
+            raise ConfigurationError(
+                f"weighted: weights must be a list of one number for each of the {len(self.rewards)} rewards, got "
+                f"{weights!r}"
+            )
+        self.weights = [
+            checked_number(f"weighted: weights[{index}]", w, "a finite number") for index, w in enumerate(weights)
+        ]
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        """`B` sums, or None where no reward said anything. All rewards get all columns.
+
+        Raises:
+            PluginOutputError: A reward broke its contract, or the sum is too large for a float.
+        """
+        return [self._sum(said, row) for row, said in enumerate(_said_by_all(self.rewards, completions, kwargs))]
+
+    def _sum(self, scores: Sequence[float | None], row: int) -> float | None:
+        said = [(weight, score) for weight, score in zip(self.weights, scores, strict=True) if score is not None]
+        if not said:
+            return None
+        try:
+            total = math.fsum(weight * score for weight, score in said)
+        except (OverflowError, ValueError):  # the sum of infinite parts, and of infinite parts of both signs
+            total = math.inf
+        total = _in_range("weighted", total, row)
+        spanned = [(weight, score) for weight, score in said if isinstance(score, SpanScore)]
+        if not spanned:
+            return total
+        spans: list[Span] = [(a, b, weight * value) for weight, score in spanned for a, b, value in score.spans]
+        return SpanScore(total, spans)
+
+
+class Product:
+    """Score the product of the rewards: each scales what the others give, and a zero of one is a zero of all.
+
+    None where any of them says None: what is unknown scales to nothing known. That holds beside a zero too, so the
+    product does not depend on which of them is asked first. Spans are dropped, because a product's value cannot be
+    shared out between them.
+
+    Args:
+        rewards: The rewards. In a selection, selections; a `weight` is a factor.
+
+    Raises:
+        ConfigurationError: There is no reward, or one is not callable.
+    """
+
+    __name__ = "product"
+    takes_rewards = ("rewards",)
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
+
+    def __init__(self, rewards: Sequence[Callable[..., Any]]) -> None:
+        self.rewards = _checked_children("product", "rewards", rewards)
+        self.factor = math.prod(getattr(rewards, "weights", [1.0]))
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        """`B` products, or None where a reward said None. All rewards get all columns.
+
+        Raises:
+            PluginOutputError: A reward broke its contract, or the product is too large for a float.
+        """
+        return [self._product(said, row) for row, said in enumerate(_said_by_all(self.rewards, completions, kwargs))]
+
+    def _product(self, scores: Sequence[float | None], row: int) -> float | None:
+        numbers = [float(score) for score in scores if score is not None]
+        if len(numbers) < len(scores):
+            return None
+        return 0.0 if 0.0 in numbers else _in_range("product", math.prod(numbers, start=self.factor), row)
+
+
+class Clip:
+    """Score `reward`, raised to `low` where it is below and lowered to `high` where it is above.
+
+    None stays None. A score within the bounds stays as it is, with its spans; one that is changed has none, because
+    they say what another number was earned with.
+
+    Args:
+        reward: What to score. In a selection, a selection.
+        low: The least score; None for no bound.
+        high: The greatest score; None for no bound.
+
+    Raises:
+        ConfigurationError: `reward` is not callable, neither bound is given, one is not finite, or `low > high`.
+    """
+
+    __name__ = "clip"
+    takes_rewards = ("reward",)
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"reward": "tag_format", "high": 0.3}}
+
+    def __init__(self, reward: Callable[..., Any], *, low: float | None = None, high: float | None = None) -> None:
+        self.reward = _checked_child("clip", "reward", reward)
+        self.low = None if low is None else checked_number("clip: low", low, "a finite number")
+        self.high = None if high is None else checked_number("clip: high", high, "a finite number")
+        if self.low is None and self.high is None:
+            raise ConfigurationError("clip: give low, high or both; without either it does nothing")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ConfigurationError(f"clip: low must not be above high, got low={low!r} and high={high!r}")
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        """`B` scores within the bounds, or None where the reward said None. It gets all columns."""
+        scores = _said_by(self.reward, {"completions": completions, **kwargs}, len(completions))
+        return [None if score is None else self._within(score) for score in scores]
+
+    def _within(self, score: float) -> float:
+        if self.low is not None and score < self.low:
+            return self.low
+        return self.high if self.high is not None and score > self.high else score
+
+
+class Gated:
+    """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
+
+    Correctness that counts only where the format is right, for instance. Where the gate says None nothing is known, and
+    the score is None. Where the gate holds the score is the reward's own, None and spans included.
+
+    By default both are called with the whole batch, so a reward that compares completions with each other is what it
+    would be alone, and what it logs is of the whole batch. `lazy` spares an expensive reward the rest.
+
+    Args:
+        reward: What to score. In a selection, a selection.
+        gate: What must hold. In a selection, a selection.
+        threshold: From which score of the gate on it holds.
+        otherwise: The score where the gate does not hold; None says nothing of such completions.
+        lazy: Call `reward` with those rows alone where the gate holds, and not at all where there are none.
+
+    Raises:
+        ConfigurationError: `reward` or `gate` is not callable, a number is not finite, or `lazy` is no bool.
+    """
+
+    __name__ = "gated"
+    takes_rewards = ("reward", "gate")
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"reward": "gsm8k_accuracy", "gate": "think_format"}}
+
+    def __init__(
+        self,
+        reward: Callable[..., Any],
+        gate: Callable[..., Any],
+        *,
+        threshold: float = 1.0,
+        otherwise: float | None = 0.0,
+        lazy: bool = False,
+    ) -> None:
+        self.reward = _checked_child("gated", "reward", reward)
+        self.gate = _checked_child("gated", "gate", gate)
+        self.threshold = checked_number("gated: threshold", threshold, "a finite number")
+        self.otherwise = None if otherwise is None else checked_number("gated: otherwise", otherwise, "a finite number")
+        self.lazy = checked_flag("gated: lazy", lazy)
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        """`B` scores. Both rewards get all columns; a lazy gate's reward gets its rows of them."""
+        columns, count = {"completions": completions, **kwargs}, len(completions)
+        gates = _said_by(self.gate, columns, count)
+        scores = [None if gate is None else self.otherwise for gate in gates]
+        rows = [row for row, gate in enumerate(gates) if gate is not None and gate >= self.threshold]
+        if self.lazy:
+            some = _SomeRows(columns, count)
+            held = dict(zip(rows, some.scores(self.reward, rows), strict=True))
+            some.flush()
+        else:
+            held = dict(enumerate(_said_by(self.reward, columns, count)))
+        for row in rows:
+            scores[row] = held[row]
+        return scores
+
+
+class PerColumn:
+    """Score each completion with the reward that its row's value in a column asks for.
+
+    Mathematics and code in one dataset, for instance, told apart by a column `task`. Each reward is called once per
+    batch, with its rows alone, in their order; not at all where it has none. Scores pass through, None and spans too.
+
+    Values are compared as text, `str(value)`, because YAML reads keys as it likes: the key 1 is the value 1 and the
+    value "1", and the key `true` is the value True and the value "True". A row whose value has no reward gets that of
+    `default`, or None where there is none. The metric `per_column/<column>/unrouted` is the share of such rows, and
+    without a default a warning lists their values.
+
+    Each reward logs metrics of its own rows; a column that it logs has None in the rows of the others.
+
+    Args:
+        column: The column's name.
+        rewards: The reward for each of its values. In a selection, selections.
+        default: The reward for all other values; None for none.
+
+    Raises:
+        ConfigurationError: `column` is no name, there is no reward or one is not callable, or two keys are one value.
+    """
+
+    __name__ = "per_column"
+    takes_rewards = ("rewards", "default")
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"column": "task", "rewards": {"math": "gsm8k_accuracy"}}}
+
+    def __init__(
+        self, column: str, rewards: Mapping[Any, Callable[..., Any]], default: Callable[..., Any] | None = None
+    ) -> None:
+        if not isinstance(column, str) or not column:
+            raise ConfigurationError(f"per_column: column must be the name of a dataset column, got {column!r}")
+        if not isinstance(rewards, Mapping) or not rewards:
+            raise ConfigurationError(
+                f"per_column: rewards must map values of the column to rewards, as in {{math: gsm8k_accuracy}}, got "
+                f"{rewards!r}"
+            )
+        self.column = column
+        self.rewards: dict[str, Callable[..., Any]] = {}
+        for value, reward in rewards.items():
+            if str(value) in self.rewards:
+                raise ConfigurationError(f"per_column: two of the keys {list(rewards)!r} are the value {str(value)!r}")
+            self.rewards[str(value)] = _checked_child("per_column", f"rewards[{value!r}]", reward)
+        self.default = None if default is None else _checked_child("per_column", "default", default)
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        """`B` scores, or None where no reward was asked or the one that was said None.
+
+        Raises:
+            RewardError: The column is missing, or has not one entry per completion.
+            PluginOutputError: A reward broke its contract.
+        """
+        count = len(completions)
+        values = [str(value) for value in checked_column("per_column", self.column, kwargs, count)]
+        others = [row for row, value in enumerate(values) if value not in self.rewards]
+        if kwargs.get("log_metric") is not None and count:
+            kwargs["log_metric"](f"per_column/{self.column}/unrouted", len(others) / count)
+        if others and self.default is None:
+            self._warn(sorted({values[row] for row in others}))
+
+        scores: list[float | None] = [None] * count
+        some = _SomeRows({"completions": completions, **kwargs}, count)
+        routes = [(reward, [row for row in range(count) if values[row] == v]) for v, reward in self.rewards.items()]
+        for reward, rows in [*routes, (self.default, others)]:
+            for row, score in zip(rows, some.scores(reward, rows), strict=True) if reward is not None else ():
+                scores[row] = score
+        some.flush()
+        return scores
+
+    def _warn(self, values: Sequence[str]) -> None:
+        listed = ", ".join(shown(value) for value in values[:_VALUES_SHOWN])
+        more = f" and {len(values) - _VALUES_SHOWN} more" if len(values) > _VALUES_SHOWN else ""
+        warnings.warn(
+            f"per_column: no reward for {listed}{more} in the column {self.column!r}; these completions get None. "
+            f"There are rewards for {sorted(self.rewards)}; add one, or a default.",
+            stacklevel=3,
+        )
+
+
+def _checked_child(owner: str, parameter: str, child: Any) -> Callable[..., Any]:
+    if callable(child) and not isinstance(child, type):
+        return child  # type: ignore[no-any-return]
+    raise ConfigurationError(
+        f"{owner}: {parameter} must be a reward function, got {child!r}. `load_rewards` also takes its name; in Python "
+        "pass the function or the object."
+    )
+
+
+def _checked_children(owner: str, parameter: str, children: Any) -> list[Callable[..., Any]]:
+    if not isinstance(children, list | tuple) or not children:
+        raise ConfigurationError(f"{owner}: {parameter} must be a list of at least one reward, got {children!r}")
+    return [_checked_child(owner, f"{parameter}[{index}]", child) for index, child in enumerate(children)]
+
+
+def _said_by(child: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[float | None]:
+    scores = checked_scores(call(child, columns), count, reward_name(child))
+    return [None if score is None or math.isnan(score) else score for score in scores]
+
+
+def _said_by_all(
+    children: Sequence[Callable[..., Any]], completions: Sequence[Any], columns: Mapping[str, Any]
+) -> list[tuple[float | None, ...]]:
+    """For each completion, what each child says of it."""
+    columns, count = {"completions": completions, **columns}, len(completions)
+    return list(zip(*(_said_by(child, columns, count) for child in children), strict=True))
+
+
+def _in_range(owner: str, value: float, row: int) -> float:
+    """A score that was computed from others, checked not to have overflowed."""
+    if math.isfinite(value):
+        return value
+    raise PluginOutputError(f"{owner}: the score at row {row} is {value}; the rewards that it is made of are too large")
+
+
+class _SomeRows:
+    """Calls rewards with some of a batch's rows each, as if those were the batch.
+
+    What such a call logs with `log_extra` is put back in the rows that it belongs to, the others get None, and `flush`
+    logs it, each column once. What it logs with `log_metric` is logged as it is: of the rows that it was called with.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], count: int) -> None:
+        self.columns, self.count = columns, count
+        self._extra: dict[str, list[Any]] = {}
+
+    def scores(self, child: Callable[..., Any], rows: Sequence[int]) -> list[float | None]:
+        """What a child says of these rows, in their order; it is not called for none."""
+        if not rows:
+            return []
+
+        def log_extra(column: str, values: Iterable[Any]) -> None:
+            whole = self._extra.setdefault(column, [None] * self.count)
+            for row, value in zip(rows, values, strict=True):
+                whole[row] = value
+
+        cut = rows_of(self.columns, self.count, rows)
+        if "log_metric" in self.columns:
+            cut["log_metric"] = self.columns["log_metric"]
+        if "log_extra" in self.columns:
+            cut["log_extra"] = None if self.columns["log_extra"] is None else log_extra
+        return _said_by(child, cut, len(rows))
+
+    def flush(self) -> None:
+        """Log the columns that the children logged."""
+        for column, values in self._extra.items():
+            self.columns["log_extra"](column, values)
