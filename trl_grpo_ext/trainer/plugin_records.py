@@ -21,11 +21,9 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import ManifestError
 from ..plugins.loading import Loaded
-from ..records.manifest.comparison import differences, version_notes
-from ..records.manifest.model_card import with_plugins
-from ..records.manifest.records import FILE, Manifest
-from ..records.manifest.settings import FILE as SETTINGS
-from ..records.manifest.settings import write_settings
+from ..records.manifest import FILE, Manifest, differences, version_notes, with_plugins
+from ..records.settings import FILE as SETTINGS
+from ..records.settings import write_settings
 
 
 class ManifestWarning(UserWarning):

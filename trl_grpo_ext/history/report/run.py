@@ -23,8 +23,8 @@ from typing import Any
 from ...errors import ConfigurationError, ManifestError
 from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
-from ...records.manifest.settings import FILE as SETTINGS
-from ...records.manifest.settings import from_plain
+from ...records.settings import FILE as SETTINGS
+from ...records.settings import from_plain
 from ...records.token_records import FOLDER as RECORDS
 from .files import Tell, entries_of, is_file, is_number, read_columns, read_json, read_json_lines, tables_in
 
