@@ -7,13 +7,12 @@ from pathlib import Path
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file, text as UTF-8, in one step; its folder is made if need be. One that is there is replaced.
+    """Write a file, text as UTF-8, in one step; one that is there is replaced.
 
     Raises:
         OSError: It cannot be written; nothing is left of it then.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))

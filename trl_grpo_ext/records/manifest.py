@@ -146,6 +146,7 @@ class Manifest:
         Raises:
             OSError: The file cannot be written.
         """
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(self.plain(), indent=2) + "\n")
 
     @classmethod

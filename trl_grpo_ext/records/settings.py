@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
@@ -72,6 +73,7 @@ def write_settings(trainer: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: The file cannot be written.
     """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({"format": _FORMAT, "settings": settings_of(trainer)}, indent=2) + "\n")
 
 

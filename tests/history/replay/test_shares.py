@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.contexts import make_rollout, mask_of
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.history.replay import shares
-from trl_grpo_ext.history.replay.estimators import group_advantages, weighted_sum
-from trl_grpo_ext.history.replay.groups import groups_by_runs, infer_num_generations
+from trl_grpo_ext.history.replay import comparison as shares
+from trl_grpo_ext.history.replay.played import group_advantages, weighted_sum
+from trl_grpo_ext.history.replay.saved import groups_by_runs, infer_num_generations
 from trl_grpo_ext.history.replay.selections import DEFAULTS, EQUIVALENT, LEFT_OUT
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.types import Rollout, StepTotals, implements
@@ -26,7 +26,7 @@ NUMBERS = st.floats(-5, 5).map(lambda x: round(x, 2))
 
 def test_tenths_of_a_completion_by_hand() -> None:
     mass = torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    tenths = shares.by_position(mass, mask_of([2, 3, 0], 3))
+    tenths = shares.by_tenth(mass, mask_of([2, 3, 0], 3))
     assert tenths[0].tolist() == pytest.approx([0.2] * 5 + [0.4] * 5)
     assert tenths[1].tolist() == pytest.approx([0.9, 0.9, 0.9, 0.3] + [0.0] * 6)  # a third of it ends in the fourth
     assert tenths[2].tolist() == [0.0] * 10
@@ -36,7 +36,7 @@ def test_tenths_of_a_completion_by_hand() -> None:
 def test_tenths_against_a_sum_over_a_fine_grid(rows: list[list[float]]) -> None:
     width = max([1, *map(len, rows)])
     mass = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
-    tenths = shares.by_position(mass, mask_of([len(row) for row in rows], width))
+    tenths = shares.by_tenth(mass, mask_of([len(row) for row in rows], width))
     for row, found in zip(rows, tenths.tolist(), strict=True):
         expected = [0.0] * 10
         for token, value in enumerate(row):  # every token is cut into ten pieces, each inside one tenth of the whole

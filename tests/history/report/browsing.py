@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pyarrow.parquet
 
-from trl_grpo_ext.history.report.page_chunks import rounded
+from trl_grpo_ext.history.report.page_data import rounded
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),

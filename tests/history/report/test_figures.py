@@ -21,12 +21,20 @@ from matplotlib.lines import Line2D
 from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import Run, load_run, load_runs
-from trl_grpo_ext.history.report.figures import drawn_plots, figures, save_pngs
-from trl_grpo_ext.history.report.plots import PLOTS
-from trl_grpo_ext.history.report.series import MOST_POINTS, Absent, thinned
-from trl_grpo_ext.history.report.style import COLOURS, DASHES, INK, MARKERS, label, style
+from trl_grpo_ext.history.report.drawing import (
+    COLOURS,
+    DASHES,
+    INK,
+    MARKERS,
+    MOST_POINTS,
+    Absent,
+    evenly,
+    label,
+    style,
+    thinned,
+)
+from trl_grpo_ext.history.report.figures import PLOTS, drawn_plots, figures, save_pngs
 from trl_grpo_ext.history.report.svg import svg_of
-from trl_grpo_ext.history.report.token_figures import evenly
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = {

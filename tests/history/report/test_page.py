@@ -29,9 +29,17 @@ from tests.history.report.make_big_run import (
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report.page import in_script, visible, write_page
-from trl_grpo_ext.history.report.page_chunks import pack, rounded, squeezed, unpack, unsqueeze
-from trl_grpo_ext.history.report.page_data import page_data
-from trl_grpo_ext.history.report.page_rows import plain_text, step_of, utf16_spans
+from trl_grpo_ext.history.report.page_data import (
+    pack,
+    page_data,
+    plain_text,
+    rounded,
+    squeezed,
+    step_of,
+    unpack,
+    unsqueeze,
+    utf16_spans,
+)
 from trl_grpo_ext.records.token_records import write_records
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

@@ -9,7 +9,7 @@ from typing import Any
 from typer.main import get_command
 
 from trl_grpo_ext.cli.main import app
-from trl_grpo_ext.history.report.plots import PLOTS
+from trl_grpo_ext.history.report.figures import PLOTS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "report.md").read_text(encoding="utf-8")
 

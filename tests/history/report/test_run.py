@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
+from trl_grpo_ext.history.report.drawing import live_values
 from trl_grpo_ext.history.report.run import LOG, STATE
-from trl_grpo_ext.history.report.token_figures import live_values
 
 HISTORY = [{"loss": 0.5, "reward": 1.0, "step": 1}, {"loss": 0.25, "reward": 2.0, "step": 2}]
 
@@ -278,6 +278,6 @@ def test_the_folder_one_stands_in_has_a_name(tmp_path: Path, monkeypatch: pytest
 
 def test_a_file_too_large_to_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_history(tmp_path, HISTORY)
-    monkeypatch.setattr("trl_grpo_ext.history.report.files.LARGEST", 10)
+    monkeypatch.setattr("trl_grpo_ext.history.report.run.LARGEST", 10)
     assert told(load_run(tmp_path), STATE, "more than the 10")
     assert json.loads((tmp_path / STATE).read_text())
