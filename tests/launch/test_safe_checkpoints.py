@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from tests.launch.safe_checkpoint_worker import make
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
-from trl_grpo_ext.launch.checkpoints.checking import checkpoint_problem, last_complete_checkpoint
-from trl_grpo_ext.launch.checkpoints.safe_checkpoints import SafeCheckpoints
-from trl_grpo_ext.launch.checkpoints.staging import Staging
+from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
+from trl_grpo_ext.launch.checkpoints.safe import Staging
+from trl_grpo_ext.launch.checkpoints.whole import checkpoint_problem, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = ("sweep_full", "sweep_lora", "sweep_replaces", "sweep_two_renames", "sweep_stock")
@@ -157,7 +157,7 @@ def test_a_broken_checkpoint_is_passed_over_with_its_reason(
     plain: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A library that configures logging may have silenced the loggers that were there; that is not what is asked here.
-    logger = logging.getLogger("trl_grpo_ext.launch.checkpoints.checking")
+    logger = logging.getLogger("trl_grpo_ext.launch.checkpoints.whole")
     caplog.set_level(logging.WARNING, logger.name)
     monkeypatch.setattr(logger, "disabled", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
