@@ -1,8 +1,8 @@
 """The hyper-parameters of a run, recorded beside its manifest: `output_dir/trl_grpo_ext_settings.json`.
 
-TRL keeps them in a pickle, which nobody should open in a stranger's folder. Written is what differs from the defaults,
-what `ALWAYS` lists, the model, the number of processes and the adapter. Left out is `NEVER`. What is named like a key,
-a token or a password, and the user's part of a URL, becomes "(not recorded)".
+TRL keeps them in a pickle, which nobody should open in somebody else's folder. Written is what differs from the
+defaults, what `ALWAYS` lists, the model, the number of processes and the adapter. Left out is `NEVER`. What is named
+like a key, a token or a password, and the user's part of a URL, becomes "(not recorded)".
 """
 
 from __future__ import annotations

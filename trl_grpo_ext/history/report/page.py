@@ -1,6 +1,6 @@
 """One HTML page that shows runs: curves, settings, plugins, and every completion token by token. It needs nothing else.
 
-Everything that came from a run is hostile: a completion is what a model wrote, a folder may be a stranger's. The page
+Everything that came from a run is hostile: a completion is what a model wrote, a folder may be anybody's. The page
 therefore forbids itself, by a content security policy, every connection, every script and every style but its own two,
 which are named by their hashes. The template escapes, the scripts write data as text only, and the figures come without
 styles and links (`svg`).
@@ -150,7 +150,7 @@ def in_script(value: Any) -> Markup:
 
 
 def visible(text: str) -> str:
-    """Text of strangers with its control characters as symbols, and what turns or hides other characters as escapes.
+    """Text of any origin with its control characters as symbols, and what turns or hides other characters as escapes.
 
     The same as `visible` in `assets/text.js`. Line breaks, tabs and what emoji are joined with stay.
     """

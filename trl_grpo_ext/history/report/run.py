@@ -258,24 +258,24 @@ def _agree(live: History, other: History) -> bool:
 
 
 def _settings(folder: Path, tell: Tell) -> dict[str, Any]:
-    path, mend = folder / SETTINGS, "GRPOExtTrainer writes the hyper-parameters there when a training starts."
+    path, remedy = folder / SETTINGS, "GRPOExtTrainer writes the hyper-parameters there when a training starts."
     if not is_file(path):
-        tell(f"There is no {SETTINGS} in {folder}, so no hyper-parameters are shown. {mend}")
+        tell(f"There is no {SETTINGS} in {folder}, so no hyper-parameters are shown. {remedy}")
         return {}
-    content = read_json(path, tell, mend)
+    content = read_json(path, tell, remedy)
     if content is None:
         return {}
     try:
         return from_plain(content)
     except ManifestError as error:
-        tell(f"{path} cannot be used: {error}. {mend}")
+        tell(f"{path} cannot be used: {error}. {remedy}")
         return {}
 
 
 def _manifest(folder: Path, tell: Tell) -> Manifest | None:
-    path, mend = folder / MANIFEST, "GRPOExtTrainer writes it when a training starts."
+    path, remedy = folder / MANIFEST, "GRPOExtTrainer writes it when a training starts."
     if not is_file(path):
-        tell(f"There is no {MANIFEST} in {folder}, so no plugins are shown. {mend}")
+        tell(f"There is no {MANIFEST} in {folder}, so no plugins are shown. {remedy}")
         return None
     try:
         return Manifest.read(path)
