@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import math
@@ -26,6 +27,7 @@ from tests.history.report.make_big_run import (
     write_big_run,
     write_hostile_run,
 )
+from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
@@ -37,8 +39,6 @@ from trl_grpo_ext.history.report.page_data import (
     rounded,
     squeezed,
     step_of,
-    unpack,
-    unsqueeze,
     utf16_spans,
 )
 from trl_grpo_ext.records.token_records import write_records
@@ -181,6 +181,23 @@ def saved(run: Path, step: int) -> list[dict[str, Any]]:
         run / "token_records" / f"step_{step:05d}.parquet"
     ).to_pylist()
     return rows
+
+
+def unsqueeze(text: str) -> bytes:
+    return gzip.decompress(base64.b64decode(text))
+
+
+def unpack(content: bytes) -> tuple[list[int], dict[str, numpy.ndarray[Any, Any]]]:
+    """The tokens of each row, and the columns, as the page's script reads them."""
+    place = 4 + int.from_bytes(content[:4], "little")
+    header = json.loads(content[4:place])
+    total = sum(header["counts"])
+    columns: dict[str, numpy.ndarray[Any, Any]] = {}
+    for number, (name, kind) in enumerate(header["columns"]):
+        planes = numpy.frombuffer(content, numpy.uint8, 4 * total, place + 4 * total * number).reshape(4, total)
+        columns[name] = numpy.ascontiguousarray(planes.T).reshape(-1).view("<i4" if kind == "integer" else "<f4")
+    assert place + 4 * total * len(columns) == len(content)
+    return header["counts"], columns
 
 
 def slow_utf16(text: str, place: int) -> int:
@@ -401,8 +418,8 @@ def test_a_page_without_completions_says_so(small: Path, tmp_path: Path) -> None
         assert "No completions are on this page." in " ".join(Page(path.read_text(encoding="utf-8")).text)
 
 
-def test_what_cannot_be_written_is_refused(small: Path, tmp_path: Path) -> None:
-    run = load_run(small / "first")
+def test_what_cannot_be_written_is_refused(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    run = load_run(write_history(tmp_path_factory.mktemp("run"), [{"step": 1, "loss": 1.0}]))
     with pytest.raises(ConfigurationError, match="limit must be"):
         write_page([run], tmp_path / "r.html", limit=-1)
     with pytest.raises(ConfigurationError, match="no run to show"):

@@ -390,20 +390,11 @@ def _read_parquet(file: Path) -> Columns:
 
 
 def _column(chunks: Any) -> list[Any]:
-    import numpy
     import pyarrow
 
     kind = chunks.type
-    if not pyarrow.types.is_list(kind) or not (
-        pyarrow.types.is_primitive(kind.value_type) and not pyarrow.types.is_null(kind.value_type)
-    ):
-        listed: list[Any] = chunks.to_pylist()
-        return listed
-    array = pyarrow.concat_arrays(chunks.chunks) if chunks.num_chunks else pyarrow.array([], kind)
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    values = array.flatten().to_numpy(zero_copy_only=False)
-    parts = numpy.split(values, numpy.cumsum(lengths)[:-1]) if len(array) else []
-    return [part if valid else None for part, valid in zip(parts, array.is_valid().to_pylist(), strict=True)]
+    of_numbers = pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
+    return list(chunks.to_numpy()) if of_numbers else list(chunks.to_pylist())
 
 
 def _read_json_lines(file: Path) -> Columns:

@@ -1,4 +1,4 @@
-// While a training is watched the page is written again and again; it looks as often, unless somebody is using it.
+// While a training is watched the page is written again and again; it reloads as often, unless somebody is using it.
 const KEPT = "trl-grpo-ext-report-place";
 const QUIET_SECONDS = 10;
 
