@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .guard.outcomes import Judgement as Judgement
     from .guard.outcomes import Outcome as Outcome
     from .guard.outcomes import OutcomePolicy as OutcomePolicy
-    from .launch.checkpoints.safe_checkpoints import SafeCheckpoints as SafeCheckpoints
+    from .launch.checkpoints import SafeCheckpoints as SafeCheckpoints
     from .launch.engine import Asked as Asked
     from .launch.engine import EngineCheck as EngineCheck
     from .launch.engine import check_launch as check_launch
@@ -55,7 +55,7 @@ _HOME_OF = {
     "load_loss_aggregation": "plugins.loading",
     "load_rewards": "plugins.loading",
     "completion_text": "rewards._text.completions",
-    "SafeCheckpoints": "launch.checkpoints.safe_checkpoints",
+    "SafeCheckpoints": "launch.checkpoints",
     "GRPOExtMixin": "trainer.mixin",
     "GRPOExtTrainer": "trainer.mixin",
     "AdvantageHook": "types",

@@ -16,7 +16,7 @@ from trl import GRPOConfig, ModelConfig, TrlParser
 
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.launch.checkpoints.safe_checkpoints import checkpoint_problem, last_complete_checkpoint
+from trl_grpo_ext.launch.checkpoints import checkpoint_problem, last_complete_checkpoint
 from trl_grpo_ext.launch.engine import Asked, check_launch
 
 from .errors import RecipeError, one_line, settings_errors

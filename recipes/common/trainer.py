@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.launch.checkpoints.safe_checkpoints import SafeCheckpoints, exit_status
+from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, exit_status
 from trl_grpo_ext.launch.engine import Asked, EngineCheck
 
 from .processes import leave

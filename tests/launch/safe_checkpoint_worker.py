@@ -30,9 +30,8 @@ from transformers.utils.logging import disable_progress_bar
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError
-from trl_grpo_ext.launch.checkpoints import staging
-from trl_grpo_ext.launch.checkpoints.safe_checkpoints import SafeCheckpoints, last_complete_checkpoint
-from trl_grpo_ext.launch.checkpoints.staging import UNFINISHED
+from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, last_complete_checkpoint, safe
+from trl_grpo_ext.launch.checkpoints.safe import UNFINISHED
 
 STEPS = 3
 SETTINGS: dict[str, Any] = {
@@ -223,7 +222,7 @@ def kills(
 
     def act(trainer: Any, save: Callable[[], None]) -> None:
         if not exchange:
-            staging._exchange = lambda one, other: False
+            safe._exchange = lambda one, other: False
         attempts = Attempts(trainer, save, folder, other / "checkpoint-2" if replaces else None)
         attempts.known["final"] = final
         bytes_ = [1, 100, 5000, *range(20000, attempts.largest, attempts.largest // 4)]
@@ -243,11 +242,11 @@ def kills(
     except StopError:
         return rows
     finally:
-        staging._exchange = _EXCHANGE
+        safe._exchange = _EXCHANGE
     raise AssertionError("there was no second save")
 
 
-_EXCHANGE = staging._exchange
+_EXCHANGE = safe._exchange
 
 
 def sweep_full(model: Path, folder: Path) -> Any:

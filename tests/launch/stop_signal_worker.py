@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tests.launch.safe_checkpoint_worker import SafeTrainer, make
 from trl_grpo_ext.errors import CheckpointError
-from trl_grpo_ext.launch.checkpoints.safe_checkpoints import exit_status
+from trl_grpo_ext.launch.checkpoints import exit_status
 
 Job = dict[str, Any]
 STEPS = 4

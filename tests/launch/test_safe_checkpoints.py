@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from tests.launch.safe_checkpoint_worker import make
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
-from trl_grpo_ext.launch.checkpoints.checking import checkpoint_problem, last_complete_checkpoint
-from trl_grpo_ext.launch.checkpoints.safe_checkpoints import SafeCheckpoints
-from trl_grpo_ext.launch.checkpoints.staging import Staging
+from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
+from trl_grpo_ext.launch.checkpoints.safe import Staging
+from trl_grpo_ext.launch.checkpoints.whole import checkpoint_problem, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = ("sweep_full", "sweep_lora", "sweep_replaces", "sweep_two_renames", "sweep_stock")
@@ -135,8 +135,8 @@ BROKEN = {
     "deep state": (written("trainer_state.json", "[" * 100_000), "trainer_state.json is no JSON"),
     "another step": (written("trainer_state.json", '{"global_step": 7}'), "speaks of step 7"),
     "no weights": (gone("model.safetensors"), "it has no weights"),
-    "weights cut": (cut("model.safetensors", 50_000), "model.safetensors has 50000 bytes of"),
-    "header cut": (cut("model.safetensors", 20), "model.safetensors has no readable header"),
+    "weights cut": (cut("model.safetensors", 50_000), "model.safetensors is cut short or damaged"),
+    "header cut": (cut("model.safetensors", 20), "model.safetensors is cut short or damaged"),
     "empty weights": (cut("model.safetensors", 0), "model.safetensors is empty"),
     "optimizer cut": (cut("optimizer.pt", 5_000), "optimizer.pt is cut short"),
     "no scheduler": (gone("scheduler.pt"), "no scheduler.pt"),
@@ -157,7 +157,7 @@ def test_a_broken_checkpoint_is_passed_over_with_its_reason(
     plain: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A library that configures logging may have silenced the loggers that were there; that is not what is asked here.
-    logger = logging.getLogger("trl_grpo_ext.launch.checkpoints.checking")
+    logger = logging.getLogger("trl_grpo_ext.launch.checkpoints.whole")
     caplog.set_level(logging.WARNING, logger.name)
     monkeypatch.setattr(logger, "disabled", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
@@ -185,7 +185,7 @@ def test_a_header_that_lies_is_no_reason_to_fall_over(plain: Path, tmp_path: Pat
         (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         assert "model.safetensors" in str(checkpoint_problem(folder))
     (folder / "model.safetensors").write_bytes((2**63).to_bytes(8, "little") + b"{}")
-    assert "no readable header" in str(checkpoint_problem(folder))
+    assert "model.safetensors is cut short or damaged" in str(checkpoint_problem(folder))
 
 
 def test_resuming_from_nothing_is_refused_with_what_is_there(tiny_model: Path, tmp_path: Path) -> None:

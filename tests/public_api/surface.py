@@ -40,7 +40,7 @@ MODULES = (
     "trl_grpo_ext.history.report",
     "trl_grpo_ext.cli.auditing",
     "trl_grpo_ext.launch.engine",
-    "trl_grpo_ext.launch.checkpoints.safe_checkpoints",
+    "trl_grpo_ext.launch.checkpoints",
 )
 """The public modules; what each offers is in its `__all__`. Everything else may change in any release."""
 

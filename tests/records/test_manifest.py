@@ -24,9 +24,8 @@ from trl_grpo_ext.credit.composition import Preserving
 from trl_grpo_ext.errors import ManifestError
 from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.plugins.loading import LoadedList, resolve_loss_aggregation
-from trl_grpo_ext.records.manifest import Manifest, PluginRecord, differences, version_notes
-from trl_grpo_ext.records.manifest.model_card import section, with_plugins
-from trl_grpo_ext.records.manifest.source import SourceReader, of_text
+from trl_grpo_ext.records.manifest import Manifest, PluginRecord, differences, section, version_notes, with_plugins
+from trl_grpo_ext.records.source import SourceReader, of_text
 
 # ---------------------------------------------------------------------------------------------- differences
 

@@ -21,7 +21,7 @@ import torch
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import TRLGRPOExtError
-from trl_grpo_ext.launch.checkpoints.safe_checkpoints import SafeCheckpoints
+from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
 
 Attempt = dict[str, Any]
 """Settings of `tests.support.arguments` with `output_dir`, and

@@ -85,7 +85,7 @@ def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
 def test_it_is_in_the_checkpoint_before_that_gets_its_name(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trl_grpo_ext.launch.checkpoints.staging import Staging
+    from trl_grpo_ext.launch.checkpoints.safe import Staging
 
     seen: list[bool] = []
     publish = Staging.publish

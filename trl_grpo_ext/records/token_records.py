@@ -150,28 +150,19 @@ def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int)
 def _schema() -> Any:
     import pyarrow as pa
 
-    numbers, integers = pa.list_(pa.float32()), pa.list_(pa.int64())
+    numbers, integers, strings = pa.list_(pa.float32()), pa.list_(pa.int64()), pa.list_(pa.string())
     types: dict[str, Any] = {
-        "step": pa.int64(),
-        "group": pa.int64(),
-        "member": pa.int64(),
-        "prompt": pa.string(),
-        "completion": pa.string(),
+        **dict.fromkeys(("step", "group", "member"), pa.int64()),
+        **dict.fromkeys(("prompt", "completion"), pa.string()),
+        **dict.fromkeys(("token_ids", "starts", "ends"), integers),
+        **dict.fromkeys(("tokens", "stages"), strings),
+        **dict.fromkeys(("advantage", "weight", "logp", "entropy"), numbers),
         "truncated": pa.bool_(),
         "rewards": pa.map_(pa.string(), pa.float64()),
         "reward": pa.float64(),
         "outcomes": pa.map_(pa.string(), pa.string()),
-        "token_ids": integers,
-        "tokens": pa.list_(pa.string()),
-        "starts": integers,
-        "ends": integers,
         "live": pa.list_(pa.bool_()),
-        "stages": pa.list_(pa.string()),
         "advantages": pa.list_(numbers),
-        "advantage": numbers,
-        "weight": numbers,
-        "logp": numbers,
-        "entropy": numbers,
     }
     return pa.schema([(name, types[name]) for name in COLUMNS])
 

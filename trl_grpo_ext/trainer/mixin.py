@@ -42,8 +42,8 @@ from ..guard.calls import unique_names
 from ..guard.reward_watch import RewardWatch, reward_limit
 from ..plugins.loading import LoadedList, RewardList, load_advantage_hooks, load_rewards, resolve_loss_aggregation
 from ..records.log import LiveLog
-from ..records.manifest.records import Manifest
-from ..records.manifest.settings import write_settings
+from ..records.manifest import Manifest
+from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder, write_records
 from ..types import Rollout, Totals
 from . import upstream

@@ -16,10 +16,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import ManifestError
 from ..guard.agreement import Agreement
-from ..records.manifest.comparison import differences, version_notes
-from ..records.manifest.model_card import with_plugins
-from ..records.manifest.records import FILE, Manifest
-from ..records.manifest.settings import FILE as SETTINGS
+from ..records.manifest import FILE, Manifest, differences, version_notes, with_plugins
+from ..records.settings import FILE as SETTINGS
 
 
 class ManifestWarning(UserWarning):

@@ -16,22 +16,19 @@ OTHER = {"advantage_hooks": ["raw_reward"], "loss_aggregation": "seq_mean_token_
 NAMES = ("selection 1", "selection 2")
 
 
-@pytest.fixture
-def compared(tmp_path: Path) -> Comparison:
-    return replay(two_groups(tmp_path), [BASE, OTHER], correct="right")
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return replay(two_groups(tmp_path_factory.mktemp("saved")), [BASE, OTHER], correct="right")
 
 
 # Under the base A = .5, -.5, 0, 0 and every one of 10 tokens weighs .1: masses .1, .2, 0, 0.
 # Under the other A = 1, 0, 1, 1 and every completion weighs .25: masses .25, 0, .25, .25.
 
 
-def test_what_was_replayed(compared: Comparison) -> None:
+def test_tokens_get_the_advantages_and_weights_of_their_selection(compared: Comparison) -> None:
     assert (compared.completions, compared.groups, compared.num_generations, compared.tokens) == (4, 2, 2, 10)
     assert compared.tokens_are == "words"
     assert list(compared.steps) == [0]
-
-
-def test_tokens_get_the_advantages_and_weights_of_their_selection(compared: Comparison) -> None:
     (base,), (other,) = (compared.played[name] for name in NAMES)
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]])
     assert torch.equal(base.mask_B_T, mask.float())
@@ -69,25 +66,19 @@ def test_mass_by_length(compared: Comparison) -> None:
     assert [part.weight[NAMES[1]] for part in parts] == pytest.approx([1, 1, 1, 1])
 
 
-def test_mass_by_correctness(compared: Comparison) -> None:
-    assert [(part.name, part.completions) for part in compared.by_correctness] == [
-        ("right", 2),
-        ("wrong", 1),
-        ("no value", 1),
-    ]
+def test_mass_by_correctness_and_position(compared: Comparison) -> None:
+    found = [(part.name, part.completions) for part in compared.by_correctness]
+    assert found == [("right", 2), ("wrong", 1), ("no value", 1)]
     assert [part.mass[NAMES[0]] for part in compared.by_correctness] == pytest.approx([1 / 3, 2 / 3, 0])
     assert [part.mass[NAMES[1]] for part in compared.by_correctness] == pytest.approx([2 / 3, 0, 1 / 3])
     assert [part.advantage[NAMES[0]] for part in compared.by_correctness] == [0.25, -0.5, 0.0]
     assert [part.tokens for part in compared.by_correctness] == pytest.approx([0.3, 0.4, 0.3])
-
-
-def test_mass_by_position(compared: Comparison) -> None:
     assert len(compared.by_position) == 10
     for part in compared.by_position:
         assert part.mass == pytest.approx(dict.fromkeys(NAMES, 0.1))
 
 
-def test_how_far_they_agree(compared: Comparison) -> None:
+def test_how_far_they_agree_and_where_not(compared: Comparison) -> None:
     (pair,) = compared.pairs
     assert pair.pearson == pytest.approx(0.5 / (0.5**0.5 * 0.75**0.5))
     assert pair.spearman == pytest.approx(3 / (4.5**0.5 * 3**0.5))  # ranks 4 1 2.5 2.5 and 3 1 3 3
@@ -96,10 +87,7 @@ def test_how_far_they_agree(compared: Comparison) -> None:
     assert pair.moved_between_tokens == pytest.approx(2 / 3)
     assert pair.groups_flipped == 0
     assert list(pair.flips) == []
-
-
-def test_where_they_disagree_most(compared: Comparison) -> None:
-    first, second, third = compared.pairs[0].disagreements  # the first completion has a third of the mass under both
+    first, second, third = pair.disagreements  # the first completion has a third of the mass under both
     assert (first.step, first.group, first.member, first.tokens) == (0, "0", 1, 4)
     assert (first.prompt, first.completion) == ("p", "a b c d")
     assert (first.base.mass, first.other.mass) == (pytest.approx(2 / 3), 0)

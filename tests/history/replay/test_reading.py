@@ -193,15 +193,17 @@ def test_a_reward_that_logged_a_number_can_be_left_out(tmp_path: Path) -> None:
     assert both.selections[1].reward_mean == 1.0
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda file: file.stem)
-def test_the_file_of_a_whole_run_is_a_selection(file: Path) -> None:
-    given = yaml.safe_load(file.read_text())
-    selection = load_selection("run", file)
-    named = given.get("rewards")
-    assert (selection.rewards is None) == (named is None)
-    assert len(selection.rewards or []) == len(named or [])
-    assert selection.settings["max_completion_length"] == given.get("max_completion_length", 512)
-    assert len(selection.hooks) == len(given.get("advantage_hooks", []))
+def test_the_file_of_a_whole_run_is_a_selection() -> None:
+    files = sorted((ROOT / "recipes" / "configs").glob("*.yaml"))
+    assert files
+    for file in files:
+        given = yaml.safe_load(file.read_text())
+        selection = load_selection("run", file)
+        named = given.get("rewards")
+        assert (selection.rewards is None) == (named is None), file
+        assert len(selection.rewards or []) == len(named or []), file
+        assert selection.settings["max_completion_length"] == given.get("max_completion_length", 512), file
+        assert len(selection.hooks) == len(given.get("advantage_hooks", [])), file
 
 
 def test_a_run_file_is_replayed(tmp_path: Path) -> None:
@@ -317,51 +319,55 @@ def test_a_selection_file_that_is_none(tmp_path: Path, text: str | None, message
     assert "\n" not in str(raised.value)
 
 
-def test_a_crash_names_the_completion(tmp_path: Path) -> None:
-    def fragile(completions: list[str], **columns: Any) -> list[float]:
-        return [1 / (text != "no") for text in completions]
-
-    with pytest.raises(PluginRunError, match=r"step 10: .*'fragile' raised ZeroDivisionError.*at row 3 of 4, .*'no'"):
-        replay(trl_table(tmp_path), [{"rewards": [fragile]}])
+def fragile(completions: list[str], **columns: Any) -> list[float]:
+    return [1 / (text != "no") for text in completions]
 
 
-def test_correctness_by_what_is_not_there(tmp_path: Path) -> None:
-    folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], word=list("abcd"))
-    with pytest.raises(ConfigurationError, match=r"--correct 'x' is no reward .* there are: r, word"):
-        replay(folder, [{}], correct="x")
-    with pytest.raises(ConfigurationError, match="--correct 'word': the column holds 'a'"):
-        replay(folder, [{}], correct="word")
+def strict(completions: list[str], **columns: Any) -> list[float]:
+    raise RewardError("the reference of row 2 cannot be read")
 
 
-def test_a_dataset_that_does_not_fit(tmp_path: Path) -> None:
-    folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0])
-    for rows, message in [
-        ([{"a": 1}], "has neither a column 'prompt' nor 'question'"),
-        ([{"prompt": "other", "answer": 1}], r"1 of the saved prompts are not in --dataset .* 'Q: 2\+3"),
-    ]:
-        with pytest.raises(ConfigurationError, match=message):
-            replay(folder, [{}], dataset=write_lines(tmp_path / "d.jsonl", rows))
-    with pytest.raises(ConfigurationError, match=r"is no \.jsonl or \.parquet file"):
-        replay(folder, [{}], dataset=tmp_path / "none.jsonl")
+ASKED: dict[str, tuple[list[Any], dict[str, Any], type[Exception], str]] = {
+    "a crash names the completion": (
+        *([{"rewards": [fragile]}], {}, PluginRunError),
+        r"step 10: .*'fragile' raised ZeroDivisionError.*at row 3 of 4, .*'no'",
+    ),
+    "an error of a reward keeps its kind": (
+        *([{"rewards": [strict]}], {}, RewardError),
+        r"completions_00010.parquet, step 10: the reference of row 2 cannot be read",
+    ),
+    "no selection": ([], {}, ConfigurationError, "give at least one selection"),
+    "correct by nothing": (
+        *([{}], {"correct": "x"}, ConfigurationError),
+        r"--correct 'x' is no reward .* there are: r, word",
+    ),
+    "correct by a text": (
+        *([{}], {"correct": "word"}, ConfigurationError),
+        "--correct 'word': the column holds 'a'",
+    ),
+    "dataset without prompts": (
+        *([{}], {"dataset": [{"a": 1}]}, ConfigurationError),
+        "has neither a column 'prompt' nor 'question'",
+    ),
+    "dataset of others": (
+        *([{}], {"dataset": [{"prompt": "other", "answer": 1}]}, ConfigurationError),
+        r"1 of the saved prompts are not in --dataset .* 'Q: 2\+3",
+    ),
+    "no dataset": ([{}], {"dataset": "none.jsonl"}, ConfigurationError, r"is no \.jsonl or \.parquet file"),
+    "no tokenizer": (
+        *([{}], {"tokenizer": Path("nowhere")}, ConfigurationError),
+        r"--tokenizer '.*nowhere' cannot be loaded",
+    ),
+}
 
 
-def test_an_error_of_a_reward_keeps_its_kind(tmp_path: Path) -> None:
-    def strict(completions: list[str], **columns: Any) -> list[float]:
-        raise RewardError("the reference of row 2 cannot be read")
-
-    with pytest.raises(RewardError, match=r"completions_00010.parquet, step 10: the reference of row 2 cannot be read"):
-        replay(trl_table(tmp_path), [{"rewards": [strict]}])
-
-
-def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"--tokenizer '.*nowhere' cannot be loaded") as raised:
-        replay(trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0]), [{}], tokenizer=tmp_path / "nowhere")
-    assert "\n" not in str(raised.value)
-
-
-def test_nothing_selected_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="give at least one selection"):
-        replay(trl_table(tmp_path), [])
+@pytest.mark.parametrize("case", ASKED)
+def test_what_cannot_be_done_is_refused_by_its_name(tmp_path: Path, case: str) -> None:
+    selections, options, kind, message = ASKED[case]
+    if isinstance(options.get("dataset"), list):
+        options = {"dataset": write_lines(tmp_path / "d.jsonl", options["dataset"])}
+    with pytest.raises(kind, match=message):
+        replay(trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], word=list("abcd")), selections, **options)
 
 
 def test_lone_surrogates_and_very_long_completions_are_texts_too(tmp_path: Path) -> None:

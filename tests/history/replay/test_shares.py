@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.contexts import make_rollout, mask_of
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.history.replay import shares
-from trl_grpo_ext.history.replay.estimators import group_advantages, weighted_sum
-from trl_grpo_ext.history.replay.groups import groups_by_runs, infer_num_generations
+from trl_grpo_ext.history.replay.comparison import by_tenth, flipped_pairs, pearson, quarters, ranks, spearman
+from trl_grpo_ext.history.replay.played import group_advantages, weighted_sum
+from trl_grpo_ext.history.replay.saved import groups_by_runs, infer_num_generations
 from trl_grpo_ext.history.replay.selections import DEFAULTS, EQUIVALENT, LEFT_OUT
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.types import Rollout, StepTotals, implements
@@ -26,7 +26,7 @@ NUMBERS = st.floats(-5, 5).map(lambda x: round(x, 2))
 
 def test_tenths_of_a_completion_by_hand() -> None:
     mass = torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    tenths = shares.by_position(mass, mask_of([2, 3, 0], 3))
+    tenths = by_tenth(mass, mask_of([2, 3, 0], 3))
     assert tenths[0].tolist() == pytest.approx([0.2] * 5 + [0.4] * 5)
     assert tenths[1].tolist() == pytest.approx([0.9, 0.9, 0.9, 0.3] + [0.0] * 6)  # a third of it ends in the fourth
     assert tenths[2].tolist() == [0.0] * 10
@@ -36,7 +36,7 @@ def test_tenths_of_a_completion_by_hand() -> None:
 def test_tenths_against_a_sum_over_a_fine_grid(rows: list[list[float]]) -> None:
     width = max([1, *map(len, rows)])
     mass = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
-    tenths = shares.by_position(mass, mask_of([len(row) for row in rows], width))
+    tenths = by_tenth(mass, mask_of([len(row) for row in rows], width))
     for row, found in zip(rows, tenths.tolist(), strict=True):
         expected = [0.0] * 10
         for token, value in enumerate(row):  # every token is cut into ten pieces, each inside one tenth of the whole
@@ -50,17 +50,17 @@ def test_correlations_against_the_standard_library(one: list[float], data: st.Da
     other = data.draw(st.lists(NUMBERS, min_size=len(one), max_size=len(one)))
     tensors = torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
     if len(set(one)) == 1 or len(set(other)) == 1:
-        assert shares.spearman(*tensors) is None
+        assert spearman(*tensors) is None
         return
     ranked = [[sum(y < x for y in values) + (values.count(x) + 1) / 2 for x in values] for values in (one, other)]
-    assert shares.ranks(tensors[0]).tolist() == ranked[0]
-    assert shares.spearman(*tensors) == pytest.approx(statistics.correlation(*ranked), abs=1e-9)
-    assert shares.pearson(*tensors) == pytest.approx(statistics.correlation(one, other), abs=1e-6)
+    assert ranks(tensors[0]).tolist() == ranked[0]
+    assert spearman(*tensors) == pytest.approx(statistics.correlation(*ranked), abs=1e-9)
+    assert pearson(*tensors) == pytest.approx(statistics.correlation(one, other), abs=1e-6)
 
 
 @given(st.lists(NUMBERS, min_size=6, max_size=6), st.lists(NUMBERS, min_size=6, max_size=6))
 def test_turned_pairs_against_a_loop(one: list[float], other: list[float]) -> None:
-    found = shares.flipped_pairs(torch.tensor(one).double(), torch.tensor(other).double(), 3, 1e-3)
+    found = flipped_pairs(torch.tensor(one).double(), torch.tensor(other).double(), 3, 1e-3)
     expected = [
         sum(
             abs(one[i] - one[j]) > 1e-3
@@ -74,9 +74,9 @@ def test_turned_pairs_against_a_loop(one: list[float], other: list[float]) -> No
 
 
 def test_quarters_leave_out_what_has_no_live_token_and_keep_equal_lengths_together() -> None:
-    assert shares.quarters(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])).tolist() == [-1, 0, 1, 2, 3]
-    assert shares.quarters(torch.tensor([7.0, 7.0, 7.0])).tolist() == [0, 0, 0]
-    assert shares.quarters(torch.tensor([0.0])).tolist() == [-1]
+    assert quarters(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])).tolist() == [-1, 0, 1, 2, 3]
+    assert quarters(torch.tensor([7.0, 7.0, 7.0])).tolist() == [0, 0, 0]
+    assert quarters(torch.tensor([0.0])).tolist() == [-1]
 
 
 @given(st.lists(st.none() | NUMBERS, min_size=6, max_size=6), st.sampled_from(["group", "batch", "none"]))

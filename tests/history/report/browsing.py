@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pyarrow.parquet
 
-from trl_grpo_ext.history.report.page_chunks import rounded
+from trl_grpo_ext.history.report.page_data import rounded
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
@@ -28,7 +28,7 @@ def why_no_browser() -> str | None:
     if importlib.util.find_spec("selenium") is None:
         return "selenium is not installed: pip install 'trl-grpo-ext[test]'"
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    return f"{' and '.join(missing)} not found: apt-get install chromium chromium-driver" if missing else None
+    return f"{' and '.join(missing)} not found: `make browser` installs them" if missing else None
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def empty_logs(driver: Any) -> None:
 
 
 def assert_silent(driver: Any) -> None:
-    """Nothing on the console, no script of a stranger has run, and nothing but the page itself was asked for."""
+    """Nothing on the console, no script of a completion has run, and nothing but the page itself was asked for."""
     assert driver.get_log("browser") == []
     assert driver.execute_script("return typeof window.pwned") == "undefined"
     sent = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]

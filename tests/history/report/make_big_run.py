@@ -20,7 +20,7 @@ import torch
 from tests.trained_tokenizers import byte_level
 from trl_grpo_ext.credit.alignment import token_offsets
 from trl_grpo_ext.records.manifest import FILE, Manifest, PluginRecord
-from trl_grpo_ext.records.manifest.settings import FILE as SETTINGS
+from trl_grpo_ext.records.settings import FILE as SETTINGS
 from trl_grpo_ext.records.token_records import TokenRecorder, write_records
 from trl_grpo_ext.testing.builders import make_rollout
 from trl_grpo_ext.types import Rollout

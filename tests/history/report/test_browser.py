@@ -1,13 +1,18 @@
-"""The page in a real browser: what is hovered was saved, filters find what they should, keys reach everything."""
+"""The page in a real browser: what is hovered was saved, filters find what they should, keys reach everything.
+
+Hostile completions are text and nothing else, and a watched page follows its training.
+"""
 
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from tests.history.report.browsing import (
@@ -28,8 +33,8 @@ from tests.history.report.browsing import (
     wait_until,
     why_no_browser,
 )
-from tests.history.report.make_big_run import write_big_run
-from trl_grpo_ext.history.report import load_runs
+from tests.history.report.make_big_run import HOSTILE, write_big_run, write_hostile_run
+from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report.page import visible, write_page
 
 NO_BROWSER = why_no_browser()
@@ -50,15 +55,32 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile")
+    run = write_hostile_run(folder / "run <img src=x onerror=window.pwned=9>")
+    return write_page([load_run(run)], folder / "report.html").path
+
+
 @pytest.fixture
 def opened(chromium: Any, big: Path) -> Iterator[Any]:
-    """The big report, freshly opened, with an empty log before it; afterwards nothing may have gone wrong."""
-    set_device(chromium, 1280, 900)
-    prefer_colours(chromium, "light")
-    empty_logs(chromium)
-    open_page(chromium, big / "report.html")
-    yield chromium
-    assert_silent(chromium)
+    """The big report, freshly opened; afterwards nothing may have gone wrong."""
+    yield from freshly(chromium, big / "report.html")
+
+
+@pytest.fixture
+def attacked(chromium: Any, hostile_page: Path) -> Iterator[Any]:
+    yield from freshly(chromium, hostile_page)
+
+
+def freshly(driver: Any, page: Path) -> Iterator[Any]:
+    """Open a page with an empty log before it."""
+    set_device(driver, 1280, 900)
+    prefer_colours(driver, "light")
+    empty_logs(driver)
+    open_page(driver, page)
+    yield driver
+    assert_silent(driver)
 
 
 # ---------------------------------------------------------------------------------------------- the size and the speed
@@ -79,11 +101,10 @@ def test_a_thousand_completions_can_be_used_in_two_seconds(opened: Any, big: Pat
 # ---------------------------------------------------------------------------------------------- one token
 
 
-@pytest.mark.parametrize("how", ["hover", "focus"])
-def test_a_token_shows_the_numbers_of_the_parquet_file(opened: Any, big: Path, how: str) -> None:
+def test_a_token_shows_the_numbers_of_the_parquet_file(opened: Any, big: Path) -> None:
     rows = {key(row): row for row in rows_of(big / "first")}
     compared = 0
-    for member in (0, 4):
+    for member, how in ((0, "hover"), (4, "focus")):
         row = rows[f"100/0/{member}"]
         places = parts(row)
         for number in (0, 1, 7, len(places) - 1, next(n for n, part in enumerate(places) if len(part) > 1)):
@@ -104,6 +125,13 @@ def test_a_token_shows_the_numbers_of_the_parquet_file(opened: Any, big: Path, h
             sign = {True: "up", False: "down"}[total > 0] if total else ""
             assert (sign in told["kind"].split()) if sign else not {"up", "down"} & set(told["kind"].split())
     assert compared >= 60
+    # A step that was not trained on says so.
+    choose(opened, "step", "1")
+    wait_until(opened, "return document.getElementById('prompt-title').textContent.includes('step 40')")
+    assert "Not trained on" in opened.execute_script("return document.querySelector('.card').textContent")
+    lines = dict(opened.execute_script(HOVER, 0, 0, "hover")["lines"])
+    assert lines["weight in the loss"] == ["–"]
+    assert read(lines["centred"][0]) != 0
 
 
 def parts(row: dict[str, Any]) -> list[list[int]]:
@@ -138,15 +166,6 @@ def test_the_real_pointer_shows_a_token_and_takes_it_away(opened: Any) -> None:
     wait_until(opened, "return document.getElementById('tip').hidden")
 
 
-def test_an_untrained_step_says_so(opened: Any) -> None:
-    choose(opened, "step", "1")
-    wait_until(opened, "return document.getElementById('prompt-title').textContent.includes('step 40')")
-    assert "Not trained on" in opened.execute_script("return document.querySelector('.card').textContent")
-    lines = dict(opened.execute_script(HOVER, 0, 0, "hover")["lines"])
-    assert lines["weight in the loss"] == ["–"]
-    assert read(lines["centred"][0]) != 0
-
-
 # ---------------------------------------------------------------------------------------------- filters, search, order
 
 
@@ -166,21 +185,18 @@ def expected(rows: list[dict[str, Any]], name: str, reward: str = "right_answer"
     return [key(row) for row in kept[name]]
 
 
-@pytest.mark.parametrize("reward", ["right_answer", "think_format"])
-def test_every_filter_finds_exactly_what_python_finds(opened: Any, big: Path, reward: str) -> None:
+def test_filters_and_search_find_exactly_what_python_finds(opened: Any, big: Path) -> None:
     rows = rows_of(big / "second")
     choose(opened, "run", "1")
     wait_until(opened, "return document.getElementById('step').options.length === 5")
-    choose(opened, "right", reward)
-    for name in ("wrong-rewarded", "right-punished", "longest", "truncated", "unparseable"):
-        choose(opened, "filter", name)
-        wanted = expected(rows, name, reward)
-        assert 0 < len(wanted) < 500 or (reward, name) == ("think_format", "unparseable"), name
-        assert found(opened) == wanted, name
-
-
-def test_the_search_finds_exactly_what_python_finds(opened: Any, big: Path) -> None:
-    rows = rows_of(big / "first")
+    for reward in ("right_answer", "think_format"):
+        choose(opened, "right", reward)
+        for name in ("wrong-rewarded", "right-punished", "longest", "truncated", "unparseable"):
+            choose(opened, "filter", name)
+            wanted = expected(rows, name, reward)
+            assert 0 < len(wanted) < 500 or (reward, name) == ("think_format", "unparseable"), name
+            assert found(opened) == wanted, name
+    choose(opened, "filter", "all")
     for text in ("naïve 30", "WAIT CHECK", "👩‍👩‍👧 first", "\\frac{1}{2} half", "not there at all"):
         opened.execute_script(
             "const s = document.getElementById('search'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))",
@@ -192,8 +208,9 @@ def test_the_search_finds_exactly_what_python_finds(opened: Any, big: Path) -> N
         assert bool(wanted) == (text != "not there at all")
 
 
-def test_results_stand_in_the_order_asked_for(opened: Any, big: Path) -> None:
-    rows = [row for row in rows_of(big / "first") if row["truncated"]]
+def test_results_stand_in_the_order_asked_for_and_lead_to_their_completions(opened: Any, big: Path) -> None:
+    rows = {key(row): row for row in rows_of(big / "first")}
+    truncated = [row for row in rows.values() if row["truncated"]]
     choose(opened, "filter", "truncated")
     orders: dict[str, Any] = {
         "reward-down": lambda row: -row["reward"],
@@ -202,21 +219,15 @@ def test_results_stand_in_the_order_asked_for(opened: Any, big: Path) -> None:
     }
     for name, by in orders.items():
         choose(opened, "sort", name)
-        assert found(opened) == [key(row) for row in sorted(rows, key=by)], name
-
-
-def test_a_result_leads_to_its_completion(opened: Any, big: Path) -> None:
-    rows = {key(row): row for row in rows_of(big / "first")}
-    choose(opened, "filter", "unparseable")
+        assert found(opened) == [key(row) for row in sorted(truncated, key=by)], name
     wanted = found(opened)[3]
     opened.execute_script('document.querySelector(`[data-key="${arguments[0]}"]`).click()', wanted)
     wait_until(opened, "return document.activeElement.classList.contains('card')")
     text = opened.execute_script("return document.activeElement.querySelector('.tokens').textContent")
     assert text.replace("\u21b5", "") == visible(rows[wanted]["completion"])
     assert opened.execute_script("return document.activeElement.dataset.member") == wanted.split("/")[2]
-    assert f"step {wanted.split('/')[0]}," in opened.execute_script(
-        "return document.getElementById('prompt-title').textContent"
-    )
+    title = opened.execute_script("return document.getElementById('prompt-title').textContent")
+    assert f"step {wanted.split('/')[0]}," in title
 
 
 # ---------------------------------------------------------------------------------------------- keys
@@ -258,7 +269,7 @@ def test_everything_can_be_reached_by_keys(opened: Any) -> None:
     wait_until(opened, "return document.getElementById('prompt-title').textContent.startsWith('Prompt 0 ')")
     press("]")
     wait_until(opened, "return document.getElementById('prompt-title').textContent.includes('step 100')")
-    press("]")  # there is none behind the last
+    press("]")  # there is none after the last
     assert "step 100" in at()
     wait_until(opened, "return document.activeElement.classList.contains('card')")
     press(Keys.ENTER)
@@ -315,7 +326,7 @@ def test_dark_follows_the_system_and_the_switch_overrules_it(opened: Any) -> Non
     assert not is_dark(opened)
 
 
-def test_on_a_phone_the_page_does_not_scroll_sideways(opened: Any) -> None:
+def test_on_a_phone_the_page_does_not_scroll_sideways_and_on_paper_the_controls_are_gone(opened: Any) -> None:
     set_device(opened, 375, 812, mobile=True)
     choose(opened, "filter", "truncated")
     assert len(found(opened)) > 0
@@ -326,10 +337,160 @@ def test_on_a_phone_the_page_does_not_scroll_sideways(opened: Any) -> None:
         ".filter((e) => e.getBoundingClientRect().height < 38).map((e) => e.id)"
     )
     assert small == []  # large enough for a finger
-
-
-def test_on_paper_the_controls_are_gone(opened: Any) -> None:
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     gone = opened.execute_script("return getComputedStyle(document.getElementById('toolbar')).display")
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})
     assert gone == "none"
+
+
+# ---------------------------------------------------------------------------------------------- hostile completions
+
+
+def test_hostile_completions_are_text_and_nothing_runs(attacked: Any) -> None:
+    texts = attacked.execute_script(
+        "return [...document.querySelectorAll('.card')]"
+        ".map((c) => [c.dataset.member, c.querySelector('.tokens').textContent])"
+    )
+    seen = {int(member): text for member, text in texts}
+    assert sorted(seen) == list(range(len(HOSTILE)))
+    for member, text in enumerate(HOSTILE):
+        whole = visible(text + "\ufffd\u00b7").replace("\n", "\u21b5\n")  # half a character, and the token that ends it
+        if len(text) < 1500:
+            assert seen[member].replace("\u00b7", "") == whole.replace("\u00b7", ""), text
+        else:
+            assert whole.startswith(seen[member])
+            assert len(seen[member]) <= 6000
+    for name in ("filter", "right", "sort"):
+        values = attacked.execute_script(
+            "return [...document.getElementById(arguments[0]).options].map((o) => o.value)", name
+        )
+        for value in values:
+            choose(attacked, name, value)
+            time.sleep(0.02)
+    for member in range(len(HOSTILE)):
+        assert attacked.execute_script(HOVER, member, 0, "hover")["hidden"] is False
+    foreign = "return document.querySelectorAll('.card script, .card img, .card svg, .card iframe').length"
+    assert attacked.execute_script(foreign) == 0
+
+
+def test_hostile_completions_stay_inside_their_cards_and_keep_their_direction(attacked: Any) -> None:
+    choose(attacked, "filter", "longest")
+    # 600 marks on one letter cannot be broken: they are cut off at the edge of their stretch.
+    marks = next(number for number, text in enumerate(HOSTILE) if text.startswith("Z\u0300"))
+    for width in (375, 1280):
+        set_device(attacked, width, 812, mobile=width < 500)
+        assert attacked.execute_script("return document.documentElement.scrollWidth") == width
+        assert attacked.execute_script(OVERFLOWING, marks) == []
+    kinds = attacked.execute_script(
+        "return [...document.querySelectorAll('.stretch')].map((e) => getComputedStyle(e)).map("
+        "(s, i) => [s.overflow, s.unicodeBidi, document.querySelectorAll('.stretch')[i].dir])"
+    )
+    assert {tuple(kind) for kind in kinds} == {("hidden", "isolate", "auto")}
+    member = next(number for number, text in enumerate(HOSTILE) if text.startswith("ש"))
+    direction = (
+        'return getComputedStyle(document.querySelector(`.card[data-member="${arguments[0]}"] .stretch`)).direction'
+    )
+    assert attacked.execute_script(direction, member) == "rtl"
+
+
+def test_a_hundred_thousand_characters_do_not_freeze_the_page(attacked: Any) -> None:
+    member = next(number for number, text in enumerate(HOSTILE) if len(text) == 100_000)
+    script = """
+    const card = document.querySelector(`.card[data-member="${arguments[0]}"]`);
+    const [spent, more] = [[], card.querySelector('button.more')];
+    while (!more.hidden) {
+      const begun = performance.now();
+      more.click();
+      card.getBoundingClientRect();
+      spent.push(performance.now() - begun);
+    }
+    return [Math.max(...spent), spent.length, card.querySelector('.tokens').textContent.length];
+    """
+    slowest, clicks, length = attacked.execute_script(script, member)
+    assert length >= 100_000
+    assert clicks < 10
+    assert slowest < 5000  # generous: a machine with other work; the last click adds about 40,000 tokens
+
+
+# ---------------------------------------------------------------------------------------------- really trained runs
+
+
+def test_a_really_trained_run_is_shown(chromium: Any, own_runs: Path) -> None:
+    write_page(load_runs([own_runs / "one", own_runs / "two"]), own_runs / "report.html")
+    set_device(chromium, 1280, 900)
+    empty_logs(chromium)
+    open_page(chromium, own_runs / "report.html")
+    row = pyarrow.parquet.read_table(sorted((own_runs / "one" / "token_records").iterdir())[-1]).to_pylist()[0]
+    told = chromium.execute_script(HOVER, row["member"], 0, "focus")
+    lines = dict(told["lines"])
+    assert [name for name, _ in told["lines"]][: len(row["stages"])] == row["stages"]
+    if row["advantage"] is not None:
+        assert read(lines["advantage in the loss"][0]) == shown(row["advantage"][0])
+        assert read(lines["log-probability"][0]) == shown(row["logp"][0])
+    drawn = chromium.execute_script(
+        "return [...document.querySelectorAll('figure svg')].map((s) => s.getBoundingClientRect().height)"
+    )
+    assert len(drawn) > 5
+    assert min(drawn) > 50
+    assert_silent(chromium)
+
+
+def test_tables_of_trl_alone_are_shown(chromium: Any, own_runs: Path) -> None:
+    shutil.rmtree(own_runs / "two" / "token_records")
+    write_page([load_run(own_runs / "two")], own_runs / "tables.html")
+    empty_logs(chromium)
+    open_page(chromium, own_runs / "tables.html")
+    table = pyarrow.parquet.read_table(sorted((own_runs / "two" / "completions").iterdir())[-1]).to_pylist()
+    cards = chromium.execute_script("return [...document.querySelectorAll('.card .tokens')].map((t) => t.textContent)")
+    assert cards == [visible(row["completion"]) for row in table[: len(cards)]]
+    assert len(cards) == 4
+    assert chromium.execute_script("return document.getElementById('legend').hidden") is True
+    assert_silent(chromium)
+
+
+# ---------------------------------------------------------------------------------------------- a training that goes on
+
+
+RELOADED = """
+if (!(performance.timeOrigin > arguments[0] && document.documentElement.dataset.ready)) return null;
+const value = (id) => document.getElementById(id).value;
+return { step: document.getElementById('step').selectedOptions[0].textContent, group: value('group'),
+  filter: value('filter'), sort: value('sort'), text: value('search'), run: value('run') };
+"""
+"""Where a page stands that has loaded itself again since then."""
+
+ORIGIN = "return performance.timeOrigin"
+
+
+def test_a_watched_page_loads_itself_again_and_stays_where_it_was(chromium: Any, own_runs: Path) -> None:
+    page = own_runs / "watched.html"
+    write_page(load_runs([own_runs / "one", own_runs / "two"]), page, reload_seconds=3)
+    set_device(chromium, 1280, 900)
+    open_page(chromium, page)
+    steps = chromium.execute_script("return [...document.getElementById('step').options].map((o) => o.textContent)")
+    chosen = {"run": "1", "step": "0", "group": "1", "filter": "truncated", "sort": "reward-up"}
+    for name, value in chosen.items():
+        choose(chromium, name, value)
+    place = wait_until(chromium, RELOADED, chromium.execute_script(ORIGIN))
+    assert place == {**chosen, "step": steps[0], "text": ""}
+    # Somebody who points at things is left alone.
+    chromium.execute_script("window.busy = setInterval(() => dispatchEvent(new Event('pointermove')), 50)")
+    begun = chromium.execute_script(ORIGIN)
+    time.sleep(4)
+    assert chromium.execute_script(ORIGIN) == begun
+
+
+def test_who_looks_at_the_newest_step_sees_the_next(chromium: Any, own_runs: Path) -> None:
+    page, newest = own_runs / "watched.html", sorted((own_runs / "one" / "token_records").iterdir())[-1]
+    table = own_runs / "one" / "completions" / newest.name.replace("step_", "completions_")
+    kept = {path: path.read_bytes() for path in (newest, table)}
+    for path in kept:
+        path.unlink()
+    write_page([load_run(own_runs / "one")], page, reload_seconds=3)
+    open_page(chromium, page)
+    shown = "Number(document.getElementById('step').selectedOptions[0].textContent)"
+    before = chromium.execute_script(f"return {shown}")
+    for path, content in kept.items():
+        path.write_bytes(content)
+    write_page([load_run(own_runs / "one")], page, reload_seconds=3)
+    assert wait_until(chromium, f"return document.documentElement.dataset.ready && {shown} > arguments[0]", before)

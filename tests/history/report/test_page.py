@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import math
@@ -26,12 +27,20 @@ from tests.history.report.make_big_run import (
     write_big_run,
     write_hostile_run,
 )
+from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
+from trl_grpo_ext.history.report import page as page_module
 from trl_grpo_ext.history.report.page import in_script, visible, write_page
-from trl_grpo_ext.history.report.page_chunks import pack, rounded, squeezed, unpack, unsqueeze
-from trl_grpo_ext.history.report.page_data import page_data
-from trl_grpo_ext.history.report.page_rows import plain_text, step_of, utf16_spans
+from trl_grpo_ext.history.report.page_data import (
+    pack,
+    page_data,
+    plain_text,
+    rounded,
+    squeezed,
+    step_of,
+    utf16_spans,
+)
 from trl_grpo_ext.records.token_records import write_records
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -101,7 +110,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(small: Path) -> Page:
+def shown(small: Path) -> Page:
     written = write_page(load_runs([small / "first", small / "second"]), small / "report.html")
     assert written.bytes == written.path.stat().st_size
     return Page(written.path.read_text(encoding="utf-8"))
@@ -117,58 +126,51 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 # ---------------------------------------------------------------------------------------------- nothing but itself
 
 
-def test_nothing_on_the_page_points_outside_it(page: Page) -> None:
-    for tag, attributes in page.elements:
+def test_nothing_on_the_page_points_outside_it(shown: Page) -> None:
+    ids = [a["id"] for _, a in shown.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in shown.elements:
         assert tag not in {"link", "img", "iframe", "object", "embed", "base", "image", "foreignobject"}
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
             assert name != "style", tag  # the policy would not apply it
             if name in ("href", "src", "xlink:href", "action", "srcset"):
                 assert str(value).startswith("#"), (tag, name, value)
+                assert str(value)[1:] in ids, (tag, name, value)
             for reference in re.findall(r"url\((.*?)\)", value or ""):
                 assert reference.startswith("#")
-    for text in [*page.styles, page.scripts[None]]:
+    for text in [*shown.styles, shown.scripts[None]]:
         assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest|WebSocket|import\(", text)
+    assert any(tag == "noscript" for tag, _ in shown.elements)
+    assert "scripts are switched off" in " ".join(shown.text)
 
 
-def test_the_references_of_the_figures_are_to_themselves(page: Page) -> None:
-    ids = [a["id"] for _, a in page.elements if "id" in a]
-    assert len(ids) == len(set(ids))
-    for _, attributes in page.elements:
-        for name in ("href", "xlink:href"):
-            if attributes.get(name):
-                assert str(attributes[name])[1:] in ids
-
-
-def test_the_policy_names_exactly_this_style_and_this_script(page: Page) -> None:
+def test_the_policy_names_exactly_this_style_and_this_script(shown: Page) -> None:
     def hashed(text: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
-    directives = dict(part.strip().split(" ", 1) for part in page.policy.split(";"))
+    directives = dict(part.strip().split(" ", 1) for part in shown.policy.split(";"))
     assert directives == {
         "default-src": "'none'",
-        "script-src": hashed(page.scripts[None]),
-        "style-src": hashed("".join(page.styles)),
+        "script-src": hashed(shown.scripts[None]),
+        "style-src": hashed("".join(shown.styles)),
         "img-src": "data:",
         "base-uri": "'none'",
         "form-action": "'none'",
     }
-    kinds = [attributes.get("type") for tag, attributes in page.elements if tag == "script"]
+    kinds = [attributes.get("type") for tag, attributes in shown.elements if tag == "script"]
     assert kinds.count(None) == 1
     assert set(kinds) == {None, "application/json", "application/gzip"}
 
 
 def test_the_scripts_never_make_elements_of_text() -> None:
-    for file in (Path(__file__).parents[3] / "trl_grpo_ext" / "report" / "assets").glob("*.js"):
+    files = [*(Path(page_module.__file__).parent / "assets").glob("*.js")]
+    assert files
+    for file in files:
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|DOMParser|setHTML|srcdoc",
             file.read_text(),
         ), file.name
-
-
-def test_the_page_says_what_is_lost_without_scripts(page: Page) -> None:
-    assert any(tag == "noscript" for tag, _ in page.elements)
-    assert "scripts are switched off" in " ".join(page.text)
 
 
 # -------------------------------------------------------------------------------- the data is what was saved
@@ -181,17 +183,34 @@ def saved(run: Path, step: int) -> list[dict[str, Any]]:
     return rows
 
 
+def unsqueeze(text: str) -> bytes:
+    return gzip.decompress(base64.b64decode(text))
+
+
+def unpack(content: bytes) -> tuple[list[int], dict[str, numpy.ndarray[Any, Any]]]:
+    """The tokens of each row, and the columns, as the page's script reads them."""
+    place = 4 + int.from_bytes(content[:4], "little")
+    header = json.loads(content[4:place])
+    total = sum(header["counts"])
+    columns: dict[str, numpy.ndarray[Any, Any]] = {}
+    for number, (name, kind) in enumerate(header["columns"]):
+        planes = numpy.frombuffer(content, numpy.uint8, 4 * total, place + 4 * total * number).reshape(4, total)
+        columns[name] = numpy.ascontiguousarray(planes.T).reshape(-1).view("<i4" if kind == "integer" else "<f4")
+    assert place + 4 * total * len(columns) == len(content)
+    return header["counts"], columns
+
+
 def slow_utf16(text: str, place: int) -> int:
     return len(text[:place].encode("utf-16-le")) // 2
 
 
-def test_the_embedded_data_is_that_of_the_parquet_files(page: Page, small: Path) -> None:
+def test_the_embedded_data_is_that_of_the_parquet_files(shown: Page, small: Path) -> None:
     seen = 0
-    for run in page.index["runs"]:
+    for run in shown.index["runs"]:
         for step in run["steps"]:
             rows = saved(small / run["name"], step["step"])
-            text = json.loads(unsqueeze(page.scripts[step["text"]]))
-            counts, columns = unpack(unsqueeze(page.scripts[step["numbers"]]))
+            text = json.loads(unsqueeze(shown.scripts[step["text"]]))
+            counts, columns = unpack(unsqueeze(shown.scripts[step["numbers"]]))
             assert [(row["group"], row["member"]) for row in rows] == list(
                 zip(step["group"], step["member"], strict=True)
             )
@@ -230,8 +249,8 @@ def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]
         numpy.testing.assert_allclose(part[name], wanted_values, **close)
 
 
-def test_the_credit_is_what_the_update_did(page: Page, small: Path) -> None:
-    for run in page.index["runs"]:
+def test_the_credit_is_what_the_update_did(shown: Page, small: Path) -> None:
+    for run in shown.index["runs"]:
         for step in run["steps"]:
             for row, credit in zip(saved(small / run["name"], step["step"]), step["credit"], strict=True):
                 live = [place for place, value in enumerate(row["live"]) if value]
@@ -240,12 +259,12 @@ def test_the_credit_is_what_the_update_did(page: Page, small: Path) -> None:
                 else:
                     wanted = sum(row["advantage"][place] * row["weight"][place] for place in live)
                 assert credit == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-    trained = {step["step"]: set(step["trained"]) for step in page.index["runs"][0]["steps"]}
+    trained = {step["step"]: set(step["trained"]) for step in shown.index["runs"][0]["steps"]}
     assert trained == {20: {True}, 40: {False}}
 
 
-def test_outcomes_come_from_trls_table_of_the_step(page: Page, small: Path) -> None:
-    for run in page.index["runs"]:
+def test_outcomes_come_from_trls_table_of_the_step(shown: Page, small: Path) -> None:
+    for run in shown.index["runs"]:
         for step in run["steps"]:
             table = pyarrow.parquet.read_table(
                 small / run["name"] / "completions" / f"completions_{step['step']:05d}.parquet"
@@ -389,22 +408,18 @@ def test_a_damaged_and_a_foreign_file_are_told_and_the_rest_is_shown(small: Path
         assert any(name in text for text in page.text), name
 
 
-def test_a_run_with_a_history_alone_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_page_without_completions_says_so(small: Path, tmp_path: Path) -> None:
     write_around(tmp_path / "run", 5)
     written = write_page([load_run(tmp_path / "run")], tmp_path / "report.html")
-    page = Page(written.path.read_text(encoding="utf-8"))
-    assert "No completions are on this page." in " ".join(page.text)
     assert any("Train with log_completions: true or token_records: 64" in note for note in written.notes)
+    left_out = write_page([load_run(small / "first")], tmp_path / "r.html", limit=0)
+    assert Page(left_out.path.read_text(encoding="utf-8")).index == {"runs": []}
+    for path in (written.path, left_out.path):
+        assert "No completions are on this page." in " ".join(Page(path.read_text(encoding="utf-8")).text)
 
 
-def test_limit_zero_leaves_the_completions_out(small: Path, tmp_path: Path) -> None:
-    page = Page(write_page([load_run(small / "first")], tmp_path / "r.html", limit=0).path.read_text(encoding="utf-8"))
-    assert page.index == {"runs": []}
-    assert "No completions are on this page." in " ".join(page.text)
-
-
-def test_what_cannot_be_written_is_refused(small: Path, tmp_path: Path) -> None:
-    run = load_run(small / "first")
+def test_what_cannot_be_written_is_refused(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    run = load_run(write_history(tmp_path_factory.mktemp("run"), [{"step": 1, "loss": 1.0}]))
     with pytest.raises(ConfigurationError, match="limit must be"):
         write_page([run], tmp_path / "r.html", limit=-1)
     with pytest.raises(ConfigurationError, match="no run to show"):
@@ -417,8 +432,8 @@ def test_what_cannot_be_written_is_refused(small: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
-def test_differences_between_runs_stand_first(page: Page) -> None:
-    lines = [attributes for tag, attributes in page.elements if tag == "tr" and attributes.get("class") == "differs"]
+def test_differences_between_runs_stand_first(shown: Page) -> None:
+    lines = [attributes for tag, attributes in shown.elements if tag == "tr" and attributes.get("class") == "differs"]
     assert len(lines) == 4  # beta, and the parameters of three rewards
-    text = " ".join(" ".join(page.text).split())
+    text = " ".join(" ".join(shown.text).split())
     assert text.index("beta") < text.index("learning_rate")

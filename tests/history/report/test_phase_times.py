@@ -70,11 +70,10 @@ def test_each_phase_gets_its_own_time_and_they_add_up(tiny_model: Path, tmp_path
     ("selection", "there"),
     [
         ({}, False),
-        ({"advantage_hooks": ["centred"]}, True),
         ({"token_records": 4}, True),
         ({"rewards": ["think_format"]}, True),
     ],
-    ids=["nothing", "a hook", "records", "a reward"],
+    ids=["nothing", "records", "a reward"],
 )
 def test_only_a_run_with_something_selected_has_them(
     tiny_model: Path, tmp_path: Path, selection: dict[str, Any], there: bool

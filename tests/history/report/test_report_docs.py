@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
+import numpy as np
 from typer.main import get_command
 
 from trl_grpo_ext.cli.main import app
-from trl_grpo_ext.history.report.plots import PLOTS
+from trl_grpo_ext.history.report.figures import PLOTS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "report.md").read_text(encoding="utf-8")
 
@@ -26,10 +28,19 @@ def test_the_table_has_every_option() -> None:
     assert set(re.findall(r"^\| `(--[\w-]+)", table, re.MULTILINE)) == options - {"--help"}
 
 
-def test_the_python_block_runs(trained_once: tuple[Path, Any], tmp_path: Path, capsys: Any) -> None:
+def test_the_python_block_writes_pictures_with_stable_names(
+    trained_once: tuple[Path, Any], tmp_path: Path, capsys: Any
+) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(block, names)
-    files = names["pictures"]([trained_once[0] / "one"], tmp_path)
-    assert len(files) == len(list(tmp_path.glob("*.png"))) == len(PLOTS) - 1
+    files = names["pictures"]([trained_once[0] / "one"], tmp_path / "new" / "figures")
+    assert sorted(path.name for path in (tmp_path / "new" / "figures").iterdir()) == sorted(f.name for f in files)
+    assert {path.stem for path in files} == {plot.name for plot in PLOTS} - {"sampling_ratio"}
     assert capsys.readouterr().out.startswith("one\n  4\n")
+    for path in files:
+        picture = matplotlib.image.imread(path)
+        assert picture.shape[0] > 200
+        assert picture.shape[1] == 960
+        assert len(np.unique((picture[..., :3] * 255).astype(int) @ [65536, 256, 1])) > 10  # not blank
+        assert picture[0, 0].tolist()[:3] == [1.0, 1.0, 1.0]  # on white

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
+from trl_grpo_ext.history.report.drawing import live_values
 from trl_grpo_ext.history.report.run import LOG, STATE
-from trl_grpo_ext.history.report.token_figures import live_values
 
 HISTORY = [{"loss": 0.5, "reward": 1.0, "step": 1}, {"loss": 0.25, "reward": 2.0, "step": 2}]
 
@@ -62,31 +62,21 @@ def test_either_source_gives_the_whole_history(own_runs: Path, trained_once: Any
     assert [entry["step"] for entry in load_run(folder).history if "reward" in entry] == steps
 
 
-def test_a_checkpoint_cut_off_leaves_the_one_before(own_runs: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut off", "no state"])
+def test_a_checkpoint_that_is_not_whole_leaves_the_one_before(own_runs: Path, damage: str) -> None:
     folder = own_runs / "one"
     (folder / LOG).unlink()
     state = folder / "checkpoint-4" / STATE
-    state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
+    if damage == "cut off":
+        state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
+    else:
+        state.unlink()
     run = load_run(folder)
     assert run.last_step == 2
-    assert told(run, str(state), "not whole JSON", "older checkpoint")
+    assert told(run, "checkpoint-4", "not whole", "An older")  # which was read
 
 
-def test_a_checkpoint_without_a_state_is_told(own_runs: Path) -> None:
-    folder = own_runs / "one"
-    (folder / LOG).unlink()
-    (folder / "checkpoint-4" / STATE).unlink()
-    run = load_run(folder)
-    assert run.last_step == 2
-    assert told(run, "checkpoint-4", "not whole")
-
-
-def test_the_history_of_a_recipe_is_read(tmp_path: Path) -> None:
-    run = load_run(write_history(tmp_path, HISTORY, "metrics.json"))
-    assert run.history == HISTORY
-
-
-def test_the_source_that_goes_furthest_counts(tmp_path: Path) -> None:
+def test_the_source_that_goes_furthest_counts_a_recipes_history_too(tmp_path: Path) -> None:
     write_history(tmp_path, HISTORY[:1])
     run = load_run(write_history(tmp_path, HISTORY, "metrics.json"))
     assert run.history == HISTORY
@@ -260,7 +250,7 @@ def test_what_may_not_be_read_is_told() -> None:
 # ---------------------------------------------------------------------------------------------- several
 
 
-def test_several_runs_get_different_names(tmp_path: Path) -> None:
+def test_several_runs_get_different_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = ["a/run", "b/run", "c/other", "x/b/run", "a/run"]
     for place in places:
         write_history(tmp_path / place, HISTORY)
@@ -268,16 +258,12 @@ def test_several_runs_get_different_names(tmp_path: Path) -> None:
     assert [run.name for run in runs] == ["a/run", "b/run", "other", "b/run (2)"]
     with pytest.raises(ConfigurationError, match="No run is named"):
         load_runs([])
-
-
-def test_the_folder_one_stands_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_history(tmp_path / "here", HISTORY)
-    monkeypatch.chdir(tmp_path / "here")
-    assert load_run(".").name == "here"
+    monkeypatch.chdir(tmp_path / "c" / "other")
+    assert load_run(".").name == "other"
 
 
 def test_a_file_too_large_to_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_history(tmp_path, HISTORY)
-    monkeypatch.setattr("trl_grpo_ext.history.report.files.LARGEST", 10)
+    monkeypatch.setattr("trl_grpo_ext.history.report.run.LARGEST", 10)
     assert told(load_run(tmp_path), STATE, "more than the 10")
     assert json.loads((tmp_path / STATE).read_text())

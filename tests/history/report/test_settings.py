@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import arguments, length_reward, train
 from trl_grpo_ext.errors import ManifestError
-from trl_grpo_ext.records.manifest.settings import ALWAYS, FILE, NEVER, settings_of
+from trl_grpo_ext.records.settings import ALWAYS, FILE, NEVER, settings_of
 
 
 @dataclass

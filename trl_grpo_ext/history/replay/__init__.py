@@ -1,13 +1,13 @@
 """Two selections of plugins on the same saved completions, compared without any model.
 
-    from trl_grpo_ext.replay import replay
+    from trl_grpo_ext.history.replay import replay
 
     comparison = replay("outputs/run", ["a.yaml", "b.yaml"])
     comparison.pairs[0].moved      # share of the gradient mass that lies on other completions
     comparison.plain()             # everything, for JSON
 
-The parts: `files`, `saved`, `groups`, `tokens` and `columns` read; `selections` loads the plugins; `scores` and
-`played` run them in the trainer's order; `shares`, `compare` and `comparison` are the numbers.
+The parts: `saved` and `tokens` read, `selections` loads the plugins, `played` runs them in the trainer's order, and
+`comparison` has the numbers.
 """
 
 from __future__ import annotations
@@ -17,16 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
-from .columns import join_columns
-from .compare import (
-    by_correctness,
-    by_length,
-    by_position,
-    correct_values,
-    pair,
-    selection_numbers,
-    totals_of,
-)
 from .comparison import (
     Comparison,
     Disagreement,
@@ -36,10 +26,16 @@ from .comparison import (
     RewardNumbers,
     SelectionNumbers,
     Side,
+    by_correctness,
+    by_length,
+    by_position,
+    correct_values,
+    pair,
+    selection_numbers,
+    totals_of,
 )
-from .played import Played, play
-from .saved import SavedBatch, read_saved
-from .scores import Scorer
+from .played import Played, Scorer, play
+from .saved import SavedBatch, join_columns, read_saved
 from .selections import ReplaySelection, read_selections
 from .tokens import Tokenize, load_tokenizer
 

@@ -1,4 +1,4 @@
-"""What a replay found: everything that the command prints, as data classes with `plain()`.
+"""What a replay found: everything that the command prints, as data classes with `plain()`, and how it is computed.
 
 A share of gradient mass is a part of `Σ weight · |advantage|` over all tokens of all completions. A number that is not
 defined (a share of nothing, the correlation of what does not vary) is None.
@@ -7,15 +7,21 @@ defined (a share of nothing, the correlation of what does not vary) is None.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .played import Played
-    from .saved import SavedBatch
+import torch
 
-_NOT_PLAIN = ("batches", "played")
+from ...credit.flow import plugin_label
+from ...credit.signal import ROUNDING
+from ...errors import ConfigurationError
+from .played import Played
+from .saved import SavedBatch, join_key, number_of
+from .selections import ReplaySelection
+from .tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,16 +225,335 @@ class Comparison:
 
     def plain(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON can hold it."""
-        return {
-            field_.name: _plain(getattr(self, field_.name))
-            for field_ in dataclasses.fields(self)
-            if field_.name not in _NOT_PLAIN
-        }
+        whole = dataclasses.asdict(dataclasses.replace(self, batches=(), played={}))
+        return {name: value for name, value in whole.items() if name not in ("batches", "played")}
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field_.name: _plain(getattr(value, field_.name)) for field_ in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+# ----------------------------------------------------------------------------------------- from batches to numbers
+
+
+_QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
+_SAME = 1e-6
+"""Shares of the mass that differ by no more, relative to the largest, differ by rounding."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One selection's numbers of all `N` completions, in float64."""
+
+    selection: ReplaySelection
+    rewards_N: torch.Tensor
+    advantages_N: torch.Tensor
+    weights_N: torch.Tensor
+    lengths_N: torch.Tensor
+    mass_N: torch.Tensor
+    positive_N: torch.Tensor
+    tenths_N: torch.Tensor
+
+    @property
+    def shares_N(self) -> torch.Tensor:
+        """Each completion's share of the gradient mass; zeros where there is none."""
+        return self.mass_N / self.mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def totals_of(selection: ReplaySelection, played: Sequence[Played], tokens: Sequence[Tokens]) -> Totals:
+    """Put the batches of one selection together."""
+    positive = [one.mass_B_T.where(one.advantages_B_T > 0, 0.0).double().sum(dim=1) for one in played]
+    masks = [of_batch.completion_mask_B_T for of_batch in tokens]
+    return Totals(
+        selection=selection,
+        rewards_N=torch.cat([one.rewards_B for one in played]).double(),
+        advantages_N=torch.cat([one.advantages_B for one in played]).double(),
+        weights_N=torch.cat([one.weights_B_T.double().sum(dim=1) for one in played]),
+        lengths_N=torch.cat([one.mask_B_T.sum(dim=1) for one in played]).double(),
+        mass_N=torch.cat([one.mass_B_T.double().sum(dim=1) for one in played]),
+        positive_N=torch.cat(positive),
+        tenths_N=torch.cat([by_tenth(one.mass_B_T, mask) for one, mask in zip(played, masks, strict=True)]),
+    )
+
+
+def selection_numbers(totals: Totals, played: Sequence[Played]) -> SelectionNumbers:
+    """The numbers of one selection."""
+    selection = totals.selection
+    mean, std = _mean_and_std(totals.rewards_N)
+    signal = torch.cat([one.signal_Q for one in played]).double()
+    return SelectionNumbers(
+        name=selection.name,
+        rewards=_rewards(played),
+        hooks=tuple(selection.hook_names),
+        aggregation=plugin_label(selection.aggregation),
+        aggregation_of=None if selection.own_aggregation else selection.settings["loss_type"],
+        reward_mean=mean,
+        reward_std=std,
+        without_signal=1.0 - float(signal.mean()),
+        advantage_std=_mean_and_std(totals.advantages_N)[1],
+        positive_mass=share(totals.positive_N, totals.mass_N),
+        total_weight=float(totals.weights_N.sum()) / len(played),
+    )
+
+
+def by_length(all_totals: Sequence[Totals]) -> list[Part]:
+    """Quarters of the completions by their live tokens under the base."""
+    lengths_N = all_totals[0].lengths_N
+    quarters_N = quarters(lengths_N)
+    parts = []
+    for number, name in enumerate(_QUARTERS):
+        chosen_N = quarters_N == number
+        if chosen_N.any():
+            low, high = int(lengths_N[chosen_N].min()), int(lengths_N[chosen_N].max())
+            name = f"{name} ({low:,} tokens)" if low == high else f"{name} ({low:,} to {high:,} tokens)"
+        parts.append(_part(name, chosen_N, all_totals))
+    return parts
+
+
+def by_correctness(values: Sequence[float | None], right_at: float, all_totals: Sequence[Totals]) -> list[Part]:
+    """Right and wrong completions, and those without a value where there are any."""
+    values_N = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+    chosen = {"right": values_N >= right_at, "wrong": values_N < right_at, "no value": values_N.isnan()}
+    parts = [_part(name, chosen_N, all_totals) for name, chosen_N in chosen.items()]
+    return [part for part in parts if part.name != "no value" or part.completions]
+
+
+def by_position(all_totals: Sequence[Totals]) -> list[Part]:
+    """Tenths of every completion."""
+    parts = []
+    for tenth in range(TENTHS):
+        mass = {one.selection.name: share(one.tenths_N[:, tenth], one.mass_N) for one in all_totals}
+        parts.append(Part(name=f"{tenth * 10} to {tenth * 10 + 10} %", mass=mass))
+    return parts
+
+
+def correct_values(name: str, batches: Sequence[SavedBatch], played: Sequence[Sequence[Played]]) -> list[float | None]:
+    """A number for each completion: a reward's of the first selection that has it, else a saved one, else a column.
+
+    Args:
+        name: Of the reward or the column.
+        batches: What was replayed.
+        played: For each selection, what it made of each batch.
+
+    Raises:
+        ConfigurationError: There is no such reward or column, or its values are no numbers.
+    """
+    for of_batches in played:
+        if all(name in one.reward_names for one in of_batches):
+            return [
+                None if math.isnan(value) else value
+                for one in of_batches
+                for value in one.rewards_B_K[:, list(one.reward_names).index(name)].tolist()
+            ]
+    values: list[float | None] = []
+    for batch in batches:
+        found: Sequence[Any] | None = batch.rewards.get(name, batch.columns.get(name))
+        if found is None:
+            known = sorted({*batch.rewards, *batch.columns, *(n for of in played for n in of[0].reward_names)})
+            raise ConfigurationError(
+                f"--correct {name!r} is no reward of a selection and no column of {batch.where}; there are: "
+                f"{', '.join(known) or 'none'}."
+            )
+        numbers = [number_of(value) for value in found]
+        if all(number is None for number in numbers):
+            raise ConfigurationError(
+                f"--correct {name!r}: the column holds {found[0]!r:.60}, expected numbers or true/false."
+            )
+        values += numbers
+    return values
+
+
+def pair(
+    base: Totals, other: Totals, played: Mapping[str, Sequence[Played]], batches: Sequence[SavedBatch], show: int
+) -> Pair:
+    """The base and another selection: how far they agree, and where not."""
+    names = base.selection.name, other.selection.name
+    has_mass = bool(base.mass_N.sum() > 0) and bool(other.mass_N.sum() > 0)
+    differences_N = (base.shares_N - other.shares_N).abs()
+    # In whole multiples of what is rounding, so that the order of equal differences is that of the file.
+    steps_N = (differences_N / (_SAME * base.shares_N.max())).round() if has_mass else torch.zeros_like(differences_N)
+    worst = steps_N.argsort(descending=True, stable=True)[:show].tolist()
+    rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]  # by place
+    turned = _turned(base, other, batches)
+    both_signs = [signs(one.advantages_N, ROUNDING) for one in (base, other)]
+    return Pair(
+        base=names[0],
+        other=names[1],
+        pearson=pearson(base.advantages_N, other.advantages_N),
+        spearman=spearman(base.advantages_N, other.advantages_N),
+        same_sign=float((both_signs[0] == both_signs[1]).double().mean()),
+        moved=float(differences_N.sum()) / 2 if has_mass else None,
+        moved_between_tokens=_moved_between_tokens(base, other, played) if has_mass else None,
+        groups_flipped=sum(pairs > 0 for pairs in turned.values()) / len(turned),
+        disagreements=[_disagreement(rows[place], place, base, other) for place in worst if steps_N[place] > 0],
+        flips=[
+            _ranking_flip(rows[place], place, turned[place], base, other)
+            for place in sorted(turned, key=lambda place: -turned[place])[:show]
+            if turned[place]
+        ],
+    )
+
+
+def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[Totals]) -> Part:
+    lengths_N = all_totals[0].lengths_N
+    some = bool(chosen_N.any())
+    advantage, weight = {}, {}
+    for one in all_totals:
+        mean_weight = float(one.weights_N.mean())
+        advantage[one.selection.name] = float(one.advantages_N[chosen_N].mean()) if some else None
+        relative = float(one.weights_N[chosen_N].mean()) / mean_weight if some and mean_weight > 0 else None
+        weight[one.selection.name] = relative
+    return Part(
+        name=name,
+        completions=int(chosen_N.sum()),
+        tokens=share(lengths_N[chosen_N], lengths_N),
+        mass={one.selection.name: share(one.mass_N[chosen_N], one.mass_N) for one in all_totals},
+        advantage=advantage,
+        weight=weight,
+    )
+
+
+def _rewards(played: Sequence[Played]) -> list[RewardNumbers]:
+    names = dict.fromkeys(name for one in played for name in one.reward_names)
+    numbers = []
+    for name in names:
+        having = [one for one in played if name in one.reward_names]
+        values = torch.cat([one.rewards_B_K[:, list(one.reward_names).index(name)] for one in having]).double()
+        outcomes: Counter[str] = Counter()
+        for one in having:
+            outcomes.update(one.outcomes.get(name, {}))
+        mean, std = _mean_and_std(values)
+        numbers.append(
+            RewardNumbers(name=name, mean=mean, std=std, none=int(values.isnan().sum()), outcomes=dict(outcomes))
+        )
+    return numbers
+
+
+def _mean_and_std(values: torch.Tensor) -> tuple[float | None, float | None]:
+    known = values[~values.isnan()]
+    return (float(known.mean()) if len(known) else None, float(known.std()) if len(known) > 1 else None)
+
+
+def _turned(base: Totals, other: Totals, batches: Sequence[SavedBatch]) -> dict[int, int]:
+    """By the place of each group's first completion, the pairs that are turned."""
+    turned: dict[int, int] = {}
+    first = 0
+    for batch in batches:
+        rows, size = slice(first, first + len(batch.texts)), batch.num_generations
+        pairs_Q = flipped_pairs(base.advantages_N[rows], other.advantages_N[rows], size, ROUNDING)
+        turned |= {first + group * size: int(pairs) for group, pairs in enumerate(pairs_Q.tolist())}
+        first = rows.stop
+    return turned
+
+
+def _moved_between_tokens(base: Totals, other: Totals, played: Mapping[str, Sequence[Played]]) -> float:
+    mass, other_mass = base.mass_N.sum(), other.mass_N.sum()
+    both = zip(played[base.selection.name], played[other.selection.name], strict=True)
+    return sum(float((a.mass_B_T.double() / mass - b.mass_B_T.double() / other_mass).abs().sum()) for a, b in both) / 2
+
+
+def _disagreement(at: tuple[SavedBatch, int], place: int, base: Totals, other: Totals) -> Disagreement:
+    batch, row = at
+    return Disagreement(
+        step=batch.step,
+        group=str(batch.group_names[row]),
+        member=row % batch.num_generations,
+        tokens=int(base.lengths_N[place]),
+        prompt=join_key(batch.prompts[row]),
+        completion=batch.texts[row],
+        base=_side(base, place),
+        other=_side(other, place),
+    )
+
+
+def _side(totals: Totals, place: int) -> Side:
+    reward = float(totals.rewards_N[place])
+    return Side(
+        reward=None if math.isnan(reward) else reward,
+        advantage=float(totals.advantages_N[place]),
+        weight=float(totals.weights_N[place]),
+        mass=float(totals.shares_N[place]),
+    )
+
+
+def _ranking_flip(at: tuple[SavedBatch, int], place: int, pairs: int, base: Totals, other: Totals) -> RankingFlip:
+    batch, row = at
+    rows = slice(place, place + batch.num_generations)
+    return RankingFlip(
+        step=batch.step,
+        group=str(batch.group_names[row]),
+        pairs=pairs,
+        prompt=join_key(batch.prompts[row]),
+        base=base.advantages_N[rows].tolist(),
+        other=other.advantages_N[rows].tolist(),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ shares and ranks
+
+
+TENTHS = 10
+
+
+def by_tenth(mass_B_T: torch.Tensor, completion_mask_B_T: torch.Tensor) -> torch.Tensor:
+    """The mass in each tenth of each completion, `(B, 10)`; the rows' sums are those of `mass_B_T`.
+
+    A token of a completion of n tokens covers 1/n of it. Where the end of a tenth cuts a token its mass is parted in
+    proportion, so completions shorter than ten tokens are in all tenths.
+    """
+    lengths_B = completion_mask_B_T.sum(dim=1).double()
+    sums_B_S = torch.nn.functional.pad(mass_B_T.double().cumsum(dim=1), (1, 0))  # up to the start of each token
+    bounds_B_11 = lengths_B.unsqueeze(1) * torch.linspace(0, 1, TENTHS + 1, dtype=torch.float64)
+    last = sums_B_S.size(1) - 1
+    below_B_11 = bounds_B_11.floor().long().clamp(max=last)
+    above_B_11 = (below_B_11 + 1).clamp(max=last)
+    low_B_11, high_B_11 = sums_B_S.gather(1, below_B_11), sums_B_S.gather(1, above_B_11)
+    return (low_B_11 + (bounds_B_11 - below_B_11) * (high_B_11 - low_B_11)).diff(dim=1)
+
+
+def quarters(lengths_N: torch.Tensor) -> torch.Tensor:
+    """Which quarter of the completions each belongs to by its length, 0 to 3; -1 for those without a live token.
+
+    A length on a bound belongs to the shorter quarter, so completions of one length are all in one.
+    """
+    live_N = lengths_N > 0
+    if not live_N.any():
+        return torch.full_like(lengths_N, -1).long()
+    bounds = torch.quantile(lengths_N[live_N].double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+    return torch.where(live_N, torch.bucketize(lengths_N.double(), bounds), -1)
+
+
+def share(part: torch.Tensor, whole: torch.Tensor) -> float | None:
+    """What part of a sum is; None of nothing."""
+    total = float(whole.sum())
+    return float(part.sum()) / total if total > 0 else None
+
+
+def pearson(one_N: torch.Tensor, other_N: torch.Tensor) -> float | None:
+    """Pearson's correlation; None where one of the two does not vary."""
+    one_N, other_N = one_N.double() - one_N.double().mean(), other_N.double() - other_N.double().mean()
+    size = float(one_N.norm() * other_N.norm())
+    return float(one_N @ other_N) / size if size > 0 else None
+
+
+def spearman(one_N: torch.Tensor, other_N: torch.Tensor) -> float | None:
+    """Spearman's rank correlation, equal values sharing their mean rank; None where one of the two does not vary."""
+    return pearson(ranks(one_N), ranks(other_N))
+
+
+def ranks(values_N: torch.Tensor) -> torch.Tensor:
+    """Each value's rank from 1, equal values sharing their mean rank."""
+    found: tuple[torch.Tensor, ...] = values_N.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+    _, places_N, counts = found
+    last = counts.cumsum(0).double()
+    mean_ranks: torch.Tensor = last - (counts.double() - 1) / 2
+    return mean_ranks[places_N]
+
+
+def signs(values_N: torch.Tensor, nothing: float) -> torch.Tensor:
+    """-1, 0 or 1, where values up to `nothing` are 0."""
+    return torch.where(values_N.abs() <= nothing, torch.zeros_like(values_N), values_N.sign())
+
+
+def flipped_pairs(one_B: torch.Tensor, other_B: torch.Tensor, size: int, nothing: float) -> torch.Tensor:
+    """For each group of `size` rows, how many of its pairs stand the other way round in the other ranking, `(Q,)`."""
+    one_Q_G, other_Q_G = one_B.view(-1, size), other_B.view(-1, size)
+    one_Q_G_G = signs(one_Q_G.unsqueeze(2) - one_Q_G.unsqueeze(1), nothing)
+    other_Q_G_G = signs(other_Q_G.unsqueeze(2) - other_Q_G.unsqueeze(1), nothing)
+    return (one_Q_G_G * other_Q_G_G < 0).sum(dim=(1, 2)) // 2

@@ -1,29 +1,37 @@
 """One selection on one saved batch: the same order of things as in the trainer, without a model.
 
-A loss forward of the replay has the whole batch in one micro-batch of one optimizer step, with the saved
-log-probabilities as those of the old and of the current policy. So the policy ratio is 1, where the gradient of each of
-TRL's loss types is the same up to a constant (`cispo` bounds the ratio): a token's score, which is the gradient of its
-log-probability, times its weight, times its advantage.
+The rewards are saved ones, or those of functions, each called once for all selections. A loss forward of the replay has
+the whole batch in one micro-batch of one optimizer step, with the saved log-probabilities as those of the old and of
+the current policy. So the policy ratio is 1, where the gradient of each of TRL's loss types is the same up to a
+constant (`cispo` bounds the ratio): a token's score, which is the gradient of its log-probability, times its weight,
+times its advantage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import inspect
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ...credit import flow
 from ...credit.chain import HookChain
-from ...credit.groups import SPREAD
-from ...credit.signal import signal_of, signal_table
-from ...types import Forward, Rollout, StepTotals, Totals, implements
-from .estimators import group_advantages, weighted_sum
-from .saved import SavedBatch
-from .scores import Scorer, Scores
-from .selections import ReplaySelection, check_replayable
+from ...credit.signal import groups_have_signal, signal_of, signal_table
+from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
+from ...guard.calls import NOT_COLUMNS, call
+from ...guard.outcomes import OUTCOME_SUFFIX
+from ...guard.reward_watch import RewardWatch
+from ...types import Forward, Rollout, Span, StepTotals, Totals, implements
+from .saved import SavedBatch, text_of_message
+from .selections import ReplaySelection, RewardSource, check_replayable
 from .tokens import Tokens
+
+EPSILON = 1e-4
+"""What TRL adds to a standard deviation before it divides."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +164,7 @@ def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
 def _forward(rollout: Rollout, tokens: Tokens) -> Forward:
     assert tokens.logps_B_T is not None  # `check_replayable` has seen to it
     assert tokens.entropies_B_T is not None
-    known_B = rollout.rewards_B.nan_to_num(nan=torch.inf).view(-1, rollout.num_generations)
-    low_Q = known_B.amin(dim=1)
-    high_Q = rollout.rewards_B.nan_to_num(nan=-torch.inf).view(-1, rollout.num_generations).amax(dim=1)
-    nobody_Q = low_Q.isinf()
-    low_Q, high_Q = low_Q.masked_fill(nobody_Q, 0.0), high_Q.masked_fill(nobody_Q, 0.0)
-    equal_Q = high_Q - low_Q <= SPREAD * torch.maximum(low_Q.abs(), high_Q.abs()).clamp(min=1.0)
+    differ_Q = groups_have_signal(rollout.rewards_B, torch.zeros_like(rollout.rewards_B), rollout.group_ids_B)
     return Forward(
         logps_B_T=tokens.logps_B_T,
         entropies_B_T=tokens.entropies_B_T,
@@ -170,7 +173,7 @@ def _forward(rollout: Rollout, tokens: Tokens) -> Forward:
         completion_ids_B_T=rollout.completion_ids_B_T,
         rewards_B=rollout.rewards_B,
         group_baselines_B=rollout.group_baselines_B,
-        zero_variance_B=equal_Q.repeat_interleave(rollout.num_generations),
+        zero_variance_B=~differ_Q[rollout.group_ids_B],
         step=rollout.step,
     )
 
@@ -183,3 +186,243 @@ def _slopes(aggregation: Any, advantages_B_T: torch.Tensor, rollout: Rollout) ->
         totals = replace(rollout.totals, step=step)
         loss = flow.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, totals)
         return flow.reduced_weights(aggregation, loss, loss_B_T, rollout.mask_B_T).detach()
+
+
+# --------------------------------------------------------------------------------------------------------- rewards
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What reward functions get as `trainer_state`: of a finished run only the step is known."""
+
+    global_step: int
+
+
+@dataclass(frozen=True)
+class OneReward:
+    """What one reward gave a batch.
+
+    Attributes:
+        values: `B` numbers or Nones.
+        spans: Where it gave spans, those of each completion, in characters of `SavedBatch.texts`.
+        outcomes: How many completions had which outcome, where the reward tells.
+    """
+
+    values: Sequence[float | None]
+    spans: Sequence[Sequence[Span] | None] | None = None
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All rewards of a batch under one selection."""
+
+    names: Sequence[str]
+    weights_K: torch.Tensor
+    rewards_B_K: torch.Tensor
+    spans: Mapping[str, Sequence[Sequence[Span] | None]]
+    outcomes: Mapping[str, Mapping[str, int]]
+    saved_sum_B: torch.Tensor | None = None
+    """The weighted sum as it was saved, where the saved rewards are taken with whatever weights they had."""
+
+
+class Scorer:
+    """Scores batches, and remembers what a reward gave the batch at hand for the next selection that has it too.
+
+    Args:
+        joined: Whether columns were joined from a dataset, for messages.
+    """
+
+    def __init__(self, joined: bool = False) -> None:
+        self._joined = joined
+        self._batch: SavedBatch | None = None
+        self._known: dict[str, OneReward] = {}
+
+    def scores(self, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> Scores:
+        """The rewards of a batch under a selection.
+
+        Raises:
+            ConfigurationError: A saved reward or a column is not there.
+            RewardError, PluginOutputError, PluginRunError: A reward failed; the message names the completion.
+        """
+        if batch is not self._batch:
+            self._batch, self._known = batch, {}
+        sources = _saved_sources(selection, batch) if selection.rewards is None else selection.rewards
+        found = {source.name: self._one(source, selection, batch, tokens) for source in sources}
+        columns = [[math.nan if value is None else float(value) for value in one.values] for one in found.values()]
+        as_saved = selection.rewards is None and selection.settings["reward_weights"] is None
+        return Scores(
+            names=list(found),
+            weights_K=torch.tensor([source.weight for source in sources], dtype=torch.float32),
+            rewards_B_K=torch.tensor(columns, dtype=torch.float32).T.contiguous(),
+            spans={name: one.spans for name, one in found.items() if one.spans is not None},
+            outcomes={name: one.outcomes for name, one in found.items() if one.outcomes},
+            saved_sum_B=_numbers(batch.reward) if as_saved and batch.reward is not None else None,
+        )
+
+    def _one(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
+        if source.saved is not None:
+            if source.saved not in batch.rewards:
+                raise ConfigurationError(
+                    f"{selection.name}: {batch.where} has no saved reward {source.saved!r}; it has "
+                    f"{', '.join(batch.rewards) or 'none'}."
+                )
+            return OneReward(batch.rewards[source.saved])
+        if source.key not in self._known:
+            self._known[source.key] = self._called(source, selection, batch, tokens)
+        return self._known[source.key]
+
+    def _called(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
+        if isinstance(source.function, torch.nn.Module):
+            raise ConfigurationError(
+                f"{selection.name}: the reward {source.name!r} is a model, and a replay runs none."
+            )
+        lacking = _missing(source.function, batch)
+        if lacking:
+            raise ConfigurationError(
+                f"{selection.name}: the reward {source.name!r} takes {lacking[0]!r}. {self._advice(batch)}"
+            )
+        outcomes: Counter[str] = Counter()
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            if column.endswith(OUTCOME_SUFFIX):
+                outcomes.update(str(value) for value in values)
+
+        watch = RewardWatch()
+        try:
+            returned = call(
+                watch.around(source.function, source.name),
+                {
+                    **{name: list(values) for name, values in batch.columns.items()},
+                    "prompts": list(batch.prompts),
+                    "completions": list(batch.completions),
+                    "completion_ids": [list(row) for row in tokens.id_rows],
+                    "trainer_state": SavedState(batch.step),
+                    "log_extra": log_extra,
+                    "log_metric": _nothing,
+                },
+            )
+        except (PluginOutputError, PluginRunError) as error:
+            raise type(error)(f"{selection.name}, {batch.where}: {error}") from error
+        except RewardError as error:
+            advice = f" {self._advice(batch)}" if "column" in str(error) else ""
+            raise RewardError(f"{selection.name}, {batch.where}: {error}{advice}") from error
+        spans = watch.spans.get(source.name)
+        return OneReward(returned, None if spans is None else _placed(spans, batch), dict(outcomes))
+
+    def _advice(self, batch: SavedBatch) -> str:
+        has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
+        if self._joined:
+            return f"{has}, those of --dataset among them."
+        return (
+            f"{has}; files of completions have few. Name the training data with --dataset FILE, and they are joined by "
+            "the prompt. Or write saved:NAME for a reward whose values were saved."
+        )
+
+
+def _saved_sources(selection: ReplaySelection, batch: SavedBatch) -> list[RewardSource]:
+    names = batch.reward_names
+    if not names:
+        raise ConfigurationError(
+            f"{selection.name} lists no rewards, and {batch.where} has none either. Add `rewards:` to the selection."
+        )
+    weights = selection.settings["reward_weights"]
+    weights = [1.0] * len(names) if weights is None else weights
+    if len(weights) != len(names):
+        raise ConfigurationError(
+            f"{selection.name}: {len(weights)} reward_weights for the {len(names)} saved rewards {', '.join(names)}."
+        )
+    return [RewardSource(name, float(weight), saved=name) for name, weight in zip(names, weights, strict=True)]
+
+
+def _missing(function: Any, batch: SavedBatch) -> list[str]:
+    """Parameters without a default that are no column."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # compiled code has none
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    return [name for name in required if name not in NOT_COLUMNS - {"environments"} and name not in batch.columns]
+
+
+def _placed(spans: Sequence[Sequence[Span] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
+    """Spans count characters of the last assistant message with text; make them count those of the whole text."""
+    placed: list[Sequence[Span] | None] = []
+    for row, completion in zip(spans, batch.completions, strict=True):
+        shift = 0 if isinstance(completion, str) or not row else _start_of_last(completion)
+        placed.append(row and [(start + shift, end + shift, value) for start, end, value in row])
+    return placed
+
+
+def _start_of_last(messages: Sequence[Any]) -> int:
+    start = place = 0
+    for message in messages:
+        text = text_of_message(message)
+        if text.strip() and message.get("role", "assistant") == "assistant":
+            start = place
+        place += len(text)
+    return start
+
+
+def _numbers(values: Sequence[float | None]) -> torch.Tensor:
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
+
+
+def _nothing(name: str, value: float) -> None:
+    """A metric of a batch, which a comparison over all of them has no use for."""
+
+
+# ------------------------------------------------------------------------------------------------ TRL's advantages
+
+
+def weighted_sum(rewards_B_K: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
+    """Each completion's reward `(B,)`: the weighted sum of what the functions gave; NaN where none gave anything."""
+    return (rewards_B_K * weights_K).nansum(dim=1).masked_fill(rewards_B_K.isnan().all(dim=1), torch.nan)
+
+
+def spread(values: torch.Tensor, dim: int) -> torch.Tensor:
+    """Standard deviation with n - 1 along an axis, which is kept, without NaNs; NaN where fewer than two are left."""
+    known = ~values.isnan()
+    count = known.sum(dim=dim, keepdim=True)
+    squares = _centred(values, dim).square().nansum(dim=dim, keepdim=True)
+    return torch.where(count > 1, squares / (count - 1), torch.nan).sqrt()
+
+
+def group_advantages(
+    rewards_B: torch.Tensor,
+    rewards_B_K: torch.Tensor,
+    weights_K: torch.Tensor,
+    num_generations: int,
+    scale_rewards: str,
+    multi_objective_aggregation: str,
+) -> torch.Tensor:
+    """Advantages `(B,)` as TRL's settings of these names define them; 0 for a completion without a reward.
+
+    Source: TRL's `GRPOConfig`, `scale_rewards` and `multi_objective_aggregation`; GRPO (2402.03300), Dr. GRPO
+    (2503.20783), GDPO (2601.05242) for `normalize_then_sum`.
+
+    Args:
+        rewards_B: The weighted sums; rows of a group stand together.
+        rewards_B_K: Each function's reward.
+        weights_K: The functions' weights.
+        num_generations: `G`.
+        scale_rewards: "group", "batch" or "none".
+        multi_objective_aggregation: "sum_then_normalize" or "normalize_then_sum".
+    """
+    if multi_objective_aggregation == "normalize_then_sum":
+        rewards_Q_G_K = rewards_B_K.view(-1, num_generations, rewards_B_K.size(1))
+        scaled_B_K = (_centred(rewards_Q_G_K, 1) / (spread(rewards_Q_G_K, 1) + EPSILON)).view_as(rewards_B_K)
+        sums_B = weighted_sum(scaled_B_K, weights_K)
+        return (_centred(sums_B, 0) / (spread(sums_B, 0) + EPSILON)).nan_to_num(nan=0.0)
+    rewards_Q_G = rewards_B.view(-1, num_generations)
+    centred_Q_G = _centred(rewards_Q_G, 1)
+    if scale_rewards == "group":
+        centred_Q_G = centred_Q_G / (spread(rewards_Q_G, 1) + EPSILON)
+    elif scale_rewards == "batch":
+        centred_Q_G = centred_Q_G / (spread(rewards_B, 0) + EPSILON)
+    return centred_Q_G.flatten().nan_to_num(nan=0.0)
+
+
+def _centred(values: torch.Tensor, dim: int) -> torch.Tensor:
+    return values - values.nanmean(dim=dim, keepdim=True)

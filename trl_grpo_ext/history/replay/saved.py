@@ -1,25 +1,39 @@
-"""Saved completions, one `SavedBatch` for each generation batch, whichever file they come from.
+"""Saved completions, read into one `SavedBatch` for each generation batch, whichever file they come from.
 
 | file | what is read |
 | --- | --- |
 | token records | prompts, completions, each reward; groups, tokens, offsets, loss mask, log-probabilities, truncation |
 | TRL's tables | prompts, completions, each reward, columns that rewards logged |
 | JSON Lines, parquet | `prompt`, `completion`; if there `step`, `group`, `truncated`, `rewards`, `reward`; columns |
+
+A file is read into a mapping from column names to lists with one entry per row. Lists of numbers inside parquet come
+as numpy arrays: there may be millions of them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
-from .files import Columns, Say, number_of, read_columns, rows_of, saved_files
-from .groups import groups_by_number, groups_by_runs, infer_num_generations, runs_of_equal
+from ...records.token_records import FOLDER
 
-Messages = list[dict[str, Any]]
+Columns = dict[str, list[Any]]
+Say = Callable[[str], None]
+"""Takes what the user should know about how the files were understood, one sentence at a time."""
+
+TRL_FOLDER = "completions"
+"""Where TRL writes its tables of completions, inside the output_dir."""
+
+_NOT_READ = {"tokens", "stages", "advantages"}
+"""Columns of the token records that the replay has no use for, and that are large."""
+
+_SUFFIXES = (".parquet", ".jsonl")
 
 _OURS = {"step", "group", "member", "prompt", "completion", "truncated", "rewards", "reward", "advantage", "weight"}
 _TOKENS = {"token_ids", "starts", "ends", "live", "logp", "entropy"}
@@ -72,18 +86,8 @@ class SavedBatch:
                 return {name: cut(column) for name, column in values.items()}
             return None if values is None else [values[row] for row in kept]
 
-        of_rows = (
-            "prompts",
-            "completions",
-            "texts",
-            "group_names",
-            "rewards",
-            "reward",
-            "columns",
-            "tokens",
-            "truncated",
-        )
-        return replace(self, **{name: cut(getattr(self, name)) for name in of_rows})
+        of_rows = ("prompts", "completions", "texts", "group_names", "rewards", "reward", "columns", "tokens")
+        return replace(self, **{name: cut(getattr(self, name)) for name in (*of_rows, "truncated")})
 
 
 @dataclass(frozen=True)
@@ -258,7 +262,7 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]]) -> SavedBatch:
         ]
     rewards, reward_names = _rewards(columns, count)
     truncated = columns.get("truncated")
-    strangers = columns.keys() - _OURS - (_TOKENS if records else set()) - rewards.keys()
+    others = columns.keys() - _OURS - (_TOKENS if records else set()) - rewards.keys()
     numbers = [number_of(value) for value in columns["reward"]] if "reward" in columns else None
     return SavedBatch(
         step=part.step,
@@ -271,7 +275,7 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]]) -> SavedBatch:
         rewards=rewards,
         reward_names=reward_names,
         reward=numbers,
-        columns={name: columns[name] for name in columns if name in strangers},
+        columns={name: columns[name] for name in columns if name in others},
         tokens={name: columns[name] for name in _TOKENS if name in columns} if records else None,
         truncated=None if truncated is None or None in truncated else [bool(value) for value in truncated],
     )
@@ -315,3 +319,247 @@ def _rewards(columns: Columns, count: int) -> tuple[dict[str, list[float | None]
         named = ["reward"]
     assert all(len(values) == count for values in rewards.values())
     return rewards, named
+
+
+# ---------------------------------------------------------------------------------------------- files into columns
+
+
+def saved_files(completions: str | Path, say: Say) -> list[Path]:
+    """The files that a path stands for, ordered by name.
+
+    Args:
+        completions: A file, a folder with such files, or an output_dir with `token_records` or `completions`.
+        say: Told which of the two is read where both are there.
+
+    Raises:
+        ConfigurationError: There is no such file or folder, or nothing in it.
+    """
+    path = Path(completions)
+    if path.is_file():
+        if path.suffix not in _SUFFIXES:
+            raise ConfigurationError(f"{path} ends in neither of {', '.join(_SUFFIXES)}: saved completions are those.")
+        return [path]
+    if not path.is_dir():
+        raise ConfigurationError(f"There is no file or folder {str(path)!r} with saved completions.")
+    for folder in (path / FOLDER, path / TRL_FOLDER, path):
+        files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES) if folder.is_dir() else []
+        if files:
+            if folder.name == FOLDER and (path / TRL_FOLDER).is_dir():
+                say(f"Reading {FOLDER}/, which has tokens; name {path / TRL_FOLDER} to read TRL's tables instead.")
+            return files
+    raise ConfigurationError(
+        f"{str(path)!r} holds no saved completions. Train with log_completions: true (which writes {TRL_FOLDER}/) or "
+        f"token_records: 64 (which writes {FOLDER}/)."
+    )
+
+
+def read_columns(file: Path) -> Columns:
+    """The columns of one file.
+
+    Raises:
+        ConfigurationError: The file is not readable as what its name says.
+    """
+    return _read_parquet(file) if file.suffix == ".parquet" else _read_json_lines(file)
+
+
+def rows_of(columns: Columns, rows: Sequence[int]) -> Columns:
+    """Some rows of every column, in the order given."""
+    return {name: [values[row] for row in rows] for name, values in columns.items()}
+
+
+def number_of(value: Any) -> float | None:
+    """A saved value as a number: None where it is none, or NaN."""
+    if isinstance(value, bool):
+        return float(value)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _read_parquet(file: Path) -> Columns:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        names = [name for name in pyarrow.parquet.read_schema(file).names if not name.startswith("__index_level_")]
+        skipped = _NOT_READ if "token_ids" in names else set()
+        table = pyarrow.parquet.read_table(file, columns=[name for name in names if name not in skipped])
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{file} cannot be read as parquet, it may be cut off: {_first_line(error)}"
+        ) from error
+    return {name: _column(table.column(name)) for name in table.column_names}
+
+
+def _column(chunks: Any) -> list[Any]:
+    import pyarrow
+
+    kind = chunks.type
+    of_numbers = pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
+    return list(chunks.to_numpy()) if of_numbers else list(chunks.to_pylist())
+
+
+def _read_json_lines(file: Path) -> Columns:
+    rows: list[dict[str, Any]] = []
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ConfigurationError(f"{file}, line {number} is not an object: {line.strip()[:60]!r}.")
+                rows.append(row)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read as text in UTF-8: {_first_line(error)}") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{file}, line {number} is not JSON: {_first_line(error)}") from error
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# ------------------------------------------------------------------------------------------------ rows into groups
+
+
+def runs_of_equal(prompts: Sequence[Any]) -> list[int]:
+    """The lengths of the runs of equal prompts, in order."""
+    return [sum(1 for _ in run) for _, run in itertools.groupby(prompts)]
+
+
+def infer_num_generations(runs: Sequence[int]) -> int:
+    """The number of completions of one prompt, `G`, from all runs of equal prompts.
+
+    TRL writes the `G` completions of a prompt one after the other. A prompt that comes twice in a row makes a run of
+    `2 G`, so `G` is the common divisor of the runs. Where every prompt comes twice the result is wrong, `2 G`.
+
+    Raises:
+        ConfigurationError: The runs have no common divisor but 1.
+    """
+    size = math.gcd(*runs)
+    if size == 1:
+        raise ConfigurationError(
+            f"How many completions a prompt has cannot be told: the prompts come in runs of {_listed(runs)}, which "
+            "have no common divisor. Give --num_generations, or files of whole groups in TRL's order."
+        )
+    return size
+
+
+def groups_by_runs(prompts: Sequence[Any], num_generations: int, where: str) -> list[list[int]]:
+    """The rows of each group, where the completions of a prompt stand one after the other.
+
+    Raises:
+        ConfigurationError: A run of equal prompts is no multiple of `num_generations`.
+    """
+    runs = runs_of_equal(prompts)
+    wrong = [run for run in runs if run % num_generations]
+    if wrong:
+        raise ConfigurationError(
+            f"{where}: {wrong[0]} completions of one prompt stand in a row, which is no multiple of num_generations="
+            f"{num_generations}. Give the run's --num_generations."
+        )
+    return [list(range(first, first + num_generations)) for first in range(0, len(prompts), num_generations)]
+
+
+def groups_by_number(numbers: Sequence[Any], where: str) -> list[list[int]]:
+    """The rows of each group by the file's own numbers, in the order in which they first occur.
+
+    Raises:
+        ConfigurationError: The groups have different sizes.
+    """
+    rows: dict[Any, list[int]] = {}
+    for row, number in enumerate(numbers):
+        rows.setdefault(str(number) if isinstance(number, list | dict) else number, []).append(row)
+    sizes = {len(members): number for number, members in reversed(rows.items())}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{sizes[size]!r:.40} has {size}" for size in sorted(sizes))
+        raise ConfigurationError(f"{where}: all groups must have as many completions, and group {shown}.")
+    return list(rows.values())
+
+
+def _listed(runs: Sequence[int]) -> str:
+    distinct = sorted(set(runs))
+    return ", ".join(map(str, distinct[:5])) + (", ..." if len(distinct) > 5 else "")
+
+
+# -------------------------------------------------------------------------------------------- columns of a dataset
+
+
+_KEYS = ("prompt", "question")
+
+
+def join_columns(batches: Sequence[SavedBatch], dataset: str | Path, say: Say) -> list[SavedBatch]:
+    """Give every completion the columns of its prompt's row in a dataset.
+
+    A row's prompt is its column `prompt`, or else `question`. It is the completion's where both are equal, or where
+    the last message of the saved prompt is that text; else where the saved prompt contains it (a prompt made of a
+    template), the longest such one.
+
+    Args:
+        batches: Saved completions.
+        dataset: A `.jsonl` or `.parquet` file.
+        say: Told of prompts that the dataset has twice with different columns; the first counts.
+
+    Raises:
+        ConfigurationError: The file is not there or has neither column, or a prompt is not in it.
+    """
+    file = Path(dataset)
+    if not file.is_file() or file.suffix not in (".jsonl", ".parquet"):
+        raise ConfigurationError(f"--dataset {str(dataset)!r} is no .jsonl or .parquet file.")
+    columns = read_columns(file)
+    key = next((name for name in _KEYS if name in columns), None)
+    if key is None:
+        raise ConfigurationError(
+            f"--dataset {file} has neither a column 'prompt' nor 'question' to join by; its columns: "
+            f"{', '.join(sorted(columns)[:12]) or 'none'}."
+        )
+    places: dict[str, int] = {}
+    conflicts = 0
+    for row, prompt in enumerate(columns[key]):
+        first = places.setdefault(join_key(prompt), row)
+        conflicts += any(values[first] != values[row] for values in columns.values())
+    if conflicts:
+        say(f"{conflicts} rows of {file.name} have the prompt of an earlier row and other columns; the earlier counts.")
+    finder = _Finder(places)
+    missing = [prompt for batch in batches for prompt in batch.prompts if finder.row(prompt) is None]
+    if missing:
+        distinct = list(dict.fromkeys(join_key(prompt) for prompt in missing))
+        raise ConfigurationError(
+            f"{len(distinct)} of the saved prompts are not in --dataset {file}, such as {distinct[0][:80]!r}. Its "
+            f"column {key!r} must hold the prompts, or a text that stands in them."
+        )
+    return [_joined(batch, columns, finder) for batch in batches]
+
+
+class _Finder:
+    """Which row of the dataset a saved prompt is, searched once for each."""
+
+    def __init__(self, places: dict[str, int]) -> None:
+        self._places = places
+        self._longest_first = sorted(places, key=len, reverse=True)
+        self._found: dict[str, int | None] = {}
+
+    def row(self, prompt: Any) -> int | None:
+        """The row; None where there is none."""
+        key = join_key(prompt)
+        if key not in self._found:
+            self._found[key] = self._search(prompt, key)
+        return self._found[key]
+
+    def _search(self, prompt: Any, key: str) -> int | None:
+        asked = key if isinstance(prompt, str) or not prompt else text_of_message(prompt[-1])
+        for text in (key, asked):
+            if text in self._places:
+                return self._places[text]
+        return next((self._places[text] for text in self._longest_first if text.strip() and text in asked), None)
+
+
+def _joined(batch: SavedBatch, columns: Columns, finder: _Finder) -> SavedBatch:
+    rows = [finder.row(prompt) for prompt in batch.prompts]
+    new = {
+        name: [values[row] for row in rows if row is not None]
+        for name, values in columns.items()
+        if name not in ("prompt", "completion") and name not in batch.columns
+    }
+    return replace(batch, columns={**batch.columns, **new})

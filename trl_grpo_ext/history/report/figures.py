@@ -1,12 +1,15 @@
 """The figures of some runs: as SVG for the page, as PNG beside the run.
 
-`plots` lists them with their stable names; adding one there adds it everywhere.
+`PLOTS` lists them with their stable names, and each draws a list of runs or says why it cannot; adding one there adds
+it everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from ...errors import ConfigurationError
@@ -17,15 +20,278 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"The report needs {error.name}: pip install 'trl-grpo-ext[report]'") from error
 
-from .plots import PLOTS, Plot
-from .series import Absent
-from .style import style
+from .drawing import Absent, Panel, Series, advantages, label, lines, stacked, style, weights
 from .svg import svg_of
 
-PNG_FOLDER = "figures"
-"""Where the PNGs of a run go, in its folder."""
-
 _DPI = 150
+
+Draw = Callable[[Sequence[Run]], Figure | Absent]
+
+_REWARD = re.compile(r"(?:eval_)?rewards/(.+)/mean", re.DOTALL)
+_OUTCOME = re.compile(r"outcomes/(.+)/([^/]+)", re.DOTALL)
+_UNSCORED = re.compile(r"rewards/(.+)/(none|nan)", re.DOTALL)
+_HOOK = re.compile(r"advantage/(.+)/mean", re.DOTALL)
+_NO_METRICS = "No such metric is in the history; TRL logs it every logging_steps."
+_OUTCOMES = (
+    *("right", "scored", "wrong", "no_answer", "unparseable_reference", "none"),
+    *("timeout", "died", "refused", "error"),
+)
+"""In the order in which they are stacked; others follow."""
+# Nothing is learnt from held-out completions, and they are often alone in their group: their loss, signal, hooks and
+# weights say nothing, so panels of those are not `evaluated`.
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure.
+
+    Attributes:
+        name: Stable; the name of its file.
+        theme: Under which heading it stands.
+        title: Of the figure.
+        caption: One sentence that says what to look for.
+        draw: Makes it of the runs, under `style`.
+    """
+
+    name: str
+    theme: str
+    title: str
+    caption: str
+    draw: Draw
+
+
+def _matched(runs: Sequence[Run], pattern: re.Pattern[str]) -> list[re.Match[str]]:
+    keys = dict.fromkeys(chain.from_iterable(run.keys() for run in runs))
+    return [found for key in keys if (found := pattern.fullmatch(key))]
+
+
+def _of_metrics(*panels: Panel, reason: str = _NO_METRICS) -> Draw:
+    return lambda runs: lines(runs, panels, reason)
+
+
+def reward_functions(runs: Sequence[Run]) -> Figure | Absent:
+    """One panel per reward function: mean, and plus and minus the standard deviation."""
+    names = dict.fromkeys(found[1] for found in _matched(runs, _REWARD))
+    panels = [Panel(name, [Series(f"rewards/{name}/mean", spread=f"rewards/{name}/std")]) for name in names]
+    return lines(runs, panels, "No rewards are in the history.")
+
+
+def outcomes(runs: Sequence[Run]) -> Figure | Absent:
+    """One panel per run and reward that knows outcomes: their shares, stacked."""
+    found = {(match[1], match[2]): match[0] for match in _matched(runs, _OUTCOME)}
+    panels = []
+    for reward in dict.fromkeys(reward for reward, _ in found):
+        there = [name for name in _OUTCOMES if (reward, name) in found]
+        there += sorted(name for of, name in found if of == reward and name not in _OUTCOMES)
+        parts = {name: found[reward, name] for name in there}
+        panels += [(reward if len(runs) == 1 else f"{label(run.name)}: {reward}", run, parts) for run in runs]
+    return stacked(
+        panels, "No reward of these runs has outcomes; guard: {} around any reward gives it some.", share=True
+    )
+
+
+def unscored(runs: Sequence[Run]) -> Figure | Absent:
+    """One panel per reward function that left completions without a value."""
+    names = dict.fromkeys(found[1] for found in _matched(runs, _UNSCORED))
+    panels = [
+        Panel(name, [Series(f"rewards/{name}/none", "None"), Series(f"rewards/{name}/nan", "NaN")], share=True)
+        for name in names
+    ]
+    return lines(runs, panels, "Every reward function gave every completion a value.")
+
+
+def hooks(runs: Sequence[Run]) -> Figure | Absent:
+    """What each hook made of the advantages: one panel per measure."""
+    names = list(dict.fromkeys(found[1] for found in _matched(runs, _HOOK)))
+
+    def series(measure: str) -> list[Series]:
+        return [Series(f"advantage/{name}/{measure}", name) for name in names]
+
+    panels = [
+        Panel("share of the tokens whose advantage changed its sign", series("sign_flips"), evaluated=False),
+        Panel("mass moved: sum of changes / sum of advantages before", series("mass_moved"), evaluated=False),
+        Panel("mean of the advantages after the hook", series("mean"), evaluated=False),
+        Panel("standard deviation of the advantages after the hook", series("std"), evaluated=False),
+    ]
+    return lines(runs, panels, "No advantage hook is selected.")
+
+
+def phase_times(runs: Sequence[Run]) -> Figure | Absent:
+    """One panel per run: the seconds of an optimizer step, stacked."""
+    panels = []
+    for run in runs:
+        known = set(run.keys())
+        parts = {name: f"time/{name}" for name in ("generation", "rewards", "update")}
+        if not known & set(parts.values()):
+            parts = {"whole step": "step_time"}
+        panels.append(("seconds" if len(runs) == 1 else f"{label(run.name)}: seconds", run, parts))
+    return stacked(panels, "No times are in the history.")
+
+
+_LENGTHS = [
+    Panel(
+        "tokens of a completion: mean, shortest to longest",
+        [Series("completions/mean_length", low="completions/min_length", high="completions/max_length")],
+    ),
+    Panel(
+        "tokens of those that ended by themselves",
+        [
+            Series(
+                "completions/mean_terminated_length",
+                low="completions/min_terminated_length",
+                high="completions/max_terminated_length",
+            )
+        ],
+    ),
+    Panel("share cut off at the limit", [Series("completions/clipped_ratio")], share=True),
+]
+_QUARTERS = ("shortest quarter", "second", "third", "longest quarter")
+_LOSS_WEIGHTS = [
+    Panel(
+        "mean weight of a token by its completion's length",
+        [Series(f"loss_weight/length_q{number}", name) for number, name in enumerate(_QUARTERS, start=1)],
+        evaluated=False,
+    ),
+    Panel(
+        "mean weight of a token by its advantage's sign",
+        [
+            Series("loss_weight/positive_advantage", "advantage above 0"),
+            Series("loss_weight/negative_advantage", "advantage below 0"),
+        ],
+        evaluated=False,
+    ),
+]
+_CLIPPED = [
+    Panel("share of the tokens clipped from below", [Series("clip_ratio/low_mean")], evaluated=False),
+    Panel("share of the tokens clipped from above", [Series("clip_ratio/high_mean")], evaluated=False),
+    Panel("share of the tokens outside the clip range", [Series("clip_ratio/region_mean")], evaluated=False),
+    Panel("share of the tokens clipped (CISPO)", [Series("cispo_clip_ratio")], evaluated=False),
+]
+_RATIO = "sampling/importance_sampling_ratio"
+_TOKENS = [
+    Panel(
+        "tokens of an update",
+        [Series("compact/live_tokens", "that count"), Series("compact/computed_tokens", "computed")],
+    ),
+    Panel("computed tokens per token that counts", [Series("compact/computed_to_live")]),
+    Panel("share of the rows left out", [Series("compact/rows_dropped")], share=True),
+    Panel("tokens seen in all, prompts included", [Series("num_tokens")], evaluated=False),
+]
+
+PLOTS: tuple[Plot, ...] = (
+    Plot(
+        *("reward_total", "Rewards", "Total reward"),
+        "The weighted sum that is trained on (band: standard deviation); it should rise, and the held-out points with "
+        "it.",
+        _of_metrics(Panel("reward", [Series("reward", spread="reward_std")])),
+    ),
+    Plot(
+        *("reward_functions", "Rewards", "Reward per function"),
+        "Each function's mean over the batch (band: standard deviation); look for one that rises at another's cost, "
+        "and for a band that vanishes.",
+        reward_functions,
+    ),
+    Plot(
+        *("outcomes", "Rewards", "Outcomes of rewards"),
+        "What became of the completions; a growing part of anything but right and wrong is a reward that cannot judge.",
+        outcomes,
+    ),
+    Plot(
+        *("unscored", "Rewards", "Completions without a value"),
+        "The share for which a function gave None or NaN; such completions do not count in that reward.",
+        unscored,
+    ),
+    Plot(
+        *("no_signal", "Credit", "Groups without signal"),
+        "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
+        "problems are too easy, too hard, or the reward too coarse.",
+        _of_metrics(
+            Panel("groups without spread in the reward", [Series("frac_reward_zero_std")], share=True, evaluated=False),
+            Panel(
+                "groups without spread, by the plugins' count",
+                [Series("groups/zero_variance")],
+                share=True,
+                evaluated=False,
+            ),
+        ),
+    ),
+    Plot(
+        *("advantages", "Credit", "Advantages"),
+        "How the advantages of recorded tokens are spread when the loss uses them; a band that collapses on 0 has "
+        "nothing to teach, a lopsided one pushes in one direction.",
+        advantages,
+    ),
+    Plot(
+        *("weights", "Credit", "Weights"),
+        "How much recorded tokens count in the loss, against their mean; a wide band means that few tokens decide.",
+        weights,
+    ),
+    Plot(
+        *("loss_weights", "Credit", "Weights by length and sign"),
+        "How much a token counts, 1 being the mean over all; look for a preference for short or long completions.",
+        _of_metrics(*_LOSS_WEIGHTS, reason="No loss aggregation is selected, so TRL's own weights apply."),
+    ),
+    Plot(
+        *("hooks", "Credit", "What each hook changed"),
+        "Signs turned and mass moved by each advantage hook; one that moves nothing does nothing, and one that turns "
+        "many signs rewards what was punished.",
+        hooks,
+    ),
+    Plot(
+        *("lengths", "Completions", "Lengths"),
+        "Tokens of the completions; watch for lengths that run away or collapse, and for a growing share cut off at "
+        "the limit.",
+        _of_metrics(*_LENGTHS),
+    ),
+    Plot(
+        *("entropy", "Completions", "Entropy"),
+        "Mean entropy of the next token; a fall to 0 means that the policy no longer explores, a steep rise that it "
+        "comes apart.",
+        _of_metrics(Panel("entropy, nats", [Series("entropy")])),
+    ),
+    Plot(
+        *("kl", "Update", "KL divergence"),
+        "Distance from the reference model; a jump often comes before a collapse.",
+        _of_metrics(Panel("KL, nats per token", [Series("kl")]), reason="beta is 0, so no KL divergence is computed."),
+    ),
+    Plot(
+        *("clip_shares", "Update", "Clipping"),
+        "The share of tokens whose ratio is clipped; always 0 where each batch is used once, and above some percent "
+        "the policy moves too far in one batch.",
+        _of_metrics(*_CLIPPED),
+    ),
+    Plot(
+        *("sampling_ratio", "Update", "Sampler and trainer"),
+        "Ratio of the trainer's to the sampler's probabilities (vLLM); far from 1 the two disagree.",
+        _of_metrics(
+            Panel(
+                "importance ratio: mean, smallest to largest",
+                [Series(f"{_RATIO}/mean", low=f"{_RATIO}/min", high=f"{_RATIO}/max")],
+            ),
+            reason="Only vLLM's importance sampling correction logs it.",
+        ),
+    ),
+    Plot(
+        *("optimisation", "Update", "Loss, gradient norm, learning rate"),
+        "The loss of GRPO says little; look at the gradient norm for spikes, and at the rate for the schedule that was "
+        "meant.",
+        _of_metrics(
+            Panel("loss", [Series("loss")], evaluated=False),
+            Panel("gradient norm before clipping", [Series("grad_norm")], evaluated=False),
+            Panel("learning rate", [Series("learning_rate")], evaluated=False),
+        ),
+    ),
+    Plot(
+        *("phase_times", "Cost", "Time per optimizer step"),
+        "Where the seconds go; what is widest is worth making faster.",
+        phase_times,
+    ),
+    Plot(
+        *("tokens", "Cost", "Tokens"),
+        "What is computed against what counts; the gap is padding and rows without signal.",
+        _of_metrics(*_TOKENS),
+    ),
+)
 
 
 @dataclass(frozen=True)

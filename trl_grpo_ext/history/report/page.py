@@ -1,6 +1,6 @@
 """One HTML page that shows runs: curves, settings, plugins, and every completion token by token. It needs nothing else.
 
-Everything that came from a run is hostile: a completion is what a model wrote, a folder may be a stranger's. The page
+Everything that came from a run is hostile: a completion is what a model wrote, a folder may be anybody's. The page
 therefore forbids itself, by a content security policy, every connection, every script and every style but its own two,
 which are named by their hashes. The template escapes, the scripts write data as text only, and the figures come without
 styles and links (`svg`).
@@ -13,8 +13,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...errors import ConfigurationError
-from . import page_tables
-from .page_data import page_data
+from ...plugins.selection import LABELS
+from ...records.files import write_whole
+from ...records.manifest import PluginRecord
+from .page_data import page_data, step_of
 from .run import Run
 
 STYLES = ("page.css", "browser.css", "narrow.css")
@@ -46,6 +50,7 @@ _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164"
     r"\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
+_ABSENT = "–"
 _ASSETS = Path(__file__).parent / "assets"
 
 
@@ -85,12 +90,9 @@ def write_page(
     html, notes = page(runs, limit, reload_seconds)
     content = html.encode("utf-8", "replace")
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        write_whole(path, content)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise ConfigurationError(
             f"The report cannot be written to {path} ({error.strerror}). Name another file by --out."
         ) from error
@@ -119,15 +121,12 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
             reload_seconds=reload_seconds,
             style=Markup(style),
             script=Markup(script),
-            runs=[
-                {"name": run.name, "facts": page_tables.facts(run), "summary": page_tables.summaries(run)}
-                for run in runs
-            ],
+            runs=[{"name": run.name, "facts": facts(run), "summary": summaries(run)} for run in runs],
             notes=notes,
             themes=themes,
             absent=absent,
-            settings=page_tables.settings(runs),
-            plugins=page_tables.plugins(runs),
+            settings=settings(runs),
+            plugins=plugins(runs),
             index=in_script(data.index),
             chunks={name: Markup(chunk) for name, chunk in data.chunks.items()},
             completions=any(run["steps"] for run in data.index["runs"]),
@@ -151,7 +150,7 @@ def in_script(value: Any) -> Markup:
 
 
 def visible(text: str) -> str:
-    """Text of strangers with its control characters as symbols, and what turns or hides other characters as escapes.
+    """Text of any origin with its control characters as symbols, and what turns or hides other characters as escapes.
 
     The same as `visible` in `assets/text.js`. Line breaks, tabs and what emoji are joined with stay.
     """
@@ -192,3 +191,132 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+# ---------------------------------------------------------------------------------------------------------- tables
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table: a name and a text for each run; `differs` says whether the runs differ in it."""
+
+    name: str
+    cells: tuple[str, ...]
+    differs: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One metric of one run: the first and last value, the best with its step, as text."""
+
+    metric: str
+    first: str
+    last: str
+    best: str
+    step: str
+
+
+def summaries(run: Run) -> list[Summary]:
+    """What a reader wants to know first: held-out evaluation, the reward, each reward, length, entropy, KL."""
+    keys = run.keys()
+    held_out = [
+        key for key in keys if key == "eval_reward" or (key.startswith("eval_rewards/") and key.endswith("/mean"))
+    ]
+    rewards = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]
+    others = ["completions/mean_length", "completions/clipped_ratio", "entropy", "kl", "frac_reward_zero_std"]
+    lines = []
+    for key in dict.fromkeys([*held_out, "reward", *rewards, *others]):
+        steps, values = run.series(key)
+        if not values:
+            continue
+        directed = "reward" in key.split("/")[0]
+        best = max(range(len(values)), key=values.__getitem__) if directed and "zero" not in key else None
+        lines.append(
+            Summary(
+                f"{key.removeprefix('eval_')} (held out)" if key in held_out else key,
+                shown(values[0]),
+                shown(values[-1]),
+                _ABSENT if best is None else shown(values[best]),
+                _ABSENT if best is None else str(steps[best]),
+            )
+        )
+    return lines
+
+
+def facts(run: Run) -> list[str]:
+    """Sentences for the head of the page: steps, files, dates."""
+    texts = [f"{run.last_step:,} optimizer steps"] if run.last_step else []
+    files = [*run.records, *run.completions]
+    if files:
+        steps = sorted({step_of(file) for file in files})
+        texts.append(f"completions saved at {len(steps)} steps, {steps[0]} to {steps[-1]}")
+    times = []
+    for file in [*files, *run.folder.glob("*.json*")]:
+        try:
+            times.append(file.stat().st_mtime)
+        except OSError:
+            continue
+    if times:
+        first, last = (datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M") for time in (min(times), max(times)))
+        texts.append(f"files written {first}" if first == last else f"files written {first} to {last}")
+    return texts
+
+
+def settings(runs: Sequence[Run]) -> list[Line]:
+    """Hyper-parameters, those that differ first."""
+    names = sorted({str(name) for run in runs for name in run.settings})
+    lines = [line(name, [_value(run.settings, name) for run in runs]) for name in names]
+    return sorted(lines, key=lambda each: not each.differs)
+
+
+def plugins(runs: Sequence[Run]) -> list[Line]:
+    """The plugins of each run in the order in which they act, those that differ first, and the versions beneath."""
+    tables = [_plugins(run) for run in runs]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    lines = [line(name, [table.get(name, _ABSENT) for table in tables]) for name in names]
+    versions = [{} if run.manifest is None else run.manifest.versions for run in runs]
+    libraries = list(dict.fromkeys(name for table in versions for name in table))
+    lines += [line(f"version of {name}", [str(table.get(name) or _ABSENT) for table in versions]) for name in libraries]
+    return sorted(lines, key=lambda each: not each.differs)
+
+
+def line(name: str, cells: Sequence[str]) -> Line:
+    """A line with what it says on the difference."""
+    return Line(name, tuple(cells), len(set(cells)) > 1)
+
+
+def shown(value: float) -> str:
+    """Four significant digits."""
+    return f"{value:.4g}"
+
+
+def _value(values: Mapping[str, Any], name: str) -> str:
+    if name not in values:
+        return _ABSENT
+    value = values[name]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _plugins(run: Run) -> dict[str, str]:
+    """By kind and name what is known of a plugin, one text each."""
+    if run.manifest is None:
+        return {}
+    seen: Counter[str] = Counter()
+    texts: dict[str, str] = {}
+    for record in run.manifest.plugins:
+        name = f"{LABELS[record.kind]} {record.name}" + (f", in {record.inside}" if record.inside else "")
+        seen[name] += 1
+        texts[name if seen[name] == 1 else f"{name} ({seen[name]})"] = _told(record)
+    return texts
+
+
+def _told(record: PluginRecord) -> str:
+    parts = [record.origin, record.target]
+    if record.weight is not None:
+        parts.append(f"weight {record.weight:g}")
+    if record.parameters:
+        parts.append(json.dumps(record.parameters, ensure_ascii=False))
+    if record.switches:
+        parts.append(json.dumps(record.switches, ensure_ascii=False))
+    parts.append(f"source {record.source_hash[:12]}" if record.source_hash else record.source)
+    return "\n".join(part for part in parts if part)

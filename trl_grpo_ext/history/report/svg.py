@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
-from .style import INK, style
+from .drawing import INK, style
 
 _SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"url\(#([^)]*)\)")

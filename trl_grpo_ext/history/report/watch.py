@@ -1,4 +1,4 @@
-"""Writing a report anew whenever its runs have written something, until somebody stops it."""
+"""Writing a report again whenever its runs have written something, until somebody stops it."""
 
 from __future__ import annotations
 

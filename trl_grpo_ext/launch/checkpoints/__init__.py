@@ -1,1 +1,7 @@
-"""Checkpoints that are whole or not there, and a stop signal that waits for them."""
+"""Checkpoints that are whole or not there, and signals that save one: for any `transformers.Trainer`."""
+
+from .safe import SafeCheckpoints
+from .stop_signal import SaveOnSignal, exit_status
+from .whole import checkpoint_problem, last_complete_checkpoint
+
+__all__ = ["SafeCheckpoints", "SaveOnSignal", "checkpoint_problem", "exit_status", "last_complete_checkpoint"]

@@ -16,7 +16,7 @@ of metrics that TRL gathers in a step. If any has one, the checkpoint is saved a
 - A child process that inherits the handler (a fork of a worker pool) dies of the signal as it would without it.
 
 Where TRL generates once for several optimizer steps (`steps_per_generation` above `gradient_accumulation_steps`, or
-`num_iterations` above 1), a stop between them makes the resumed run generate anew: TRL keeps no such batch in a
+`num_iterations` above 1), a stop between them makes the resumed run generate again: TRL keeps no such batch in a
 checkpoint.
 
 transformers' own `enable_jit_checkpoint` (read in 5.23) is not used, and refused: a thread in each process waits three

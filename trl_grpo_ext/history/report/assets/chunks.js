@@ -1,4 +1,4 @@
-// From the page's data to text and numbers: base64, gzip, byte planes. `page_chunks.py` writes what is read here.
+// From the page's data to text and numbers: base64, gzip, byte planes. `page_data.py` writes what is read here.
 const INDEX = JSON.parse(document.getElementById("index").textContent);
 const KEPT_NUMBERS = 8; // steps whose numbers stay unpacked
 const texts = new Map();
@@ -42,9 +42,8 @@ function unpack(buffer) {
   const columns = {};
   let place = 4 + size;
   for (const [name, kind] of header.columns) {
-    const planes = kind === "integer" ? 4 : 3;
-    columns[name] = { kind, planes: Array.from({ length: planes }, (_, n) => bytes.subarray(place + n * total, place + (n + 1) * total)) };
-    place += planes * total;
+    columns[name] = { kind, planes: Array.from({ length: 4 }, (_, n) => bytes.subarray(place + n * total, place + (n + 1) * total)) };
+    place += 4 * total;
   }
   return { begins, columns };
 }
@@ -55,7 +54,7 @@ function valuesOf(unpacked, name, row) {
   const [from, to] = [unpacked.begins[row], unpacked.begins[row + 1]];
   const bits = new Int32Array(to - from);
   planes.forEach((plane, n) => {
-    for (let at = from; at < to; at++) bits[at - from] |= plane[at] << (24 - 8 * n);
+    for (let at = from; at < to; at++) bits[at - from] |= plane[at] << (8 * n);
   });
   return kind === "integer" ? bits : new Float32Array(bits.buffer);
 }

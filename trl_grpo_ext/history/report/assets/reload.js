@@ -1,4 +1,4 @@
-// While a training is watched the page is written anew; it looks again as often, unless somebody is using it.
+// While a training is watched the page is written again and again; it reloads as often, unless somebody is using it.
 const KEPT = "trl-grpo-ext-report-place";
 const QUIET_SECONDS = 10;
 
@@ -25,7 +25,7 @@ function keepPlace() {
   try {
     sessionStorage.setItem(KEPT, JSON.stringify(place));
   } catch {
-    // A browser may keep nothing for files; then the page begins anew.
+    // A browser may keep nothing for files; then the page begins at its start.
   }
 }
 

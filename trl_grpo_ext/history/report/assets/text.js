@@ -1,4 +1,4 @@
-// Text of strangers, made visible; and elements, made of text alone: nothing here or elsewhere parses markup.
+// Text of unknown origin, made visible; and elements, made of text alone: nothing here or elsewhere parses markup.
 
 // Control characters, what turns the direction of writing, what has no width, line separators, tags, half surrogates.
 // What emoji and scripts are made with stays: U+200C, U+200D, U+FE0F.

@@ -1,8 +1,8 @@
 """The hyper-parameters of a run, recorded beside its manifest: `output_dir/trl_grpo_ext_settings.json`.
 
-TRL keeps them in a pickle, which nobody should open in a stranger's folder. Written is what differs from the defaults,
-what `ALWAYS` lists, the model, the number of processes and the adapter. Left out is `NEVER`. What is named like a key,
-a token or a password, and the user's part of a URL, becomes "(not recorded)".
+TRL keeps them in a pickle, which nobody should open in somebody else's folder. Written is what differs from the
+defaults, what `ALWAYS` lists, the model, the number of processes and the adapter. Left out is `NEVER`. What is named
+like a key, a token or a password, and the user's part of a URL, becomes "(not recorded)".
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from ...errors import ManifestError
-from .records import _HIDDEN, _plain, _plain_mapping
+from ..errors import ManifestError
+from .files import write_whole
+from .manifest import HIDDEN, plain_mapping, plain_value
 
 FILE = "trl_grpo_ext_settings.json"
 """The name, in a run's folder."""
@@ -62,7 +63,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         value = getattr(args, name, None)
         if name not in NEVER and (name in ALWAYS or _differs(known[name], value)):
             found[name] = value
-    cleaned: dict[str, Any] = _clean(_plain_mapping({name: _simple(value) for name, value in found.items()}))
+    cleaned: dict[str, Any] = _clean(plain_mapping({name: _simple(value) for name, value in found.items()}))
     return cleaned
 
 
@@ -72,16 +73,8 @@ def write_settings(trainer: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    content = {"format": _FORMAT, "settings": settings_of(trainer)}
-    try:
-        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="ascii")
-        unfinished.replace(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps({"format": _FORMAT, "settings": settings_of(trainer)}, indent=2) + "\n")
 
 
 def from_plain(value: Any) -> dict[str, Any]:
@@ -96,11 +89,8 @@ def from_plain(value: Any) -> dict[str, Any]:
 
 
 def _differs(field: Field[Any], value: Any) -> bool:
-    default: Any = None
-    if field.default is not MISSING:
-        default = field.default
-    elif field.default_factory is not MISSING:
-        default = field.default_factory()
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    default = None if default is MISSING else default
     if isinstance(value, (int, float)) or isinstance(default, (int, float)):
         return bool(value != default)
     return bool((value or default) and value != default)  # None, "" and [] are all "not set"
@@ -109,21 +99,21 @@ def _differs(field: Field[Any], value: Any) -> bool:
 def _simple(value: Any) -> Any:
     """As JSON; what can say itself as a mapping does so, and torch's types have their names."""
     if isinstance(value, Mapping):
-        return _plain_mapping({key: _simple(inner) for key, inner in value.items()})
+        return plain_mapping({key: _simple(inner) for key, inner in value.items()})
     if isinstance(value, (list, tuple)):
         return [_simple(inner) for inner in value]
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return str(value)
     if not isinstance(value, type) and callable(as_mapping := getattr(value, "to_dict", None)):
         return _simple(as_mapping())
-    return _plain(value)
+    return plain_value(value)
 
 
 def _clean(value: Any) -> Any:
     """Without tokens and keys, and without the user and password of a URL."""
     if isinstance(value, dict):
         hidden = {key for key, inner in value.items() if inner is not None and _SECRET.search(key)}
-        return {key: _HIDDEN if key in hidden else _clean(inner) for key, inner in value.items()}
+        return {key: HIDDEN if key in hidden else _clean(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_clean(inner) for inner in value]
-    return _USER_IN_URL.sub(_HIDDEN, value) if isinstance(value, str) else value
+    return _USER_IN_URL.sub(HIDDEN, value) if isinstance(value, str) else value

@@ -1,4 +1,13 @@
-"""The manifest: one record for each plugin of a run, in their order, and the versions of what runs them."""
+"""Which plugins a run used: recorded beside it and in every checkpoint, compared when a run is resumed.
+
+    output_dir/trl_grpo_ext_plugins.json                     when the training starts
+    output_dir/checkpoint-N/trl_grpo_ext_plugins.json        with every checkpoint, and wherever a model is saved
+    output_dir/README.md                                     a table, in the model card
+
+A manifest has one record for each plugin, in their order, and the versions of what runs them. `differences` says in
+sentences how two of them differ, `with_plugins` puts a table into a model card. `source` hashes what a plugin is
+written in, `settings` has the hyper-parameters; the part of the trainer that does all this is `plugin_records`.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +26,30 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from ...errors import ManifestError
-from ...plugins.loading import Kind, Loaded, LoadedList
-from ...plugins.metadata import installed_distributions, owner_of, provenance
-from ...plugins.selection import KINDS, Selection
-from ...types import CONTRACT_VERSION
+from ..errors import ManifestError
+from ..guard.printable import escaped
+from ..plugins.loading import Kind, Loaded, LoadedList
+from ..plugins.metadata import installed_distributions, owner_of, provenance
+from ..plugins.selection import KINDS, LABELS, Selection
+from ..types import CONTRACT_VERSION
+from .files import write_whole
 from .source import Source, SourceReader, of_text
+
+__all__ = ["FILE", "Manifest", "PluginRecord", "differences", "version_notes"]
 
 FILE = "trl_grpo_ext_plugins.json"
 """The manifest's name, in a run's folder and in each checkpoint."""
 
 _FORMAT = 1
 _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate")
-_HIDDEN = "(not recorded)"
+HIDDEN = "(not recorded)"
 _SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token", re.IGNORECASE)
 _WRAPPERS = {
-    ("trl_grpo_ext.guard.calls", "Renamed"): "reward",
-    ("trl_grpo_ext.guard.calls", "RenamedAsync"): "reward",
-    ("trl_grpo_ext.guard.guarded", "Guarded"): "reward",
-    ("trl_grpo_ext.guard.guarded", "AsyncGuarded"): "reward",
-    ("trl_grpo_ext.credit.composition", "Preserving"): "hook",
-    ("trl_grpo_ext.credit.signal", "SkipZeroVariance"): "aggregation",
+    **dict.fromkeys(("Renamed", "RenamedAsync", "Guarded", "AsyncGuarded"), "reward"),
+    "Preserving": "hook",
+    "SkipZeroVariance": "aggregation",
 }
-"""Our own objects around a plugin, with the attribute that holds it."""
+"""Our own classes around a plugin, with the attribute that holds it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class PluginRecord:
             keeps that under the same names; None where that is not known.
         weight: Of a reward that the trainer calls, or that stands in a list inside another; None for others.
         switches: What the selection asked for beyond parameters: `guard`, `preserve_sign` and so on.
-        source_hash: SHA-256 of its source (see `manifest.source`); None where there is none to read.
+        source_hash: SHA-256 of its source (see `records.source`); None where there is none to read.
         source: What that hash covers, or why there is none.
         inside: For a reward among another reward's parameters, that reward and the place; else None.
         selected: Whether it was selected by name or path; else it was given in Python.
@@ -136,15 +146,8 @@ class Manifest:
         Raises:
             OSError: The file cannot be written.
         """
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            unfinished.write_text(json.dumps(self.plain(), indent=2) + "\n", encoding="ascii")
-            unfinished.replace(path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(self.plain(), indent=2) + "\n")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Manifest:
@@ -226,11 +229,11 @@ class _Recorder:
             source = self._sources.of_module(info.target.partition(":")[0].strip(), info.distribution)
             switches: dict[str, Any] = dict.fromkeys(sorted(asked.switches), True)
             if asked.guard is not None:
-                switches["guard"] = _plain_mapping(asked.guard)
+                switches["guard"] = plain_mapping(asked.guard)
             weight = weight if weight is not None else asked.weight
             record = PluginRecord(
                 *(kind, info.name, info.distribution, info.version, info.target),
-                parameters=_plain_mapping(asked.parameters),
+                parameters=plain_mapping(asked.parameters),
                 weight=weight,
                 switches=switches,
                 source_hash=source.hash,
@@ -252,9 +255,9 @@ class _Recorder:
         parameters: dict[str, Any] | None = None
         while True:
             if isinstance(thing, functools.partial):
-                parameters = {**_plain_mapping(thing.keywords), **(parameters or {})}
+                parameters = {**plain_mapping(thing.keywords), **(parameters or {})}
                 thing = thing.func
-            elif (attribute := _WRAPPERS.get((type(thing).__module__, type(thing).__qualname__))) is not None:
+            elif (attribute := _wraps(thing)) is not None:
                 switches |= _switches(thing)
                 thing = getattr(thing, attribute)
             else:
@@ -298,6 +301,12 @@ def _is_model(thing: Any) -> bool:
     return torch is not None and isinstance(thing, torch.nn.Module)
 
 
+def _wraps(thing: Any) -> str | None:
+    """The attribute that holds the plugin, if this is one of our own objects around one."""
+    ours = type(thing).__module__.startswith("trl_grpo_ext.")
+    return _WRAPPERS.get(type(thing).__qualname__) if ours else None
+
+
 def _switches(wrapper: Any) -> dict[str, Any]:
     """What one of our own wrappers was asked for, as a selection would say it."""
     asked = {name: value for name, value in (_constructed_with(wrapper) or {}).items() if name != "name"}
@@ -319,7 +328,7 @@ def _constructed_with(thing: Any) -> dict[str, Any] | None:
         return None
     kept = getattr(thing, "__dict__", {})
     simple = {name: kept[name] for name in names if name in kept and _is_simple(kept[name])}
-    return _plain_mapping(simple) if simple else None
+    return plain_mapping(simple) if simple else None
 
 
 def _is_simple(value: Any) -> bool:
@@ -330,22 +339,22 @@ def _is_simple(value: Any) -> bool:
     return value is None or isinstance(value, (str, bool, Real, enum.Enum, os.PathLike))
 
 
-def _plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key): _HIDDEN if _SECRET.search(str(key)) else _plain(value) for key, value in values.items()}
+def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): HIDDEN if _SECRET.search(str(key)) else plain_value(value) for key, value in values.items()}
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A parameter as JSON; of what JSON has no word for, the name of its function or class."""
     if isinstance(value, Selection):
-        return _plain(value.plain())
+        return plain_value(value.plain())
     if isinstance(value, Mapping):
-        return _plain_mapping(value)
+        return plain_mapping(value)
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [plain_value(inner) for inner in value]
     if isinstance(value, (set, frozenset)):
-        return sorted((_plain(inner) for inner in value), key=repr)
+        return sorted((plain_value(inner) for inner in value), key=repr)
     if isinstance(value, enum.Enum):
-        return _plain(value.value)
+        return plain_value(value.value)
     if value is None or isinstance(value, (str, bool)):
         return value if not isinstance(value, str) else str(value)
     if isinstance(value, Integral):
@@ -368,3 +377,205 @@ def _version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+# -------------------------------------------------------------------------------------------------- how two differ
+
+
+_MOST_CHARACTERS = 200
+"""Of a value in a sentence, or twice that in a table."""
+_Key = tuple[str, str | None, str, int]
+
+
+def differences(old: Manifest, new: Manifest) -> list[str]:
+    """Say what makes the plugins of two manifests different ones; empty where they are the same.
+
+    Plugins are matched by kind and name. What counts is where they come from, their versions and sources, parameters,
+    switches and weights, their order, and which there are. Sources count where both are known and the versions are
+    equal, since another version has another source. The versions of the libraries beneath don't count: see
+    `version_notes`.
+
+    Args:
+        old: Of the checkpoint.
+        new: Of this run.
+    """
+    before, here = _keyed(old), _keyed(new)
+    texts = []
+    for key in {**before, **here}:
+        if key not in here:
+            texts.append(f"{_called(before[key])} ({_text(before[key].origin)}) is in the checkpoint and not here")
+        elif key not in before:
+            texts.append(f"{_called(here[key])} ({_text(here[key].origin)}) is here and not in the checkpoint")
+        else:
+            texts += [f"{_called(here[key])}: {text}" for text in _changes(before[key], here[key])]
+    for kind in KINDS:
+        order = [key for key in before if key[0] == kind and key in here]
+        order_here = [key for key in here if key[0] == kind and key in before]
+        if order != order_here:
+            names, names_here = (", ".join(_text(key[2]) for key in keys) for keys in (order, order_here))
+            texts.append(f"{LABELS[kind]}s: the order is {names} in the checkpoint, {names_here} here")
+    return texts
+
+
+def version_notes(old: Manifest, new: Manifest) -> list[str]:
+    """Say which of the libraries beneath have other versions; this alone makes no plugin another one."""
+    notes = [
+        f"{_text(name)} {_text(old.versions.get(name) or 'none')} in the checkpoint, {new.versions.get(name)} here"
+        for name in sorted({*old.versions, *new.versions})
+        if old.versions.get(name) != new.versions.get(name)
+    ]
+    if old.contract_version != new.contract_version:
+        notes.append(f"plugin contract {old.contract_version} in the checkpoint, {new.contract_version} here")
+    return notes
+
+
+def _keyed(manifest: Manifest) -> dict[_Key, PluginRecord]:
+    """The records by kind, place and name, and the how-manieth of these each one is."""
+    keyed: dict[_Key, PluginRecord] = {}
+    for record in manifest.plugins:
+        number = 0
+        while (key := (record.kind, record.inside, record.name, number)) in keyed:
+            number += 1
+        keyed[key] = record
+    return keyed
+
+
+def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
+    if (old.distribution, old.version) != (new.distribution, new.version):
+        here = _text(new.origin) if old.distribution != new.distribution else _text(new.version or "no version")
+        yield f"{_text(old.origin)} in the checkpoint, {here} here"
+    if old.target != new.target:
+        yield f"it is {_text(old.target)} in the checkpoint, {_text(new.target)} here"
+    elif (
+        (old.distribution, old.version) == (new.distribution, new.version)
+        and None not in (old.source_hash, new.source_hash)
+        and old.source_hash != new.source_hash
+    ):
+        same = f"although the version {_text(new.version)} is the same" if new.version else f"({_text(new.origin)})"
+        yield f"its source differs {same}"
+    if None in (old.parameters, new.parameters):
+        if old.parameters != new.parameters:
+            known = {False: "known", True: "not known"}
+            yield (
+                f"its parameters are {known[old.parameters is None]} in the checkpoint, "
+                f"{known[new.parameters is None]} here"
+            )
+    else:
+        yield from _of_values("parameter ", old.parameters or {}, new.parameters or {})
+    yield from _of_values("", old.switches, new.switches)
+    if old.weight != new.weight:
+        yield f"weight {_value(old.weight)} in the checkpoint, {_value(new.weight)} here"
+
+
+def _of_values(what: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    for name in {**old, **new}:
+        if name in old and name in new and _same(old[name], new[name]):
+            continue
+        here = _value(new[name]) if name in new else "not set"
+        before = _value(old[name]) if name in old else "not set"
+        yield f"{what}{_text(name)} {before} in the checkpoint, {here} here"
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Whether two JSON values are equal; other than in Python, true is not 1."""
+    return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True) or (
+        type(old) in (int, float) and type(new) in (int, float) and old == new
+    )
+
+
+def _called(record: PluginRecord) -> str:
+    within = f" (inside {_text(record.inside)})" if record.inside else ""
+    return f"{LABELS[record.kind]} {_text(record.name)}{within}"
+
+
+def _value(value: Any) -> str:
+    return _cut(json.dumps(value))
+
+
+def _text(value: str | None) -> str:
+    """A string from a file or a plugin, without what a terminal would obey."""
+    return _cut(escaped(str(value)))
+
+
+def _cut(text: str) -> str:
+    half = _MOST_CHARACTERS // 2
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
+
+
+# -------------------------------------------------------------------------------------------------- the model card
+
+
+_BEGIN, _END = "<!-- trl-grpo-ext: plugins -->", "<!-- trl-grpo-ext: end of plugins -->"
+_SECTION = re.compile(rf"\n*{re.escape(_BEGIN)}.*?{re.escape(_END)}\n*", re.DOTALL)
+_CITATIONS = re.compile(r"^## Citations?$", re.MULTILINE)
+_PLAIN = re.compile(r"[\w .,:;=/+(){}\"'@<>!?%^&#$*\[\]~-]*", re.ASCII)
+"""What means nothing to Markdown between backticks in a table."""
+_NAME, _VERSION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"), re.compile(r"[A-Za-z0-9.!+_-]+")
+
+
+def with_plugins(card: str, manifest: Manifest) -> str:
+    """A model card with the section on plugins, before the citations or at the end; replaces the one that it has.
+
+    Args:
+        card: Markdown.
+        manifest: Of the run that trained the model.
+    """
+    card = _SECTION.sub("\n\n", card)
+    found = _CITATIONS.search(card)
+    at = found.start() if found else len(card)
+    before, after = card[:at].rstrip("\n"), card[at:].lstrip("\n")
+    return f"{before}\n\n{section(manifest)}\n" + (f"\n{after}" if after else "")
+
+
+def section(manifest: Manifest) -> str:
+    """The section as Markdown, between two comments that mark it."""
+    own = manifest.versions.get("trl-grpo-ext")
+    lines = [
+        _BEGIN,
+        "## Plugins",
+        "",
+        f"Trained with trl-grpo-ext {_cell(own) if own else '(version unknown)'} and these plugins:",
+        "",
+        "| kind | name | distribution | version | parameters |",
+        "| --- | --- | --- | --- | --- |",
+        *(_row(record) for record in manifest.plugins),
+    ]
+    wanted = {"trl-grpo-ext": own} | {r.distribution: r.version for r in manifest.plugins if r.distribution}
+    named = [f"{name}=={number}" for name, number in wanted.items() if _can_be_installed(name, number)]
+    if named:
+        lines += ["", "To install them:", "", "```sh", f"pip install {' '.join(named)}", "```"]
+    loose = [record for record in manifest.plugins if record.distribution is None]
+    if loose:
+        modules = ", ".join(dict.fromkeys(_cell(record.target) for record in loose))
+        lines += ["", f"In no distribution, so not to be installed: {modules}."]
+    return "\n".join([*lines, _END])
+
+
+def _row(record: PluginRecord) -> str:
+    name = _cell(record.name) + (f" inside {_cell(record.inside)}" if record.inside else "")
+    asked = dict(record.switches)
+    if record.weight is not None:
+        asked["weight"] = record.weight
+    asked |= record.parameters or {}
+    said = ", ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in asked.items())
+    if len(said) > 2 * _MOST_CHARACTERS:
+        said = f"{said[: 2 * _MOST_CHARACTERS]} ... (all of it is in the file of the checkpoint)"
+    parameters = [_cell(said)] if said else []
+    if record.parameters is None:
+        parameters.append("given in Python")
+    cells = [LABELS[record.kind], name, _cell(record.distribution), _cell(record.version), ", ".join(parameters)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str | None) -> str:
+    """A string that may hold anything, as a cell of a Markdown table that shows it and obeys none of it."""
+    if not text:
+        return ""
+    if text == text.strip() and _PLAIN.fullmatch(text):
+        return f"`{text}`"
+    text = escaped(text)
+    return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
+
+
+def _can_be_installed(name: str, number: str | None) -> bool:
+    return _NAME.fullmatch(name) is not None and number is not None and _VERSION.fullmatch(number) is not None

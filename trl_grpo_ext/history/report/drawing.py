@@ -1,0 +1,426 @@
+"""How figures are drawn: metrics as lines, parts of a whole stacked, single tokens as bands, all in one style.
+
+The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on one of the two backgrounds.
+Text, axes and grid are drawn in `INK`, which `svg` makes `currentColor`, so that they are readable on light and dark.
+Runs and series also differ by dashes and markers, stacked parts by hatching, for who sees no colours. Names of rewards
+and runs may be anything: `label` takes out what is not printable, and `text.parse_math` is off, so that a dollar sign
+is a dollar sign.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from ...guard.printable import escaped
+from .run import Run
+
+INK = "#010203"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+DASHES: tuple[tuple[float, tuple[float, ...] | None], ...] = (
+    (0, None),
+    (0, (5, 2)),
+    (0, (1, 1.5)),
+    (0, (6, 2, 1, 2)),
+    (0, (6, 2, 1, 2, 1, 2)),
+    (0, (9, 3)),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "///", "\\\\\\", "---")
+
+WIDTH, HEIGHT, MARGIN = 6.4, 1.9, 0.5
+"""Inches: of a figure, of one of its panels, and of what stands below them."""
+
+_SETTINGS = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "trl-grpo-ext",  # the same picture is the same file
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.formatter.useoffset": False,
+    "axes.grid": True,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "legend.handlelength": 3.0,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.0,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "auto",
+    **dict.fromkeys(
+        (
+            "text.color",
+            "axes.edgecolor",
+            "axes.labelcolor",
+            "axes.titlecolor",
+            "xtick.color",
+            "ytick.color",
+            "grid.color",
+        ),
+        INK,
+    ),
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The settings under which figures are made and saved; needed around both."""
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()  # whatever the user's own file says
+        mpl.rcParams.update(_SETTINGS)
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has more fonts than we
+        yield
+
+
+def label(text: str, longest: int = 36) -> str:
+    """A name as it may stand in a figure: on one line, printable, not too long, and never left out of a legend."""
+    shown = escaped(text[: longest + 1])
+    shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+    return f" {shown}" if shown.startswith("_") else shown or "(no name)"
+
+
+def panels_figure(titles: list[str], unit: str = "optimizer step", below: int = 0) -> tuple[Figure, list[Axes]]:
+    """A figure with panels below each other, each with its title.
+
+    Args:
+        titles: One for each panel.
+        unit: Of the horizontal axis.
+        below: Lines of a legend under the panels.
+    """
+    height = HEIGHT * len(titles) + MARGIN + 0.17 * below
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes: list[Axes] = list(figure.subplots(len(titles), 1, squeeze=False, sharex=True)[:, 0])
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(label(title, 72))
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        axis.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes[-1].set_xlabel(unit)
+    return figure, axes
+
+
+# ---------------------------------------------------------------------------------------------- metrics over steps
+
+
+MOST_POINTS = 1000
+"""Points of a line in a figure; of more, the lowest and highest of each stretch are drawn."""
+
+MOST_PANELS = 12
+
+_HOLLOW: dict[str, Any] = {"markersize": 8.0, "markerfacecolor": "none", "markeredgewidth": 1.6}
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Why there is no figure: a sentence that says what would give one."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a panel.
+
+    Attributes:
+        key: The metric, as it is logged.
+        name: What the legend says; needed where a panel has several.
+        spread: A metric that is drawn as a band of plus and minus it.
+        low: A metric that is drawn as the lower edge of a band.
+        high: Its upper edge.
+    """
+
+    key: str
+    name: str = ""
+    spread: str | None = None
+    low: str | None = None
+    high: str | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title: Says what is measured, with its unit.
+        series: The lines; those that no run has are left out.
+        share: Whether the values lie between 0 and 1.
+        evaluated: Whether the held-out values, `eval_` and the key, are drawn too.
+    """
+
+    title: str
+    series: Sequence[Series]
+    share: bool = False
+    evaluated: bool = True
+
+
+def lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
+    """Draw panels.
+
+    Args:
+        runs: In every panel.
+        panels: From the top; those without any data are left out, and those past the twelfth.
+        reason: Why there is no figure where no panel has data.
+    """
+    known = [(panel, [one for one in panel.series if any(_has_data(run, one) for run in runs)]) for panel in panels]
+    there = [(panel, shown) for panel, shown in known if shown][:MOST_PANELS]
+    if not there:
+        return Absent(reason)
+    names = list(dict.fromkeys(one.name for _, shown in there for one in shown if one.name))
+    named = bool(names)
+    figure, axes = panels_figure([panel.title for panel, _ in there], below=2 + (len(names) + len(runs)) // 3)
+    held_out = False
+    for (panel, shown), axis in zip(there, axes, strict=True):
+        for number, run in enumerate(runs):
+            for series in shown:
+                place = names.index(series.name) if series.name in names else number
+                colour = INK if named and series.name not in names else COLOURS[place % len(COLOURS)]
+                marker, dash = MARKERS[place % len(MARKERS)], DASHES[number % len(DASHES)]
+                _band(axis, run, series, colour)
+                _line(axis, run, series, {"color": colour, "marker": marker, "linestyle": dash})
+                if panel.evaluated:
+                    held_out |= _held_out(axis, run, series, {"color": colour, "marker": marker})
+        _room(axis, panel, runs)
+    entries = [(name, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], DASHES[0]) for i, name in enumerate(names)]
+    for i, run in enumerate(runs):
+        own = (INK, "") if named else (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
+        entries += [(run.name, *own, DASHES[i % len(DASHES)])] if len(runs) > 1 or not named else []
+    _legend(figure, entries, named, held_out)
+    return figure
+
+
+def limits(runs: Sequence[Run]) -> tuple[float, float]:
+    """The horizontal extent of every figure of these runs, in optimizer steps."""
+    first = min((int(run.history[0]["step"]) for run in runs if run.history), default=0)
+    last = max(run.last_step for run in runs)
+    room = 0.02 * (last - first) or 0.5
+    return first - room, last + room
+
+
+def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """At most `MOST_POINTS` of the points, in order: of each stretch the first, the lowest and the highest."""
+    if len(steps) <= MOST_POINTS:
+        return list(steps), list(values)
+    size = -(-len(steps) // (MOST_POINTS // 3))
+    kept: list[int] = []
+    for start in range(0, len(steps), size):
+        stretch = range(start, min(start + size, len(steps)))
+        kept += sorted({start, min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)})
+    return [steps[index] for index in kept], [values[index] for index in kept]
+
+
+def _has_data(run: Run, series: Series) -> bool:
+    return bool(run.series(series.key)[0]) or bool(run.series(f"eval_{series.key}")[0])
+
+
+def _legend(figure: Figure, entries: Sequence[tuple[str, str, str, Any]], named: bool, held_out: bool) -> None:
+    """One for all panels, below them; none where there is a single line without a name."""
+    if not named and len(entries) + held_out < 2:
+        return
+    handles = [Line2D([], [], color=colour, marker=mark, linestyle=dash) for _, colour, mark, dash in entries]
+    names = [label(name) for name, *_ in entries]
+    if held_out:
+        handles.append(Line2D([], [], color=INK, marker="o", linestyle="none", **_HOLLOW))
+        names.append("held out")
+    figure.legend(handles, names, loc="outside lower center", ncols=1 if max(map(len, names)) > 30 else 3)
+
+
+def _room(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
+    axis.set_xlim(*limits(runs))
+    if panel.share:
+        axis.set_ylim(-0.03, 1.03)
+        return
+    low, high = axis.get_ylim()
+    middle = (low + high) / 2
+    if high - low < 1e-4 * abs(middle):  # what rounding leaves is no curve
+        axis.set_ylim(middle - 0.05 * abs(middle), middle + 0.05 * abs(middle))
+
+
+def _line(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> None:
+    steps, values = thinned(*run.series(series.key))
+    if steps:
+        axis.plot(steps, values, markevery=max(1, len(steps) // 12), label=_called(run, series), **looks)
+
+
+def _band(axis: Axes, run: Run, series: Series, colour: str) -> None:
+    low, high = (series.low, series.high) if series.low and series.high else (series.key, series.key)
+    known = [dict(zip(*run.series(key), strict=True)) for key in (low, high)]
+    if series.spread:
+        spread = dict(zip(*run.series(series.spread), strict=True))
+        edges = [
+            {step: value + sign * spread[step] for step, value in known[0].items() if step in spread}
+            for sign in (-1, 1)
+        ]
+    elif series.low and series.high:
+        edges = known
+    else:
+        return
+    steps = sorted(edges[0].keys() & edges[1].keys())
+    every = -(-len(steps) // MOST_POINTS) if steps else 1
+    steps = steps[::every]
+    if steps:
+        lower, upper = ([edge[step] for step in steps] for edge in edges)
+        axis.fill_between(steps, lower, upper, color=colour, alpha=0.18, linewidth=0)
+
+
+def _held_out(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> bool:
+    steps, values = thinned(*run.series(f"eval_{series.key}"))
+    if steps:
+        axis.plot(steps, values, linestyle="none", label=f"{_called(run, series)} (held out)", **looks, **_HOLLOW)
+    return bool(steps)
+
+
+def _called(run: Run, series: Series) -> str:
+    return label(f"{run.name} · {series.name}" if series.name else run.name, 80)
+
+
+# ------------------------------------------------------------------------------------------------ parts of a whole
+
+
+Parts = Mapping[str, str]
+"""The name of each part, from the bottom, with its metric."""
+
+
+def stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share: bool = False) -> Figure | Absent:
+    """Draw areas on each other, one panel for each title; the same part has the same colour and hatching in all.
+
+    Args:
+        panels: Title, run and parts; without any data it is left out, and so are those past the twelfth.
+        reason: Why there is no figure where none has data.
+        share: Whether the whole is 1.
+    """
+    tables = [(title, table) for title, run, parts in panels if (table := _table(run, parts))[0]][:MOST_PANELS]
+    if not tables:
+        return Absent(reason)
+    order = list(dict.fromkeys(name for _, (_, parts) in tables for name in parts))
+    figure, axes = panels_figure([title for title, _ in tables], below=-(-len(order) // 4))
+    legend: dict[str, Any] = {}
+    for (_, (steps, parts)), axis in zip(tables, axes, strict=True):
+        numbers = [order.index(name) for name in parts]
+        places: list[float] = [*steps]
+        heights = list(parts.values())
+        if len(steps) == 1:  # which has no extent, so it is drawn from half a step before to half a step after
+            places, heights = [steps[0] - 0.5, steps[0] + 0.5], [[value, value] for [value] in heights]
+        areas = axis.stackplot(
+            places,
+            heights,
+            labels=[label(name) for name in parts],
+            colors=[COLOURS[number % len(COLOURS)] for number in numbers],
+            hatch=[HATCHES[number % len(HATCHES)] for number in numbers],
+            edgecolor=INK,
+            linewidth=0.3,
+        )
+        for area in areas:
+            legend.setdefault(str(area.get_label()), area)
+        axis.set_ylim(0, 1 if share else None)
+        axis.set_xlim(*limits([run for _, run, _ in panels]))
+    figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=min(4, len(legend)))
+    return figure
+
+
+def _table(run: Run, parts: Parts) -> tuple[list[int], dict[str, list[float]]]:
+    """The steps at which a part is known, and each part's values there; what is not known counts as nothing."""
+    known = {name: dict(zip(*run.series(key), strict=True)) for name, key in parts.items()}
+    known = {name: values for name, values in known.items() if any(values.values())}
+    steps = sorted({step for values in known.values() for step in values})
+    steps = steps[:: -(-len(steps) // MOST_POINTS)] if steps else []
+    return steps, {name: [values.get(step, 0.0) for step in steps] for name, values in known.items()}
+
+
+# --------------------------------------------------------------------------------------------------- single tokens
+
+
+MOST_FILES = 200
+"""Token record files that are read for a figure, evenly over the training."""
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_NONE = "No token records with trained rows: train with token_records: 64 to see single tokens."
+
+
+def advantages(runs: Sequence[Run]) -> Figure | Absent:
+    """The advantages of live tokens as the loss used them."""
+    return _bands(runs, "advantage", "advantage of a live token")
+
+
+def weights(runs: Sequence[Run]) -> Figure | Absent:
+    """The weights of live tokens, relative to their mean in the same file."""
+    return _bands(runs, "weight", "weight of a live token, mean = 1")
+
+
+def live_values(run: Run, path: Path, column: str) -> Any:
+    """A column's finite values at the live tokens of one file's trained rows, `(N,)`; None where it has none.
+
+    What does not fit together, as many values as tokens, is told as damage.
+    """
+    columns = run.columns_of(path, [column, "live"])
+    if columns is None or columns.keys() != {column, "live"}:
+        return None
+    valid = columns[column].is_valid()
+    values, live = (columns[name].filter(valid) for name in (column, "live"))
+    try:
+        values = np.asarray(values.flatten().to_numpy(zero_copy_only=False), dtype=float)
+        live = np.asarray(live.flatten().to_numpy(zero_copy_only=False), dtype=bool)
+    except (AttributeError, TypeError, ValueError):
+        values, live = np.zeros(1), np.zeros(0)
+    if values.shape != live.shape:
+        run.tell(f"{path} was left out of the figures: its columns {column} and live do not fit together.")
+        return None
+    kept = values[live & np.isfinite(values)]
+    return kept if kept.size else None
+
+
+def evenly(paths: Sequence[Path], most: int = MOST_FILES) -> list[Path]:
+    """At most so many of the files, the first and the last among them."""
+    if len(paths) <= most:
+        return list(paths)
+    return [paths[round(index * (len(paths) - 1) / (most - 1))] for index in range(most)]
+
+
+def _bands(runs: Sequence[Run], column: str, what: str) -> Figure | Absent:
+    tables = [(run, table) for run in runs if (table := _quantiles(run, column)).size][:MOST_PANELS]
+    if not tables:
+        return Absent(_NONE)
+    titles = [what if len(runs) == 1 else f"{label(run.name)}: {what}" for run, _ in tables]
+    figure, axes = panels_figure(titles, below=1)
+    for number, ((_, table), axis) in enumerate(zip(tables, axes, strict=True)):
+        steps, lowest, low, middle, high, highest = table.T
+        colour = COLOURS[number % len(COLOURS)]
+        outer = axis.fill_between(steps, lowest, highest, color=colour, alpha=0.15, linewidth=0)
+        inner = axis.fill_between(steps, low, high, color=colour, alpha=0.3, linewidth=0)
+        (median,) = axis.plot(steps, middle, color=colour, marker="o", markevery=max(1, len(steps) // 12))
+        axis.set_xlim(*limits(runs) if any(run.history for run in runs) else (steps[0] - 0.5, steps[-1] + 0.5))
+        if number == 0:
+            names = ["median", "half of the tokens", "nine in ten"]
+            figure.legend([median, inner, outer], names, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _quantiles(run: Run, column: str) -> Any:
+    """Step and quantiles by row."""
+    rows = []
+    for path in evenly(run.records):
+        values = live_values(run, path, column)
+        if values is None:
+            continue
+        if column == "weight":
+            if not (mean := values.mean()) > 0:
+                continue
+            values = values / mean
+        rows.append([float(path.stem.removeprefix("step_")), *np.quantile(values, QUANTILES)])
+    return np.array(rows)

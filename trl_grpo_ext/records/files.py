@@ -1,0 +1,22 @@
+"""Files that are never half there: written beside their place, and put there in one step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file, text as UTF-8, in one step; one that is there is replaced.
+
+    Raises:
+        OSError: It cannot be written; nothing is left of it then.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
