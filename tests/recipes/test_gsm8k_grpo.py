@@ -69,6 +69,7 @@ def of(*names: str) -> pytest.MarkDecorator:
 # ------------------------------------------------------------------------------------------------------- what succeeds
 
 
+@pytest.mark.slow
 @of("default")
 def test_without_arguments_one_line_says_which_default_and_why(run: Finished) -> None:
     first = run.out.splitlines()[0]
@@ -76,6 +77,7 @@ def test_without_arguments_one_line_says_which_default_and_why(run: Finished) ->
     assert len(first) <= 80
 
 
+@pytest.mark.slow
 @of("default")
 def test_before_and_after_are_printed_as_a_table(run: Finished) -> None:
     assert "16 held-out problems, 4 sample(s) each" in run.out
@@ -87,6 +89,7 @@ def test_before_and_after_are_printed_as_a_table(run: Finished) -> None:
     assert 0.0 < before < 1.0
 
 
+@pytest.mark.slow
 @of("default")
 def test_a_log_file_gets_readable_lines_and_no_noise(run: Finished) -> None:
     lines = [re.split(r" {2,}", line.strip()) for line in run.out.splitlines()]
@@ -103,6 +106,7 @@ def test_a_log_file_gets_readable_lines_and_no_noise(run: Finished) -> None:
     assert "\r" not in run.out
 
 
+@pytest.mark.slow
 @of("default")
 def test_the_model_that_is_saved_loads_again_and_was_trained(run: Finished) -> None:
     saved = AutoModelForCausalLM.from_pretrained(run.output, local_files_only=True).state_dict()
@@ -115,6 +119,7 @@ def test_the_model_that_is_saved_loads_again_and_was_trained(run: Finished) -> N
     )
 
 
+@pytest.mark.slow
 @of("default")
 def test_metrics_hold_both_evaluations_the_run_and_the_history(run: Finished) -> None:
     metrics = run.metrics
@@ -130,6 +135,7 @@ def test_metrics_hold_both_evaluations_the_run_and_the_history(run: Finished) ->
     assert state["global_step"] == 4
 
 
+@pytest.mark.slow
 @of("default")
 def test_the_reward_curve_is_a_picture(run: Finished) -> None:
     data = (run.output / "reward_curve.png").read_bytes()

@@ -66,6 +66,8 @@ EXAMPLES = examples()
 
 JOBS = {**EXAMPLES, "chain of four": CHAIN}
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
