@@ -33,8 +33,8 @@ gradient of every optimizer step and the losses are compared. Plain SGD takes la
 `tests/trainer/test_parity.py` runs it as tests and shows that each of the settings changes TRL's gradient."""
 
 SETTINGS = """The 32 cells are an orthogonal array: any three settings occur together in all eight combinations with
-every loss type. `make quick` and `make test` run as many of the cells as hold every combination of two, and of three, of
-loss type and settings; `make nightly` runs them all, with both releases of TRL."""
+every loss type. `make quick` and `make test` run as many of the cells as hold every combination of two, and of three,
+of loss type and settings; `make nightly` runs them all, with both releases of TRL."""
 
 RESULTS = f"""The largest relative gap between the two trainers, over cells and optimizer steps. 0 is equality to the
 bit; the tests allow {parity_grid.TOLERANCE:.0e}. A gradient's gap is ‖ours − TRL's‖ / ‖TRL's‖ over all parameters; a

@@ -165,7 +165,7 @@ def forked(script: Path, lines: Sequence[tuple[list[str], Path]]) -> list[Finish
         input="".join(f"{json.dumps([words, str(folder)])}\n" for words, folder in lines),
         stdout=subprocess.PIPE,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=True,
     )
     statuses = [line for line in done.stdout.splitlines() if line.lstrip("-").isdigit()]
