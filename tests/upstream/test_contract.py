@@ -30,13 +30,6 @@ from trl_grpo_ext.errors import ConfigurationError, UpstreamError
 from trl_grpo_ext.trainer import upstream
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
-ADAPTER = (
-    *("compact.py", "contexts.py", "reaggregation.py", "safe_checkpoints.py", "scoring.py"),
-    *("own_loss.py", "phase_times.py", "self_check.py", "trainer.py"),
-    *("doctor/combinations_training.py", "live/training.py", "manifest/training.py"),
-)
-"""The files that touch TRL's trainer."""
-
 MAPPED_BY_TRANSFORMERS = {
     *("accelerator", "add_callback", "args", "current_gradient_accumulation_steps"),
     *("is_deepspeed_enabled", "is_fsdp_enabled", "model", "state"),
@@ -316,11 +309,10 @@ def test_every_loss_type_of_the_installed_trl_is_known() -> None:
 # ---------------------------------------------------------------------------------------------- the list is complete
 
 
-def trees(names: tuple[str, ...] | None = None) -> Iterator[tuple[str, ast.Module]]:
-    for file in sorted(PACKAGE.rglob("*.py")):
-        name = file.relative_to(PACKAGE).as_posix()
-        if names is None or name in names:
-            yield name, ast.parse(file.read_text())
+def trees(room: str = "") -> Iterator[tuple[str, ast.Module]]:
+    """The package's files, or those of one room, with their source."""
+    for file in sorted((PACKAGE / room).rglob("*.py")):
+        yield file.relative_to(PACKAGE).as_posix(), ast.parse(file.read_text())
 
 
 def mentioned(tree: ast.Module) -> set[str]:
@@ -353,21 +345,17 @@ def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
     # Rewards and what guards them never see a trainer, so a name of theirs is their own.
     near = [(file, tree) for file, tree in trees() if not file.startswith(("guard/", "rewards/"))]
     used = {(file, name) for file, tree in near for name in mentioned(tree) & private}
-    assert {
-        ("trainer.py", "_compute_loss"),
-        ("trainer.py", "_logs"),
-        ("self_check.py", "_entropy_window_stats"),
-    } <= used
+    assert {"_compute_loss", "_calculate_rewards", "_logs", "_entropy_window_stats"} <= {name for _, name in used}
     unlisted = {(file, name) for file, name in used if name not in listed}
     assert not unlisted, f"private names of TRL that upstream.METHODS and upstream.ATTRIBUTES don't list: {unlisted}"
-    elsewhere = {(file, name) for file, name in used if file not in (*ADAPTER, "upstream.py")}
+    elsewhere = {(file, name) for file, name in used if not file.startswith(("trainer/", "launch/checkpoints/"))}
     assert not elsewhere, f"private names of TRL outside the adapter: {elsewhere}"
 
 
 def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> None:
     on_the_trainer = {
         node.attr
-        for _, tree in trees(ADAPTER)
+        for _, tree in trees("trainer")
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and (
@@ -381,25 +369,22 @@ def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> Non
 
 
 def test_nothing_is_listed_that_is_not_used() -> None:
-    used = set().union(*(mentioned(tree) for _, tree in trees(ADAPTER)))
+    used = set().union(*(mentioned(tree) for file, tree in trees() if file != "trainer/upstream.py"))
     relied_on = {*upstream.METHODS, *upstream.SAVING, *upstream.ATTRIBUTES, *upstream.ARGUMENTS, *upstream.BATCH_KEYS}
     unused = relied_on - used
     assert not unused, f"listed in upstream and used nowhere: {unused}"
 
 
 def test_no_name_of_ours_hides_one_of_trls(trained: Any) -> None:
-    ours = {name for name in vars(GRPOExtMixin) if not name.startswith("__")} - upstream.METHODS.keys()
-    assigned = set()
-    for _, tree in trees(("trainer.py",)):
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and ast.unparse(node.value) == "self"
-            ):
-                assigned.add(node.attr)
-    assert "_undealt_totals" in assigned
-    hidden = (ours | assigned.difference(upstream.ATTRIBUTES)) & of_trl(trained)
+    ours: set[str] = set()
+    for kind in GRPOExtMixin.__mro__[:-1]:
+        ours |= {name for name in vars(kind) if not name.startswith("__")} - upstream.METHODS.keys()
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))):
+            stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if stored and ast.unparse(node.value) == "self":
+                ours.add(node.attr)
+    assert "loss_aggregation" in ours
+    hidden = ours.difference(upstream.ATTRIBUTES) & of_trl(trained)
     assert not hidden, f"names of ours that TRL's trainer has, too: {hidden}"
 
 
