@@ -13,18 +13,18 @@ the classifier is found out.
 Held-out prompts are completed before and after.
 """
 
-import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from common.errors import RecipeError, loading_errors, told_in_a_sentence
-from common.problems import has_chat_template, whole_batches
-from common.processes import leave
+from common.errors import RecipeError, told_in_a_sentence
+from common.flow import train_and_report
+from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
-from common.results import held_out, print_places, print_table, save_metrics
+from common.results import held_out
 from common.settings import (
     RecipeParser,
     asked_for,
@@ -32,15 +32,14 @@ from common.settings import (
     config_of,
     embedded_or_hub,
     machine_defaults,
+    measure,
     read_yaml,
-    samples_per_problem,
+    say_what,
 )
-from common.trainer import train_and_score
-from datasets import Dataset
 from detox.curve import save_detox_curve
 from detox.kl_log import COEFFICIENT, KL, KLLoggingTrainer
 from detox.prompts import embedded_prompts, prompts_from_file, prompts_from_hub
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig
 
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.launch.engine import ENGINES
@@ -85,54 +84,31 @@ def main() -> None:
     """Choose, load, evaluate, train, evaluate, save."""
     quiet_libraries()
     recipe, args, model_args = parse()
-    state = PartialState()
     asked = asked_for(model_args, recipe.engine, recipe.processes)
-    check_setup(args, model_args, state, asked)
-    generated = recipe.dataset_path is None and recipe.dataset_name is None
-    model = str(model_args.model_name_or_path)
+    check_setup(args, model_args, PartialState(), asked)
     kl_hook = use_reference(args, model_args)
-    if generated:
-        add_truths(args)
 
+    model, counts = str(model_args.model_name_or_path), (recipe.train_prompts, recipe.eval_prompts)
     has_chat_template(model, model_args.model_revision, args.trust_remote_code)  # is the model there at all?
     if recipe.dataset_path is not None:
-        train_rows, eval_rows = prompts_from_file(recipe.dataset_path, recipe.train_prompts, recipe.eval_prompts)
+        rows = prompts_from_file(recipe.dataset_path, *counts)
     elif recipe.dataset_name is not None:
-        counts = recipe.train_prompts, recipe.eval_prompts
-        train_rows, eval_rows = prompts_from_hub(recipe.dataset_name, *counts, recipe.prompt_toxicity)
+        rows = prompts_from_hub(recipe.dataset_name, *counts, recipe.prompt_toxicity)
     else:
-        train_rows, eval_rows = embedded_prompts(recipe.train_prompts, recipe.eval_prompts, args.seed)
-    samples = samples_per_problem(args)
-    eval_rows = whole_batches(
-        train_rows,
-        eval_rows,
-        train_batch=args.generation_batch_size // args.num_generations,
-        eval_batch=args.per_device_eval_batch_size * state.num_processes // samples,
+        measure(args, *TRUTHS)  # the grammar's verdict, whatever is trained on
+        rows = embedded_prompts(*counts, args.seed)
+    train_and_report(
+        args,
+        model_args,
+        asked,
+        rows,
+        trainer_class=KLLoggingTrainer,
+        shown=shown,
+        curve=lambda folder, history, *_: save_detox_curve(folder, history, (kl_hook or {}).get("target")),
     )
 
-    with loading_errors(model):
-        trainer = KLLoggingTrainer(
-            model=model,
-            args=args,
-            train_dataset=Dataset.from_list(train_rows),
-            eval_dataset=Dataset.from_list(eval_rows),
-            quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
-        )
-    counted = f"{len(train_rows)} training prompts, {len(eval_rows)} held out; {state.num_processes} process(es)"
-    done = train_and_score(trainer, asked, counted)
-    if trainer.is_world_process_zero():
-        folder, history = Path(args.output_dir), trainer.state.log_history
-        before, after = shown(done.before), shown(done.after)
-        run = {"model": model, "training_seconds": done.seconds, **done.facts}
-        print_table(before, after, f"{len(eval_rows)} held-out prompts, {samples} completion(s) each")
-        print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
-        metrics = save_metrics(folder, {"before": before, "after": after, "run": run}, history)
-        print_places(folder, metrics=metrics, curve=save_detox_curve(folder, history, (kl_hook or {}).get("target")))
-    leave(trainer.accelerator)
 
-
-def shown(metrics: dict[str, Any]) -> dict[str, float]:
+def shown(metrics: Mapping[str, Any]) -> dict[str, float]:
     """One evaluation by the names that the table shows: rewards, lengths, KL, its coefficient, entropy."""
     more = {"KL to the reference (nats)": KL, "KL coefficient": COEFFICIENT, "entropy (nats per token)": "entropy"}
     numbers = {label: metrics[f"eval_{key}"] for label, key in more.items() if metrics.get(f"eval_{key}") is not None}
@@ -173,18 +149,6 @@ def use_reference(args: GRPOExtConfig, model_args: ModelConfig) -> dict[str, Any
     return kl_hook
 
 
-def add_truths(args: GRPOExtConfig) -> None:
-    """Have the grammar's verdict measured, with weight 0: nobody is trained on it unless it is selected."""
-    rewards: list[Any] = args.rewards or []
-    names = [selected["name"] if isinstance(selected, dict) else selected for selected in rewards]
-    for truth in [truth for truth in TRUTHS if truth not in names]:
-        if args.reward_weights is None:
-            rewards = [*rewards, {"name": truth, "weight": 0.0}]
-        else:
-            rewards, args.reward_weights = [*rewards, truth], [*args.reward_weights, 0.0]
-    args.rewards = rewards
-
-
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     """Command line over `--config` over the defaults of this machine."""
     words = sys.argv[1:]
@@ -203,11 +167,8 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
         recipe.dataset_name = "allenai/real-toxicity-prompts"
     if not args.rewards:
         raise RecipeError("No reward is selected: name one (--rewards), such as a classifier.")
-    model = model_args.model_name_or_path
-    model = "The embedded tiny model" if model == str(EMBEDDED / "model") else model
-    prompts = recipe.dataset_path or recipe.dataset_name or "generated scenes"
-    if os.environ.get("RANK", "0") == "0":
-        print(f"{model} on {prompts} ({why})", flush=True)
+    data = recipe.dataset_path or recipe.dataset_name or "generated scenes"
+    say_what(model_args.model_name_or_path, EMBEDDED / "model", data, why)
     return recipe, args, model_args
 
 

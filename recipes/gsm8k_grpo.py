@@ -10,24 +10,17 @@ Without a model and a data set: on a CUDA machine Qwen2.5-0.5B-Instruct on opena
 generated word problems that are part of this repository. Held-out problems are scored before and after.
 """
 
-import os
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
-from common.errors import loading_errors, told_in_a_sentence
-from common.problems import (
-    as_dataset,
-    embedded_problems,
-    has_chat_template,
-    problems_from_file,
-    problems_from_hub,
-    whole_batches,
-)
-from common.processes import leave
+from common.errors import told_in_a_sentence
+from common.flow import train_and_report
+from common.problems import as_dataset, embedded_problems, has_chat_template, problems_from_file, problems_from_hub
 from common.progress import SUMMARY, quiet_libraries
-from common.results import held_out, print_places, print_table, save_curve, save_metrics
+from common.results import save_curve
 from common.settings import (
     RecipeParser,
     asked_for,
@@ -37,11 +30,9 @@ from common.settings import (
     machine_defaults,
     measure,
     read_yaml,
-    samples_per_problem,
+    say_what,
 )
-from common.trainer import RecipeTrainer, train_and_score
-from transformers import set_seed
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig
 
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.launch.engine import ENGINES
@@ -93,50 +84,28 @@ def main() -> None:
     """Choose, load, evaluate, train, evaluate, save."""
     quiet_libraries()
     recipe, args, model_args = parse()
-    state = PartialState()
     asked = asked_for(model_args, recipe.engine, recipe.processes)
-    check_setup(args, model_args, state, asked)
+    check_setup(args, model_args, PartialState(), asked)
     measure(args, ACCURACY)  # whatever is trained on
-    model = str(model_args.model_name_or_path)
 
+    model = str(model_args.model_name_or_path)
     conversational = has_chat_template(model, model_args.model_revision, args.trust_remote_code)
     if recipe.dataset_path is not None:
-        train_rows, eval_rows = problems_from_file(recipe.dataset_path, recipe.eval_problems)
+        rows = problems_from_file(recipe.dataset_path, recipe.eval_problems)
     elif recipe.dataset_name is not None:
-        train_rows, eval_rows = problems_from_hub(recipe.dataset_name, recipe.dataset_config, recipe.eval_problems)
+        rows = problems_from_hub(recipe.dataset_name, recipe.dataset_config, recipe.eval_problems)
     else:
-        train_rows, eval_rows = embedded_problems(recipe.train_problems, recipe.eval_problems, args.seed)
-    samples = samples_per_problem(args)
-    eval_rows = whole_batches(
-        train_rows,
-        eval_rows,
-        train_batch=args.generation_batch_size // args.num_generations,
-        eval_batch=args.per_device_eval_batch_size * state.num_processes // samples,
-    )
+        rows = embedded_problems(recipe.train_problems, recipe.eval_problems, args.seed)
     system_prompt = recipe.system_prompt if conversational else None
-
-    set_seed(args.seed)  # adapters start alike on all ranks
-    with loading_errors(model):
-        trainer = RecipeTrainer(
-            model=model,
-            args=args,
-            train_dataset=as_dataset(train_rows, system_prompt),
-            eval_dataset=as_dataset(eval_rows, system_prompt),
-            quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
-        )
-    counts = f"{len(train_rows)} training problems, {len(eval_rows)} held out; {state.num_processes} process(es)"
-    done = train_and_score(trainer, asked, counts)
-    if trainer.is_world_process_zero():
-        folder, history = Path(args.output_dir), trainer.state.log_history
-        run = {"model": model, "training_seconds": done.seconds, **done.facts}
-        before, after = held_out(done.before), held_out(done.after)
-        print_table(before, after, f"{len(eval_rows)} held-out problems, {samples} sample(s) each")
-        print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
-        metrics = save_metrics(folder, {"before": before, "after": after, "run": run}, history)
-        curve = save_curve(folder, history, before.get(ACCURACY), after[ACCURACY], ACCURACY)
-        print_places(folder, metrics=metrics, curve=curve)
-    leave(trainer.accelerator)
+    train_and_report(
+        args,
+        model_args,
+        asked,
+        rows,
+        what="problems",
+        dataset=lambda problems: as_dataset(problems, system_prompt),
+        curve=partial(save_curve, reward=ACCURACY),
+    )
 
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
@@ -150,11 +119,8 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
 
     if not embedded and recipe.dataset_path is None and recipe.dataset_name is None:
         recipe.dataset_name = "openai/gsm8k"
-    model = model_args.model_name_or_path
-    model = "The embedded tiny model" if model == str(EMBEDDED_MODEL) else model
-    problems = recipe.dataset_path or recipe.dataset_name or "generated word problems"
-    if os.environ.get("RANK", "0") == "0":
-        print(f"{model} on {problems} ({why})", flush=True)
+    data = recipe.dataset_path or recipe.dataset_name or "generated word problems"
+    say_what(model_args.model_name_or_path, EMBEDDED_MODEL, data, why)
     return recipe, args, model_args
 
 

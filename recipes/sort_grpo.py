@@ -17,17 +17,13 @@ from pathlib import Path
 
 from accelerate import PartialState
 from common.errors import loading_errors, told_in_a_sentence
-from common.problems import whole_batches
-from common.processes import leave
+from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
-from common.results import held_out, print_places, print_table, save_metrics
-from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, samples_per_problem, value_of
-from common.trainer import RecipeTrainer, train_and_score
-from datasets import Dataset
+from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, value_of
 from sorting.choices import OBJECTIVES, REWARDS, VARIANTS, check_numbers, choose_objective, choose_plugins
 from sorting.curves import save_curves
 from sorting.task import check_vocabulary, prompts, save_untrained_model
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig
 
 from trl_grpo_ext import GRPOExtConfig
 
@@ -55,47 +51,28 @@ def main() -> None:
     """Choose, make a model, train between two evaluations, save."""
     quiet_libraries()
     recipe, args, model_args = parse()
-    state = PartialState()
+    state, asked = PartialState(), asked_for(model_args, None, None)
     untrained = Path(args.output_dir) / "untrained"
     named, model = model_args.model_name_or_path, model_args.model_name_or_path or str(untrained)
-    asked = asked_for(model_args, None, None)
     check_setup(args, model_args, state, asked)
 
     size = {"numbers": recipe.numbers, "largest": recipe.largest, "seed": args.seed}
-    train_rows = prompts("train", recipe.train_prompts, **size)
-    samples = samples_per_problem(args)
-    eval_rows = whole_batches(
-        train_rows,
-        prompts("held out", recipe.eval_prompts, **size),
-        train_batch=args.generation_batch_size // args.num_generations,
-        eval_batch=args.per_device_eval_batch_size * state.num_processes // samples,
-    )
+    rows = prompts("train", recipe.train_prompts, **size), prompts("held out", recipe.eval_prompts, **size)
     with loading_errors(model), state.main_process_first():
         if named is None and state.is_main_process:
             shape = {"hidden_size": recipe.hidden_size, "num_hidden_layers": recipe.layers}
             save_untrained_model(untrained, largest=recipe.largest, seed=args.seed, **shape)
-        check_vocabulary(model, [*train_rows, *eval_rows])
-    with loading_errors(model):
-        trainer = RecipeTrainer(
-            model=model,
-            args=args,
-            train_dataset=Dataset.from_list(train_rows),
-            eval_dataset=Dataset.from_list(eval_rows),
-            quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
-        )
-    chosen = f"{recipe.reward}, {recipe.variant} advantages, {recipe.objective} objective, KL {args.beta:g}"
-    counts = f"{len(train_rows)} training prompts, {len(eval_rows)} held out; {state.num_processes} process(es)"
-    done = train_and_score(trainer, asked, chosen, f"{trainer.model.num_parameters():,} parameters; {counts}")
-    if trainer.is_world_process_zero():
-        folder, history = Path(args.output_dir), trainer.state.log_history
-        before, after = held_out(done.before), held_out(done.after)
-        run = {"recipe": vars(recipe), "beta": args.beta, "training_seconds": done.seconds, **done.facts}
-        print_table(before, after, f"{len(eval_rows)} held-out prompts, {samples} sample(s) each")
-        print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
-        metrics = save_metrics(folder, {"before": before, "after": after, "run": run}, history)
-        print_places(folder, metrics=metrics, curve=save_curves(folder / "sort_curve.png", history, before, after))
-    leave(trainer.accelerator)
+        check_vocabulary(model, [*rows[0], *rows[1]])
+    model_args.model_name_or_path = model
+    train_and_report(
+        args,
+        model_args,
+        asked,
+        rows,
+        curve=save_curves,
+        said=[f"{recipe.reward}, {recipe.variant} advantages, {recipe.objective} objective, KL {args.beta:g}"],
+        facts={"recipe": vars(recipe), "beta": args.beta},
+    )
 
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:

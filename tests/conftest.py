@@ -25,7 +25,7 @@ torch.set_num_threads(1)  # the models are so small that a second thread only co
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: at the end one of them would keep one process busy and the others waiting."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("nightly")}
     items.sort(key=lambda item: item.path not in slow)
 
 

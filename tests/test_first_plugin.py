@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,6 @@ from tests.first_plugin_walk import (
 
 TEXT = PAGE.read_text(encoding="utf-8")
 STEPS = read_steps(TEXT)
-
-
-def test_the_page_has_every_part_of_the_walk_in_order() -> None:
-    commands = [" ".join(step.text.split()[:2]) if step.language == "sh" else "edit" for step in STEPS]
-    assert commands == [
-        *("trl-grpo-ext new", "edit", "pip install", "trl-grpo-ext list", "trl-grpo-ext check", "python -m"),
-        "accelerate launch",
-    ]
-    assert all(step.expected for step in STEPS if step.language == "sh")
-
-
-def test_three_lines_are_edited_and_no_more() -> None:
-    (edit,) = [step.text for step in STEPS if step.language == "diff"]
-    lines = edit.splitlines()
-    assert len([line for line in lines if line.startswith("+")]) == 3
-    assert len([line for line in lines if re.match(r"-(?!--)", line)]) == 3
 
 
 def test_the_walk_reads_a_page_and_notices_what_differs(tmp_path: Path) -> None:
@@ -63,16 +46,6 @@ def test_the_walk_reads_a_page_and_notices_what_differs(tmp_path: Path) -> None:
     assert differences("no (3%)", "no (14%)", tolerance=0.1) == ["no (3%)"]
 
 
-def test_the_times_on_the_page_come_with_their_command_and_machine() -> None:
-    (section,) = re.findall(r"## How long it takes\n(.*?)\n## ", TEXT, re.DOTALL)
-    assert "`python bench/first_plugin.py`" in section
-    seconds = dict(re.findall(r"\| `([^`]+)` \| ([\d.]+) \|", section))
-    assert [*seconds] == [" ".join(step.text.split()[:3]) for step in STEPS if step.language == "sh"]
-    (total,) = re.findall(r"\| all of them \| ([\d.]+) \|", section)
-    assert float(total) == pytest.approx(sum(map(float, seconds.values())), abs=0.5)
-    assert re.search(r"\d+ x86_64 cores.*Python 3\.\d+.*trl \d.*torch \d", section, re.DOTALL)
-
-
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_clone(tmp_path_factory.mktemp("reader") / "clone")
@@ -90,7 +63,7 @@ def test_every_command_of_the_page_does_what_the_page_says(walked: list[Walked])
         training = done.step.text.startswith("accelerate")
         wrong = differences(done.step.expected, done.out, tolerance=0.1 if training else 0.0)
         assert not wrong, f"{done.step.text}did not print {wrong}, but\n{done.out}"
-    assert len(walked) == len([step for step in STEPS if step.language == "sh"])
+    assert len(walked) == len([step for step in STEPS if step.language == "sh"]) > 5
 
 
 @pytest.mark.slow

@@ -82,7 +82,9 @@ def save_metrics(folder: Path, results: Metrics, history: Sequence[Metrics]) -> 
     return path
 
 
-def save_curve(folder: Path, history: Sequence[Metrics], before: float | None, after: float, reward: str) -> Path:
+def save_curve(
+    folder: Path, history: Sequence[Metrics], before: Mapping[str, float], after: Mapping[str, float], reward: str
+) -> Path:
     """Plot one reward over the training steps, with the held-out values at both ends, as `reward_curve.png`.
 
     Without a value at first (a run resumed from a checkpoint that never had one) only the last is shown.
@@ -93,7 +95,7 @@ def save_curve(folder: Path, history: Sequence[Metrics], before: float | None, a
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot([step for step, _ in points], [value for _, value in points], ".-", label="training batch")
-    ends = [(last, after, "right"), *([(0, before, "left")] if before is not None else [])]
+    ends = [(last, after[reward], "right"), *([(0, before[reward], "left")] if reward in before else [])]
     axes.plot(
         [step for step, *_ in ends], [value for _, value, _ in ends], "o", color="black", label="held-out problems"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.util
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -198,18 +199,27 @@ def samples_per_problem(args: GRPOConfig) -> int:
     return int(args.num_generations_eval or args.num_generations)
 
 
-def measure(args: GRPOExtConfig, reward: str) -> None:
-    """Add a reward to the selected ones, with weight 0: it is measured, not trained on. Alone it counts."""
-    rewards: list[Any] = args.rewards or []
+def measure(args: GRPOExtConfig, *wanted: str) -> None:
+    """Add rewards to the selected ones, with weight 0: they are measured, not trained on. Alone, the first counts."""
+    rewards: list[Any] = list(args.rewards or [])
     names = [selected["name"] if isinstance(selected, dict) else selected for selected in rewards]
-    if reward in [name.rpartition(":")[2] for name in names]:
-        return
-    if not rewards:
-        args.rewards = [reward]
-    elif args.reward_weights is not None:
-        args.rewards, args.reward_weights = [*rewards, reward], [*args.reward_weights, 0.0]
-    else:
-        args.rewards = [*rewards, {"name": reward, "weight": 0.0}]  # type: ignore[list-item]
+    for reward in wanted:
+        if reward in [*names, *(name.rpartition(":")[2] for name in names)]:
+            continue
+        if not rewards:
+            rewards.append(reward)
+        elif args.reward_weights is not None:
+            rewards.append(reward)
+            args.reward_weights = [*args.reward_weights, 0.0]
+        else:
+            rewards.append({"name": reward, "weight": 0.0})
+    args.rewards = rewards
+
+
+def say_what(model: str | None, embedded: Path, data: str, why: str) -> None:
+    """Print which model is trained on which data, once."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{'The embedded tiny model' if model == str(embedded) else model} on {data} ({why})", flush=True)
 
 
 def _near(name: str, names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ def points(history: Sequence[Log], key: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in logged], [value for _, value in logged]
 
 
-def save_curves(path: Path, history: Sequence[Log], before: Mapping[str, float], after: Mapping[str, float]) -> Path:
+def save_curves(folder: Path, history: Sequence[Log], before: Mapping[str, float], after: Mapping[str, float]) -> Path:
     """Plot the rewards with the held-out values at both ends, the loss, and the KL where there is one."""
     panels = [key for key in ("loss", "kl") if points(history, key)[0]]
     figure = Figure(figsize=(7, 3.5 + 1.5 * len(panels)), layout="constrained")
@@ -38,5 +38,6 @@ def save_curves(path: Path, history: Sequence[Log], before: Mapping[str, float],
         panel.grid(alpha=0.3)
     axes[-1][0].set(xlabel="optimizer step")
     axes[-1][0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    path = folder / "sort_curve.png"
     figure.savefig(path, dpi=110)
     return path

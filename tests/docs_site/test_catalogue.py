@@ -144,7 +144,6 @@ def test_every_built_in_has_an_example_that_is_compared_or_a_reason_for_none() -
     assert set(WORKED) == compared
     assert set(WORKED) | set(WITHOUT) == {(info.kind, info.name) for info in BUILT_IN}
     assert not set(WORKED) & set(WITHOUT)
-    assert all(len(reason) > 40 for reason in WITHOUT.values())
 
 
 @pytest.mark.parametrize(("key", "worked"), WORKED.items(), ids=[name for _, name in WORKED])

@@ -42,20 +42,6 @@ def two_of(file: str) -> str:
     return shipped.replace("num_processes: 8", "num_processes: 2")
 
 
-SPY = """
-import json, os, pathlib
-import torch
-import torch.distributed as dist
-
-def spy(prompts, completions, **columns):
-    total = torch.tensor([dist.get_rank() + 1.0])
-    dist.all_reduce(total)
-    seen = {"world": dist.get_world_size(), "sum": total.item(), "prompts": prompts}
-    with (pathlib.Path(os.environ["SPY"]) / f"rank{dist.get_rank()}.jsonl").open("a") as file:
-        print(json.dumps(seen), file=file)
-    return [0.0] * len(prompts)
-"""
-
 PLUGINS_YAML = """
 learning_rate: 0.0003
 max_steps: 1
@@ -71,12 +57,6 @@ loss_aggregation: {name: constant_length, length: 50}
 
 LAUNCHES = {
     "default": Launch(sizes={"max_steps": 4, "save_steps": 2}),
-    "two": Launch(
-        ["--rewards", "gsm8k_accuracy", "{name: 'spy_on_ranks:spy', weight: 0}", "--log_completions"],
-        launcher="cpu_2_processes.yaml",
-        files={"spy_on_ranks.py": SPY},
-        environment={"SPY": "{folder}"},
-    ),
     "yaml": Launch(["--config", "{folder}/plugins.yaml"], files={"plugins.yaml": PLUGINS_YAML}),
     "overridden": Launch(
         [
@@ -114,13 +94,11 @@ LAUNCHES = {
     "resumed": Launch(
         ["--resume_from_checkpoint", "true"], sizes={"max_steps": 4, "save_steps": 2}, prepare=take_checkpoint
     ),
-    "resumed_path": Launch(
-        ["--resume_from_checkpoint", "{folder}/output/checkpoint-2"],
-        sizes={"max_steps": 4, "save_steps": 2},
-        prepare=take_checkpoint,
-    ),
     "gsm8k": Launch(["--dataset_path", f"{GSM8K}/train.jsonl", "--log_completions"], sizes={"num_generations_eval": 1}),
 }
+
+for _name, _launch in LAUNCHES.items():
+    _launch.forked = _name != "default"
 
 GOOD = '{"question": "Ana has 2 pens and buys 3. How many?", "answer": "2+3 = 5\\n#### 5"}\n'
 HIDE_BITSANDBYTES = """
@@ -246,12 +224,6 @@ FAILURES = {
         "--engine", "zero3", says=("made for zero3", "what was launched is one_process", "--config_file")
     ),
     "no such engine": failing("--engine", "zero4", says=("--engine", "'zero4'", "zero3")),
-    "DeepSpeed, and a flag for the CPU": failing(
-        launcher="{folder}/a.yaml",
-        files={"a.yaml": two_of("zero2.yaml")},
-        environment={"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"},
-        says=("told to start zero2", "ACCELERATE_USE_CPU=true", "run DDP on the CPU in its place", "Remove it"),
-    ),
     "FSDP on the CPU": failing(
         launcher="{folder}/a.yaml",
         files={"a.yaml": two_of("fsdp2.yaml")},
@@ -262,7 +234,6 @@ FAILURES = {
         prepare=save_adapter,
         says=("holds an adapter, not a model", "name its base model", "--resume_from_checkpoint"),
     ),
-    "through the launcher": failing("--dataset_path", "nope.jsonl", launcher="one_process.yaml", says=("nope.jsonl",)),
     "two processes": failing(
         "--rewards", "gsm8k_acuracy", launcher="cpu_2_processes.yaml", says=("Did you mean 'gsm8k_accuracy'",)
     ),

@@ -1,4 +1,4 @@
-"""How the tests start the recipe: as a person would, or, where it fails early, forked off one that has imported it."""
+"""How the tests start a recipe: as a person would, or forked off a process that has made the imports of the script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,21 +153,23 @@ def start(launch: Launch, folder: Path, finished: Callable[[str], Finished]) -> 
 def start_forked(
     launches: dict[str, Launch], folders: dict[str, Path], finished: Callable[[str], Finished]
 ) -> dict[str, Finished]:
-    lines = [
-        json.dumps([prepared(launch, folders[name], finished), str(folders[name])]) for name, launch in launches.items()
-    ]
+    lines = [(prepared(launch, folders[name], finished), folders[name]) for name, launch in launches.items()]
+    return dict(zip(launches, forked(SCRIPT, lines), strict=True))
+
+
+def forked(script: Path, lines: Sequence[tuple[list[str], Path]]) -> list[Finished]:
+    """Run command lines of one script, each in its folder, one after the other in forks of one process."""
     done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(SCRIPT)],
-        env=environment(next(iter(folders.values()))),
-        input="".join(f"{line}\n" for line in lines),
+        [sys.executable, "-c", FORKING, str(script)],
+        env=environment(lines[0][1]),
+        input="".join(f"{json.dumps([words, str(folder)])}\n" for words, folder in lines),
         stdout=subprocess.PIPE,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=True,
     )
-    return {
-        name: Finished(
-            int(status), (folders[name] / "out").read_text(), (folders[name] / "err").read_text(), folders[name]
-        )
-        for name, status in zip(launches, done.stdout.split(), strict=True)
-    }
+    statuses = [line for line in done.stdout.splitlines() if line.lstrip("-").isdigit()]
+    return [
+        Finished(int(status), (folder / "out").read_text(), (folder / "err").read_text(), folder)
+        for status, (_, folder) in zip(statuses, lines, strict=True)
+    ]

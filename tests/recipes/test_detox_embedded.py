@@ -216,6 +216,7 @@ def test_the_tokenizer_round_trips_all_generated_text(tokenizer: Any) -> None:
     assert tokenizer.get_vocab() == make_detox.make_tokenizer().get_vocab()
 
 
+@pytest.mark.slow
 def test_the_classifier_labels_unseen_scenes_as_the_grammar_does(classifier: Any) -> None:
     rng = random.Random(2)
     scenes = rude_text.scenes("heldout")
@@ -239,6 +240,7 @@ def test_no_word_alone_is_rude_for_the_classifier(classifier: Any) -> None:
     assert third < -0.9
 
 
+@pytest.mark.slow
 def test_the_language_model_is_often_rude_and_seldom_outside_the_grammar(model: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
     replies = make_detox.sample_replies(model, tokenizer, draw_scenes("heldout", 400, 1))
@@ -249,6 +251,7 @@ def test_the_language_model_is_often_rude_and_seldom_outside_the_grammar(model: 
 # ------------------------------------------------------------------------------------------------------- make_detox.py
 
 
+@pytest.mark.slow
 def test_make_detox_runs_end_to_end_and_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     try:
@@ -271,6 +274,7 @@ def test_make_detox_runs_end_to_end_and_repeats_itself(tmp_path: Path, capsys: p
     assert set(first) | {Path("defaults.yaml")} == committed
 
 
+@pytest.mark.slow
 def test_a_shortened_training_already_tells_rude_from_polite(tokenizer: Any) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -6,7 +6,6 @@ Launches of one process are forked off one that has done the imports of the scri
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.contexts import Ranks, cut, make_rollout, padded
-from tests.recipes.launching import FORKING, RECIPES, Finished, environment
+from tests.recipes.launching import RECIPES, Finished, forked
 from trl_grpo_ext.errors import ConfigurationError
 
 SCRIPT = RECIPES / "detox_grpo.py"
@@ -54,6 +53,9 @@ def hooks(**kl: Any) -> list[str]:
 
 PROMPTS = "".join(json.dumps({"prompt": f"Tom asks the baker about the turnip. {n}"}) + "\n" for n in range(20))
 LAUNCHES: dict[str, Callable[[Path], list[str]]] = {
+    "default": lambda folder: [
+        *[str(SCRIPT), "--output_dir", str(folder / "output"), "--max_steps", "64", "--eval_prompts", "256"]
+    ],
     "high target": lambda folder: words(
         folder,
         *hooks(coefficient=0.1, target=100.0, horizon=200),
@@ -61,6 +63,10 @@ LAUNCHES: dict[str, Callable[[Path], list[str]]] = {
         save_steps=2 * STEPS,
         save_total_limit=2,
     ),
+    "resumed": lambda folder: [
+        *LAUNCHES["high target"](folder),
+        *["--resume_from_checkpoint", "{high target}/output/checkpoint-8"],
+    ],
     "low target": lambda folder: words(
         folder, *hooks(coefficient=0.1, target=1e-4, horizon=200), max_steps=3 * STEPS, learning_rate=1e-3
     ),
@@ -120,60 +126,31 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def forked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """Every launch of one process that the selected tests ask for."""
     items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
-    asked = [item.callspec.params.get("run") for item in items if hasattr(item, "callspec")]
+    asked = {item.callspec.params.get("run") for item in items if hasattr(item, "callspec")}
+    asked |= {"high target"} if "resumed" in asked else set()
     folders = {name: tmp_path_factory.mktemp("detox") for name in [*LAUNCHES, *FAILURES] if name in asked}
     lines = []
     for name, folder in folders.items():
         for file, text in FILES.items():
             (folder / file).write_text(text)
         command = LAUNCHES[name](folder) if name in LAUNCHES else words(folder, *FAILURES[name][0])
-        lines.append(json.dumps([command, str(folder)]))
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(SCRIPT)],
-        env=environment(next(iter(folders.values()))),
-        input="".join(f"{line}\n" for line in lines),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    statuses = [line for line in done.stdout.splitlines() if line.lstrip("-").isdigit()]
-    return {
-        name: Finished(int(status), (folder / "out").read_text(), (folder / "err").read_text(), folder)
-        for (name, folder), status in zip(folders.items(), statuses, strict=True)
-    }
+        lines.append(([word.replace("{high target}", str(folders.get("high target"))) for word in command], folder))
+    return dict(zip(folders, forked(SCRIPT, lines), strict=True))
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, forked: dict[str, Finished]) -> Finished:
-    finished = forked[request.param]
+def run(request: pytest.FixtureRequest, finished: dict[str, Finished]) -> Finished:
+    one = finished[request.param]
     if request.param in LAUNCHES:
-        assert finished.status == 0, finished.err[-3000:]
-    return finished
+        assert one.status == 0, one.err[-3000:]
+    return one
 
 
 def of(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("run", names, indirect=True)
-
-
-def start(folder: Path, command: list[str], launcher: str | None = None) -> Finished:
-    first = [sys.executable]
-    if launcher is not None:
-        first += ["-m", "accelerate.commands.launch", "--config_file", str(RECIPES / "accelerate" / launcher)]
-    done = subprocess.run(
-        [*first, *command],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return Finished(done.returncode, done.stdout, done.stderr, folder)
 
 
 def check_coefficients(
@@ -193,9 +170,8 @@ def check_coefficients(
 
 
 @pytest.mark.slow
-def test_the_default_becomes_polite_and_the_grammar_agrees(tmp_path: Path) -> None:
-    command = [str(SCRIPT), "--output_dir", str(tmp_path / "output"), "--max_steps", "64", "--eval_prompts", "256"]
-    run = start(tmp_path, command)
+@of("default")
+def test_the_default_becomes_polite_and_the_grammar_agrees(run: Finished) -> None:
     assert run.out.splitlines()[0] == "The embedded tiny model on generated scenes (no CUDA device is here)"
     before, after = run.metrics["before"], run.metrics["after"]
     assert 0.45 < before["rude"] < 0.70
@@ -214,7 +190,7 @@ def test_the_default_becomes_polite_and_the_grammar_agrees(tmp_path: Path) -> No
     row = next(line for line in run.out.splitlines() if "polite" in line and "│" in line)
     assert [float(cell) for cell in row.split("│")[2:4]] == pytest.approx([before["polite"], after["polite"]], abs=6e-4)
     assert (run.output / "detox_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert max(map(len, run.out.replace(str(tmp_path), "").splitlines())) <= 80 or "WARNING" in run.out
+    assert max(map(len, run.out.replace(str(run.folder), "").splitlines())) <= 80 or "WARNING" in run.out
 
 
 @pytest.mark.slow
@@ -258,12 +234,11 @@ def test_settings_are_what_the_defaults_say_and_the_reference_is_the_starting_mo
 
 
 @pytest.mark.slow
-@of("high target")
-def test_a_resumed_run_keeps_coefficient_and_first_evaluation(run: Finished, tmp_path: Path) -> None:
-    command = LAUNCHES["high target"](tmp_path)
-    resumed = start(tmp_path, [*command, "--resume_from_checkpoint", str(run.output / "checkpoint-8")])
-    assert resumed.metrics["before"] == run.metrics["before"]
-    for line, other in zip(resumed.training, run.training, strict=True):
+@of("resumed")
+def test_a_resumed_run_keeps_coefficient_and_first_evaluation(run: Finished, finished: dict[str, Finished]) -> None:
+    whole = finished["high target"]
+    assert run.metrics["before"] == whole.metrics["before"]
+    for line, other in zip(run.training, whole.training, strict=True):
         for key in ("reward", "kl_per_completion", "kl_coefficient", "loss"):
             assert line[key] == other[key], (line["step"], key)
 
@@ -303,23 +278,6 @@ def test_without_the_penalty_the_distance_is_still_measured_and_a_truth_can_be_t
     assert len(run.args.rewards) == 3
     (line,) = run.training
     assert line["reward"] == pytest.approx(line["rewards/polite/mean"])
-
-
-@pytest.mark.slow
-def test_two_processes_are_one_run(tmp_path: Path) -> None:
-    command = words(
-        tmp_path, *hooks(coefficient=0.1, target=0.5, horizon=400), "--log_completions", max_steps=2 * STEPS
-    )
-    run = start(tmp_path, command, "cpu_2_processes.yaml")
-    assert (run.metrics["run"]["processes"], run.metrics["run"]["backend"]) == (2, "gloo")
-    assert run.out.count("The embedded tiny model on") == run.out.count("2 process(es)") == 1
-    check_coefficients(run.training, 0.1, 0.5, 64, 400)  # the completions of both
-    # `--log_completions` writes what both ranks sampled: the logged shares are those of all.
-    first = [row for row in run.completions() if row["step"] == STEPS]
-    assert len(first) == 64
-    for name in ("rude", "polite", "neither"):
-        mean = sum(row[name] for row in first) / 64
-        assert run.training[0][f"rewards/{name}/mean"] == pytest.approx(mean, abs=1e-6)
 
 
 # --------------------------------------------------------------------------------------------------------- what fails
@@ -374,18 +332,11 @@ def test_prompts_of_the_hub_are_chosen_by_their_toxicity_and_held_out_ones_are_o
     assert [row["prompt"] for row in held_out] == ["p9"]
 
 
-def test_the_hubs_settings_select_what_their_comment_says() -> None:
-    path = RECIPES / "configs" / "detox.yaml"
-    text, values = path.read_text(), yaml.safe_load(path.read_text())
-    for word in ("Hardware:", "Memory:", "NOT MEASURED", "accelerate launch recipes/detox_grpo.py --config"):
-        assert word in text
-    (classifier,) = values["rewards"]
-    assert (classifier["model"], classifier["label"], classifier["sign"]) == ("unitary/toxic-bert", "toxic", -1.0)
-    assert classifier["text"] == "prompt_and_completion"
-    assert [hook["name"] for hook in values["advantage_hooks"]] == ["normalised", "kl_in_reward"]
+def test_the_hubs_settings_make_four_updates_of_a_rollout_of_512() -> None:
+    values = yaml.safe_load((RECIPES / "configs" / "detox.yaml").read_text())
     rollout = values["per_device_train_batch_size"] * values["steps_per_generation"]
     assert rollout == 512
-    assert values["num_iterations"] * values["steps_per_generation"] // values["gradient_accumulation_steps"] == 4
     assert rollout % values["num_generations"] == 0
-    for name in ("entropy_coef", "beta"):
-        assert (values[name] > 0) == (name == "entropy_coef")
+    assert values["num_iterations"] * values["steps_per_generation"] // values["gradient_accumulation_steps"] == 4
+    assert [hook["name"] for hook in values["advantage_hooks"]] == ["normalised", "kl_in_reward"]
+    assert values["beta"] == 0 < values["entropy_coef"]

@@ -184,6 +184,7 @@ def test_model_and_tokenizer_agree(model: Any, tokenizer: Any) -> None:
         assert getattr(model.config, name) == getattr(model.generation_config, name) == getattr(tokenizer, name)
 
 
+@pytest.mark.slow
 def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows(model: Any, tokenizer: Any) -> None:
     problems = word_problems.draw_problems("heldout", 400, 1)
     torch.manual_seed(0)

@@ -30,6 +30,7 @@ for _ in range(50):  # nobody waits for these: the threads are the last to hold 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["leave(accelerator)", "accelerator.end_training()"])
 def test_two_processes_end_without_an_abort(end: str, tmp_path: Path) -> None:
     common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

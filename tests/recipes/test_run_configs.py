@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.recipes.config_objects import ROOT, RUN_FILES, commands, header, launches, option, resolve
+from tests.recipes.config_objects import ROOT, RUN_FILES, commands, launches, option, resolve
 from tests.recipes.launching import Finished, Launch, start
+
+pytestmark = pytest.mark.slow
 
 OF_OTHER_RECIPES = {"sort.yaml", "detox.yaml"}
 FILES = {path.name: path for path in RUN_FILES if path.name not in OF_OTHER_RECIPES}
@@ -71,15 +72,13 @@ def test_no_file_is_left_out() -> None:
 
 
 @of_each()
-def test_a_file_says_what_it_needs_and_what_was_not_measured(name: str) -> None:
-    text = " ".join(header(FILES[name]))
-    assert all(part in text for part in ("Hardware:", "Memory:", "an estimate", "NOT MEASURED"))
+def test_the_commands_of_a_file_name_it_and_files_that_are_there(name: str) -> None:
+    assert launches(FILES[name])
     for words in launches(FILES[name]):
         script = words.index("recipes/gsm8k_grpo.py")
         assert option(words[script:], "--config") == f"recipes/configs/{name}"
         for file in (option(words[:script], "--config_file"), words[script], option(words[script:], "--config")):
             assert file is None or (ROOT / file).is_file()
-    assert launches(FILES[name])
 
 
 @of_each()
@@ -109,23 +108,12 @@ def test_every_setting_of_a_file_arrives(name: str, facts: dict[str, Any]) -> No
 
 
 @of_each(*SIZED)
-def test_the_batch_is_what_the_comment_says(name: str, facts: dict[str, Any]) -> None:
+def test_one_update_for_each_rollout_of_whole_groups(name: str, facts: dict[str, Any]) -> None:
     training, (_, processes) = facts["training"], PROCESSES[name]
     batch = training["per_device_train_batch_size"] * processes * training["gradient_accumulation_steps"]
-    assert training["generation_batch_size"] == batch  # one update for each rollout
+    assert training["generation_batch_size"] == batch
     assert batch % training["num_generations"] == 0
     assert training["per_device_eval_batch_size"] * processes % training["num_generations_eval"] == 0
-    if name in ANYWHERE:
-        return
-    said = re.search(
-        r"processes: (\d+)  # ([\dx ]+) = (\d+) completions for each update, (\d+) problems", FILES[name].read_text()
-    )
-    assert said is not None
-    product = 1
-    for factor in said[2].split(" x "):
-        product *= int(factor)
-    assert (int(said[1]), product, int(said[3])) == (processes, batch, batch)
-    assert int(said[4]) == batch // training["num_generations"]
 
 
 @of_each(*SIZED)
@@ -154,8 +142,6 @@ def test_the_tutorial_s_settings_are_the_published_ones(name: str, facts: dict[s
     published |= {"max_steps": 200, "num_generations_eval": 8}
     assert {key: facts["training"][key] for key in published} == published
     assert facts["model"]["model_name_or_path"] == "HuggingFaceTB/SmolLM2-1.7B-Instruct"
-    text = " ".join(" ".join(header(FILES[name])).split())
-    assert "correctness 0.2927 before and 0.4355 after, format 0.2573 before and 0.4248 after" in text
 
 
 def test_with_and_without_reference_differ_in_beta_alone() -> None:
@@ -215,7 +201,6 @@ def test_a_file_launched_as_something_else_stops(name: str, says: str, resolved:
 # ------------------------------------------------------------------------------------------------------ one really runs
 
 
-@pytest.mark.slow
 def test_the_plugin_file_trains_the_embedded_model(tmp_path: Path) -> None:
     words = launches(FILES["plugins.yaml"])[1]
     arguments = words[words.index("recipes/gsm8k_grpo.py") + 1 :]

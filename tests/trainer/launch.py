@@ -1,39 +1,117 @@
-"""Launch a list of trainings in several real processes (gloo, DDP) and read what each rank saved."""
+"""Real processes (gloo, DDP) that run one list of trainings after the other and say what each rank saw.
+
+Importing TRL takes longer than all the trainings of a file, so the processes stay for the files that come after. Where
+one of them fails, they end, and the next launch has new ones.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.trainer.process_worker import Job
+from tests.trainer.process_worker import Job, run_jobs
 
 ROOT = Path(__file__).parents[2]
 Results = dict[str, dict[str, Any]]
 
 
-def launch(jobs: dict[str, Job], model: Path, folder: Path, processes: int, timeout: int = 300) -> list[Results]:
-    """Run every job once in `processes` processes and return each rank's results, in rank order."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    worker = ["-m", "tests.trainer.process_worker", str(folder / "jobs.json"), str(model), str(folder)]
-    done = subprocess.run(
-        [*launcher, *worker],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    results: list[Results] = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(processes)]
-    for result in results:
-        assert result.keys() == jobs.keys()
+class Ranks:
+    """Processes that wait for functions to call, all of them the same one."""
+
+    def __init__(self, processes: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ranks"))
+        self.calls = 0
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        common = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+        }
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        self.said = [self.folder / f"said{rank}" for rank in range(processes)]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.trainer.process_worker"],
+                cwd=ROOT,
+                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=said.open("w"),
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank, said in enumerate(self.said)
+        ]
+
+    @property
+    def alive(self) -> bool:
+        return all(process.poll() is None for process in self.processes)
+
+    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> list[Any]:
+        """What the function returns on each rank."""
+        self.calls += 1
+        answers = [self.folder / f"call{self.calls}_rank{rank}.pt" for rank in range(len(self.processes))]
+        for process, answer in zip(self.processes, answers, strict=True):
+            assert process.stdin is not None
+            name = f"{function.__module__}:{function.__qualname__}"
+            process.stdin.write(json.dumps([name, [*map(_plain, arguments)], str(answer)]) + "\n")
+            process.stdin.flush()
+        deadline = time.monotonic() + timeout
+        while not all(answer.exists() for answer in answers):
+            if not self.alive or time.monotonic() > deadline:
+                self.end()
+                raise AssertionError("\n".join(said.read_text()[-6000:] for said in self.said))
+            time.sleep(0.02)
+        return [torch.load(answer, weights_only=False) for answer in answers]
+
+    def end(self) -> None:
+        """Close the input, which ends them; whoever hangs is killed."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+_ranks: Ranks | None = None
+
+
+def on_two_ranks(function: Callable[..., Any], *arguments: Any, timeout: float = 300) -> list[Any]:
+    """Call a function, with arguments that JSON has, on two ranks; its results in rank order."""
+    global _ranks
+    if _ranks is None or not _ranks.alive:
+        _ranks = Ranks(2)
+        atexit.register(_ranks.end)
+    return _ranks.call(function, *arguments, timeout=timeout)
+
+
+def launch(jobs: dict[str, Job], model: Path, folder: Path, processes: int = 2, timeout: float = 300) -> list[Results]:
+    """Run every job once on so many ranks and return each rank's results, in rank order."""
+    if processes == 2:
+        results: list[Results] = on_two_ranks(run_jobs, jobs, model, folder, timeout=timeout)
+    else:
+        ranks = Ranks(processes)
+        results = ranks.call(run_jobs, jobs, model, folder, timeout=timeout)
+        ranks.end()
+    assert all(result.keys() == jobs.keys() for result in results)
     return results
+
+
+def _plain(argument: Any) -> Any:
+    return str(argument) if isinstance(argument, Path) else argument

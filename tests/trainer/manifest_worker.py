@@ -1,8 +1,9 @@
-"""Trainings that are resumed with other plugins, in one process or, under torchrun, in several.
+"""Trainings that are resumed with other plugins, on a rank of several, or in an environment of its own:
 
-    python -m tests.trainer.manifest_worker ATTEMPTS MODEL OUT
+    python -m tests.trainer.manifest_worker
 
-ATTEMPTS is a JSON list of `Attempt`s; each one's outcome is written to `OUT/rankN.json`.
+Each line of the standard input is a JSON list: `Attempt`s, the model, and a file for their outcomes. The exit status of
+the child that made them is printed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import gc
 import json
 import os
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,18 @@ def attempt(model: Path, settings: Attempt, rank: int) -> dict[str, Any]:
     return {"steps": trainer.state.global_step, "warnings": notes}
 
 
-def main() -> None:
-    attempts, model, out = (Path(argument) for argument in sys.argv[1:])
-    rank = int(os.environ.get("RANK", "0"))
-    outcomes = [attempt(model, settings, rank) for settings in json.loads(attempts.read_text())]
-    (out / f"rank{rank}.json").write_text(json.dumps(outcomes))
-    if torch.distributed.is_initialized():
-        assert torch.distributed.get_world_size() == int(os.environ["WORLD_SIZE"]) > 1
-        torch.distributed.destroy_process_group()
-        time.sleep(0.2)
+def run_attempts(attempts: list[Attempt], model: str) -> list[dict[str, Any]]:
+    """The outcome of each on this rank."""
+    return [attempt(Path(model), settings, int(os.environ.get("RANK", "0"))) for settings in attempts]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     gc.freeze()
-    main()
+    for line in sys.stdin:
+        attempts, model_folder, answer = json.loads(line)
+        child = os.fork()  # what is installed may be another version each time, and a child has not looked yet
+        if child == 0:
+            Path(answer).write_text(json.dumps(run_attempts(attempts, model_folder)))
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -4,15 +4,18 @@ In a cell TRL's trainer and ours, with the aggregation that equals TRL's own red
 rollouts; compared are the gradient of every optimizer step and the losses. The optimizer is plain SGD with a large
 step, so that from the second step on ratios are off 1 and tokens are clipped.
 
-The 15 settings are switched on and off by a two-level orthogonal array of strength 2 with 16 runs: any two settings
-occur together in all four combinations, for every loss type. In such an array two settings decide a third one. Each
-loss type deals the settings to other columns of it, so that over the loss types any three occur in all eight.
+The 15 settings are switched on and off by a two-level orthogonal array of strength 3 with 32 runs: any three settings
+occur together in all eight combinations, for every loss type. All of it is for the night; `covering` chooses fewer
+cells that still hold every combination of two, or of three, among loss type and settings.
 """
 
 from __future__ import annotations
 
+import random
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +72,7 @@ FACTORS = (
     Factor(
         CORRECTION,
         "no importance ratio to the sampler",
-        "vLLM's, `token_truncate` in every other cell, the other modes in those between",
+        "vLLM's, each of its modes in as many cells",
         settings_on={"vllm_importance_sampling_clip_max": 1.5},
     ),
     _argument("num_iterations", 1, 2),
@@ -119,8 +122,10 @@ class Cell:
 
 
 def orthogonal_array() -> list[tuple[int, ...]]:
-    """16 rows of 15 levels: the parity of the bits that row and column share (a Hadamard matrix of order 16)."""
-    return [tuple((row & column).bit_count() % 2 for column in range(1, 16)) for row in range(16)]
+    """32 rows of 15 levels: the parity of the bits that row and column share, as a Hadamard matrix has it, and its
+    opposite."""
+    rows = [tuple((row & column).bit_count() % 2 for column in range(1, 16)) for row in range(16)]
+    return rows + [tuple(1 - level for level in row) for row in rows]
 
 
 def correction_modes(loss_type: str) -> tuple[str, ...]:
@@ -129,18 +134,48 @@ def correction_modes(loss_type: str) -> tuple[str, ...]:
 
 
 def cells_of(loss_type: str) -> list[Cell]:
-    """The 16 cells of a loss type."""
-    shift = sorted(OWN_AGGREGATION).index(loss_type)
-    cells: list[Cell] = []
-    for row in orthogonal_array():
-        levels = row[shift:] + row[:shift]
+    """The 32 cells of a loss type; the modes of the correction are dealt out to those that have one."""
+    modes = correction_modes(loss_type)
+    dealt = list(modes) * (16 // len(modes))
+    random.Random(loss_type).shuffle(dealt)  # in turns, a mode would be tied to the level of another setting
+    cells = []
+    for levels in orthogonal_array():
         on = frozenset(factor.name for factor, level in zip(FACTORS, levels, strict=True) if level)
-        corrected = sum(CORRECTION in cell.on for cell in cells)
-        modes = correction_modes(loss_type)
-        # Every other cell has the first mode, the ones between take turns at the rest.
-        mode = modes[0] if corrected % 2 == 0 else modes[1 + corrected // 2 % (len(modes) - 1)]
-        cells.append(Cell(loss_type, on, mode))
+        cells.append(Cell(loss_type, on, dealt.pop() if CORRECTION in on else modes[0]))
     return cells
+
+
+def all_cells() -> list[Cell]:
+    """The grid."""
+    return [cell for loss_type in OWN_AGGREGATION for cell in cells_of(loss_type)]
+
+
+def interactions(cell: Cell, strength: int) -> Iterator[tuple[tuple[str, object], ...]]:
+    """Every combination of `strength` of the cell's loss type and settings; a mode of the correction counts as two."""
+    levels = [("loss type", cell.loss_type), *((factor.name, factor.name in cell.on) for factor in FACTORS)]
+    yield from combinations(levels, strength)
+    if CORRECTION in cell.on:
+        mode = ("mode", cell.correction_mode)
+        others = [level for level in levels if level[0] != CORRECTION]
+        yield from ((*more, mode) for more in combinations(others, strength - 2))
+
+
+def covering(cells: Sequence[Cell], strength: int) -> list[Cell]:
+    """Some of the cells, in which every interaction of `strength` that is in any of them occurs: a covering array.
+
+    Greedy: always the cell with the most interactions that are still missing, of equals the first.
+    """
+    numbers: dict[object, int] = {}
+    bits = {
+        cell: sum(1 << numbers.setdefault(found, len(numbers)) for found in interactions(cell, strength))
+        for cell in cells
+    }
+    missing, chosen = (1 << len(numbers)) - 1, []
+    while missing:
+        best = max(cells, key=lambda cell: (bits[cell] & missing).bit_count())
+        missing &= ~bits[best]
+        chosen.append(best)
+    return chosen
 
 
 def train_trl(model: Path, folder: Path, cell: Cell) -> Run:

@@ -1,15 +1,11 @@
-"""A list of short trainings in one process or, under torchrun, in several; every rank saves what each one did.
-
-    python -m torch.distributed.run --standalone --nproc_per_node 2 -m tests.trainer.process_worker JOBS MODEL OUT
-
-JOBS is a JSON file, `{name: job}`, so that many trainings share one launch: importing costs more than all of them.
-"""
+"""A list of short trainings in one process or, under `launch.Ranks`, in several."""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
+import pkgutil
 import sys
 import time
 import zlib
@@ -238,22 +234,30 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    jobs_file, model, out = (Path(argument) for argument in sys.argv[1:])
-    results: dict[str, Any] = {}
-    for number, (name, job) in enumerate(json.loads(jobs_file.read_text()).items()):
-        results[name] = run_job(model, out / str(number), job)
+def run_jobs(jobs: dict[str, Job], model: str, folder: str) -> dict[str, Any]:
+    """Run every job on this rank of several."""
+    processes, results = int(os.environ["WORLD_SIZE"]), {}
+    for number, (name, job) in enumerate(jobs.items()):
+        results[name] = run_job(Path(model), Path(folder) / str(number), job)
         # A set-up that is not what it should be would pass for one process, silently.
-        processes = int(os.environ["WORLD_SIZE"])
         assert torch.distributed.get_world_size() == processes > 1
         assert torch.distributed.get_backend() == "gloo"
         if "error" not in results[name]:
             assert results[name]["processes"] == processes
             assert results[name]["model_class"] == "DistributedDataParallel"
-    rank = torch.distributed.get_rank()
-    torch.save(results, out / f"rank{rank}.pt")
-    torch.distributed.destroy_process_group()
-    time.sleep(0.2)  # as `leave` of the recipes does: gloo's threads may still hold tensors
+    return results
+
+
+def main() -> None:
+    """Call what each line of the standard input asks for: the name of a function, arguments, a file for the result."""
+    for line in sys.stdin:
+        function, arguments, answer = json.loads(line)
+        result = pkgutil.resolve_name(function)(*arguments)
+        torch.save(result, f"{answer}.part")
+        Path(f"{answer}.part").rename(answer)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        time.sleep(0.2)  # as `leave` of the recipes does: gloo's threads may still hold tensors
 
 
 if __name__ == "__main__":

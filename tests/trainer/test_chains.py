@@ -66,6 +66,8 @@ EXAMPLES = examples()
 
 JOBS = {**EXAMPLES, "chain of four": CHAIN}
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -78,7 +80,7 @@ def two(tiny_model: Path, folder_of_two: Path) -> list[Results]:
     jobs["uneven spans"] = {"hooks": ["span_credit"], "uneven_spans": True, "max_steps": 1, "prompt_count": 6}
     jobs["uneven spans"]["per_device_train_batch_size"] = 4
     jobs["records"] = {**job(CHAIN, 6), "token_records": 99}
-    return launch(jobs, tiny_model, folder_of_two, processes=2)
+    return launch(jobs, tiny_model, folder_of_two)
 
 
 @pytest.fixture(scope="module")

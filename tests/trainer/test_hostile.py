@@ -58,7 +58,7 @@ def ranks(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Re
         jobs[name] = {**SETTINGS, "hostile": name}
         if name in FOLLOWED:
             jobs[f"after {name}"] = GOOD
-    return launch(jobs, tiny_model, tmp_path_factory.mktemp("hostile"), 2, timeout=240)
+    return launch(jobs, tiny_model, tmp_path_factory.mktemp("hostile"), timeout=240)
 
 
 def test_every_hostile_plugin_is_expected() -> None:

@@ -50,7 +50,7 @@ def ranks(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Re
         jobs[name] = job(name)
         if name in FOLLOWED:
             jobs[f"after {name}"] = {**SETTINGS, "reward_timeout": 60.0}
-    return launch(jobs, tiny_model, tmp_path_factory.mktemp("hostile_rewards"), 2, timeout=240)
+    return launch(jobs, tiny_model, tmp_path_factory.mktemp("hostile_rewards"), timeout=240)
 
 
 def test_every_hostile_reward_is_expected() -> None:

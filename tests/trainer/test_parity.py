@@ -1,13 +1,16 @@
 """The aggregation that equals TRL's own reduction gives TRL's loss and gradient, for every loss type and setting.
 
-The grid, and how its runs are made, is `parity_grid`. Here it is run, and shown to be one: every two settings meet, and
-each of them changes what TRL does. Below it are what does not fit a grid of two levels: another precision, another
-aggregation, TRL's metrics, evaluation, an auxiliary loss, an adapter.
+The grid, and how its runs are made, is `parity_grid`. Of its cells `make quick` runs so many that any two of
+loss type and settings meet, `make test` so many that any three do, and `make nightly` all. Below it are what does not
+fit a grid of two levels: another precision, another aggregation, TRL's metrics, evaluation, an auxiliary loss, an
+adapter.
 """
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +25,56 @@ from tests.trainer import parity_grid
 from tests.trainer.parity_grid import CORRECTION, CORRECTION_MODES, FACTORS, TOLERANCE, Cell
 from trl_grpo_ext.trainer import upstream
 
-CELLS = {f"{name}-{row:02}": cell for name in OWN_AGGREGATION for row, cell in enumerate(parity_grid.cells_of(name))}
+CELLS = parity_grid.all_cells()
+BY_STRENGTH = {strength: parity_grid.covering(CELLS, strength) for strength in (2, 3)}
+
+
+def marked(number: int, cell: Cell) -> Any:
+    quick, tested = (cell in BY_STRENGTH[strength] for strength in (2, 3))
+    marks = [] if quick else [pytest.mark.slow] if tested else [pytest.mark.nightly]
+    return pytest.param(cell, id=f"{cell.loss_type}-{number % 32:02}", marks=marks)
 
 
 # ---------------------------------------------------------------------------------------------------- the grid
 
 
-@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS.keys())
+@pytest.mark.parametrize("cell", [marked(*one) for one in enumerate(CELLS)])
 def test_own_aggregation_gives_trls_loss_and_gradient(tiny_model: Path, tmp_path: Path, cell: Cell) -> None:
     gradient, loss = parity_grid.gaps(tiny_model, tmp_path, cell)
     assert gradient < TOLERANCE, cell
     assert loss < TOLERANCE, cell
 
 
-def test_every_loss_type_of_trl_is_in_the_grid() -> None:
+def combinations_in(cells: Sequence[Cell], names: Sequence[str]) -> set[tuple[bool, ...]]:
+    return {tuple(name in cell.on for name in names) for cell in cells}
+
+
+def test_any_two_settings_and_loss_type_occur_together_in_quick_any_three_in_test_any_four_in_nightly() -> None:
+    settings = [factor.name for factor in FACTORS]
     assert OWN_AGGREGATION.keys() == upstream.LOSS_TYPES
+    for strength, cells in {**BY_STRENGTH, 4: CELLS}.items():
+        for loss_type in OWN_AGGREGATION:
+            of_type = [cell for cell in cells if cell.loss_type == loss_type]
+            for names in combinations(settings, strength - 1):
+                assert len(combinations_in(of_type, names)) == 2 ** (strength - 1), (strength, loss_type, names)
+        for names in combinations(settings, min(strength, 3)):
+            assert len(combinations_in(cells, names)) == 2 ** len(names), (strength, names)
+    assert len(BY_STRENGTH[2]) <= 20
+    assert len(BY_STRENGTH[3]) <= 80
+    assert set(BY_STRENGTH[2]) <= set(CELLS)
 
 
-@pytest.mark.parametrize("loss_type", OWN_AGGREGATION)
-def test_any_two_settings_occur_together(loss_type: str) -> None:
-    cells = parity_grid.cells_of(loss_type)
-    for pair in combinations([factor.name for factor in FACTORS], 2):
-        assert len({tuple(name in cell.on for name in pair) for cell in cells}) == 4, pair
-
-
-def test_any_three_settings_occur_together_with_some_loss_type() -> None:
-    for three in combinations([factor.name for factor in FACTORS], 3):
-        assert len({tuple(name in cell.on for name in three) for cell in CELLS.values()}) == 8, three
-
-
-@pytest.mark.parametrize("loss_type", OWN_AGGREGATION)
-def test_every_correction_mode_that_trl_allows_occurs(loss_type: str) -> None:
-    modes = {cell.correction_mode for cell in parity_grid.cells_of(loss_type) if CORRECTION in cell.on}
-    assert modes == set(parity_grid.correction_modes(loss_type))
+def test_every_correction_mode_that_trl_allows_occurs() -> None:
+    for strength, cells in {**BY_STRENGTH, 4: CELLS}.items():
+        corrected = [cell for cell in cells if CORRECTION in cell.on]
+        assert {cell.correction_mode for cell in corrected} == set(CORRECTION_MODES)
+        for loss_type in OWN_AGGREGATION if strength > 2 else ():
+            modes = {cell.correction_mode for cell in corrected if cell.loss_type == loss_type}
+            assert modes == set(parity_grid.correction_modes(loss_type))
+        for mode, factor in product(CORRECTION_MODES, FACTORS) if strength > 2 else ():
+            of_mode = [cell for cell in corrected if cell.correction_mode == mode]
+            levels = combinations_in(of_mode, [factor.name])
+            assert len(levels) == (1 if factor.name == CORRECTION else 2), (mode, factor.name)
 
 
 # -------------------------------------------------------------------------------- each setting changes what TRL does
@@ -67,37 +87,47 @@ def second_step(run: Run) -> dict[str, torch.Tensor]:
     return run.gradients[1]
 
 
+@pytest.fixture(scope="module")
+def trl_alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Runs of TRL's trainer, each made once."""
+
+    @cache
+    def run(loss_type: str, on: frozenset[str], mode: str = CORRECTION_MODES[0]) -> Run:
+        return parity_grid.train_trl(tiny_model, tmp_path_factory.mktemp("trl"), Cell(loss_type, on, mode))
+
+    return run
+
+
 @pytest.mark.parametrize("name", [factor.name for factor in FACTORS])
-def test_a_setting_changes_trls_gradient(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    base = parity_grid.train_trl(tiny_model, tmp_path / "base", Cell("grpo", BASE))
-    flipped = parity_grid.train_trl(tiny_model, tmp_path / "flipped", Cell("grpo", BASE ^ {name}))
+def test_a_setting_changes_trls_gradient(trl_alone: Callable[..., Run], name: str) -> None:
+    base, flipped = trl_alone("grpo", BASE), trl_alone("grpo", BASE ^ {name})
     assert relative_gap(second_step(flipped), second_step(base)) > 1e-3
 
 
-def test_every_correction_mode_changes_trls_gradient(tiny_model: Path, tmp_path: Path) -> None:
-    cells = [Cell("grpo", BASE | {CORRECTION}, mode) for mode in CORRECTION_MODES]
-    runs = [parity_grid.train_trl(tiny_model, tmp_path, cell) for cell in cells]
+def test_every_correction_mode_changes_trls_gradient(trl_alone: Callable[..., Run]) -> None:
+    runs = [trl_alone("grpo", BASE | {CORRECTION}, mode) for mode in CORRECTION_MODES]
     for one, other in pairwise([*runs, runs[0]]):
         assert relative_gap(second_step(one), second_step(other)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", OWN_AGGREGATION)
-def test_the_losses_without_clipping_do_not_read_delta(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
+def test_the_losses_without_clipping_do_not_read_delta(trl_alone: Callable[..., Run], loss_type: str) -> None:
     # `parity_grid.EXCEPTIONS` says so.
-    one, two = (parity_grid.train_trl(tiny_model, tmp_path, Cell(loss_type, on)) for on in (BASE, BASE | {"delta"}))
-    gap = relative_gap(second_step(two), second_step(one))
+    gap = relative_gap(second_step(trl_alone(loss_type, BASE | {"delta"})), second_step(trl_alone(loss_type, BASE)))
     assert gap == 0 if loss_type in ("cispo", "sapo", "vespo") else gap > 1e-3
 
 
-def test_tokens_are_clipped_at_the_second_step(tiny_model: Path, tmp_path: Path) -> None:
-    first, second, *_ = parity_grid.train_trl(tiny_model, tmp_path, Cell("grpo", BASE)).logs
+def test_tokens_are_clipped_at_the_second_step(trl_alone: Callable[..., Run]) -> None:
+    first, second, *_ = trl_alone("grpo", BASE).logs
     assert first["clip_ratio/region_mean"] == 0 < 0.1 < second["clip_ratio/region_mean"] < 0.9
 
 
-def test_an_aggregation_that_is_not_trls_is_seen(tiny_model: Path, tmp_path: Path) -> None:
-    cell = Cell("grpo", BASE)
-    theirs = parity_grid.train_trl(tiny_model, tmp_path / "trl", cell)
-    ours = parity_grid.train_ours(tiny_model, tmp_path / "ext", cell, "token_mean")
+def test_an_aggregation_that_is_not_trls_is_seen(
+    trl_alone: Callable[..., Run], tiny_model: Path, tmp_path: Path
+) -> None:
+    theirs = trl_alone("grpo", BASE)
+    ours = parity_grid.train_ours(tiny_model, tmp_path, Cell("grpo", BASE), "token_mean")
     assert parity_grid.gradient_gap(ours, theirs) > 1e-3
     assert parity_grid.loss_gap(ours, theirs) > 1e-3
 
@@ -125,17 +155,16 @@ def test_the_same_in_the_precision_of_training(tiny_model: Path, tmp_path: Path,
     assert_same(*both(tiny_model, tmp_path, loss_type, OWN_AGGREGATION[loss_type], **settings))
 
 
-@pytest.mark.parametrize("objective", ["grpo"])
 @pytest.mark.parametrize("reduction", ["bnpo", "dapo", "dr_grpo", "grpo", "luspo"])
 def test_another_aggregation_is_the_loss_type_that_trl_has_for_it(
-    tiny_model: Path, tmp_path: Path, objective: str, reduction: str
+    tiny_model: Path, tmp_path: Path, reduction: str
 ) -> None:
     # These loss types share the clipped objective and differ in the reduction alone, so TRL itself is the oracle of
     # a changed aggregation, with the KL penalty under the same weights.
     settings = {"num_iterations": 2, "prompt_count": 8, "dtype": "float64", "beta": 0.04}
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, loss_type=reduction, **settings)
     aggregation = OWN_AGGREGATION[reduction]
-    ours = train(tiny_model, tmp_path / "ext", loss_type=objective, loss_aggregation=aggregation, **settings)
+    ours = train(tiny_model, tmp_path / "ext", loss_type="grpo", loss_aggregation=aggregation, **settings)
     assert_same(ours, theirs)
 
 

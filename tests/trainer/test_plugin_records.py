@@ -17,7 +17,8 @@ from transformers import AutoModelForSequenceClassification
 from tests.plugins_env import Environment, make_environment
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from tests.tiny_classifier import save_tiny_classifier
-from tests.trainer.manifest_worker import Attempt, SafeTrainer
+from tests.trainer.launch import on_two_ranks
+from tests.trainer.manifest_worker import Attempt, SafeTrainer, run_attempts
 from trl_grpo_ext import GRPOExtTrainer, load_advantage_hooks, load_rewards
 from trl_grpo_ext.errors import ConfigurationError, ManifestError
 from trl_grpo_ext.records.manifest import FILE, Manifest, differences
@@ -318,34 +319,13 @@ def test_the_model_card_lists_them_once(run: Path, tiny_model: Path) -> None:
 # ---------------------------------------------------------------------------------------------- several processes
 
 
-def attempts(
-    interpreter: list[Any], attempts_: list[Attempt], model: Path, out: Path, ranks: int = 1
-) -> list[list[dict[str, Any]]]:
-    """Run the worker and return the outcomes of each rank."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "attempts.json").write_text(json.dumps(attempts_))
-    worker = ["-m", "tests.trainer.manifest_worker", out / "attempts.json", model, out]
-    done = subprocess.run(
-        [str(part) for part in [*interpreter, *worker]],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-
-
 @pytest.mark.slow
 def test_two_processes_stop_together(tiny_model: Path, tmp_path: Path) -> None:
     run = {"output_dir": str(tmp_path / "run"), "advantage_hooks": [WEIGHTS]}
     other = {"advantage_hooks": [{**WEIGHTS, "answer": 3.0}], "output_dir": str(tmp_path / "other")}
     from_first = {"resume": str(tmp_path / "run" / "checkpoint-1")}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    both = attempts(
-        launcher,
+    both = on_two_ranks(
+        run_attempts,
         [
             {**run, "per_device_train_batch_size": 4, "safe": True},
             {**run, **other, **from_first, "per_device_train_batch_size": 4},
@@ -354,8 +334,6 @@ def test_two_processes_stop_together(tiny_model: Path, tmp_path: Path) -> None:
             {**run, "resume": True, "max_steps": 3, "per_device_train_batch_size": 4, "safe": True},
         ],
         tiny_model,
-        tmp_path / "out",
-        ranks=2,
     )
     for trained, all_differ, one_differs, warned, resumed in both:
         assert (trained["steps"], trained["warnings"]) == (2, [])
@@ -419,6 +397,27 @@ def test_two_versions_swapped_between_training_and_resuming(
     tiny_model: Path, tmp_path: Path, focal_wheels: dict[str, Path]
 ) -> None:
     environment = make_environment(tmp_path / "venv")
+    worker = subprocess.Popen(
+        [environment.python, "-m", "tests.trainer.manifest_worker"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+
+    def attempts(*of: Attempt) -> list[dict[str, Any]]:
+        """The outcomes of trainings in a fork of the worker, whose imports are made."""
+        worker.stdin.write(json.dumps([of, str(tiny_model), str(tmp_path / "outcomes")]) + "\n")
+        worker.stdin.flush()
+        while (line := worker.stdout.readline()).strip() != "0":
+            assert line, "the worker has ended"
+            assert not line.strip().isdigit(), line
+        outcomes: list[dict[str, Any]] = json.loads((tmp_path / "outcomes").read_text())
+        return outcomes
+
     run: Attempt = {"output_dir": str(tmp_path / "run"), "loss_aggregation": {"name": "focal", "gamma": 1.5}}
     again: Attempt = {
         **run,
@@ -428,16 +427,14 @@ def test_two_versions_swapped_between_training_and_resuming(
 
     swapped(environment, focal_wheels["0.1.0"])
     other = {**again, "loss_aggregation": {"name": "focal", "gamma": 0.5}}
-    ((trained, parameter),) = attempts([environment.python], [run, other], tiny_model, tmp_path / "first")
+    trained, parameter = attempts(run, other)
     assert trained == {"steps": 2, "warnings": []}
     assert parameter["error"] == "ManifestError"
     assert "loss aggregation focal: parameter gamma 1.5 in the checkpoint, 0.5 here" in parameter["message"]
 
     swapped(environment, focal_wheels["0.2.0"])
     warn = {**again, "plugin_changes": "warn"}
-    ((stopped, newest, warned),) = attempts(
-        [environment.python], [again, {**run, "resume": True, "safe": True}, warn], tiny_model, tmp_path / "second"
-    )
+    stopped, newest, warned = attempts(again, {**run, "resume": True, "safe": True}, warn)
     sentence = "loss aggregation focal: grpo-focal 0.1.0 in the checkpoint, 0.2.0 here"
     for outcome in (stopped, newest):
         assert outcome["error"] == "ManifestError"
@@ -450,9 +447,11 @@ def test_two_versions_swapped_between_training_and_resuming(
     swapped(environment, focal_wheels["0.1.0"])
     shape = environment.site_packages / "grpo_focal" / "shape.py"  # not the plugin's module, but what it imports
     shape.write_bytes(shape.read_bytes().replace(b"\n", b"\r\n"))
-    ((same,),) = attempts([environment.python], [{**again, "output_dir": str(tmp_path / "same")}], tiny_model, tmp_path)
+    (same,) = attempts({**again, "output_dir": str(tmp_path / "same")})
     assert same == {"steps": 2, "warnings": []}  # line endings are not the source
     shape.write_text("def power(x, gamma):\n    return x ** (gamma + 1)\n")
-    ((changed,),) = attempts([environment.python], [again], tiny_model, tmp_path / "third")
+    (changed,) = attempts(again)
     assert changed["error"] == "ManifestError"
     assert "loss aggregation focal: its source differs although the version 0.1.0 is the same" in changed["message"]
+    worker.stdin.close()
+    worker.wait()

@@ -34,9 +34,9 @@ CUTS: dict[str, tuple[int, Job]] = {
         {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "seed": 3, "pad_to_multiple_of": 16},
     ),
     "2x2": (2, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "seed": 4}),
-    "4x1": (4, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "seed": 5}),
 }
 """Processes x accumulation: 16 completions, four groups of four."""
+FOUR_RANKS: Job = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "seed": 5}
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 
@@ -76,7 +76,7 @@ def all_cuts(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         if processes == 1:
             results[name] = {job_name: run_job(tiny_model, folder, job) for job_name, job in jobs_of(cut).items()}
         else:
-            results[name] = launch(jobs_of(cut), tiny_model, folder, processes)[0]
+            results[name] = launch(jobs_of(cut), tiny_model, folder)[0]
     return results
 
 
@@ -99,6 +99,16 @@ def test_one_gradient_however_the_batch_is_cut(all_cuts: dict[str, Results], agg
     measured = gaps(all_cuts, precision, 1 + EXACT.index(aggregation))
     assert measured.keys() == CUTS.keys() - {"1x1"}
     assert max(measured.values()) < TOLERANCE[precision], measured
+
+
+@pytest.mark.nightly
+def test_one_gradient_on_four_ranks(all_cuts: dict[str, Results], tiny_model: Path, tmp_path: Path) -> None:
+    four = launch(jobs_of(FOUR_RANKS), tiny_model, tmp_path, 4)[0]
+    for precision, allowed in TOLERANCE.items():
+        for ours, whole in list(
+            zip(four[precision]["gradients"], all_cuts["1x1"][precision]["gradients"], strict=True)
+        )[1:]:
+            assert relative_gap(ours, whole) < allowed
 
 
 @pytest.mark.slow

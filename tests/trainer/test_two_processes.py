@@ -83,7 +83,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What rank 0 saved of every job."""
-    results, other = launch(JOBS, tiny_model, tmp_path_factory.mktemp("two_processes"), 2)
+    results, other = launch(JOBS, tiny_model, tmp_path_factory.mktemp("two_processes"))
     for name, result in results.items():
         assert result["processes"] == 2
         assert result["model_class"] == "DistributedDataParallel"

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 UNDECLARED = {"1.14": ["requests"]}
 
 
-def run(*words: str | Path, pythonpath: Path | None = None, timeout: int = 900) -> subprocess.CompletedProcess[str]:
+def run(*words: str | Path, pythonpath: Path | None = None, timeout: int = 3600) -> subprocess.CompletedProcess[str]:
     """This Python, offline and with one thread, in the repository."""
     before = os.environ.get("PYTHONPATH")
     paths = [str(pythonpath), *([before] if before else [])] if pythonpath else [before or ""]

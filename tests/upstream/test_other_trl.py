@@ -35,7 +35,7 @@ def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_contract_and_parity_hold_with_the_oldest_trl(oldest: Path) -> None:
     where = run("-c", "import trl; print(trl.__version__, trl.__file__)", pythonpath=oldest)
     assert where.stdout.split() == [f"{upstream.OLDEST_TESTED}.0", str(oldest / "trl" / "__init__.py")], where.stderr

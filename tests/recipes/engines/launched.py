@@ -36,8 +36,8 @@ def overlaid(file: str, folder: Path, **more: Any) -> Path:
     return path
 
 
-def launch(file: str, runs: list[Run], folder: Path, timeout: int = 500, **variables: str) -> tuple[int, str]:
-    """Start the runs under a launch file and return the launcher's status and what was written to the terminal."""
+def launch(file: str, runs: list[Run], folder: Path, timeout: int = 500, **variables: str) -> None:
+    """Start the runs under a launch file; what each says and comes to is in files of the folder."""
     plain = [
         {
             "name": run.name,
@@ -59,7 +59,22 @@ def launch(file: str, runs: list[Run], folder: Path, timeout: int = 500, **varia
         timeout=timeout,
         check=False,
     )
-    return done.returncode, done.stdout
+    assert done.returncode == 0, done.stdout[-4000:] + "".join(said(folder, run.name) for run in runs)[-4000:]
+
+
+def said(folder: Path, name: str) -> str:
+    """What all ranks wrote to the terminal in a run."""
+    return "".join(file.read_text() for file in sorted(folder.glob(f"{name}.[oe][ur][tr][0-9]")))
+
+
+def status(folder: Path, name: str, rank: int) -> int | str:
+    return json.loads((folder / f"{name}.status{rank}.json").read_text())  # type: ignore[no-any-return]
+
+
+def finished(folder: Path, name: str) -> None:
+    for rank in (0, 1):
+        found = status(folder, name, rank)
+        assert found == 0, f"{name}, rank {rank}: {found}\n{said(folder, name)[-2000:]}"
 
 
 ROOT = RECIPES.parent

@@ -111,6 +111,12 @@ def forget() -> None:
     gc.collect()
 
 
+def said_by(rank: int, folder: Path, name: str) -> None:
+    """From here on, what this rank prints goes to files of the run."""
+    for stream, end in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / f"{name}.{end}{rank}", os.O_WRONLY | os.O_CREAT), stream)
+
+
 def main() -> None:
     runs, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     rank = int(os.environ.get("RANK", "0"))
@@ -128,12 +134,14 @@ def main() -> None:
         sys.argv = [run["script"], *run["arguments"]]
         sys.path[0] = str(Path(run["script"]).parent)
         status: int | str | None = 0
+        said_by(rank, folder, run["name"])
         try:
             runpy.run_path(run["script"], run_name="__main__")
         except SystemExit as error:
             status = error.code
         except BaseException:
             status = traceback.format_exc()
+        sys.stdout.flush()
         (folder / f"{run['name']}.status{rank}.json").write_text(json.dumps(status))
         forget()
         if status not in (0, 2):

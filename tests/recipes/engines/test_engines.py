@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.recipes.engines.gradients import run_case
-from tests.recipes.engines.launched import Run, launch, metrics, probe
+from tests.recipes.engines.launched import Run, finished, launch, metrics, probe, said, status
 from tests.recipes.launching import SMALL
 from tests.support import relative_gap, save_tiny_model
 
@@ -62,17 +64,24 @@ COMPILES = pytest.mark.skipif(
 )
 
 
-def cells(*kinds: str, but: str | None = None) -> list[Any]:
+DAILY = {
+    *(("ddp.yaml", "full"), ("ddp.yaml", "qlora"), ("zero2.yaml", "full"), ("zero3.yaml", "full")),
+    *(("zero3.yaml", "qlora"), ("fsdp2.yaml", "full"), ("fsdp2_qlora.yaml", "qlora")),
+}
+"""The cells that differ in kind; the others are for the night."""
+Launches = Callable[[str], Path]
+
+
+def cells() -> list[Any]:
     """Launch files times what is trained under them."""
-    return [
-        pytest.param(file, kind, marks=[COMPILES] if file == "zero3_offload.yaml" else [], id=f"{file}-{kind}")
-        for file in ENGINES
-        for kind in TRAINED_BY[file]
-        if kind in kinds and file != but
-    ]
+    found = []
+    for file, kind in [(file, kind) for file, kinds in TRAINED_BY.items() for kind in kinds]:
+        marks = [COMPILES] if file == "zero3_offload.yaml" else []
+        marks += [] if (file, kind) in DAILY else [pytest.mark.nightly]
+        found.append(pytest.param(file, kind, marks=marks, id=f"{file}-{kind}"))
+    return found
 
 
-CELLS = cells("full", "lora", "qlora")
 CASES: dict[str, dict[str, Any]] = {
     "trl": {},
     "hooks": {"loss_aggregation": "token_mean", "hooks": ["leave_one_out", "entropy_shaping"]},
@@ -102,9 +111,9 @@ def arguments(name: str, kind: str, **changed: Any) -> list[str]:
     ]
 
 
-def runs_of(file: str) -> list[Run]:
+def runs_of(file: str, kinds: Iterable[str]) -> list[Run]:
     runs = []
-    for kind in TRAINED_BY[file]:
+    for kind in kinds:
         claims = ["--engine", ENGINES[file], "--processes", "2"]
         resume = ["--resume_from_checkpoint", f"{{folder}}/{kind}/checkpoint-2"]
         runs.append(Run(kind, [*arguments(kind, kind), *claims]))
@@ -129,25 +138,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def launches(place: Path) -> Any:
-    done: dict[str, Path] = {}
+def launches(request: pytest.FixtureRequest, place: Path) -> Launches:
+    """The folder of a launch file's runs: of the cells that this session's tests are about."""
+    items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
+    asked = {
+        tuple(item.callspec.params.get(name) for name in ("file", "kind"))
+        for item in items
+        if hasattr(item, "callspec")
+    }
 
+    @cache
     def launched(file: str) -> Path:
-        if file not in done:
-            done[file] = folder = place / file.removesuffix(".yaml")
-            folder.mkdir()
-            status, said = launch(file, runs_of(file), folder)
-            (folder / "said").write_text(said)
-            assert status == 0, said[-4000:]
-        return done[file]
+        folder = place / file.removesuffix(".yaml")
+        folder.mkdir()
+        of_others = {kind for _, kind in asked} if file == "ddp.yaml" else set()  # what the others are compared with
+        launch(file, runs_of(file, [k for k in TRAINED_BY[file] if (file, k) in asked or k in of_others]), folder)
+        return folder
 
     return launched
-
-
-def finished(folder: Path, name: str) -> None:
-    for rank in (0, 1):
-        status = json.loads((folder / f"{name}.status{rank}.json").read_text())
-        assert status == 0, f"{name}, rank {rank}: {status}\n{(folder / 'said').read_text()[-2000:]}"
 
 
 @pytest.fixture(scope="module")
@@ -159,119 +167,110 @@ def one_process(place: Path) -> Path:
     return place / "one_process"
 
 
-@pytest.mark.parametrize(("file", "kind"), CELLS)
-def test_the_engine_is_the_one_that_the_file_asks_for(launches: Any, file: str, kind: str) -> None:
-    folder = launches(file)
-    finished(folder, kind)
-    facts = metrics(folder, kind)["run"]
-    for rank in (0, 1):
-        seen = probe(folder, kind, rank)
-        assert (seen["world"], seen["rank"], seen["backend"]) == (2, rank, "gloo")
-        expected = {
+@pytest.mark.parametrize(("file", "kind"), cells())
+class TestCell:
+    def test_the_engine_is_the_one_that_the_file_asks_for(self, launches: Launches, file: str, kind: str) -> None:
+        folder = launches(file)
+        finished(folder, kind)
+        facts = metrics(folder, kind)["run"]
+        wrapper, stage = {
             "ddp": ("DistributedDataParallel", None),
             "zero2": ("DeepSpeedEngine", 2),
             "zero3": ("DeepSpeedEngine", 3),
             "fsdp2": ("FSDPModule", None),
-        }
-        wrapper, stage = expected[ENGINES[file]]
-        assert wrapper in seen["classes"]
-        assert seen["stage"] == stage
-        assert facts["wrapper"] in seen["classes"]
+        }[ENGINES[file]]
+        for rank in (0, 1):
+            seen = probe(folder, kind, rank)
+            assert (seen["world"], seen["rank"], seen["backend"]) == (2, rank, "gloo")
+            assert wrapper in seen["classes"]
+            assert seen["stage"] == stage
+            assert facts["wrapper"] in seen["classes"]
         assert (facts["engine"], facts["processes"], facts["backend"]) == (ENGINES[file], 2, "gloo")
 
+        # What is trained and quantised is what was asked for.
+        adapters = [name for name in seen["trained"] if "lora_" in name]
+        assert (len(adapters) == len(seen["trained"])) == (kind != "full")
+        assert len(adapters) == (0 if kind == "full" else 2 * 7 * 2)  # A and B of seven projections in two layers
+        assert len(seen["linear4bit"]) == facts["quantised_layers"] == (14 if kind == "qlora" else 0)
+        assert facts["bits"] == (4 if kind == "qlora" else 0)
+        assert facts["dtype"] == "float32"
 
-@pytest.mark.parametrize(("file", "kind"), CELLS)
-def test_parameters_and_optimizer_are_divided_where_the_engine_divides_them(
-    launches: Any, file: str, kind: str
-) -> None:
-    folder, facts = launches(file), metrics(launches(file), kind)["run"]
-    seen = [probe(folder, kind, rank)["shapes"] for rank in (0, 1)]
-    trained = probe(folder, kind, 0)["trained"]
-    assert seen[0].keys() == seen[1].keys()
-    for name, whole in ((n, math.prod(s["whole"])) for n, s in seen[0].items()):
-        here = [shapes[name]["elements"] for shapes in seen]
-        if ENGINES[file] in ("ddp", "zero2"):
-            assert here == [whole, whole], name
-        elif ENGINES[file] == "zero3":
-            assert [s[name]["here"] for s in seen] == [[0], [0]], name
-            assert here == [math.ceil(whole / 2)] * 2, name  # padded to even parts
+    def test_parameters_and_optimizer_are_divided_where_the_engine_divides_them(
+        self, launches: Launches, file: str, kind: str
+    ) -> None:
+        folder, facts = launches(file), metrics(launches(file), kind)["run"]
+        seen = [probe(folder, kind, rank)["shapes"] for rank in (0, 1)]
+        trained = probe(folder, kind, 0)["trained"]
+        assert seen[0].keys() == seen[1].keys()
+        for name, whole in ((n, math.prod(s["whole"])) for n, s in seen[0].items()):
+            here = [shapes[name]["elements"] for shapes in seen]
+            if ENGINES[file] in ("ddp", "zero2"):
+                assert here == [whole, whole], name
+            elif ENGINES[file] == "zero3":
+                assert [s[name]["here"] for s in seen] == [[0], [0]], name
+                assert here == [math.ceil(whole / 2)] * 2, name  # padded to even parts
+            else:
+                assert sum(here) == whole, name
+                assert max(here) < whole, name
+        moments = [probe(folder, kind, rank)["optimizer_elements"] for rank in (0, 1)]
+        elements = sum(math.prod(seen[0][name]["whole"]) for name in trained)
+        if ENGINES[file] == "ddp":
+            assert moments == [elements, elements]
         else:
-            assert sum(here) == whole, name
-            assert max(here) < whole, name
-    moments = [probe(folder, kind, rank)["optimizer_elements"] for rank in (0, 1)]
-    elements = sum(math.prod(seen[0][name]["whole"]) for name in trained)
-    if ENGINES[file] == "ddp":
-        assert moments == [elements, elements]
-    else:
-        assert elements <= sum(moments) <= elements * 1.02  # DeepSpeed pads
-        assert max(moments) < 0.6 * elements
-    assert facts["trained"] == elements
-    assert facts["parameters_here"] == sum(shapes["elements"] for shapes in seen[0].values())
+            assert elements <= sum(moments) <= elements * 1.02  # DeepSpeed pads
+            assert max(moments) < 0.6 * elements
+        assert facts["trained"] == elements
+        assert facts["parameters_here"] == sum(shapes["elements"] for shapes in seen[0].values())
 
-
-@pytest.mark.parametrize(("file", "kind"), CELLS)
-def test_what_is_trained_and_quantised_is_what_was_asked_for(launches: Any, file: str, kind: str) -> None:
-    folder, facts = launches(file), metrics(launches(file), kind)["run"]
-    seen = probe(folder, kind, 1)
-    adapters = [name for name in seen["trained"] if "lora_" in name]
-    assert (len(adapters) == len(seen["trained"])) == (kind != "full")
-    assert len(adapters) == (0 if kind == "full" else 2 * 7 * 2)  # A and B of seven projections in two layers
-    assert len(seen["linear4bit"]) == facts["quantised_layers"] == (14 if kind == "qlora" else 0)
-    assert facts["bits"] == (4 if kind == "qlora" else 0)
-    assert facts["dtype"] == "float32"
-
-
-@pytest.mark.parametrize(("file", "kind"), CELLS)
-def test_a_resumed_run_continues_as_if_it_had_not_been_interrupted(launches: Any, file: str, kind: str) -> None:
-    folder = launches(file)
-    finished(folder, f"{kind}_resumed")
-    whole, resumed = metrics(folder, kind), metrics(folder, f"{kind}_resumed")
-    assert probe(folder, f"{kind}_resumed", 0)["shapes"] == probe(folder, kind, 0)["shapes"]
-    timings = ("time", "seconds", "per_second", "flos", "num_tokens")
-    steps = [
-        [
-            {k: v for k, v in log.items() if not k.endswith(timings) and not k.startswith("time/")}
-            for log in run["history"]
-            if "reward" in log
+    def test_a_resumed_run_continues_as_if_it_had_not_been_interrupted(
+        self, launches: Launches, file: str, kind: str
+    ) -> None:
+        folder = launches(file)
+        finished(folder, f"{kind}_resumed")
+        whole, resumed = metrics(folder, kind), metrics(folder, f"{kind}_resumed")
+        assert probe(folder, f"{kind}_resumed", 0)["shapes"] == probe(folder, kind, 0)["shapes"]
+        timings = ("time", "seconds", "per_second", "flos", "num_tokens")
+        steps = [
+            [
+                {k: v for k, v in log.items() if not k.endswith(timings) and not k.startswith("time/")}
+                for log in run["history"]
+                if "reward" in log
+            ]
+            for run in (whole, resumed)
         ]
-        for run in (whole, resumed)
-    ]
-    assert [log["step"] for log in steps[0]] == [1, 2, 3]
-    assert steps[1] == steps[0]
-    assert resumed["before"] == whole["before"]
-    assert resumed["after"] == whole["after"]
-    gap = relative_gap(weights(folder / f"{kind}_resumed"), weights(folder / kind))
-    assert gap <= (1e-5 if file == "zero3_offload.yaml" else 0.0)  # DeepSpeed's CPU Adam: 8e-7 measured
+        assert [log["step"] for log in steps[0]] == [1, 2, 3]
+        assert steps[1] == steps[0]
+        assert resumed["before"] == whole["before"]
+        assert resumed["after"] == whole["after"]
+        gap = relative_gap(weights(folder / f"{kind}_resumed"), weights(folder / kind))
+        assert gap <= (1e-5 if file == "zero3_offload.yaml" else 0.0)  # DeepSpeed's CPU Adam: 8e-7 measured
 
-
-@pytest.mark.parametrize(("file", "kind"), cells("lora", "qlora"))
-def test_an_adapter_is_saved_loaded_and_merged(launches: Any, place: Path, file: str, kind: str) -> None:
-    folder = launches(file) / kind
-    base = AutoModelForCausalLM.from_pretrained(place / "tiny", dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(place / "tiny")("ana has 7 pens", return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        before = base(ids).logits
-        adapted = PeftModel.from_pretrained(base, folder)
-        on_top = adapted(ids).logits
-        merged = adapted.merge_and_unload()(ids).logits
-    assert (on_top - before).abs().max() > 0.01
-    torch.testing.assert_close(merged, on_top, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("file", "kind"), cells("full", "lora", "qlora", but="ddp.yaml"))
-def test_all_engines_train_the_same_weights_as_ddp(launches: Any, place: Path, file: str, kind: str) -> None:
-    ours, ddp = launches(file) / kind, launches("ddp.yaml") / kind
-    moved, expected = weights(ours), weights(ddp)
-    if kind == "full":
-        start = weights(place / "tiny")
-        moved, expected = ({name: w[name] - start[name] for name in w} for w in (moved, expected))
-    assert relative_gap(moved, expected) < TOLERANCE[kind]
+    def test_the_weights_are_those_of_ddp_and_an_adapter_loads_and_merges(
+        self, launches: Launches, place: Path, file: str, kind: str
+    ) -> None:
+        folder = launches(file) / kind
+        moved, expected = weights(folder), weights(launches("ddp.yaml") / kind)
+        if kind == "full":
+            start = weights(place / "tiny")
+            moved, expected = ({name: w[name] - start[name] for name in w} for w in (moved, expected))
+        assert relative_gap(moved, expected) < TOLERANCE[kind]
+        if kind == "full":
+            return
+        base = AutoModelForCausalLM.from_pretrained(place / "tiny", dtype=torch.float32)
+        ids = AutoTokenizer.from_pretrained(place / "tiny")("ana has 7 pens", return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            before = base(ids).logits
+            adapted = PeftModel.from_pretrained(base, folder)
+            on_top = adapted(ids).logits
+            merged = adapted.merge_and_unload()(ids).logits
+        assert (on_top - before).abs().max() > 0.01
+        torch.testing.assert_close(merged, on_top, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("file", ["ddp.yaml", "zero2.yaml", "zero3.yaml", "fsdp2.yaml"])
 def test_gradients_are_those_of_one_process(
-    launches: Any, one_process: Path, place: Path, file: str, case: str
+    launches: Launches, one_process: Path, place: Path, file: str, case: str
 ) -> None:
     folder = launches(file)
     finished(folder, "gradients")
@@ -285,18 +284,17 @@ def test_gradients_are_those_of_one_process(
     assert all(relative_gap({n: w[n] - start[n] for n in w}, theirs) > 1e-2 for w in others)
 
 
-def test_zero3_that_would_divide_nothing_stops(launches: Any) -> None:
+def test_zero3_that_would_divide_nothing_stops(launches: Launches) -> None:
     folder = launches("zero3.yaml")
-    assert json.loads((folder / "persistent.status0.json").read_text()) == 2
-    assert "zero3 was to shard the parameters over 2 processes" in (folder / "said").read_text()
+    assert status(folder, "persistent", 0) == 2
+    assert "zero3 was to shard the parameters over 2 processes" in said(folder, "persistent")
 
 
-def test_fsdp_that_would_not_divide_the_4_bit_weights_stops(launches: Any) -> None:
+def test_fsdp_that_would_not_divide_the_4_bit_weights_stops(launches: Launches) -> None:
     folder = launches("fsdp2_qlora.yaml")
-    assert json.loads((folder / "replicated.status0.json").read_text()) == 2
-    said = (folder / "said").read_text()
-    assert "fsdp2 was to shard the parameters over 2 processes" in said
-    assert "set bnb_4bit_quant_storage to the dtype" in said
+    assert status(folder, "replicated", 0) == 2
+    assert "fsdp2 was to shard the parameters over 2 processes" in said(folder, "replicated")
+    assert "set bnb_4bit_quant_storage to the dtype" in said(folder, "replicated")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -50,7 +50,7 @@ def two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Resu
         jobs[f"exact {name}"] = {**PROCESSES, **job, "compact_updates": "exact"}
         plain = {key: value for key, value in job.items() if key not in OURS}
         jobs[f"off {name}"] = {**PROCESSES, **plain}
-    return launch(jobs, tiny_model, tmp_path_factory.mktemp("two"), 2)
+    return launch(jobs, tiny_model, tmp_path_factory.mktemp("two"))
 
 
 @pytest.mark.slow

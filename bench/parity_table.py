@@ -1,6 +1,6 @@
-"""Run the grid of parity and write its table, `docs/parity.md`: `python -m tests.trainer.parity_table`.
+"""Run the grid of parity and write its table, `docs/parity.md`: `python -m bench.parity_table`.
 
-It takes some two minutes on one core. The grid is run with the installed TRL and, in a directory of its own that pip
+It takes some four minutes on one core. The grid is run with the installed TRL and, in a directory of its own that pip
 fills, with the oldest that we support; each in a process of its own.
 """
 
@@ -21,19 +21,20 @@ from tests.upstream import other_trl
 from trl_grpo_ext.trainer import upstream
 
 PAGE = other_trl.ROOT / "docs" / "parity.md"
-COMMAND = "python -m tests.trainer.parity_table"
+COMMAND = "python -m bench.parity_table"
 
 INTRODUCTION = f"""# Parity with TRL
 
 The aggregation that equals TRL's own reduction must give TRL's loss and gradient, whatever else the loss is made of.
-For each `loss_type` TRL's trainer and ours are trained on the same scripted rollouts, in 16 cells of settings, and the
+For each `loss_type` TRL's trainer and ours are trained on the same scripted rollouts, in 32 cells of settings, and the
 gradient of every optimizer step and the losses are compared. Plain SGD takes large steps, so that tokens are clipped.
 
 `{COMMAND}` made this page. The grid is `tests/trainer/parity_grid.py`;
 `tests/trainer/test_parity.py` runs it as tests and shows that each of the settings changes TRL's gradient."""
 
-SETTINGS = """The 16 cells are an orthogonal array: any two settings occur together in all four combinations with every
-loss type, any three in all eight over the loss types."""
+SETTINGS = """The 32 cells are an orthogonal array: any three settings occur together in all eight combinations with
+every loss type. `make quick` and `make test` run as many of the cells as hold every combination of two, and of three,
+of loss type and settings; `make nightly` runs them all, with both releases of TRL."""
 
 RESULTS = f"""The largest relative gap between the two trainers, over cells and optimizer steps. 0 is equality to the
 bit; the tests allow {parity_grid.TOLERANCE:.0e}. A gradient's gap is ‖ours − TRL's‖ / ‖TRL's‖ over all parameters; a
@@ -112,7 +113,7 @@ def read(text: str) -> Measured:
 
 
 def _in_a_process(pythonpath: Path | None, answer: Path) -> Measured:
-    done = other_trl.run("-m", "tests.trainer.parity_table", "--answer", answer, pythonpath=pythonpath)
+    done = other_trl.run("-m", "bench.parity_table", "--answer", answer, pythonpath=pythonpath)
     if done.returncode != 0:
         sys.exit(done.stderr)
     return read(answer.read_text(encoding="utf-8"))

@@ -1,6 +1,8 @@
-"""What the doctor says of every shipped file, by the first command line in its header; the table of docs/recipes.md.
+"""What the doctor estimates for every shipped run file, by the first command line in its header.
 
-python -m tests.recipes.config_memory
+    python -m bench.config_memory
+
+Prints the table of docs/recipes.md, and the files whose header says something else.
 """
 
 from __future__ import annotations
@@ -70,5 +72,17 @@ def table() -> str:
     return "\n".join(rows)
 
 
+def stale() -> list[str]:
+    """What the headers would have to say where they do not."""
+    wrong = []
+    for path in RUN_FILES:
+        text = " ".join(line.strip() for line in header(path))
+        found, said = peak(path), re.search(r"Memory[^:]*: (\d+) GB[^(]*\((\w+)\), ([\d.]+) GB of disk", text)
+        if found and said and said.groups() != (f"{found[0]:.0f}", found[1], f"{found[2]:.1f}"):
+            wrong.append(f"{path.name}: {found[0]:.0f} GB ({found[1]}), {found[2]:.1f} GB of disk")
+    return wrong
+
+
 if __name__ == "__main__":
     print(table())
+    print("\n".join(["", "Headers to change:", *stale()]))

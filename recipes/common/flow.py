@@ -1,0 +1,84 @@
+"""What every recipe does once its settings and its rows are known: train between two evaluations, and say what came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import set_seed
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext.launch.engine import Asked
+
+from .errors import loading_errors
+from .problems import Row, whole_batches
+from .processes import leave
+from .results import held_out, print_places, print_table, save_metrics
+from .settings import samples_per_problem
+from .trainer import RecipeTrainer, train_and_score
+
+History = Sequence[Mapping[str, Any]]
+Scores = Mapping[str, float]
+
+
+def train_and_report(
+    args: GRPOExtConfig,
+    model_args: ModelConfig,
+    asked: Asked,
+    rows: tuple[list[Row], list[Row]],
+    *,
+    curve: Callable[[Path, History, Scores, Scores], Path],
+    what: str = "prompts",
+    dataset: Callable[[list[Row]], Dataset] = Dataset.from_list,
+    trainer_class: type[RecipeTrainer] = RecipeTrainer,
+    shown: Callable[[Mapping[str, Any]], Scores] = held_out,
+    said: Sequence[str] = (),
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Load, evaluate, train, evaluate, save; the last line of a recipe's `main`.
+
+    Args:
+        args: After `check_setup`.
+        model_args: Names the model.
+        asked: What the run has to be.
+        rows: To train on, and held out.
+        curve: Draws the run into a folder, from its log lines and both evaluations.
+        what: The rows' name, for people.
+        dataset: What TRL gets of the rows.
+        trainer_class: The trainer.
+        shown: Which numbers of an evaluation the table shows.
+        said: Printed before the training.
+        facts: More about the run, for `metrics.json`.
+    """
+    model, samples, train_rows = str(model_args.model_name_or_path), samples_per_problem(args), rows[0]
+    processes = PartialState().num_processes
+    eval_rows = whole_batches(
+        *rows,
+        train_batch=args.generation_batch_size // args.num_generations,
+        eval_batch=args.per_device_eval_batch_size * processes // samples,
+    )
+    set_seed(args.seed)  # adapters start alike on all ranks
+    with loading_errors(model):
+        trainer = trainer_class(
+            model=model,
+            args=args,
+            train_dataset=dataset(train_rows),
+            eval_dataset=dataset(eval_rows),
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+        )
+    counts = f"{len(train_rows)} training {what}, {len(eval_rows)} held out; {processes} process(es)"
+    done = train_and_score(trainer, asked, *said, counts)
+    if trainer.is_world_process_zero():
+        folder, history = Path(args.output_dir), trainer.state.log_history
+        before, after = shown(done.before), shown(done.after)
+        run = {"model": model, **(facts or {}), "training_seconds": done.seconds, **done.facts}
+        print_table(before, after, f"{len(eval_rows)} held-out {what}, {samples} sample(s) each")
+        print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
+        metrics = save_metrics(folder, {"before": before, "after": after, "run": run}, history)
+        print_places(folder, metrics=metrics, curve=curve(folder, history, before, after))
+    leave(trainer.accelerator)
