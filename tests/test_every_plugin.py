@@ -93,7 +93,9 @@ class TestEvery:
         assert info.target.startswith(f"trl_grpo_ext.{FOLDERS[info.kind]}.")
         assert (info.kind, info.name) in {*all_worked(), *WITHOUT}, "docs/site/worked_*.py has no example of it"
         tests = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests" / FOLDERS[info.kind]).glob("test_*.py"))
-        assert re.search(rf"\b{info.name}\b", tests), f"no test in tests/{FOLDERS[info.kind]} names {info.name}"
+        attribute = info.target.split(":")[1]
+        named = re.search(rf"\b({info.name}|{attribute})\b", tests)
+        assert named, f"no test in tests/{FOLDERS[info.kind]} names {info.name} or {attribute}"
 
     def test_the_documented_example_loads_and_pickles(self, info: PluginInfo) -> None:
         plugin = documented_plugin(info)
