@@ -506,7 +506,7 @@ def test_processes_end_with_the_pool_and_after_close() -> None:
     first = one(pool, "pid").value
     pool.close()
     wait_until(lambda: not is_running(first))
-    second = one(pool, "pid").value  # the next run starts anew
+    second = one(pool, "pid").value  # the next run starts new ones
     assert first != second
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)

@@ -1,4 +1,4 @@
-"""`SoftOverlong`, `LengthTarget` and `CosineLength` by values computed by hand, and against TRL's own."""
+"""`soft_overlong`, `length_target` and `cosine_length` by values computed by hand, and against TRL's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers wrote, for one line of a terminal, a log, a table or a figure."""
+"""What others wrote, for one line of a terminal, a log, a table or a figure."""
 
 from __future__ import annotations
 

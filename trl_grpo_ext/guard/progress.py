@@ -1,4 +1,4 @@
-"""How far a reward is with its batch, told to whoever asks: a reward says `scored`, the caller listens.
+"""How far a reward is with its batch, for whoever asks: a reward says `scored`, the caller listens.
 
 Where nobody listens, saying it costs a look-up and does nothing.
 """

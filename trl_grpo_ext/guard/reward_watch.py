@@ -90,7 +90,7 @@ class RewardWatch:
 
     @property
     def beside(self) -> dict[str, Any]:
-        """What the functions told beside their scores, as `Scored` has it."""
+        """What the functions said beside their scores, as `Scored` has it."""
         return {"spans": self.spans, "outcomes": self.outcomes}
 
     @contextmanager
@@ -272,5 +272,5 @@ def _end_process_after(seconds: float | None) -> None:
         return
     try:
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-    except (ValueError, OSError):  # stderr has no file behind it: then without this last resort
+    except (ValueError, OSError):  # stderr is no file: then without this last resort
         return

@@ -56,7 +56,7 @@ class Classifier:
 
     A text that is longer than `max_length` tokens, or than what the model takes, is cut: for "completion" its
     beginning is kept, for "prompt_and_completion" its end. So a model may learn to write what the classifier doesn't
-    like behind the cut: set `max_length` to what completions need.
+    like after the cut: set `max_length` to what completions need.
 
     Args:
         model: Name or path of the model.

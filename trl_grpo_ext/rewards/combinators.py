@@ -224,7 +224,7 @@ class Gated:
 class PerColumn:
     """Score each completion with the reward that its row's value in a column asks for.
 
-    Mathematics and code in one dataset, for instance, told apart by a column `task`. Each reward is called once per
+    Mathematics and code in one dataset, for instance, distinguished by a column `task`. Each reward is called once per
     batch, with its rows alone, in their order; not at all where it has none. Scores pass through, None and spans too.
 
     Values are compared as text, `str(value)`, because YAML reads keys as it likes: the key 1 is the value 1 and the

@@ -22,7 +22,7 @@ class GSM8KAccuracy:
     How the final number is found (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18", else the last number) is
     described in `rewards._text.final_answer`. Numbers are compared by value and exactly: 18, 18.00, $18 and
     36/2 are one number, 7.41 is not 7, and 33.33 is not 33.333. The only tolerance is 1e-9 of the reference, for what
-    floating point leaves behind (17.999999999999996). A percent sign and units are ignored. "60 million" equals both
+    floating point leaves over (17.999999999999996). A percent sign and units are ignored. "60 million" equals both
     60 and 60,000,000, because GSM8K asks for either.
 
     `gsm8k_accuracy` in this module is an instance with the defaults, for a dotted path.
@@ -35,7 +35,7 @@ class GSM8KAccuracy:
     Raises:
         ConfigurationError: `outcomes` names another outcome, or holds another value.
 
-    GSM8K is Cobbe et al., 2021 (arXiv:2110.14168). Departures from its own grader, which compares the strings behind
+    GSM8K is Cobbe et al., 2021 (arXiv:2110.14168). Departures from its own grader, which compares the strings after
     the first `####`: numbers are compared by value, other ways to give an answer are read too, and of several answers
     the last counts (the first question's, where the completion runs on to a new "Question:").
     """

@@ -53,7 +53,7 @@ class MathAccuracy:
     r"""Score 1.0 where the completion's answer equals the reference in the column `solution`, 0.0 where it does not.
 
     The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is read by `parse` with
-    its defaults; the completion's answer must be LaTeX, in `\boxed{}` or in an environment behind the word "answer".
+    its defaults; the completion's answer must be LaTeX, in `\boxed{}` or in an environment after the word "answer".
     But math-verify's timeouts are signals. They work in the main thread alone (TRL turns them off in others), don't
     bound memory, and cannot interrupt one long operation:
     `\boxed{\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}}` stops a training. Where they do
@@ -241,7 +241,7 @@ class ReasoningAccuracy(MathAccuracy):
         budget: Seconds for a batch of up to 64 completions.
         workers: Number of processes.
         memory_mb: What a worker may use, in MiB.
-        max_characters: The longest text behind the reasoning that is looked at.
+        max_characters: The longest text after the reasoning that is looked at.
         outcomes: What outcomes become, by name.
         cache: Number of verdicts kept over batches.
 

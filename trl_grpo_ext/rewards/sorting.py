@@ -33,7 +33,7 @@ def sort_distance(completions: Sequence[Any], *, normalise: bool = False, **colu
 
     Args:
         completions: `B` completions, strings or lists of messages. The numbers of the last `<answer>...</answer>`
-            count, else those behind the last `</think>`, else all.
+            count, else those after the last `</think>`, else all.
         normalise: Whether to divide by the number of places, of the longer of the two lists: then 1.0 is the right
             answer and nothing else, as in the sorting study of this repository.
         **columns: The other columns. The numbers to sort are the integers of `numbers` (`B` lists of integers, or
@@ -67,7 +67,7 @@ def sort_inclusion(completions: Sequence[Any], *, normalise: bool = False, **col
 
     Args:
         completions: `B` completions, strings or lists of messages. The numbers of the last `<answer>...</answer>`
-            count, else those behind the last `</think>`, else all.
+            count, else those after the last `</think>`, else all.
         normalise: Whether to divide by `2n - 1`, with `n` the length of the longer of the two lists: then 1.0 is the
             right answer and nothing else.
         **columns: The other columns. The numbers to sort are the integers of `numbers` (`B` lists of integers, or
@@ -118,7 +118,7 @@ class _Found(NamedTuple):
 
 
 def _numbers_in(text: str, start: int = 0, end: int | None = None) -> list[_Found]:
-    """The first `_MOST_NUMBERS` numbers of a text; a minus sign behind a digit is none. Linear in the text."""
+    """The first `_MOST_NUMBERS` numbers of a text; a minus sign after a digit is none. Linear in the text."""
     found: list[_Found] = []
     for match in _NUMBER.finditer(text, start, len(text) if end is None else end):
         if len(found) == _MOST_NUMBERS:
@@ -130,7 +130,7 @@ def _numbers_in(text: str, start: int = 0, end: int | None = None) -> list[_Foun
 
 
 def _answered_numbers(text: str) -> list[_Found]:
-    """The numbers of the answer: inside the last `<answer>...</answer>`, else behind the last `</think>`, else all."""
+    """The numbers of the answer: inside the last `<answer>...</answer>`, else after the last `</think>`, else all."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if start >= 0:

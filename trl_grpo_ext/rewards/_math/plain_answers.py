@@ -9,9 +9,9 @@ What the proof rests on (math-verify 0.9, TRL's settings: boxes first, first mat
 - Only two kinds of expressions have the first priority: boxes, alone or inside a LaTeX environment, and environments
   between "final answer is" and "I hope". So without "I hope" a box decides wherever there is one.
 - With a single `\boxed` and no `\fbox`, each match that holds a box holds this one, whole: an environment can only end
-  behind the box's first brace, and the plain contents accepted here have nothing in them that could end one. So the
+  after the box's first brace, and the plain contents accepted here have nothing in them that could end one. So the
   content of the box is what is read, whichever environment is around it.
-- A percent sign counts only behind an environment; texts with one behind the box are not decided here.
+- A percent sign counts only after an environment; texts with one after the box are not decided here.
 - Without a box, a match needs the word "answer" and the beginning of an environment. A text that lacks either has no
   answer.
 - Numbers are compared exactly, or rounded to 6 places where one of them is a decimal. Pairs near enough for rounding
@@ -41,7 +41,7 @@ _ANY_FRACTION = _FRACTION.replace("frac", "[dt]?frac", 1)
 
 _NUMBER = re.compile(rf"{_INTEGER}|{_DECIMAL}|{_QUOTIENT}|{_ANY_FRACTION}")
 _UNIT = re.compile(r"\\text\{[ ]?([A-Za-z ]{1,40})\}")
-_NOT_UNITS = re.compile(r"and|or|inf|sqrt|percent|pct")  # what math-verify's normalisation writes anew
+_NOT_UNITS = re.compile(r"and|or|inf|sqrt|percent|pct")  # what math-verify's normalisation rewrites
 _CURRENCY = re.compile(r"\A\\?\$")
 
 _REFERENCE = re.compile(

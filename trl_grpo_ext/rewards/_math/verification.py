@@ -4,7 +4,7 @@ Imported only by the server that forks the workers, so math-verify and sympy are
 training process. There are no timeouts here: a worker that takes too long is killed.
 
 `parse` of math-verify keeps the regular expressions of one configuration only, so parsing references and answers in
-turn would build both anew each time. `_parsed` is `parse` with the expressions kept.
+turn would build both again each time. `_parsed` is `parse` with the expressions kept.
 """
 
 from __future__ import annotations

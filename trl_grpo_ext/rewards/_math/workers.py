@@ -149,7 +149,7 @@ def _math_verify() -> Callable[[Mapping[str, Any]], dict[str, str]]:
 
 
 def _expected_cost(pair: Pair) -> int:
-    """The order of the jobs: the short and simple first, so that they never wait behind what burns its time."""
+    """The order of the jobs: the short and simple first, so that they never wait for what burns its time."""
     texts = (pair[0], pair[1] or "")
     return sum(len(text) + _COST_OF_OPERATOR * len(_COSTLY.findall(text)) for text in texts)
 

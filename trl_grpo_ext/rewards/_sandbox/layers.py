@@ -102,7 +102,7 @@ def isolate(home: str, memory_mb: int, cpu_seconds: float, parent: int) -> list[
         return holds
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before this process could ask to be told
+    if os.getppid() != parent:  # it ended before this process could ask for the signal
         os._exit(1)
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:

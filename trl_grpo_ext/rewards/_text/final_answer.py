@@ -4,18 +4,18 @@ Where it stands, in order of precedence:
 
 1. **Only the answer part counts.** Text up to the last `</think>` (`</thinking>`, `</reasoning>`) is dropped if a
    number follows it. So is what runs on after the answer: a new `Question:` (`Q:`, `Problem:`, `Human:`, ...) line
-   after an explicit answer, and everything behind an end-of-turn token.
+   after an explicit answer, and everything after an end-of-turn token.
 2. **The last explicit answer wins.** Explicit are `\boxed{...}`, `#### ...`, `<answer>...</answer>`, "the answer is
    ...", "Answer: ..." and `A: ...` at the start of a line. All kinds rank alike; an empty one is passed over.
 3. **Otherwise the last number of the text**, or, where its line sets a number in bold after the last `=`, that one.
 
 Within an explicit answer:
 
-- A number right behind the marker is the answer (currency, markup, `x =` and "approximately" may stand between),
+- A number right after the marker is the answer (currency, markup, `x =` and "approximately" may stand between),
   whatever follows it: "The answer is 18 because 3 * 6 = 18 and 2 were left" is 18.
-- If it opens an equation, the result behind its last `=` is: 18 in "The answer is 3 * 6 = 18" and in "18 = 3 * 6".
-- A chain of equations over the lines of a box or of the paragraph behind "Answer:" comes to its last number.
-- Prose behind "Answer:", and prose inside `\boxed{}` or `<answer>`, means its last number. Prose behind "the answer
+- If it opens an equation, the result after its last `=` is: 18 in "The answer is 3 * 6 = 18" and in "18 = 3 * 6".
+- A chain of equations over the lines of a box or of the paragraph after "Answer:" comes to its last number.
+- Prose after "Answer:", and prose inside `\boxed{}` or `<answer>`, means its last number. Prose after "the answer
   is" or `####` ("the answer is found by ...", a markdown heading) is not taken for an answer.
 - English number words count where no digits stand in their place.
 
@@ -115,7 +115,7 @@ def final_number(text: str) -> Number | None:
 def parse_reference(reference: Any) -> Fraction | None:
     """Return the value of a reference answer, or None where it has none.
 
-    A string is either GSM8K's solution, whose answer stands behind the last `####`, or a plain number, with a currency
+    A string is either GSM8K's solution, whose answer stands after the last `####`, or a plain number, with a currency
     or a unit if need be ("$18", "1,000", "1/2", "18 dollars"). Prose that holds several numbers is not a reference.
     Of other types, finite real numbers are (a float means what it prints: 0.1 is 1/10); True and False are not.
     """

@@ -77,7 +77,7 @@ def _opening(text: str, tokens: list[tuple[str, int]], last: int) -> int | None:
     depth, index = 0, last
     while index >= 0:
         token = tokens[index][0]
-        if token == '"':  # the end of a string: go to its beginning, past quotes behind an odd number of backslashes
+        if token == '"':  # the end of a string: go to its beginning, past quotes after an odd number of backslashes
             index -= 1
             while index >= 0 and (tokens[index][0] != '"' or _is_escaped(text, tokens[index][1])):
                 index -= 1

@@ -35,7 +35,7 @@ _VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "k": 1000}
 
 _CURRENCY = r"(?:\\?\$|[£€¥₹₩₱¢]|(?<![A-Za-z])(?:USD|EUR|GBP|INR|CAD|AUD|(?:US|CA|NT|HK|[ACS])\\?\$|R[sM]\.?))\s?"
-# A minus is a sign unless it stands after an operand. With a space behind it, it must stand after `=`, `:`, `#`, `{`.
+# A minus is a sign unless it stands after an operand. With a space after it, it must stand after `=`, `:`, `#`, `{`.
 _SIGN = (
     r"(?:(?<=[=:#{][ ])-\s|(?<=[=:#{])-\s|(?<![A-Za-z])[Nn]egative\s"
     r"|(?<![A-Za-z0-9)\]%\-–])(?<![0-9)\]%][ \u00a0])[-–+])"
