@@ -20,7 +20,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2Tokenizer
 
-from trl_grpo_ext.launch.doctor.known_models import KNOWN_MODELS, known_config
+from trl_grpo_ext.launch.doctor.model import KNOWN_MODELS, known_config
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"

@@ -50,7 +50,7 @@ from bench.launch_cells_runs import (
     wrong_steps,
     wrong_weights,
 )
-from trl_grpo_ext.launch.doctor.known_models import KNOWN_MODELS
+from trl_grpo_ext.launch.doctor.model import KNOWN_MODELS
 
 SIZE = Size(steps=3, tokens=8, rows=2, parts=2, members=2)
 LOGS = [{"step_time": 1.0, "grad_norm": 0.5, "frac_reward_zero_std": 0.0}] * 3
