@@ -118,7 +118,7 @@ def test_the_data_are_counted_and_their_columns_read(tmp_path: Path) -> None:
     assert (prompts_of(run), columns_of(run)) == (1, None)
     (tmp_path / "train.jsonl").unlink()
     assert (prompts_of(run), columns_of(run)) == (None, None)
-    assert prompts_of(case(own={"dataset_name": "openai/gsm8k"}).run) == 7473
+    assert prompts_of(case(dataset_name="openai/gsm8k").run) == 7473
     assert columns_of(case(own={"dataset_path": "a.csv"}).run) is None
 
 

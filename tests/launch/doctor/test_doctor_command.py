@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.doctor.command import register
 from trl_grpo_ext.launch.doctor.examine import Request, examine
 from trl_grpo_ext.launch.doctor.render import render
@@ -172,3 +173,56 @@ def test_a_data_set_of_our_own_is_counted_and_its_columns_are_looked_at(tmp_path
     assert examination.case.batch is not None
     assert examination.case.batch.optimizer_steps == 40  # one prompt for each batch of 8 completions
     assert any("wants 'answer'" in problem.message for problem in examination.problems)
+
+
+def test_files_that_cannot_be_read_are_problems_beside_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("launch.yaml", "distributed_type: NO\n"), ("bad.yaml", "a: ["), ("script.py", "def (")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "run.yaml").write_text("optim: paged_adamw_8bit\nlerning_rate: 1\n")
+    asked = Request("launch.yaml", ("bad.yaml", "run.yaml"), script="script.py", num_processes=2, gpu_memory=24)
+    found = examine(asked)
+    errors = [problem.subject for problem in found.problems if problem.severity == "error"]
+    assert errors == ["launch file", "script", "settings", "settings", "launch"]
+    assert found.model_source == "no model is named"
+    assert found.case.launch.processes == 2
+    assert found.plain()["batch"]["generation_batch_size"] == 16
+    for named in (Request("gone.yaml"), Request(configs=("a\0b",)), Request(script="x" * 5000)):
+        with pytest.raises(ConfigurationError, match="There is no file"):
+            examine(named)
+
+
+def test_a_scripts_own_settings_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("a: [")
+    (tmp_path / "train.py").write_text('HERE = Path(__file__).parent\nMY_DEFAULTS = HERE / "mine.yaml"\n')
+    found = examine(Request(script=str(tmp_path / "train.py"), gpu_memory=24))
+    assert [problem.subject for problem in found.problems if problem.severity == "error"] == ["script"]
+
+
+@pytest.mark.parametrize(
+    ("config", "severity"),
+    [(None, "warning"), ("{", "warning"), ('{"model_type": "llama", "num_hidden_layers": 5000}', "error")],
+)
+def test_a_model_whose_sizes_are_not_known_is_a_problem(tmp_path: Path, config: str | None, severity: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    if config is not None:
+        (model / "config.json").write_text(config)
+    found = examine(Request(overrides=("--model_name_or_path", str(model)), gpu_memory=24))
+    assert [p.severity for p in found.problems if p.subject == "model" and "config" in p.message] == [severity]
+    assert found.memory is found.case.sizes is None
+
+
+def test_the_targets_of_a_recipe_and_of_any_other_script_are_peft_s(tmp_path: Path) -> None:
+    words = ("--model_name_or_path", str(RECIPES / "embedded" / "model"), "--use_peft", "true")
+    one = (*words, "--lora_target_modules", "q_proj")
+    recipe = examine(Request(overrides=one, script=str(RECIPES / "gsm8k_grpo.py"), gpu_memory=24))
+    assert recipe.case.adapters is not None
+    assert recipe.case.adapters.trainable > 0
+    assert "lora" not in {problem.subject for problem in recipe.problems}
+    plain = examine(Request(overrides=one, gpu_memory=24))
+    (problem,) = [problem for problem in plain.problems if problem.subject == "lora"]
+    assert "regular expression" in problem.message
+    assert plain.memory is None

@@ -155,7 +155,7 @@ PAIRS: dict[str, Pair] = {
     ),
     "no_lora_target_is_there": Pair(
         "error",
-        "'query'} not found in the base model",
+        "not found in the base model",
         lambda: case(use_peft=True, lora_target_modules=["query", "quer"], adapters=adapters("query", "quer")),
         lambda: case(use_peft=True, lora_target_modules=["q_proj", "v"], adapters=adapters("q_proj", "v")),
     ),
