@@ -83,6 +83,7 @@ def ds(engine: str = "zero3", machines: int = 1, path: str | None = None, **keys
 ACCUMULATES = {"gradient_accumulation_steps": 1}
 FLASH = "flash_attention_2"
 HERE = Path(__file__).parent
+NOTHING = machine(A100, packages={name: Package(name) for name in ("deepspeed", "vllm", "liger-kernel", "flash-attn")})
 GENERATES = Script("recipe.py", embedded_model=HERE)
 EMBEDDED: dict[str, Any] = {
     "model_name_or_path": str(HERE),
@@ -119,12 +120,6 @@ PAIRS: dict[str, Pair] = {
         "Triton",
         lambda: case(environment=machine(packages=old_trl("1.15.1"))),
         lambda: case(environment=machine(A100, packages=old_trl("1.15.1"))),
-    ),
-    "flash_attention_is_missing": Pair(
-        "error",
-        "flash-attn is not installed",
-        lambda: case(environment=machine(A100, packages=without("flash-attn")), attn_implementation=FLASH),
-        lambda: case(attn_implementation=FLASH),
     ),
     "flash_attention_without_its_gpu": Pair(
         "error",
@@ -198,23 +193,17 @@ PAIRS: dict[str, Pair] = {
     "bitsandbytes_does_not_load": Pair(
         "error", "libcudart", lambda: case(environment=machine(A100, bitsandbytes_error="no libcudart")), case
     ),
-    "deepspeed_is_missing": Pair(
+    "package_that_is_missing": Pair(
         "error",
-        "not installed",
-        lambda: case(ZERO2, machine(A100, packages=without("deepspeed"))),
-        lambda: case(DDP, machine(A100, packages=without("deepspeed"))),
+        "asks for deepspeed vllm liger-kernel flash-attn, not installed",
+        lambda: case(ZERO2, NOTHING, use_vllm=True, use_liger_kernel=True, attn_implementation=FLASH),
+        lambda: case(DDP, NOTHING),
     ),
     "cpu_adam_cannot_be_built": Pair(
         "error",
         "ninja and a C++ compiler",
         lambda: case(launched("zero3", 2, deepspeed=OFFLOADS), machine(A100, lacks_to_build=UNABLE)),
         lambda: case(ZERO3, machine(A100, lacks_to_build=UNABLE)),
-    ),
-    "liger_is_missing": Pair(
-        "error",
-        "liger-kernel",
-        lambda: case(environment=machine(A100, packages=without("liger-kernel")), use_liger_kernel=True),
-        lambda: case(use_liger_kernel=True),
     ),
     "nowhere_to_save": Pair(
         "error", "a file", lambda: case(environment=machine(A100, output_problem="it is a file, not a folder")), case
@@ -432,12 +421,6 @@ PAIRS: dict[str, Pair] = {
         lambda: case(use_vllm=True, loss_type="vespo"),
         lambda: case(use_vllm=True, loss_type="vespo", vllm_importance_sampling_mode="token_mask"),
     ),
-    "vllm_is_missing": Pair(
-        "error",
-        "not installed",
-        lambda: case(environment=machine(A100, packages=without("vllm")), use_vllm=True),
-        lambda: case(use_vllm=True),
-    ),
     "liger_replaces_the_loss": Pair(
         "error",
         "before TRL 1.16",
@@ -554,7 +537,7 @@ FSDP_ON, ZERO_ON = {"ACCELERATE_USE_FSDP": "true"}, {"ACCELERATE_USE_DEEPSPEED":
 
 def test_what_is_missing_here_is_a_warning_where_another_machine_is_described() -> None:
     there = machine(A100, packages=without("vllm"), elsewhere=True)
-    found = BY_NAME["vllm_is_missing"](case(environment=there, use_vllm=True))
+    found = BY_NAME["package_that_is_missing"](case(environment=there, use_vllm=True))
     assert found is not None
     assert found.severity == "warning"
 

@@ -100,8 +100,14 @@ def _no_gpu(case: Case) -> str:
     return why if visible is None else f"{why}, CUDA_VISIBLE_DEVICES is {visible!r}"
 
 
-def _not_installed(name: str) -> Callable[[Case], bool]:
-    return lambda case: case.machine.version(name) is None
+def _missing_packages(case: Case) -> str:
+    asked = {
+        "deepspeed": case.is_zero,
+        "vllm": case.run["use_vllm"],
+        "liger-kernel": case.run["use_liger_kernel"],
+        "flash-attn": case.run["attn_implementation"] == "flash_attention_2",
+    }
+    return " ".join(name for name, needed in asked.items() if needed and case.machine.version(name) is None)
 
 
 def _old_gpu(case: Case) -> Device | None:
@@ -177,29 +183,15 @@ _MACHINE = (
         "python -m bitsandbytes says more; install the wheel for this CUDA version.",
     ),
     Rule(
-        "deepspeed_is_missing", "missing", "deepspeed", lambda c: c.is_zero and _not_installed("deepspeed")(c),
-        "{launch.name} asks for DeepSpeed, which is not installed here.", "pip install 'trl-grpo-ext[deepspeed]'",
+        "package_that_is_missing", "missing", "packages", _missing_packages,
+        "The launch file or the run asks for {found}, not installed here.",
+        "pip install {found} (deepspeed and vllm as 'trl-grpo-ext[deepspeed]', 'trl-grpo-ext[vllm]').",
     ),
     Rule(
         "cpu_adam_cannot_be_built", "missing", "deepspeed",
         lambda c: c.is_zero and c.launch.offloads_optimizer and " and ".join(c.machine.lacks_to_build),
         "The optimizer is offloaded, and DeepSpeed compiles its CPU Adam at first use: {found} missing.",
         "pip install ninja, and install g++; the first build takes about 100 s.",
-    ),
-    Rule(
-        "liger_is_missing", "missing", "liger",
-        lambda c: c.run["use_liger_kernel"] and _not_installed("liger-kernel")(c),
-        "use_liger_kernel: true, but liger-kernel is not installed here.", "pip install liger-kernel",
-    ),
-    Rule(
-        "vllm_is_missing", "missing", "vllm", lambda c: c.run["use_vllm"] and _not_installed("vllm")(c),
-        "use_vllm: true, but vllm is not installed here.", "pip install 'trl-grpo-ext[vllm]'",
-    ),
-    Rule(
-        "flash_attention_is_missing", "missing", "attention",
-        lambda c: c.run["attn_implementation"] == "flash_attention_2" and _not_installed("flash-attn")(c),
-        "attn_implementation flash_attention_2, but the package flash-attn is not installed here.",
-        "pip install flash-attn, or leave attn_implementation out (sdpa).",
     ),
     Rule(
         "flash_attention_without_its_gpu", "error", "attention",
