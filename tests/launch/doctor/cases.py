@@ -6,13 +6,13 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from trl_grpo_ext.launch.doctor.case import Case, Plugins
+import peft
+
+from trl_grpo_ext.launch.doctor.case import Batch, Case, Plugins
 from trl_grpo_ext.launch.doctor.environment import Device, Environment, Package
-from trl_grpo_ext.launch.doctor.known_models import known_config
 from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan
-from trl_grpo_ext.launch.doctor.model_shape import ModelShape, shape_of
-from trl_grpo_ext.launch.doctor.run_file import RunPlan, read_run, with_configs
-from trl_grpo_ext.launch.doctor.script_file import Script
+from trl_grpo_ext.launch.doctor.model import Adapters, Sizes, adapters_of, known_config, on_meta, sizes_of
+from trl_grpo_ext.launch.doctor.run_file import RunPlan, Script, configured, read_run
 
 GIB = 1024**3
 A100 = Device("A100", 80 * GIB, (8, 0))
@@ -24,7 +24,7 @@ TESTED = {
     "transformers": Package("transformers", "5.23.0", ">=5.2,<6", required=True),
     "torch": Package("torch", "2.13.0", ">=2.6", required=True),
     "deepspeed": Package("deepspeed", "0.19.8", ">=0.17"),
-    "vllm": Package("vllm", "0.30.0", ">=0.22.0,<=0.31.0"),
+    "vllm": Package("vllm", "0.30.0"),
     "liger-kernel": Package("liger-kernel", "0.6.0"),
     "flash-attn": Package("flash-attn", "2.8.0"),
 }
@@ -36,8 +36,13 @@ def defaults() -> RunPlan:
 
 
 @functools.cache
-def qwen() -> ModelShape:
-    return shape_of(known_config("Qwen/Qwen2.5-0.5B-Instruct"), from_table=True)
+def qwen() -> Sizes:
+    return sizes_of(on_meta(known_config("Qwen/Qwen2.5-0.5B-Instruct")))
+
+
+def adapters(*targets: str) -> Adapters:
+    config = peft.LoraConfig(r=2, target_modules=list(targets), task_type="CAUSAL_LM")
+    return adapters_of(on_meta(known_config("Qwen/Qwen2.5-0.5B-Instruct")), config)
 
 
 def machine(*devices: Device, packages: dict[str, Package] | None = None, **facts: Any) -> Environment:
@@ -46,12 +51,7 @@ def machine(*devices: Device, packages: dict[str, Package] | None = None, **fact
         "packages": TESTED | (packages or {}),
         "devices": devices,
         "torch_build": "CUDA 12.8",
-        "bf16": True,
-        "backends": ("gloo", "nccl"),
-        "has_ninja": True,
-        "compiler": "/usr/bin/c++",
-        "memory": 512 * GIB,
-        "shared_memory_free": 64 * GIB,
+        "has_nccl": True,
         "disk_free": 1000 * GIB,
         "output_dir": "out",
         "model": "somebody/a-model",
@@ -68,7 +68,8 @@ def case(
     own: dict[str, Any] | None = None,
     script: Script | None = None,
     built: bool = False,
-    shape: ModelShape | None = None,
+    sizes: Sizes | None = None,
+    adapters: Adapters | None = None,
     plugins: Plugins | None = None,
     columns: frozenset[str] | None = None,
     **settings: Any,
@@ -81,10 +82,10 @@ def case(
     run = replace(plan, settings={**plan.settings, **rewards, **settings}, own=own or {}, script=script)
     launch = launch or LaunchPlan()
     if built:
-        run = with_configs(run, processes=launch.processes)
+        run = configured(run, processes=launch.processes)
         assert run.config is not None, run.problems
     environment = environment or machine(A100)
-    return Case(launch, run, environment, shape, plugins or Plugins(), columns)
+    return Case(launch, run, environment, sizes, adapters, plugins or Plugins(), Batch.of(run), columns)
 
 
 def launched(engine: str = "one_process", processes: int = 1, **facts: Any) -> LaunchPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import platform
 import shutil
@@ -17,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from trl.import_utils import is_vllm_available
 
 from trl_grpo_ext.launch.doctor import environment
-from trl_grpo_ext.launch.doctor.environment import PACKAGES, VLLM_RANGE, Package, look_around, wanted_range
+from trl_grpo_ext.launch.doctor.environment import PACKAGES, Package, look_around, wanted_range
 from trl_grpo_ext.trainer import upstream
 
 MODEL = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
@@ -41,13 +39,6 @@ def test_versions_and_ranges_are_those_of_the_metadata() -> None:
     assert facts.python == platform.python_version()
 
 
-def test_vllms_range_is_trls() -> None:
-    source = inspect.getsource(is_vllm_available)
-    least, most = (part.strip(">=<") for part in VLLM_RANGE.split(","))
-    assert f'Version("{least}") <= ' in source
-    assert f'<= Version("{most}")' in source
-
-
 @given(st.integers(0, 3), st.integers(0, 30), st.integers(0, 9))
 def test_a_version_fits_where_packaging_says_so(major: int, minor: int, patch: int) -> None:
     package = Package("x", f"{major}.{minor}.{patch}", ">=1.14,<2")
@@ -64,24 +55,23 @@ def test_devices_are_torchs_or_those_described() -> None:
     here = look_around()
     assert len(here.devices) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
     assert here.torch_build == ("cpu" if torch.version.cuda is None else f"CUDA {torch.version.cuda}")
-    assert ("nccl" in here.backends) == torch.distributed.is_nccl_available()
+    assert here.has_nccl == torch.distributed.is_nccl_available()
+    assert (here.device_memory, look_around(gpu_memory=24).device_memory) == (None, 24 * 1024**3) or here.devices
     there = look_around(gpu_memory=24, gpus=8)
     assert there.elsewhere
     assert [device.memory for device in there.devices] == [24 * 1024**3] * 8
 
 
-def test_memory_and_disk_are_the_systems(tmp_path: Path) -> None:
+def test_the_disk_is_the_systems(tmp_path: Path) -> None:
     facts = look_around(output_dir=str(tmp_path / "a" / "b"))
-    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-    assert facts.memory == pytest.approx(int(total.split()[1]) * 1024, rel=0.01)
     assert facts.disk_free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
     assert facts.output_problem is None
     assert not (tmp_path / "a").exists()
 
 
-def test_a_place_where_nothing_can_be_saved_is_told(tmp_path: Path) -> None:
+def test_a_place_where_nothing_can_be_saved_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert look_around(output_dir=str(tmp_path / "file")).output_problem == "it is a file, not a folder"
+    assert look_around(output_dir=str(tmp_path / "file")).output_problem == f"{tmp_path}/file is a file, not a folder"
     assert "is a file" in str(look_around(output_dir=str(tmp_path / "file" / "below")).output_problem)
     assert look_around(output_dir="a\0b").output_problem
     closed = tmp_path / "closed"

@@ -1,18 +1,33 @@
-"""What a rule about combinations looks at: the launch, the run, the machine, the model and the plugins together."""
+"""What the doctor knows of a run before weights load: launch, settings, machine, model, plugins and batch together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
+from trl.trainer.utils import RepeatSampler
+
+from ...errors import ConfigurationError, PluginError
+from ...plugins.loading import resolve
+from ...plugins.selection import LABELS, Kind
 from .environment import Environment
 from .launch_file import LaunchPlan
-from .problem import Problem
-from .run_file import RunPlan
+from .model import Adapters, Sizes
+from .reading import Problem, shown
+from .run_file import PLUGIN_FIELDS, RunPlan
 
-if TYPE_CHECKING:
-    from .model_shape import ModelShape
+_KINDS: tuple[Kind, ...] = ("reward", "advantage_hook", "loss_aggregation")
+SIZES = (
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "num_generations"),
+    *("num_generations_eval", "generation_batch_size", "steps_per_generation", "num_iterations"),
+)
+"""Settings of which the configuration takes 0 and negative numbers without a word."""
+_LONGEST_LINE, _MOST_BYTES_COUNTED = 1_000_000, 200_000_000
+_ROWS_OF_GSM8K = 7473
 
 
 @dataclass(frozen=True)
@@ -33,26 +48,82 @@ class Plugins:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Sizes over all processes, as the real `GRPOExtConfig` has them. A completion is one row; None is not known.
+
+    Attributes:
+        generation_batch_size: Completions generated at once.
+        prompts_per_generation_batch: Different prompts among them.
+        rows_per_process: Those that one process generates at once.
+        completions_per_optimizer_step: That the gradient of one optimizer step is made of.
+        optimizer_steps_per_generation: Not whole where the two rhythms differ.
+        optimizer_steps: Of the whole run.
+        prompts: Rows of the training set.
+        eval_batch: Completions in one evaluation batch.
+    """
+
+    generation_batch_size: int
+    prompts_per_generation_batch: int
+    rows_per_process: int
+    completions_per_optimizer_step: int
+    optimizer_steps_per_generation: Fraction
+    optimizer_steps: int | None
+    prompts: int | None
+    eval_batch: int
+
+    @classmethod
+    def of(cls, run: RunPlan) -> Batch | None:
+        """Multiply out what the configuration decided for its number of processes; None where there is none."""
+        config, prompts = run.config, prompts_of(run)
+        if config is None or sizes_below_one(run):
+            return None
+        assert config.generation_batch_size is not None
+        assert config.steps_per_generation is not None
+        processes, accumulation = config.world_size, config.gradient_accumulation_steps
+        per_batch = config.generation_batch_size // config.num_generations
+        micro_batches = config.steps_per_generation * config.num_iterations
+        steps = config.max_steps if config.max_steps > 0 else None
+        if steps is None and prompts is not None and per_batch > 0:
+            sampler = RepeatSampler(
+                range(prompts), config.num_generations, batch_size=per_batch, repeat_count=micro_batches
+            )
+            of_an_epoch = -(-len(sampler) // config.generation_batch_size // accumulation)
+            steps = -int(-config.num_train_epochs * of_an_epoch // 1)
+        return cls(
+            generation_batch_size=config.generation_batch_size,
+            prompts_per_generation_batch=per_batch,
+            rows_per_process=config.generation_batch_size // processes,
+            completions_per_optimizer_step=config.per_device_train_batch_size * processes * accumulation,
+            optimizer_steps_per_generation=Fraction(micro_batches, accumulation),
+            optimizer_steps=steps,
+            prompts=prompts,
+            eval_batch=config.per_device_eval_batch_size * processes,
+        )
+
+
+@dataclass(frozen=True)
 class Case:
     """Everything that is known before weights load.
 
     Attributes:
         launch: What the launcher starts.
         run: The settings of the run.
-        environment: The machine.
-        shape: The model's; None where its config cannot be found.
+        machine: Where it is to take place.
+        sizes: The model's; None where its config cannot be found.
+        adapters: What PEFT makes of the model; None without `use_peft` or sizes.
         plugins: Those selected.
+        batch: None where the configuration refuses the settings.
         columns: Of the data set, where it is a file that can be looked into; None where not.
-        model_config: The model's own configuration.
     """
 
     launch: LaunchPlan
     run: RunPlan
-    environment: Environment
-    shape: ModelShape | None = None
+    machine: Environment
+    sizes: Sizes | None = None
+    adapters: Adapters | None = None
     plugins: Plugins = field(default_factory=Plugins)
+    batch: Batch | None = None
     columns: frozenset[str] | None = None
-    model_config: Any = None
 
     @property
     def bits(self) -> int:
@@ -65,9 +136,24 @@ class Case:
         return self.launch.engine
 
     @property
+    def is_zero(self) -> bool:
+        """Any stage of DeepSpeed's ZeRO."""
+        return self.engine.startswith("zero")
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Either version of FSDP."""
+        return self.engine.startswith("fsdp")
+
+    @property
     def is_fsdp2(self) -> bool:
         """With or without replicas."""
-        return self.engine in ("fsdp2", "fsdp2_hybrid")
+        return self.engine.startswith("fsdp2")
+
+    @property
+    def keeps_no_master_weights(self) -> bool:
+        """ZeRO keeps float32 copies of what is trained, and FSDP2 upcasts."""
+        return self.engine in ("one_process", "ddp")
 
     @property
     def on_cpu(self) -> bool:
@@ -80,43 +166,93 @@ class Case:
         return str(self.run["dtype"] or "auto")
 
     @property
+    def bf16(self) -> bool:
+        """TRL switches it on where neither it nor fp16 is set."""
+        return bool(self.run["bf16"] if self.run.config is None else self.run.config.bf16)
+
+    @property
+    def precision(self) -> str:
+        """In which the run computes: its own flags beat the launcher's."""
+        own = "fp16" if self.run["fp16"] else "bf16" if self.bf16 else None
+        return own or {"fp8": "bf16"}.get(self.launch.mixed_precision, self.launch.mixed_precision)
+
+    @property
     def checkpointing(self) -> bool:
         """Activations are recomputed, by either of the two names of that setting."""
         new = self.run.get("activation_checkpointing")
         return bool(self.run.get("gradient_checkpointing") if new is None else new)
 
     @property
-    def checkpointing_kwargs(self) -> Mapping[str, Any]:
-        """Of either name."""
-        for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
-            if isinstance(value := self.run.get(name), Mapping):
-                return value
-        return {}
+    def reentrant(self) -> bool:
+        """Reentrant checkpointing is asked for, by either name."""
+        given = [self.run.get(f"{name}_checkpointing_kwargs") for name in ("activation", "gradient")]
+        return self.checkpointing and any(isinstance(v, Mapping) and v.get("use_reentrant") is True for v in given)
 
     @property
-    def learning_rate(self) -> float:
-        """As a number."""
-        return float(self.run["learning_rate"])
-
-    @property
-    def package(self) -> str:
-        """Severity of a package that is missing: an error here, unless another machine is described."""
-        return "warning" if self.environment.elsewhere else "error"
+    def colocated(self) -> bool:
+        """vLLM shares the GPUs."""
+        return bool(self.run["use_vllm"]) and self.run["vllm_mode"] == "colocate"
 
 
-Rule = Callable[[Case], Problem | None]
+def load_plugins(run: RunPlan) -> Plugins:
+    """Import and build the selected plugins one by one, so that every broken one is named."""
+    built: dict[Kind, dict[str, Any]] = {kind: {} for kind in _KINDS}
+    problems = []
+    for kind, name in zip(_KINDS, PLUGIN_FIELDS, strict=True):
+        for selection in _selections(run.settings.get(name)):
+            label = str(selection.get("name", selection)) if isinstance(selection, Mapping) else str(selection)
+            try:
+                loaded = resolve(kind, selection)
+            except (ConfigurationError, PluginError) as error:
+                fix = f"Correct {LABELS[kind]} {shown(label, 80)} in `{name}`."
+                problems.append(Problem("error", "plugins", shown(error, 600), fix))
+                continue
+            key = label if loaded.selection is None else str(loaded.selection)
+            place = built[kind]
+            place[key if key not in place else f"{key} ({len(place) + 1})"] = loaded.object
+    aggregation = next(iter(built["loss_aggregation"].values()), None)
+    return Plugins(built["reward"], built["advantage_hook"], aggregation, tuple(problems))
 
 
-def error(subject: str, message: str, fix: str) -> Problem:
-    """The run will fail, or be something else than was asked for."""
-    return Problem("error", subject, message, fix)
+def _selections(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    return [] if [str(item).lower() for item in values] in (["none"], ["null"]) else values
 
 
-def warning(subject: str, message: str, fix: str) -> Problem:
-    """It will run, but not as meant."""
-    return Problem("warning", subject, message, fix)
+def sizes_below_one(run: RunPlan) -> str:
+    """Batch sizes that cannot be."""
+    return ", ".join(f"{name} {run[name]}" for name in SIZES if run[name] is not None and run[name] < 1)
 
 
-def note(subject: str, message: str, fix: str) -> Problem:
-    """Worth knowing."""
-    return Problem("note", subject, message, fix)
+def columns_of(run: RunPlan) -> frozenset[str] | None:
+    """Columns of the first row of a data set in JSON Lines; None for anything else."""
+    path = run.get("dataset_path")
+    if not isinstance(path, str) or Path(path).suffix != ".jsonl":
+        return None
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            row = json.loads(file.readline(_LONGEST_LINE))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return frozenset(row) if isinstance(row, dict) else None
+
+
+def prompts_of(run: RunPlan) -> int | None:
+    """Rows to train on, where settings or a file say so."""
+    path, name = run.get("dataset_path"), run.get("dataset_name")
+    if isinstance(path, str):
+        try:
+            if Path(path).suffix == ".jsonl" and Path(path).stat().st_size <= _MOST_BYTES_COUNTED:
+                with Path(path).open("rb") as file:
+                    return sum(1 for line in file if line.strip())
+        except (OSError, ValueError):
+            pass
+        return None
+    if name == "openai/gsm8k":
+        return _ROWS_OF_GSM8K
+    model = None if run.script is None else run.script.embedded_model
+    generated = run.own.get("train_problems") if model is not None and name is None else None
+    counts = str(run["model_name_or_path"]) == str(model) and isinstance(generated, int)
+    return int(generated) if counts and generated is not None else None

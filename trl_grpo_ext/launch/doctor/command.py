@@ -69,7 +69,7 @@ def doctor_command(
 ) -> None:
     """Look at a launch, a run and a machine before any weights load, and say what will not work, and what to do.
 
-    Words behind `--` are settings of the run, which beat its file:
+    Words after `--` are settings of the run, which beat its file:
     `trl-grpo-ext doctor --config_file zero3.yaml --config run.yaml -- --learning_rate 1e-6`.
     Exits with 1 where something is an error.
     """
@@ -77,13 +77,13 @@ def doctor_command(
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     logging.getLogger().setLevel(logging.ERROR)
-    from .examine import examine, exit_code, request_from
+    from .examine import Request, examine
     from .render import render
 
-    request = request_from(
+    request = Request(
         config_file,
-        config or [],
-        list(context.args),
+        tuple(config or ()),
+        tuple(context.args),
         script=script,
         gpu_memory=gpu_memory,
         num_processes=num_processes,
@@ -98,4 +98,4 @@ def doctor_command(
         typer.echo(json.dumps(examination.plain(), indent=2))
     else:
         render(examination, Console(), assumptions=assumptions)
-    raise typer.Exit(exit_code(examination))
+    raise typer.Exit(examination.exit_code)

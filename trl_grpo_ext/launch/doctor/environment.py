@@ -8,24 +8,23 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+import torch
+import torch.distributed as dist
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from ...plugins.discovery import ENVIRONMENT_VARIABLE
-from .settings_file import shown
+from .reading import shown
 
 PACKAGES = (
     *("trl", "transformers", "torch", "accelerate", "peft", "bitsandbytes", "math-verify", "deepspeed", "vllm"),
     *("flash-attn", "liger-kernel"),
 )
-VLLM_RANGE = ">=0.22.0,<=0.31.0"
-"""What TRL 1.16 supports (`trl.import_utils.is_vllm_available`)."""
 VARIABLES = (
     *("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION"),
     *("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "RANK", "LOCAL_RANK"),
@@ -50,7 +49,7 @@ class Package:
     Attributes:
         name: Of the distribution.
         version: None where it is not installed.
-        wanted: The range that this package's own metadata asks for, or TRL for vLLM; empty where there is none.
+        wanted: The range that this package's own metadata asks for; empty where there is none.
         required: Whether nothing runs without it.
     """
 
@@ -89,22 +88,16 @@ class Environment:
         elsewhere: The machine is not this one: devices are as described, and versions are this machine's.
         python: Version of the interpreter.
         torch_build: "cpu", or "CUDA 12.8" and the like.
-        nvidia_driver: Whether there is one, GPU visible or not.
-        bf16: Whether the GPUs compute in bfloat16; None where there is none or nobody knows.
         bitsandbytes_error: Why its native library does not load; None where it does, or was not asked.
         avx512bf16: Whether bitsandbytes would repack 4-bit weights on this CPU.
-        backends: Of `torch.distributed`, those that this torch was built with.
-        has_ninja: Whether extensions can be compiled: ninja.
-        compiler: The C++ compiler; None where there is none.
-        memory: RAM of the machine, bytes.
-        shared_memory_free: Of /dev/shm, bytes; None where there is none.
+        has_nccl: Whether this torch was built with it.
+        lacks_to_build: What compiling an extension needs and is missing here.
         disk_free: Where checkpoints go, bytes; None where nobody knows.
         output_dir: That place.
         output_problem: Why nothing can be written there; None where it can.
         model: The model asked for.
         model_here: Whether its weights are in a folder or in the cache here.
         chat_template: Whether its tokenizer has one; None where nobody knows.
-        hub_cache: The folder of the hub's cache.
         variables: Those of `VARIABLES` that are set.
         checkpoint_here: Whether the checkpoint to resume from exists; None where none is asked for.
     """
@@ -114,22 +107,16 @@ class Environment:
     elsewhere: bool = False
     python: str = ""
     torch_build: str = "cpu"
-    nvidia_driver: bool = False
-    bf16: bool | None = None
     bitsandbytes_error: str | None = None
     avx512bf16: bool = False
-    backends: tuple[str, ...] = ("gloo",)
-    has_ninja: bool = False
-    compiler: str | None = None
-    memory: int = 0
-    shared_memory_free: int | None = None
+    has_nccl: bool = False
+    lacks_to_build: tuple[str, ...] = ()
     disk_free: int | None = None
     output_dir: str = ""
     output_problem: str | None = None
     model: str | None = None
     model_here: bool | None = None
     chat_template: bool | None = None
-    hub_cache: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     checkpoint_here: bool | None = None
 
@@ -140,6 +127,15 @@ class Environment:
             return None if package is None or package.version is None else Version(package.version)
         except InvalidVersion:
             return None
+
+    def is_on(self, *names: str) -> list[str]:
+        """Which of these variables are set to true."""
+        return [n for n in names if self.variables.get(n, "").lower() in ("1", "true", "yes", "y", "on", "t")]
+
+    @property
+    def device_memory(self) -> int | None:
+        """Of the smallest GPU, bytes."""
+        return min((device.memory for device in self.devices), default=None)
 
 
 def look_around(
@@ -161,41 +157,28 @@ def look_around(
         gpu_memory: Memory of each GPU in GiB of a machine that is not this one; None: this machine.
         gpus: How many that machine has.
     """
-    import torch
-    import torch.distributed as dist
-
-    elsewhere = gpu_memory is not None
-    if gpu_memory is not None:
-        devices = tuple(Device("as described", int(gpu_memory * 1024**3)) for _ in range(gpus))
-    else:
-        devices = _devices(torch)
+    devices = _devices() if gpu_memory is None else (Device("as described", int(gpu_memory * 1024**3)),) * gpus
     error, avx512 = _probe_bitsandbytes() if needs_bitsandbytes else (None, False)
     free, output_problem = _disk(output_dir)
     here, template = _model(model)
-    has = functools.partial(_true, dist.is_available())
-    backends = ("gloo", has(dist.is_gloo_available)), ("nccl", has(dist.is_nccl_available))
+    lacking = [] if shutil.which("ninja") or importlib.util.find_spec("ninja") else ["ninja"]
+    lacking += [] if shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") else ["a C++ compiler"]
     return Environment(
         packages={name: Package(name, _version(name), *wanted_range(name)) for name in PACKAGES},
         devices=devices,
-        elsewhere=elsewhere,
+        elsewhere=gpu_memory is not None,
         python=".".join(map(str, sys.version_info[:3])),
         torch_build=f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm" if torch.version.hip else "cpu",
-        nvidia_driver=Path("/proc/driver/nvidia/version").exists(),
-        bf16=None if elsewhere or not devices else bool(torch.cuda.is_bf16_supported()),
         bitsandbytes_error=error,
         avx512bf16=avx512,
-        backends=tuple(name for name, there in backends if there),
-        has_ninja=shutil.which("ninja") is not None or importlib.util.find_spec("ninja") is not None,
-        compiler=shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
-        memory=_memory(),
-        shared_memory_free=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
+        has_nccl=dist.is_available() and dist.is_nccl_available(),
+        lacks_to_build=tuple(lacking),
         disk_free=free,
         output_dir=output_dir,
         output_problem=output_problem,
         model=model,
         model_here=here,
         chat_template=template,
-        hub_cache=_hub_cache(),
         variables={name: shown(os.environ[name], 100) for name in VARIABLES if name in os.environ},
         checkpoint_here=_checkpoint(checkpoint, output_dir),
     )
@@ -203,8 +186,6 @@ def look_around(
 
 def wanted_range(name: str) -> tuple[str, bool]:
     """The range that our own metadata asks for, and whether it asks in any case."""
-    if name == "vllm":
-        return VLLM_RANGE, False
     try:
         lines = metadata.requires("trl-grpo-ext") or []
     except metadata.PackageNotFoundError:  # a source tree on the path
@@ -223,7 +204,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _devices(torch: Any) -> tuple[Device, ...]:
+def _devices() -> tuple[Device, ...]:
     found = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         facts = torch.cuda.get_device_properties(index)
@@ -250,19 +231,17 @@ def _probe_bitsandbytes() -> tuple[str | None, bool]:
 
 def _disk(output_dir: str) -> tuple[int | None, str | None]:
     """Free bytes at the first folder above that exists, and why nothing can be written there."""
+    if "\0" in output_dir:
+        return None, "it has a null character"
     try:
-        if "\0" in output_dir:
-            return None, "it has a null character"
         place = Path(output_dir).expanduser().absolute()
-        if place.exists() and not place.is_dir():
-            return None, "it is a file, not a folder"
-        while not place.is_dir() and place != place.parent:
-            place = place.parent
+        while not place.is_dir():
             if place.is_file():
                 return None, f"{shown(place)} is a file, not a folder"
+            place = place.parent
         problem = None if os.access(place, os.W_OK | os.X_OK) else f"{shown(place)} may not be written to"
         return shutil.disk_usage(place).free, problem
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return None, shown(error)
 
 
@@ -270,16 +249,13 @@ def _model(model: str | None) -> tuple[bool | None, bool | None]:
     """Whether its weights are here, and whether its tokenizer has a chat template."""
     if model is None:
         return None, None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     try:
         folder = Path(model)
         if not folder.is_dir():
-            from huggingface_hub import try_to_load_from_cache
-            from huggingface_hub.errors import HFValidationError
-
-            try:
-                cached = try_to_load_from_cache(model, "config.json")
-            except HFValidationError:
-                return False, None
+            cached = try_to_load_from_cache(model, "config.json")
             if not isinstance(cached, str):
                 return False, None
             folder = Path(cached).parent
@@ -287,14 +263,10 @@ def _model(model: str | None) -> tuple[bool | None, bool | None]:
         tokenizer = folder / "tokenizer_config.json"
         if not tokenizer.is_file():
             return weights, None
-        templates = (
-            folder / "chat_template.jinja",
-            folder / "chat_template.json",
-            folder / "additional_chat_templates",
-        )
+        names = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
         text = tokenizer.read_text(encoding="utf-8", errors="replace")
-        return weights, '"chat_template"' in text or any(path.exists() for path in templates)
-    except (OSError, ValueError):
+        return weights, '"chat_template"' in text or any((folder / name).exists() for name in names)
+    except (OSError, ValueError, HFValidationError):
         return False, None
 
 
@@ -304,20 +276,3 @@ def _checkpoint(asked: object, output_dir: str) -> bool | None:
     if str(asked).lower() == "true":
         return any(Path(output_dir).glob("checkpoint-*/trainer_state.json"))
     return (Path(str(asked)) / "trainer_state.json").is_file()
-
-
-def _hub_cache() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.HF_HUB_CACHE)
-
-
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError, AttributeError):
-        return 0
-
-
-def _true(available: bool, ask: Callable[[], bool]) -> bool:
-    return available and bool(ask())

@@ -1,40 +1,58 @@
-"""What a run's settings say: YAML files and the command line, with the meaning that TRL's parser gives them."""
+"""What a run's settings say: YAML files, the script's own defaults and the command line, read by TRL's own parser."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import difflib
 import logging
 import math
 import os
-import types
 import typing
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+import torch
+from trl import ModelConfig, ScriptArguments, TrlParser
 
 from ...errors import ConfigurationError
-from .problem import Problem
-from .script_file import Script
-from .settings_file import read_settings, shown
-
-if TYPE_CHECKING:
-    from trl import ModelConfig
-
-    from ...trainer.config import GRPOExtConfig
+from ...trainer.config import GRPOExtConfig
+from .reading import MOST_BYTES, Problem, read_settings, shown
 
 PLUGIN_FIELDS = ("rewards", "advantage_hooks", "loss_aggregation")
-BATCH_FIELDS = (
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "num_generations"),
-    *("num_generations_eval", "generation_batch_size", "steps_per_generation", "num_iterations"),
-)
 _OF_THE_LAUNCH = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "accelerator_config")
 _LAUNCHER_VARIABLES = ("ACCELERATE_", "FSDP_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "PMI_", "OMPI_", "SLURM_")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script, read from its source without running it.
+
+    Attributes:
+        path: Its file.
+        settings: The fields of its dataclasses, with their defaults where these are plain values, else None.
+        defaults: Its `SCRIPT_DEFAULTS`: settings that hold where neither file nor command line says otherwise.
+        defaults_file: The settings file of a constant such as `DEFAULTS = HERE / "folder" / "file.yaml"`, whose name
+            ends in `DEFAULTS`.
+        embedded_defaults: Likewise, of a name that begins with `EMBEDDED`: for runs on what comes with the script.
+        embedded_model: The folder of `EMBEDDED_MODEL`.
+        script_arguments: Whether it takes TRL's `ScriptArguments` too.
+        is_recipe: Whether it checks its settings with the recipes' own `check_setup`.
+    """
+
+    path: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults_file: Path | None = None
+    embedded_defaults: Path | None = None
+    embedded_model: Path | None = None
+    script_arguments: bool = False
+    is_recipe: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,7 @@ class RunPlan:
         script: The training script, where one was named.
         config: The real configuration object; None where it could not be made.
         model: Likewise.
-        problems: What can be told of the settings alone.
+        problems: What can be said of the settings alone.
     """
 
     sources: tuple[str, ...] = ()
@@ -65,27 +83,74 @@ class RunPlan:
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """A setting, or what is set for the script."""
-        return self.settings.get(name, self.own.get(name, default))
+    def get(self, name: str) -> Any:
+        """A setting, or what is set for the script; None for neither."""
+        return self.settings.get(name, self.own.get(name))
+
+    def value(self, name: str) -> str:
+        """A setting as a text: an enumeration's member as its value."""
+        return str(getattr(self.settings[name], "value", self.settings[name]))
 
     @property
-    def engine(self) -> str | None:
-        """The engine that the settings were made for, if they say so."""
-        value = self.own.get("engine")
-        return None if value is None else str(value)
-
-    @property
-    def processes(self) -> Any:
-        """Likewise, the number of processes."""
-        return self.own.get("processes")
+    def is_recipe(self) -> bool:
+        """The script is one of the recipes."""
+        return self.script is not None and self.script.is_recipe
 
 
-class _Parser(argparse.ArgumentParser):
-    """For single words of a command line: an error is an exception."""
+class _Parser(TrlParser):
+    """TRL's parser, asked setting by setting, so that every mistake is found: an error is an exception."""
+
+    def __init__(self, script: Script | None) -> None:
+        classes: list[Any] = [GRPOExtConfig, ModelConfig]
+        if script is None or script.script_arguments:
+            classes.append(ScriptArguments)
+        super().__init__(classes, allow_abbrev=False)
+        self.fields: dict[str, dataclasses.Field[Any]] = {}
+        self.hints: dict[str, Any] = {}
+        for cls in classes:
+            self.fields |= {f.name: f for f in dataclasses.fields(cls) if f.init}
+            self.hints |= typing.get_type_hints(cls)
+        self.actions = {action.dest: action for action in self._actions if action.dest in self.fields}
+        for action in self._actions:
+            action.default = argparse.SUPPRESS
+        for name in script.settings if script is not None else ():
+            if name not in self.actions:
+                options = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+                self.add_argument(*options, dest=name, nargs="?", const=True, default=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(message)
+        """In place of argparse's page of usage."""
+        raise ConfigurationError(shown(message, 500).rstrip("."))
+
+    def read(self, name: str, value: Any) -> Any:
+        """Return the value of a file as the command line would have it.
+
+        Raises:
+            ConfigurationError: TRL's parser takes it from a file without a check, and the run fails later.
+        """
+        hint, action = self.hints[name], self.actions[name]
+        if value is None:
+            if type(None) not in typing.get_args(hint) and self.fields[name].default is not None:
+                raise ConfigurationError(f"{name} has no value")
+            return None
+        if isinstance(value, list) and action.nargs in ("+", "*"):
+            return [self._one(name, item)[0] if not isinstance(item, dict | list) else item for item in value]
+        if isinstance(value, dict | list):
+            if any(kind in str(hint) for kind in ("dict", "list", "Any")):
+                return value
+            raise ConfigurationError(f"{name} is {shown(repr(value), 60)}, not a single value")
+        if action.nargs in ("+", "*") and not isinstance(value, str):
+            raise ConfigurationError(f"{name} is {value!r}, which is not a list")
+        return self._one(name, value)
+
+    def _one(self, name: str, value: Any) -> Any:
+        try:
+            read = getattr(self.parse_args([f"--{name}={value}"]), name)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name}: {str(error).partition(': ')[2]}") from error
+        if isinstance(read, float) and not math.isfinite(read):
+            raise ConfigurationError(f"{name} is {read}, which is not finite")
+        return read
 
 
 def read_run(
@@ -95,43 +160,42 @@ def read_run(
 
     Args:
         paths: YAML files.
-        words: The command line behind the script.
+        words: The command line after the script.
         script: The script, for its own settings and defaults.
         has_gpu: Whether the run has a GPU: recipes choose their defaults by it.
 
     Raises:
         ConfigurationError: A file cannot be read. What is wrong inside is among the plan's problems.
     """
-    hints, actions = _fields(script)
-    problems: list[Problem] = []
+    parser = _Parser(script)
     given: dict[str, Any] = {}
     for path in paths:
-        read = read_settings(path)
-        problems += read.problems
-        given.update(read.settings)
-    told, more = _from_words(words, actions, script)
-    problems += more
-    given.update(told)
-    given = {**_defaults(script, given, has_gpu), **given}
-    problems += _environment_of(given.pop("env", None))
-
-    settings = {name: _default_of(f) for name, (f, _) in hints.items()}
-    wrong: set[str] = set()
+        given.update(read_settings(path))
+    from_words, problems = _from_words(words, parser)
+    given = {**_defaults(script, {**given, **from_words}, has_gpu), **given}
+    env = given.pop("env", {})
+    if not isinstance(env, dict):
+        message = f"`env` is {shown(repr(env), 60)}, not a mapping."
+        problems.append(Problem("error", "env", message, "Write a mapping of names and values."))
+    settings = {name: _default_of(f) for name, f in parser.fields.items()}
     own: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in hints:
+        if name not in parser.actions:
             own[name] = value
-            problems += _unknown(name, hints, script)
+            problems += _unknown(name, parser, script)
             continue
-        converted, problem = _fitting(name, value, hints[name][1], actions.get(name))
-        if problem is not None:
-            problems.append(problem)
-            wrong.add(name)
-        else:
-            settings[name] = converted
+        try:
+            settings[name] = parser.read(name, value)
+        except ConfigurationError as error:
+            fix = "Write a value that fits; TRL's parser does not check those of a file."
+            if isinstance(value, bool) and parser.actions[name].choices:
+                fix += f' YAML reads no, off, yes and on as truth values: write {name}: "no" in quotes.'
+            problems.append(Problem("error", "settings", f"{error}.", fix))
+    for name, value in from_words.items():
+        (settings if name in settings else own)[name] = value
     return RunPlan(
         sources=tuple(map(str, paths)),
-        given=given,
+        given={**given, **from_words},
         settings=settings,
         own=own,
         script=script,
@@ -139,7 +203,7 @@ def read_run(
     )
 
 
-def with_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) -> RunPlan:
+def configured(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) -> RunPlan:
     """Build the real configuration objects; what they refuse becomes a problem.
 
     The objects describe a run of `processes` processes on a machine that need not be this one, so settings that
@@ -147,13 +211,9 @@ def with_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()
 
     Args:
         plan: As read.
-        processes: Of the run; divisibility depends on it.
+        processes: Of the run; TRL's batch sizes depend on it.
         leave_out: Settings about which problems are known already: with their defaults, the next problem shows.
     """
-    import torch
-    from trl import ModelConfig
-
-    from ...trainer.config import GRPOExtConfig
 
     class Described(GRPOExtConfig):
         """The configuration in a job of that many processes."""
@@ -162,37 +222,38 @@ def with_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()
         def world_size(self) -> int:
             return processes
 
-    names = {f.name for f in dataclasses.fields(GRPOExtConfig) if f.init}
-    left_out = {*leave_out, *_OF_THE_LAUNCH}
-    values = {name: value for name, value in plan.settings.items() if name in names and name not in left_out}
+    def of(cls: type) -> dict[str, Any]:
+        return {f.name: plan.settings[f.name] for f in dataclasses.fields(cls) if f.init}
+
+    values = {name: value for name, value in of(GRPOExtConfig).items() if name not in {*leave_out, *_OF_THE_LAUNCH}}
     if not torch.cuda.is_available():
         values |= {"use_cpu": True, "tf32": None}  # bf16 and fp16 are then not compared with this machine
-    if values.get("output_dir") is None:
-        values["output_dir"] = "trainer_output"
-    config, model, problems = None, None, list(plan.problems)
+    values["output_dir"] = values["output_dir"] or "trainer_output"
+    made: list[Any] = []
+    problems = list(plan.problems)
     with _quietly():
-        try:
-            config = Described(**values)
-        except (ValueError, TypeError, ImportError, OSError, RuntimeError, AttributeError) as error:
-            problems.append(_refused(error))
-        try:
-            known = {f.name for f in dataclasses.fields(ModelConfig)}
-            model = ModelConfig(**{name: value for name, value in plan.settings.items() if name in known})
-        except (ValueError, TypeError) as error:
-            problems.append(_refused(error))
-    return dataclasses.replace(plan, config=config, model=model, problems=tuple(problems))
-
-
-def _refused(error: Exception) -> Problem:
-    return Problem("error", "settings", shown(error, 600), "Change that setting: the run would stop at once.")
+        for make, settings in ((Described, values), (ModelConfig, of(ModelConfig))):
+            try:
+                made.append(make(**settings))
+            except (
+                ValueError,
+                TypeError,
+                ImportError,
+                OSError,
+                RuntimeError,
+                AttributeError,
+                ArithmeticError,
+            ) as error:
+                made.append(None)
+                fix = "Change that setting: the run would stop at once."
+                problems.append(Problem("error", "settings", shown(error, 600), fix))
+    return dataclasses.replace(plan, config=made[0], model=made[1], problems=tuple(problems))
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Without warnings, and without the variables of a launcher: they would make this process wait for others."""
-    kept = {name: os.environ[name] for name in os.environ if name.startswith(_LAUNCHER_VARIABLES)}
-    for name in kept:
-        del os.environ[name]
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_LAUNCHER_VARIABLES)}
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -204,24 +265,7 @@ def _quietly() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _fields(script: Script | None) -> tuple[dict[str, tuple[Any, Any]], dict[str, argparse.Action]]:
-    """By setting: its dataclass field with the type, and the parser's action for it."""
-    from trl import ModelConfig, ScriptArguments, TrlParser
-
-    from ...trainer.config import GRPOExtConfig
-
-    classes: list[Any] = [GRPOExtConfig, ModelConfig]
-    if script is None or script.script_arguments:
-        classes.append(ScriptArguments)
-    hints: dict[str, tuple[Any, Any]] = {}
-    for cls in classes:
-        types_of = typing.get_type_hints(cls)
-        hints |= {f.name: (f, types_of[f.name]) for f in dataclasses.fields(cls) if f.init}
-    actions = {action.dest: action for action in TrlParser(classes)._actions if action.dest in hints}
-    return hints, actions
-
-
-def _default_of(f: Any) -> Any:
+def _default_of(f: dataclasses.Field[Any]) -> Any:
     if f.default_factory is not dataclasses.MISSING:
         return f.default_factory()
     return None if f.default is dataclasses.MISSING else f.default
@@ -235,10 +279,9 @@ def _defaults(script: Script | None, given: Mapping[str, Any], has_gpu: bool) ->
     embedded = str(wanted).lower() in ("true", "1", "yes") if wanted is not None else False
     embedded = embedded or (wanted is None and given.get("model_name_or_path") is None and not has_gpu)
     path = script.embedded_defaults if embedded and script.embedded_defaults else script.defaults_file
-    settings = {**script.settings, **script.defaults}
-    settings = {name: value for name, value in settings.items() if value is not None}
+    settings = {name: value for name, value in {**script.settings, **script.defaults}.items() if value is not None}
     if path is not None and path.is_file():
-        settings.update(read_settings(path).settings)
+        settings.update(read_settings(path))
     if embedded and script.embedded_model is not None:
         settings["model_name_or_path"] = str(script.embedded_model)
     if script.is_recipe and not has_gpu:
@@ -246,66 +289,43 @@ def _defaults(script: Script | None, given: Mapping[str, Any], has_gpu: bool) ->
     return settings
 
 
-def _from_words(
-    words: Sequence[str], actions: Mapping[str, argparse.Action], script: Script | None
-) -> tuple[dict[str, Any], list[Problem]]:
-    """Read a command line, option by option, so that every mistake in it is told."""
-    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    seen: set[str] = set()
-    for action in actions.values():
-        for option in action.option_strings:
-            keywords: dict[str, Any] = {"dest": action.dest, "default": argparse.SUPPRESS}
-            if isinstance(action, argparse._StoreFalseAction):
-                keywords["action"] = "store_false"
-            else:
-                keywords |= {"type": action.type, "nargs": action.nargs}
-                keywords |= {"const": action.const} if action.nargs == "?" else {}
-            parser.add_argument(option, **keywords)
-            seen.add(option)
-    for name in script.settings if script is not None else ():
-        if f"--{name}" not in seen:
-            parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name, nargs="?", const=True)
-    given: dict[str, Any] = {}
-    problems = []
-    for group in _options(words):
-        try:
-            parsed, rest = parser.parse_known_args(group)
-        except (ConfigurationError, TypeError, ValueError) as error:
-            problems.append(Problem("error", "command line", f"{shown(error)}.", "Change that word."))
-            continue
-        given.update(vars(parsed))
-        problems += [_unknown_word(word, actions, script) for word in rest[:1]]  # the rest are its values
-    return given, problems
-
-
-def _unknown_word(word: str, actions: Mapping[str, argparse.Action], script: Script | None) -> Problem:
-    name = word.lstrip("-").split("=")[0].replace("-", "_")
-    if name == "config":
-        message = f"TRL's parser ignores {shown(word)!r}: it knows `--config FILE` in two words alone."
-        return Problem(
-            "error", "command line", message, "Give files to the doctor with --config FILE, before the `--`."
-        )
-    near = difflib.get_close_matches(name, [*actions, *(script.settings if script else ())], n=2)
-    fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Take it out, or name the --script."
-    return Problem("error", "command line", f"There is no setting {shown(word)!r} (command line).", fix)
-
-
-def _options(words: Sequence[str]) -> list[list[str]]:
-    """Each option with its values."""
+def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], list[Problem]]:
+    """Read a command line, option by option, so that every mistake in it is found."""
     groups: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not groups:
             groups.append([word])
         else:
             groups[-1].append(word)
-    return groups
+    given: dict[str, Any] = {}
+    problems = []
+    for group in groups:
+        try:
+            parsed, rest = parser.parse_known_args(group)
+        except (ConfigurationError, TypeError, ValueError) as error:
+            problems.append(Problem("error", "command line", f"{shown(error, 500)}.", "Change that word."))
+            continue
+        given.update(vars(parsed))
+        if rest:
+            problems.append(_unknown_word(rest[0], parser))  # the rest are its values
+    return given, problems
 
 
-def _unknown(name: str, known: Iterable[str], script: Script | None) -> list[Problem]:
+def _unknown_word(word: str, parser: _Parser) -> Problem:
+    name = word.lstrip("-").split("=")[0].replace("-", "_")
+    if name == "config":
+        message = f"TRL's parser ignores {shown(word)!r}: it knows `--config FILE` in two words alone."
+        fix = "Give files to the doctor with --config FILE, before the `--`."
+        return Problem("error", "command line", message, fix)
+    near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2)
+    fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Take it out, or name the --script."
+    return Problem("error", "command line", f"There is no setting {shown(word)!r} (command line).", fix)
+
+
+def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]:
     if script is not None and name in script.settings:
         return []
-    near = difflib.get_close_matches(name, known, n=2, cutoff=0.8)
-    near += difflib.get_close_matches(name, script.settings, n=1, cutoff=0.8) if script is not None else []
+    near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2, cutoff=0.8)
     message = f"There is no setting {shown(name)!r} in TRL, transformers or trl-grpo-ext"
     if near:
         return [Problem("error", "settings", f"{message}.", f"Did you mean {' or '.join(map(repr, near))}?")]
@@ -316,82 +336,73 @@ def _unknown(name: str, known: Iterable[str], script: Script | None) -> list[Pro
     return [Problem("note", "settings", message, "Name the script with --script, and this is checked.")]
 
 
-def _environment_of(env: object) -> list[Problem]:
-    """What the file's `env` sets."""
-    if env is None:
-        return []
-    if not isinstance(env, dict):
-        fix = "Write a mapping of names and values."
-        return [Problem("error", "env", f"`env` is {shown(repr(env), 60)}, not a mapping.", fix)]
-    message = f"`env` sets {shown(', '.join(map(str, env)))} when the script parses its settings"
-    fix = "Set variables that torch reads at import, such as CUDA_VISIBLE_DEVICES, in the shell."
-    return [Problem("note", "env", f"{message}, after its imports.", fix)]
+# --------------------------------------------------------------------------------------------------------- the script
 
 
-def _fitting(name: str, value: Any, hint: Any, action: argparse.Action | None) -> tuple[Any, Problem | None]:
-    """The value as TRL gets it, or what is wrong with it. TRL checks only texts, and only those from a file."""
-    kinds = _kinds(hint)
-    choices = _choices(action, kinds)
-    if isinstance(value, str) and str not in kinds and action is not None and callable(action.type):
-        try:
-            value = action.type(value)  # as argparse does with a default that is a text
-        except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-            if not any(_is(kind, value) for kind in kinds):
-                return None, _wrong(name, value, kinds, f" ({shown(error)})")
-    if choices and value is not None:
-        if value in choices or (not isinstance(value, str) and any(_is(kind, value) for kind in kinds)):
-            return value, None
-        listed = ", ".join(map(str, choices)) if len(choices) <= 12 else f"its {len(choices)} choices"
-        near = difflib.get_close_matches(str(value), list(map(str, choices)), n=1)
-        near += [c for c in map(str, choices) if c.startswith("b") and str(value) == "bf16"][:1]
-        fix = f"Did you mean {near[0]!r}? " if near else ""
-        if isinstance(value, bool):
-            fix = f'YAML reads no, off, yes and on as truth values: write {name}: "no" in quotes. '
-        message = f"{name} is {shown(repr(value), 60)}, which is none of {listed}."
-        return None, Problem("error", "settings", message, f"{fix}TRL's parser does not check it.".strip())
-    if any(_is(kind, value) for kind in kinds) or Any in kinds:
-        if isinstance(value, float) and not math.isfinite(value):
-            fix = "Write a number."
-            return None, Problem("error", "settings", f"{name} is {value}, which is not finite.", fix)
-        return value, None
-    return None, _wrong(name, value, kinds, "")
+def read_script(path: str | Path) -> Script:
+    """Read a script's dataclasses and constants; nothing is imported or run.
+
+    Raises:
+        ConfigurationError: The file is missing or no Python.
+    """
+    name, here = shown(path), Path(path)
+    try:
+        if not here.is_file() or here.stat().st_size > MOST_BYTES:
+            raise ConfigurationError(f"There is no script {name} (--script).")
+        tree = ast.parse(here.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, RecursionError, OSError) as error:
+        raise ConfigurationError(f"{name} (--script) is not Python: {shown(error)}") from error
+    settings: dict[str, Any] = {}
+    constants: dict[str, ast.expr] = {}
+    imported: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
+            for item in node.body:
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                    settings[item.target.id] = _default(item.value)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            constants[node.targets[0].id] = node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            constants[node.target.id] = node.value
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    literal = _literal(constants.get("SCRIPT_DEFAULTS"))
+    files = {name: _beside(here, value) for name, value in constants.items() if name.endswith("DEFAULTS")}
+    return Script(
+        path=str(path),
+        settings=settings,
+        defaults={str(k): v for k, v in literal.items()} if isinstance(literal, dict) else {},
+        defaults_file=next((p for name, p in files.items() if p and not name.startswith("EMBEDDED")), None),
+        embedded_defaults=next((p for name, p in files.items() if p and name.startswith("EMBEDDED")), None),
+        embedded_model=_beside(here, constants.get("EMBEDDED_MODEL")),
+        script_arguments=any(name.endswith(".ScriptArguments") for name in imported),
+        is_recipe="common.settings.check_setup" in imported,
+    )
 
 
-def _wrong(name: str, value: Any, kinds: Sequence[Any], why: str) -> Problem:
-    names = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list"}
-    wanted = " or ".join(names.get(_type_name(kind), _type_name(kind)) for kind in kinds if kind is not type(None))
-    hint = ""
-    if isinstance(value, bool) and str in kinds:
-        hint = " YAML reads no, off, yes and on as truth values: write it in quotes."
-    message = f"{name} is {shown(repr(value), 60)}, which is not {wanted}{why}. TRL's parser does not check it.{hint}"
-    return Problem("error", "settings", message, f"Write {wanted}.")
+def _default(value: ast.expr | None) -> Any:
+    """The default of a dataclass field: a plain value, or the `default` of `field(...)`; else None."""
+    if isinstance(value, ast.Call):
+        value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
+    return _literal(value)
 
 
-def _type_name(kind: Any) -> str:
-    return str(getattr(kind, "__name__", kind))
+def _literal(value: ast.expr | None) -> Any:
+    try:
+        return None if value is None else ast.literal_eval(value)
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
-def _kinds(hint: Any) -> list[Any]:
-    """The plain types of a hint: `int | None` is int and NoneType."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return [kind for part in typing.get_args(hint) for kind in _kinds(part)]
-    if origin is typing.Literal:
-        return [type(argument) for argument in typing.get_args(hint)]
-    return [origin or hint]
-
-
-def _choices(action: argparse.Action | None, kinds: Sequence[Any]) -> list[Any]:
-    if action is not None and action.choices is not None:
-        return list(action.choices)
-    return [item.value for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for item in kind]
-
-
-def _is(kind: Any, value: Any) -> bool:
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind is list:
-        return isinstance(value, list | tuple | str)  # one value for a list: argparse and ours take it
-    return isinstance(value, kind) if isinstance(kind, type) else True
+def _beside(script: Path, value: ast.expr | None) -> Path | None:
+    """`HERE / "a" / "b"` as a path, where `HERE` is the script's folder; None for anything else."""
+    parts: list[str] = []
+    while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+        part = _literal(value.right)
+        if not isinstance(part, str):
+            return None
+        parts.insert(0, part)
+        value = value.left
+    if not parts or not isinstance(value, ast.Name) or value.id != "HERE":
+        return None
+    return script.resolve().parent.joinpath(*parts)

@@ -1,0 +1,195 @@
+"""Sizes are counted on the real classes, LoRA by PEFT itself; configs that are missing or hostile end in a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
+
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.launch.doctor.model import KNOWN_MODELS, adapters_of, known_config, load_config, on_meta, sizes_of
+
+EMBEDDED = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
+TINY = Qwen2Config(
+    hidden_size=16,
+    intermediate_size=40,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=50,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.mark.parametrize("name", KNOWN_MODELS)
+def test_the_table_gives_the_published_number_of_parameters(name: str) -> None:
+    published = {
+        "Qwen/Qwen2.5-0.5B": 494_032_768,
+        "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+        "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+        "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,
+        "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1_711_376_384,
+    }
+    assert sizes_of(on_meta(known_config(name))).parameters == published[name] == KNOWN_MODELS[name].parameters
+
+
+def test_a_tiny_model_is_counted_by_hand() -> None:
+    sizes = sizes_of(on_meta(TINY))
+    attention = (16 * 16 + 16) + 2 * (16 * 8 + 8) + 16 * 16  # Qwen2: biases on q, k and v
+    assert sizes.parameters == 50 * 16 + 3 * (attention + 3 * 16 * 40 + 2 * 16) + 16
+    assert sizes.embeddings == 50 * 16
+    assert (sizes.hidden, sizes.layers, sizes.kv_width, sizes.vocabulary) == (16, 3, 2 * 2 * 4, 50)
+    assert sizes.linear == 3 * (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 40)
+    assert sizes.linear_outputs == 3 * (2 * 16 + 2 * 8 + 2 * 40 + 16)
+    assert sizes.linear_ends == 3 * (2 * 32 + 2 * 24 + 3 * 56)
+    untied = sizes_of(on_meta(Qwen2Config(**{**TINY.to_dict(), "tie_word_embeddings": False})))
+    assert (untied.embeddings, untied.parameters, untied.linear) == (1600, sizes.parameters + 800, sizes.linear)
+
+
+def test_experts_are_counted_and_are_no_linear_layers() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=30, num_local_experts=4, num_experts_per_tok=2)
+    counted = sizes_of(on_meta(config))
+    assert counted.parameters == sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    assert counted.linear == 2 * (2 * 16 * 16 + 2 * 16 * 8)
+
+
+def test_counting_takes_no_memory_for_weights() -> None:
+    model = on_meta(known_config("Qwen/Qwen2.5-7B-Instruct"))
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert torch.get_default_device().type != "meta"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    heads=st.sampled_from([1, 2, 4]),
+    head_dim=st.sampled_from([4, 8]),
+    layers=st.integers(1, 4),
+    intermediate=st.integers(1, 40),
+    vocabulary=st.integers(3, 60),
+    tied=st.booleans(),
+)
+def test_every_llama_is_counted_as_it_is_built(
+    heads: int, head_dim: int, layers: int, intermediate: int, vocabulary: int, tied: bool
+) -> None:
+    config = LlamaConfig(
+        hidden_size=heads * head_dim,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=1,
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    sizes, model = sizes_of(on_meta(config)), AutoModelForCausalLM.from_config(config)
+    assert sizes.parameters == sum(p.numel() for p in model.parameters())
+    norms = (2 * layers + 1) * heads * head_dim
+    assert sizes.parameters == sizes.embeddings + sizes.linear + norms
+
+
+# --------------------------------------------------------------------------------------------------------- adapters
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], None, r".*(q|k)_proj"])
+def test_adapters_are_those_that_peft_would_train(targets: str | list[str] | None) -> None:
+    def config() -> LoraConfig:
+        return LoraConfig(r=3, target_modules=targets, task_type="CAUSAL_LM")
+
+    found = adapters_of(on_meta(TINY), config())
+    real = get_peft_model(AutoModelForCausalLM.from_config(TINY), config())
+    assert found.trainable == sum(p.numel() for p in real.parameters() if p.requires_grad) > 0
+    assert (found.refusal, found.missing) == (None, ())
+    assert {"q_proj", "down_proj", "lm_head"} <= set(found.names)
+
+
+@pytest.mark.parametrize("targets", [["qproj"], "q_proj", "(", []])
+def test_what_peft_refuses_is_a_sentence(targets: str | list[str]) -> None:
+    found = adapters_of(on_meta(TINY), LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
+    assert found.refusal
+    assert found.trainable == 0
+
+
+def test_a_target_that_peft_drops_without_a_word_is_found() -> None:
+    targets = ["q_proj", "w1", "self_attn.k_proj", "proj"]
+    found = adapters_of(on_meta(TINY), LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
+    assert found.missing == ("proj", "w1")
+
+
+def test_conv1d_counts_as_linear() -> None:
+    config = GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=16)
+    assert sizes_of(on_meta(config)).linear == 2 * 16 * (48 + 16 + 64 + 64)
+    adapters = adapters_of(on_meta(config), LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM"))
+    assert adapters.trainable == 2 * 2 * (16 + 48)
+
+
+# ---------------------------------------------------------------------------------------------------------- configs
+
+
+def test_a_folder_is_read() -> None:
+    config, source = load_config(str(EMBEDDED))
+    assert source == "its folder"
+    assert sizes_of(on_meta(config)).parameters == 878_720
+
+
+def test_without_network_and_cache_the_table_helps_and_says_so() -> None:
+    config, source = load_config("Qwen/Qwen2.5-7B-Instruct")
+    assert source in ("the doctor's table of published sizes", "the hub's cache")
+    assert sizes_of(on_meta(config)).parameters == 7_615_616_512
+    nothing, reason = load_config("nobody/no-such-model-7c41")
+    assert nothing is None
+    assert "nobody/no-such-model-7c41" in reason
+
+
+HOSTILE = [
+    "",
+    "{",
+    "[]",
+    "null",
+    '"text"',
+    "[1, 2]",
+    '{"model_type": 3}',
+    '{"model_type": "no_such_type"}',
+    '{"model_type": ["llama"]}',
+    "\x00\x01",
+    '{"model_type": "llama", "hidden_size": "wide"}',
+    '{"model_type": "llama", "num_hidden_layers": 1e12}',
+    "[" * 20_000,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:30]))
+def test_a_hostile_config_is_a_reason_or_a_configuration_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    config, reason = load_config(str(tmp_path))
+    if config is None:
+        assert reason
+        return
+    with pytest.raises(ConfigurationError, match=r"config\.json"):
+        on_meta(config)
+
+
+def test_the_models_own_code_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}})
+    )
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').write('x')\nclass Config: ...\n")
+    assert load_config(str(tmp_path))[0] is None
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("layers", [0, -1, 2_001, 10**9, "many", None])
+def test_a_number_of_layers_that_cannot_be_is_refused(layers: object) -> None:
+    config = LlamaConfig(hidden_size=8, num_attention_heads=1, vocab_size=10)
+    object.__setattr__(config, "num_hidden_layers", layers)
+    with pytest.raises(ConfigurationError, match="num_hidden_layers"):
+        on_meta(config)
