@@ -36,7 +36,8 @@ class RawReward(_Estimator):
 
     Unbiased, and of the largest variance: with rewards of 0 and 1 only successes have a gradient, and an easy prompt
     has more of it than a hard one. The point to start from when the effect of a baseline is in question, and, with
-    rewards of both signs, what `sign_scaling` expects in front of it.
+    rewards of both signs, what `sign_scaling` expects in front of it. It replaces the advantages that come in on every
+    token, so it stands first in a chain.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
 
@@ -220,7 +221,8 @@ class MeanRelative(_Estimator):
     With rewards of 0 and 1, μ is the share of successes, and dividing the gradient of the success rate by it gives the
     gradient of its logarithm, in expectation up to terms that vanish as groups grow: maximum likelihood of a right
     answer instead of the expected number of them. Hard prompts weigh more: one success among G completions gets
-    `G - 1`, and every failure -1. A group without a success gets 0.
+    `G - 1`, and every failure -1. A group without a success gets 0. It replaces the advantages that come in on every
+    token, so it stands first in a chain.
 
     Source: Maximum Likelihood Reinforcement Learning (2602.02710).
 
