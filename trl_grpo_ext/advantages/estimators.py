@@ -8,6 +8,7 @@ and in a group of equal rewards every difference from the mean is exactly 0.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 
@@ -17,7 +18,7 @@ from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import Rollout
 
 
-class _Estimator:
+class _Estimator(ABC):
     """An advantage for each completion from the rewards; a subclass says which."""
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -26,9 +27,9 @@ class _Estimator:
         new_N = torch.where(torch.isnan(rewards_N), 0.0, self._advantages(rewards_N, groups_N, rollout))
         return new_N[rollout.local_rows].to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
 
+    @abstractmethod
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """The advantages `(N,)` of all ranks' completions; those of rewards that are NaN are not used."""
-        raise NotImplementedError
 
 
 class RawReward(_Estimator):
