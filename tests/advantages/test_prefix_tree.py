@@ -42,26 +42,6 @@ def test_in_mode_add_it_is_added() -> None:
     assert rows[1] == pytest.approx([2, 2 + 1 / 6, 2 - 1 / 2])
 
 
-def test_one_completion_may_be_the_beginning_of_another() -> None:
-    # μ = 1/2. After A and AB both: 1/2. AB ends there, with its own reward 1; ABC goes on, with V(AB) = 1/2 before C.
-    assert credit(of_texts(["AB", "ABC"], [1, 0])) == [[0, 0.5, 0], [0, 0, -0.5]]
-
-
-def test_the_same_completion_twice_with_different_rewards() -> None:
-    # Nothing tells them apart until both have ended.
-    assert credit(of_texts(["AB", "AB"], [1, 0])) == [[0, 0.5], [0, -0.5]]
-
-
-def test_same_tokens_after_different_beginnings_are_no_common_prefix() -> None:
-    assert credit(of_texts(["AXX", "BXX"], [1, 0])) == [[0.5, 0, 0], [-0.5, 0, 0]]
-
-
-def test_padding_is_no_token() -> None:
-    rollout = of_texts(["A", "A~", "B~"], [1, 0, 0])  # the padding of the first has the id of the others' second token
-    for row, expected in zip(credit(rollout), [[2 / 3, 0], [1 / 6, -1 / 2], [-1 / 3, 0]], strict=True):
-        assert row == pytest.approx(expected, abs=1e-12)
-
-
 def test_what_changes_at_a_tools_tokens_goes_to_the_next_live_one() -> None:
     # They part at the second token, a tool's: the third, the model's, gets it.
     assert credit(of_texts(["AxB", "AyC"], [1, 0], live=["A.B", "A.C"])) == [[0, 0, 0.5], [0, 0, -0.5]]
@@ -69,21 +49,9 @@ def test_what_changes_at_a_tools_tokens_goes_to_the_next_live_one() -> None:
     assert credit(of_texts(["Ax", "Ay"], [1, 0], live=["A.", "A."])) == [[0.5, 0], [-0.5, 0]]
 
 
-def test_without_a_reward_there_is_no_credit_and_no_part_in_the_means() -> None:
-    rollout = of_texts(["AB", "AC", "AB"], [1, 0, math.nan])
-    assert credit(rollout) == [[0, 0.5], [0, -0.5], [0, 0]]
-    assert credit(of_texts(["AB", "AB"], [math.nan, math.nan])) == [[0, 0], [0, 0]]
-    assert credit(rollout, mode="add", incoming=2.0)[2] == [2, 2]
-
-
 def test_equal_rewards_give_zero_to_the_bit() -> None:
     rows = credit(of_texts(["ABC", "ABD", "AEF"], [0.1, 0.1, 0.1]))
     assert rows == [[0, 0, 0]] * 3
-
-
-def test_alone_and_empty() -> None:
-    assert credit(of_texts(["AB"], [0.7])) == [[0, 0]]
-    assert credit(of_texts(["AB", ""], [1, 0])) == [[0.5, 0], [0, 0]]
 
 
 def expected_credit(rollout: Rollout) -> Rows:

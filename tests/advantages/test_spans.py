@@ -95,15 +95,6 @@ def test_an_unknown_reward_in_patterns_is_named_with_those_there_are() -> None:
         credit(rollout_of([1], [[1, 2]]), patterns={"format": "a"})
 
 
-def test_unscored_completions_are_in_nobodys_mean() -> None:
-    # r0: 1, -, 3: mean 2. r1 scored only the second: no one to compare with. The last row has no tokens.
-    rollout = rollout_of(
-        [1, 1, 1, 0], [[1, NAN], [NAN, 5], [3, NAN], [2, NAN]], {"r0": [None, None, [(0, 1, 1)], None]}
-    )
-    assert credit(rollout).tolist() == [[-1], [0], [1], [0]]
-    assert credit(rollout, normalise=True).tolist()[1] == [0]
-
-
 def test_groups_that_agree_get_exactly_nothing() -> None:
     rewards = [[0.1, 0.7]] * 3
     for normalise in (False, True):

@@ -29,13 +29,6 @@ def test_weighted_reinforce() -> None:
     assert result.squeeze(1).tolist() == [0.1, -1, -1, 0.1]
 
 
-@pytest.mark.parametrize(("positive", "negative", "expected"), [(0, 1, [0, -3]), (1, 0, [2, 0]), (1, 1, [2, -3])])
-def test_one_side_alone_and_both(positive: float, negative: float, expected: list[float]) -> None:
-    hooks = [hook("sign_scaling", positive=positive, negative=negative)]
-    result = flow.apply_rollout_hooks(torch.tensor([2.0, -3.0]), hooks, make_rollout([1, 1]))
-    assert result.squeeze(1).tolist() == expected
-
-
 @given(
     st.lists(st.lists(st.floats(-50, 50), min_size=3, max_size=3), min_size=1, max_size=5),
     st.floats(0, 10),
@@ -88,19 +81,6 @@ class TestRepetition:
     )
     def test_by_hand(self, text: str, ngram: int, expected: str) -> None:
         assert punished(text, ngram) == expected
-
-    def test_other_completions_and_padding_do_not_count(self) -> None:
-        ids = torch.tensor([[5, 6, 0, 0, 0, 0], [5, 6, 5, 6, 0, 0], [0, 0, 0, 5, 6, 7]])
-        rows = after_rollout(
-            make_rollout([2, 4, 6], completion_ids_B_T=ids), [1.0] * 3, "repetition_penalty", ngram=2, penalty=1.0
-        )
-        assert rows == [[1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 0, 1, 1, 1]]
-
-    def test_repeating_a_tool_is_punished_but_the_tool_is_not(self) -> None:
-        ids = torch.tensor([[5, 6, 9, 5, 6, 5, 6]])
-        tool = torch.tensor([[0, 0, 1, 1, 1, 0, 0]], dtype=torch.float64)
-        rollout = make_rollout([7], mask_B_T=tool, completion_ids_B_T=ids)
-        assert after_rollout(rollout, [1.0], "repetition_penalty", ngram=2, penalty=1.0) == [[0, 0, 1, 0, 0, 0, 0]]
 
     @given(rollouts(longest=12), st.integers(1, 7))
     @settings(max_examples=100, deadline=None)

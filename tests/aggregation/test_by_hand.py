@@ -77,13 +77,6 @@ def test_prompt_mean_of_two_prompts() -> None:
     assert loss_and_gradient("prompt_mean", in_groups([5, 5, 2]))[0] == pytest.approx(4.0)
 
 
-def test_sign_balanced_with_groups_and_without() -> None:
-    batch = in_groups([0, 0, 1])
-    # In the first group 1/2 (4/2) + 1/2 (8/4) = 2, in the second 6.
-    assert loss_and_gradient("sign_balanced", batch)[0] == pytest.approx((2 + 6) / 2)
-    assert loss_and_gradient({"name": "sign_balanced", "over": "batch"}, batch)[0] == pytest.approx(26 / 9)
-
-
 def test_prefix_share_of_ABC_ABD_AEF() -> None:
     batch = [completion([0, 0, 0], ids=ids) for ids in ("ABC", "ABD", "AEF")]
     expected = [[1 / 3, 1 / 2, 1], [1 / 3, 1 / 2, 1], [1 / 3, 1, 1]]

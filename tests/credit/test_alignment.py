@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Regex, Tokenizer, decoders, models
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from tests.trained_tokenizers import BUILDERS, CORPUS, SPECIAL, trained
@@ -349,13 +349,44 @@ def test_a_tokenizer_that_cannot_be_aligned_is_refused_by_name() -> None:
         check_alignment(Fails(trained("byte_level")))
 
 
-def test_a_decoder_that_is_not_known_is_decoded_in_prefixes() -> None:
-    tokenizer = Tokenizer(models.WordLevel({"a-": 0, "b": 1, "-": 2}, unk_token="b"))
-    tokenizer.decoder = decoders.Sequence([decoders.CTC("-", "|", False), decoders.Fuse()])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+class Shouts:
+    """A decoder written in Python."""
+
+    def decode_chain(self, tokens: list[str]) -> list[str]:
+        return [token.upper() for token in tokens]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Sequence([decoders.CTC("-", "|", False), decoders.Fuse()]),
+        decoders.Sequence([decoders.Replace(Regex("-+"), "+"), decoders.Fuse()]),  # another dialect than Python's
+        decoders.Decoder.custom(Shouts()),
+    ],
+    ids=["CTC", "regular expression", "in Python"],
+)
+def test_a_decoder_that_is_not_known_is_decoded_in_prefixes(decoder: Any) -> None:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a-": 0, "b": 1, "-": 2}, unk_token="b"))
+    )
+    fast.backend_tokenizer.decoder = decoder
     for ids in ([1, 0, 1], [1, 2, 1, 1], [0, 2, 2, 1]):
         text, offsets = aligned(fast, ids)
+        assert offsets_by_decoder(fast.backend_tokenizer, ids, text) is None or "-" not in text
         assert set().union(*(range(start, end) for start, end in offsets)) == set(range(len(text)))
+
+
+def test_what_a_decoder_strips_at_the_end_was_written_by_nobody() -> None:
+    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a--": 0, "b-": 1}, unk_token="a--")))
+    fast.backend_tokenizer.decoder = decoders.Sequence([decoders.Strip("-", 0, 1), decoders.Fuse()])
+    assert aligned(fast, [0, 1, 0]) == ("a-ba-", [(0, 2), (2, 3), (3, 5)])
+
+
+def test_a_vocabulary_that_cannot_encode_the_probe_is_still_checked() -> None:
+    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="?")))
+    check_alignment(fast)
+    with pytest.raises(Exception, match="UNK"):
+        fast.encode("what is not in the vocabulary")
 
 
 # ----------------------------------------------------------------------------------------------------------- time

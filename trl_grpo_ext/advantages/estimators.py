@@ -8,6 +8,7 @@ and in a group of equal rewards every difference from the mean is exactly 0.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 
@@ -17,7 +18,7 @@ from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import Rollout
 
 
-class _Estimator:
+class _Estimator(ABC):
     """An advantage for each completion from the rewards; a subclass says which."""
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -26,9 +27,9 @@ class _Estimator:
         new_N = torch.where(torch.isnan(rewards_N), 0.0, self._advantages(rewards_N, groups_N, rollout))
         return new_N[rollout.local_rows].to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
 
+    @abstractmethod
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """The advantages `(N,)` of all ranks' completions; those of rewards that are NaN are not used."""
-        raise NotImplementedError
 
 
 class RawReward(_Estimator):
@@ -36,7 +37,8 @@ class RawReward(_Estimator):
 
     Unbiased, and of the largest variance: with rewards of 0 and 1 only successes have a gradient, and an easy prompt
     has more of it than a hard one. The point to start from when the effect of a baseline is in question, and, with
-    rewards of both signs, what `sign_scaling` expects in front of it.
+    rewards of both signs, what `sign_scaling` expects in front of it. It replaces the advantages that come in on every
+    token, so it stands first in a chain.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
 
@@ -220,7 +222,8 @@ class MeanRelative(_Estimator):
     With rewards of 0 and 1, μ is the share of successes, and dividing the gradient of the success rate by it gives the
     gradient of its logarithm, in expectation up to terms that vanish as groups grow: maximum likelihood of a right
     answer instead of the expected number of them. Hard prompts weigh more: one success among G completions gets
-    `G - 1`, and every failure -1. A group without a success gets 0.
+    `G - 1`, and every failure -1. A group without a success gets 0. It replaces the advantages that come in on every
+    token, so it stands first in a chain.
 
     Source: Maximum Likelihood Reinforcement Learning (2602.02710).
 

@@ -1,1 +1,1 @@
-"""Built-in loss aggregations, one file each; found through the group `trl_grpo_ext.loss_aggregations`."""
+"""Built-in loss aggregations, by family; found through the entry-point group `trl_grpo_ext.loss_aggregations`."""
