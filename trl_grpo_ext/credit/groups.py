@@ -1,0 +1,88 @@
+"""Statistics over groups, for whatever compares the completions of a prompt.
+
+Values `(N,)` are those of all rows at hand, NaN where a row has none (no reward function scored it): such rows are in
+no statistic. Groups `(N,)` are whole numbers from 0 up to less than `N`, in any order of rows. Each statistic comes
+back as `(N,)` too: every row is handed its own group's number.
+
+A group may be spread over ranks, so a hook gathers, computes, and keeps `[rollout.local_rows]`:
+
+    rewards_N, groups_N = gather_rewards(rollout)
+    new_N = rewards_N - group_mean(rewards_N, groups_N)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..types import Rollout
+
+SPREAD = 1e-6
+"""Rewards of a group that differ by no more, relative to the largest of them or to 1, are equal."""
+
+
+def gather_rewards(rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rewards, in float32 at least, and groups of all ranks' completions. Gathers twice."""
+    precise = torch.promote_types(rollout.rewards_B.dtype, torch.float32)
+    return rollout.gather(rollout.rewards_B.to(precise)), gather_groups(rollout)
+
+
+def gather_groups(rollout: Rollout) -> torch.Tensor:
+    """The groups of all ranks' completions, numbered from 0 whatever their ids are. Gathers once."""
+    groups_N: torch.Tensor = torch.unique(rollout.gather(rollout.group_ids_B), return_inverse=True)[1]
+    return groups_N
+
+
+def group_sum(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """Each row's group's sum; 0 where the group has no value."""
+    known_N = torch.where(torch.isnan(values_N), 0.0, values_N)
+    # There are at most as many groups as rows; the places that are left over stay zero and are read by nobody.
+    return torch.zeros_like(values_N).index_add(0, groups_N, known_N)[groups_N]
+
+
+def group_count(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """How many values each row's group has, in the dtype of the values."""
+    return group_sum((~torch.isnan(values_N)).to(values_N.dtype), groups_N)
+
+
+def group_extremes(values_N: torch.Tensor, groups_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's group's lowest and highest value; NaN where the group has none."""
+    missing_N = torch.isnan(values_N)
+
+    def extreme_N(start: float, how: str) -> torch.Tensor:
+        start_Q = torch.full_like(values_N, start)
+        return start_Q.scatter_reduce(0, groups_N, values_N.masked_fill(missing_N, start), how)[groups_N]
+
+    nobody_N = group_count(values_N, groups_N) == 0
+    lowest_N, highest_N = extreme_N(torch.inf, "amin"), extreme_N(-torch.inf, "amax")
+    return lowest_N.masked_fill(nobody_N, torch.nan), highest_N.masked_fill(nobody_N, torch.nan)
+
+
+def group_mean(values_N: torch.Tensor, groups_N: torch.Tensor, weights_N: torch.Tensor | None = None) -> torch.Tensor:
+    """Each row's group's mean, or its weighted mean `Σ w·v / Σ w`; NaN where the group has no value of any weight.
+
+    The mean is taken of the distances to the group's lowest value. So the mean of equal values is that very value, and
+    a group whose rewards agree has advantages of exactly zero, not what rounding left of them.
+
+    Args:
+        values_N: Values.
+        groups_N: Groups.
+        weights_N: Weights, finite and not negative; 1 for all by default.
+    """
+    if weights_N is None:
+        weights_N = torch.ones_like(values_N)
+    values_N = torch.where(weights_N > 0, values_N, torch.nan)
+    lowest_N, _ = group_extremes(values_N, groups_N)
+    totals_N = group_sum(torch.where(torch.isnan(values_N), 0.0, weights_N), groups_N)
+    return lowest_N + group_sum(weights_N * (values_N - lowest_N), groups_N) / totals_N
+
+
+def group_std(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """Each row's group's standard deviation, with n - 1; 0 where the group has fewer than two values."""
+    squares_N = (values_N - group_mean(values_N, groups_N)).square()
+    return (group_sum(squares_N, groups_N) / (group_count(values_N, groups_N) - 1).clamp(min=1)).sqrt()
+
+
+def rewards_differ(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """Whether the rewards of each row's group differ by more than `SPREAD`, bool; not where it has no reward."""
+    lowest_N, highest_N = group_extremes(rewards_N, groups_N)
+    return highest_N - lowest_N > SPREAD * torch.maximum(lowest_N.abs(), highest_N.abs()).clamp(min=1.0)
