@@ -254,11 +254,11 @@ def sweep_full(model: Path, folder: Path) -> Any:
 
 
 def sweep_lora(model: Path, folder: Path) -> Any:
-    return kills(model, folder, lora=True, events=range(2, 1000, 4))
+    return kills(model, folder, lora=True, events=range(2, 1000, 8))
 
 
 def sweep_replaces(model: Path, folder: Path) -> Any:
-    return kills(model, folder, replaces=True, events=range(32, 1000))
+    return kills(model, folder, replaces=True, events=range(32, 1000, 2))
 
 
 def sweep_two_renames(model: Path, folder: Path) -> Any:
@@ -266,7 +266,7 @@ def sweep_two_renames(model: Path, folder: Path) -> Any:
 
 
 def sweep_stock(model: Path, folder: Path) -> Any:
-    return kills(model, folder, base=GRPOExtTrainer, events=range(1, 1000, 4))
+    return kills(model, folder, base=GRPOExtTrainer, events=range(1, 1000, 8))
 
 
 def full_disk(model: Path, folder: Path) -> Any:

@@ -50,7 +50,7 @@ def sweeps(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.parametrize("name", SWEEPS[:-1])
 def test_a_kill_at_any_moment_leaves_the_earlier_checkpoint_or_the_new_one(sweeps: dict[str, Rows], name: str) -> None:
     rows = sweeps[name]
-    assert rows[-1]["status"] == 0  # the last attempt was over before its moment, so none was left out behind it
+    assert rows[-1]["status"] == 0  # the last attempt was over before its moment, so none was left out after it
     assert {row["status"] for row in rows[:-1]} == {-9, -25}
     assert {row["ours"] for row in rows} == {"old", "new"}
     firsts = [row["ours"] for row in rows if row["kind"] == "event"]

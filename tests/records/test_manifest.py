@@ -125,6 +125,9 @@ def test_two_of_one_name_are_told_apart_by_their_order() -> None:
     (first, second) = differences(twice, Manifest(twice.plugins[::-1]))
     assert "gamma 2.0 in the checkpoint, 1.0 here" in first
     assert "gamma 1.0 in the checkpoint, 2.0 here" in second
+    plain = replace(FOCAL, name="plain")
+    (sentence,) = differences(Manifest((FOCAL, plain)), Manifest((plain, FOCAL)))
+    assert sentence == "loss aggregations: the order is focal, plain in the checkpoint, plain, focal here"
 
 
 def test_the_libraries_beneath_are_no_difference_and_a_note() -> None:
@@ -495,3 +498,6 @@ def test_the_card_says_how_parameters_were_given() -> None:
     assert "| loss aggregation | `focal` | `grpo-focal` | `0.1.0` | `gamma: 2.0` |" in text
     assert "In no distribution, so not to be installed: `mine:f`." in text
     assert "pip install trl-grpo-ext==0.1.0 grpo-focal==0.1.0" in text
+    long = section(Manifest((replace(FOCAL, parameters={"text": "x" * 1000}),)))
+    assert "x" * 380 + " ... (all of it is in the file of the checkpoint)" in long
+    assert "x" * 400 not in long

@@ -20,7 +20,8 @@ import torch
 
 from ...credit import flow
 from ...credit.chain import HookChain
-from ...credit.signal import groups_have_signal, signal_of, signal_table
+from ...credit.groups import group_mean, group_std, rewards_differ
+from ...credit.signal import signal_of, signal_table
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import NOT_COLUMNS, call
 from ...guard.outcomes import OUTCOME_SUFFIX
@@ -114,6 +115,7 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
     rewards_B = scores.saved_sum_B
     if rewards_B is None:
         rewards_B = weighted_sum(scores.rewards_B_K, scores.weights_K)
+    groups_B = torch.arange(count) // size
     truncated_B = torch.tensor(batch.truncated or [False] * count)
     mask_B_T = tokens.mask_B_T
     if selection.settings["mask_truncated_completions"]:
@@ -136,8 +138,8 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
         reward_weights_K=scores.weights_K,
         rewards_B=rewards_B,
         reward_spans=scores.spans,
-        group_ids_B=torch.arange(count) // size,
-        group_baselines_B=rewards_B.view(-1, size).nanmean(dim=1).repeat_interleave(size),
+        group_ids_B=groups_B,
+        group_baselines_B=group_mean(rewards_B, groups_B),
         num_generations=size,
         totals=Totals(
             tokens=int(mask_B_T.sum()),
@@ -164,7 +166,6 @@ def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
 def _forward(rollout: Rollout, tokens: Tokens) -> Forward:
     assert tokens.logps_B_T is not None  # `check_replayable` has seen to it
     assert tokens.entropies_B_T is not None
-    differ_Q = groups_have_signal(rollout.rewards_B, torch.zeros_like(rollout.rewards_B), rollout.group_ids_B)
     return Forward(
         logps_B_T=tokens.logps_B_T,
         entropies_B_T=tokens.entropies_B_T,
@@ -173,7 +174,7 @@ def _forward(rollout: Rollout, tokens: Tokens) -> Forward:
         completion_ids_B_T=rollout.completion_ids_B_T,
         rewards_B=rollout.rewards_B,
         group_baselines_B=rollout.group_baselines_B,
-        zero_variance_B=~differ_Q[rollout.group_ids_B],
+        zero_variance_B=~rewards_differ(rollout.rewards_B, rollout.group_ids_B),
         step=rollout.step,
     )
 
@@ -381,14 +382,6 @@ def weighted_sum(rewards_B_K: torch.Tensor, weights_K: torch.Tensor) -> torch.Te
     return (rewards_B_K * weights_K).nansum(dim=1).masked_fill(rewards_B_K.isnan().all(dim=1), torch.nan)
 
 
-def spread(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Standard deviation with n - 1 along an axis, which is kept, without NaNs; NaN where fewer than two are left."""
-    known = ~values.isnan()
-    count = known.sum(dim=dim, keepdim=True)
-    squares = _centred(values, dim).square().nansum(dim=dim, keepdim=True)
-    return torch.where(count > 1, squares / (count - 1), torch.nan).sqrt()
-
-
 def group_advantages(
     rewards_B: torch.Tensor,
     rewards_B_K: torch.Tensor,
@@ -410,19 +403,18 @@ def group_advantages(
         scale_rewards: "group", "batch" or "none".
         multi_objective_aggregation: "sum_then_normalize" or "normalize_then_sum".
     """
+    groups_B = torch.arange(len(rewards_B)) // num_generations
+    batch_B = torch.zeros_like(groups_B)
+
+    def scaled(values_B: torch.Tensor, within_B: torch.Tensor) -> torch.Tensor:
+        return (values_B - group_mean(values_B, within_B)) / (group_std(values_B, within_B) + EPSILON)
+
     if multi_objective_aggregation == "normalize_then_sum":
-        rewards_Q_G_K = rewards_B_K.view(-1, num_generations, rewards_B_K.size(1))
-        scaled_B_K = (_centred(rewards_Q_G_K, 1) / (spread(rewards_Q_G_K, 1) + EPSILON)).view_as(rewards_B_K)
-        sums_B = weighted_sum(scaled_B_K, weights_K)
-        return (_centred(sums_B, 0) / (spread(sums_B, 0) + EPSILON)).nan_to_num(nan=0.0)
-    rewards_Q_G = rewards_B.view(-1, num_generations)
-    centred_Q_G = _centred(rewards_Q_G, 1)
-    if scale_rewards == "group":
-        centred_Q_G = centred_Q_G / (spread(rewards_Q_G, 1) + EPSILON)
-    elif scale_rewards == "batch":
-        centred_Q_G = centred_Q_G / (spread(rewards_B, 0) + EPSILON)
-    return centred_Q_G.flatten().nan_to_num(nan=0.0)
-
-
-def _centred(values: torch.Tensor, dim: int) -> torch.Tensor:
-    return values - values.nanmean(dim=dim, keepdim=True)
+        columns = [scaled(rewards, groups_B) for rewards in rewards_B_K.unbind(dim=1)]
+        advantages_B = scaled(weighted_sum(torch.stack(columns, dim=1), weights_K), batch_B)
+    else:
+        advantages_B = rewards_B - group_mean(rewards_B, groups_B)
+        if scale_rewards != "none":
+            within_B = groups_B if scale_rewards == "group" else batch_B
+            advantages_B = advantages_B / (group_std(rewards_B, within_B) + EPSILON)
+    return advantages_B.nan_to_num(nan=0.0)

@@ -183,32 +183,22 @@ def _stages(rows: Sequence[Row]) -> list[str]:
 
 def _numbers(rows: Sequence[Row]) -> bytes:
     """One value per token of all rows: `gap` and `size` say where its characters are, from the end of the last."""
-    counts = [len(row.tokens or ()) for row in rows]
+    counts, stages = [len(row.tokens or ()) for row in rows], range(len(_stages(rows)))
     places = {token: place for place, token in enumerate(_vocabulary(rows))}
-    columns: dict[str, list[Any]] = {name: [] for name in ("token", "gap", "size", "live")}
-    floats: dict[str, list[Any]] = {f"stage {place}": [] for place in range(len(_stages(rows)))}
-    floats |= {name: [] for name in ("advantage", "weight", "logp", "entropy")}
+    columns: dict[str, list[Any]] = {}
     for row, count in zip(rows, counts, strict=True):
-        columns["token"].append(numpy.array([places[token] for token in row.tokens or ()], numpy.int64))
-        if row.spans is None:
-            columns["gap"].append(numpy.zeros(count, numpy.int64))
-            columns["size"].append(numpy.full(count, -1))
-        else:
-            ends = numpy.concatenate([[0], row.spans[:-1, 1]]) if count else row.spans[:, 1]
-            columns["gap"].append(row.spans[:, 0] - ends)
-            columns["size"].append(row.spans[:, 1] - row.spans[:, 0])
-        columns["live"].append(row.live)
-        absent = numpy.full(count, math.nan, numpy.float32)
-        for place in range(len(_stages(rows))):
-            floats[f"stage {place}"].append(row.stages[place][1] if place < len(row.stages) else absent)
-        for name in ("advantage", "weight", "logp", "entropy"):
-            floats[name].append(row.values.get(name, absent))
-    return pack(counts, {name: _joined(parts) for name, parts in {**columns, **floats}.items()})
-
-
-def _joined(parts: Sequence[Any]) -> numpy.ndarray[Any, Any]:
-    joined: numpy.ndarray[Any, Any] = numpy.concatenate(parts)
-    return joined
+        spans, absent = row.spans, numpy.full(count, math.nan, numpy.float32)
+        of_row = {
+            "token": numpy.array([places[token] for token in row.tokens or ()], numpy.int64),
+            "gap": numpy.zeros(count, int) if spans is None else spans[:, 0] - numpy.append(0, spans[:, 1])[:-1],
+            "size": numpy.full(count, -1) if spans is None else spans[:, 1] - spans[:, 0],
+            "live": row.live,
+            **{f"stage {place}": row.stages[place][1] if place < len(row.stages) else absent for place in stages},
+            **{name: row.values.get(name, absent) for name in _PER_TOKEN},
+        }
+        for name, values in of_row.items():
+            columns.setdefault(name, []).append(values)
+    return pack(counts, {name: numpy.concatenate(parts) for name, parts in columns.items()})
 
 
 def _json(value: Any) -> bytes:
