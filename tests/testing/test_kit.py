@@ -25,7 +25,7 @@ from trl_grpo_ext.testing import (
     make_rollout,
 )
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
-from trl_grpo_ext.testing.options import project_name, project_options
+from trl_grpo_ext.testing.kit import project_name, project_options
 
 
 class Wants:

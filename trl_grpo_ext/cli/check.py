@@ -136,7 +136,7 @@ def _unique_name(info: PluginInfo, name: str) -> str:
 def _of_this_project(info: PluginInfo) -> dict[str, Any]:
     """What the pyproject.toml of the current folder says for the check of a plugin, if the plugin is that project's."""
     from ..plugins.metadata import normal
-    from ..testing.options import project_name, project_options
+    from ..testing.kit import project_name, project_options
 
     here = Path.cwd()
     name = project_name(here)

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo
-    from .report import Report
+    from .rules import Report
 
 OPTION = "--trl-grpo-ext"
 _ROOT = "trl-grpo-ext"
@@ -56,7 +56,7 @@ class ConformanceCollector(pytest.Collector):
     def collect(self) -> Iterator[pytest.Item]:
         """Yield one item for each plugin and rule, and one that fails where something cannot be loaded."""
         from ..errors import TRLGRPOExtError
-        from .options import project_options
+        from .kit import project_options
         from .rules import rules_of
 
         try:
@@ -75,7 +75,7 @@ class ConformanceCollector(pytest.Collector):
         from ..errors import ConfigurationError
         from ..plugins.discovery import available
         from ..plugins.metadata import normal
-        from .options import project_name
+        from .kit import project_name
 
         words = [word.strip() for word in self.asked.split(",") if word.strip()]
         if not words:
