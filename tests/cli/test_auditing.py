@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trl_grpo_ext import load_rewards
-from trl_grpo_ext.cli.auditing import Audit, audit
+from trl_grpo_ext.cli.audit import Audit, audit
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 
 GOOD = [

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from trl_grpo_ext import SpanScore
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.guard.validation import checked_scores
+from trl_grpo_ext.types import SpanScore
 
 
 def generated(*values: float | None) -> Iterator[float | None]:

@@ -14,8 +14,18 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigurationError, PluginError
-from .console import messages, one_line, paragraph, printable, results
-from .kinds import KIND_HELP, complete_distribution, complete_kind, complete_name, kind_of
+from .console import (
+    KIND_HELP,
+    complete_distribution,
+    complete_kind,
+    complete_name,
+    kind_of,
+    messages,
+    one_line,
+    paragraph,
+    printable,
+    results,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console

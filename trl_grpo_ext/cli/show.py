@@ -9,8 +9,7 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from .console import messages, one_line, paragraph, printable, results
-from .kinds import KIND_HELP, complete_kind, complete_name, kind_of
+from .console import KIND_HELP, complete_kind, complete_name, kind_of, messages, one_line, paragraph, printable, results
 
 if TYPE_CHECKING:
     from rich.console import Console
