@@ -63,16 +63,6 @@ def test_the_walk_reads_a_page_and_notices_what_differs(tmp_path: Path) -> None:
     assert differences("no (3%)", "no (14%)", tolerance=0.1) == ["no (3%)"]
 
 
-def test_the_times_on_the_page_come_with_their_command_and_machine() -> None:
-    (section,) = re.findall(r"## How long it takes\n(.*?)\n## ", TEXT, re.DOTALL)
-    assert "`python bench/first_plugin.py`" in section
-    seconds = dict(re.findall(r"\| `([^`]+)` \| ([\d.]+) \|", section))
-    assert [*seconds] == [" ".join(step.text.split()[:3]) for step in STEPS if step.language == "sh"]
-    (total,) = re.findall(r"\| all of them \| ([\d.]+) \|", section)
-    assert float(total) == pytest.approx(sum(map(float, seconds.values())), abs=0.5)
-    assert re.search(r"\d+ x86_64 cores.*Python 3\.\d+.*trl \d.*torch \d", section, re.DOTALL)
-
-
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_clone(tmp_path_factory.mktemp("reader") / "clone")
