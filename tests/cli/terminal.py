@@ -35,7 +35,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command left behind. In a terminal both streams arrive as `out`, with `\\r\\n` made `\\n`."""
+    """What a command left. In a terminal both streams arrive as `out`, with `\\r\\n` made `\\n`."""
 
     status: int
     out: str
@@ -123,7 +123,7 @@ def run_command(
     """Run `trl-grpo-ext WORDS`.
 
     Args:
-        words: The command line behind `trl-grpo-ext`.
+        words: The command line after `trl-grpo-ext`.
         width: Columns of a pseudo-terminal. None: stdout and stderr are pipes.
         piped: Whether stdout is a pipe. By default where there is no width; with a width and True, stdout is a pipe
             and COLUMNS is that width.

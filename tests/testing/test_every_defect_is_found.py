@@ -23,6 +23,7 @@ RIGHT: list[tuple[Kind, Any]] = [
     ("reward", wrong_rewards.Declared()),
     ("advantage_hook", wrong_hooks.Right()),
     ("advantage_hook", wrong_hooks.Spans()),
+    ("advantage_hook", wrong_hooks.NoNegativeRewards()),
     ("loss_aggregation", wrong_aggregations.Right()),
     ("loss_aggregation", wrong_aggregations.RightReduce()),
     ("loss_aggregation", wrong_aggregations.LocalReduce()),

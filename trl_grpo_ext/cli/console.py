@@ -56,7 +56,7 @@ def one_line(text: str) -> str:
 
 
 def paragraph(console: Console, text: Text, indent: int = 0) -> None:
-    """Print text filled to the width: every line indented, none with blanks behind it, long words folded."""
+    """Print text filled to the width: every line indented, none ending in blanks, long words folded."""
     for line in text.wrap(console, max(console.width - indent, 10), overflow="fold"):
         line.rstrip()
         line.pad_left(indent)

@@ -98,7 +98,7 @@ def new_command(
 
 
 def _refuse_taken(kind: str, name: str) -> None:
-    """Two plugins of a kind with one name could only be told apart by their distributions."""
+    """Two plugins of a kind with one name could only be distinguished by their distributions."""
     from ..plugins.discovery import available
     from ..plugins.selection import with_article
 

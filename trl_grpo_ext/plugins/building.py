@@ -149,7 +149,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
-    """Compare the parameters with the signature before calling, so that a typo is told from a failure inside."""
+    """Compare the parameters with the signature before calling, so that a typo does not look like a failure inside."""
     try:
         signature = inspect.signature(exported)
     except (TypeError, ValueError):  # some built-in and extension types have none

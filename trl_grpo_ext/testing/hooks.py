@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..credit.flow import run_hook
-from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
+from ..errors import PluginRunError, TRLGRPOExtError
 from ..types import NEEDS, Forward, Rollout, implements
 from .builders import Scene, Setting, negative, nothing_live, odd, with_empty_rows
 from .rules import Broken, NotChecked, over, raised
@@ -147,10 +147,10 @@ class HookChecks(Trials):
         def judge(scene: Scene) -> None:
             try:
                 self._results(scene)
-            except (PluginOutputError, PluginRunError):
-                raise
-            except TRLGRPOExtError:  # a refusal in words is no NaN
-                return
+            except TRLGRPOExtError as error:
+                if isinstance(error, PluginRunError) or getattr(error, "breaks", None):
+                    raise
+                # Any other is a refusal in words, which is no NaN.
 
         self._over([negative(self.setting)], judge, "negative rewards", breaks=("finite", None))
 

@@ -40,7 +40,7 @@ def pytest_load_initial_conftests(args: list[str]) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the conformance tests behind the others."""
+    """Add the conformance tests after the others."""
     asked = config.getoption(OPTION.strip("-").replace("-", "_"))
     if asked is not None:
         items.extend(ConformanceCollector.from_parent(session, name=_ROOT, nodeid=_ROOT, asked=asked).collect())
