@@ -124,6 +124,16 @@ def test_declared_exemptions_skip_their_rules() -> None:
     assert check_reward(wrong_rewards.Slow(), seconds_per_completion=0.5).ok
 
 
+def test_rules_that_the_flow_lets_nobody_check_say_which_one_is_broken() -> None:
+    report = check_loss_aggregation(wrong_aggregations.Detaches())
+    reasons = {rule.name: reason for rule, reason in report.skipped}
+    for rule in ("mask", "finite", "padding", "row_permutation", "determinism"):
+        assert reasons[f"aggregation.{rule}"] == "aggregation.gradient is broken"
+    assert "aggregation.homogeneous" in {rule.name for rule in report.passed}  # which asks for no gradient
+    report = check_loss_aggregation(wrong_aggregations.Advantage())
+    assert "aggregation.finite" in {rule.name for rule in report.passed}  # the flow looks at signs later
+
+
 def test_references_that_are_declared_unreadable_are_tried() -> None:
     assert check_reward(AnyReference()).ok
     report = check_reward(AnyReference(), unreadable=["see the appendix"])

@@ -12,7 +12,7 @@ import functools
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -532,15 +532,14 @@ def odd(setting: Setting) -> dict[str, Scene]:
     """Batches on which divisions by zero happen, by what is odd about them."""
     lives = [(1, 1, 1), (1,), (1, 1), (1, 1, 1, 1)]
     nan = math.nan
-    unscored = _scene(setting, 2, lives, [nan] * 4)
     return {
-        "a group whose rewards are all equal": _equal(_scene(setting, 2, lives, [1.0, 1.0, 0.0, 1.0]), 0, (1.0, 0.0)),
-        "rewards that are all zero": _equal(_scene(setting, 2, lives, [0.0] * 4), None, (0.0, 0.0)),
-        "one-token completions": _scene(setting, 2, [(1,)] * 4, [1.0, 0.0, 0.5, 0.0]),
-        "a completion without a reward": _equal(_scene(setting, 2, lives, [1.0, 0.0, 0.5, 1.0]), 3, (nan, nan)),
-        "completions without a reward": replace(
-            unscored, rows=tuple(replace(row, rewards=(nan, nan)) for row in unscored.rows)
+        "a group whose rewards are all equal": _scored(
+            _scene(setting, 2, lives, [1.0, 1.0, 0.0, 1.0]), (0, 1), (1.0, 0.0)
         ),
+        "rewards that are all zero": _scored(_scene(setting, 2, lives, [0.0] * 4), range(4), (0.0, 0.0)),
+        "one-token completions": _scene(setting, 2, [(1,)] * 4, [1.0, 0.0, 0.5, 0.0]),
+        "a completion without a reward": _scored(_scene(setting, 2, lives, [1.0, 0.0, 0.5, 1.0]), (3,), (nan, nan)),
+        "completions without a reward": _scored(_scene(setting, 2, lives, [nan] * 4), range(4), (nan, nan)),
     }
 
 
@@ -577,14 +576,10 @@ def negative(setting: Setting) -> Scene:
     return _scene(setting, 2, [(1, 1), (1,), (1, 1, 1), (1,)], [-1.0, -2.0, 0.5, -0.5])
 
 
-def _equal(scene: Scene, which: int | None, rewards: tuple[float, float]) -> Scene:
-    """Give one group (a row where `which` is 3), or all, these rewards."""
-    if which == 3:
-        return replace(scene, rows=(*scene.rows[:3], replace(scene.rows[3], rewards=rewards)))
-    return replace(
-        scene,
-        rows=tuple(replace(row, rewards=rewards) if which in (None, row.group) else row for row in scene.rows),
-    )
+def _scored(scene: Scene, places: Collection[int], rewards: tuple[float, float]) -> Scene:
+    """Give the rows at some places these rewards."""
+    pairs = enumerate(scene.rows)
+    return replace(scene, rows=tuple(replace(row, rewards=rewards) if n in places else row for n, row in pairs))
 
 
 def wider(scene: Scene) -> int:

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,11 @@ from .rules import Broken, NotChecked, over, raised
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 """How far two numbers may be apart that ought to be the same: a plugin may well compute in float32."""
+
+
+_ORDER = ("gathers", "shape", "gradient", "finite", "non_negative", "mask")
+"""The parts of the contract in the order in which the flow looks at them: a refusal for one says that those before it
+are kept."""
 
 
 class Trials(ABC):
@@ -77,7 +82,7 @@ class Trials(ABC):
         scenes: Sequence[Scene],
         judge: Callable[[Scene], Any],
         where: str = "",
-        breaks: Collection[str | None] = (None,),
+        breaks: Sequence[str | None] = (None,),
     ) -> None:
         """Judge scenes, the plugin's exceptions too; those on odd batches are for the rules about these to report.
 
@@ -85,7 +90,8 @@ class Trials(ABC):
             scenes: The scenes, in the order in which they are tried.
             judge: Returns where all is well and raises `Broken` where not.
             where: What is odd about the scenes.
-            breaks: The parts of the contract whose breach is this rule's; None is a refusal of another kind.
+            breaks: The parts of the contract whose breach is this rule's, the first in `_ORDER` in front; None is an
+                exception of another kind.
         """
         no_news = self.varied[len(self.ordinary) :] if scenes is self.varied else []
         refused: list[str] = []
@@ -101,7 +107,7 @@ class Trials(ABC):
                 known = part is None and any(scene is one for one in no_news)
                 if part in breaks and not known:
                     raise Broken(f"{raised(error)}{place}", str(scene)) from error
-                if part is not None:
+                if part is not None and (breaks[0] is None or _ORDER.index(part) < _ORDER.index(breaks[0])):
                     refused.append(part)
 
         over(scenes, guarded, Scene.smaller)
