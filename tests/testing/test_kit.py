@@ -141,6 +141,56 @@ def test_references_that_are_declared_unreadable_are_tried() -> None:
     assert "see the appendix" in report.violations[0].message
 
 
+def compares(completions: list[Any], **columns: Any) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+compares.reference_column = "answer"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "reason"),
+    [
+        ("reward.formats", {"completions": [[{"role": "assistant", "content": "18"}]]}, "that were given are messages"),
+        ("reward.outcomes", {}, "none of the completions scores better than the others"),
+        ("reward.none", {"required": ["answer", "solution", "numbers", "tests", "task"]}, "no column may be None"),
+    ],
+)
+def test_a_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, Any], reason: str) -> None:
+    report = check_reward(compares, rules=[rule], **options)
+    assert report.ok
+    assert not report.passed
+    ((_, said),) = report.skipped
+    assert reason in said
+
+
+@pytest.mark.parametrize(
+    ("returned", "rule", "message"),
+    [
+        (lambda count: (0.5 for _ in range(count)), None, ""),
+        (lambda count: torch.zeros(count), None, ""),
+        (lambda count: [float("nan")] * count, "reward.types", "is NaN; say None"),
+        (lambda count: [1e39] * count, "reward.types", "is not finite in float32"),
+        (lambda count: [float("inf")] * count, "reward.types", "it must be finite"),
+        (lambda count: None, "reward.length", "Did the function forget its return?"),
+        (lambda count: {"a": 1}, "reward.length", "returned dict"),
+        (lambda count: torch.zeros(count, 2), "reward.length", "one number per completion"),
+    ],
+)
+def test_what_a_reward_may_return(returned: Any, rule: str | None, message: str) -> None:
+    def reward(completions: list[Any], **columns: Any) -> Any:
+        return returned(len(completions))
+
+    report = check_reward(reward, rules=["reward.call", "reward.length", "reward.types"])
+    assert [broken.rule.name for broken in report.violations] == ([] if rule is None else [rule])
+    assert message in "".join(broken.message for broken in report.violations)
+
+
+def test_what_is_not_callable_is_no_reward() -> None:
+    (broken,) = check_reward(3).violations
+    assert (broken.rule.name, broken.message) == ("reward.call", "it is int, which is not callable")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
