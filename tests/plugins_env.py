@@ -112,9 +112,8 @@ def plugin_environment(tmp_path_factory: pytest.TempPathFactory, plugin_wheels: 
 
 
 @pytest.fixture
-def good_copy(tmp_path: Path, plugin_wheels: dict[str, Path]) -> Path:
-    """A directory with `tge-good` installed in it, for a test to damage."""
-    target = tmp_path / "copy"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
-    _run([*pip, "--target", target, plugin_wheels["tge-good"]], tmp_path)
-    return target
+def good_copy(tmp_path: Path, plugin_environment: Environment) -> Path:
+    """A directory with `tge-good` in it as pip installed it, for a test to damage."""
+    for name in ("tge_good", "tge_good-0.1.0.dist-info"):
+        shutil.copytree(plugin_environment.site_packages / name, tmp_path / "copy" / name)
+    return tmp_path / "copy"

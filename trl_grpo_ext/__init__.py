@@ -1,6 +1,7 @@
 """Plugins for TRL's `GRPOTrainer`: rewards, token-level advantage hooks and loss aggregations.
 
-The public names below are loaded on first use, so that importing the package, or listing plugins, costs no torch.
+What most people need is here, and loaded on first use, so that importing the package, or listing plugins, costs no
+torch. Errors are in `errors`, all that plugins are handed, and the protocols that they fit, in `types`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,8 @@ if TYPE_CHECKING:
     from .trainer.config import GRPOExtConfig as GRPOExtConfig
     from .trainer.mixin import GRPOExtMixin as GRPOExtMixin
     from .trainer.mixin import GRPOExtTrainer as GRPOExtTrainer
-    from .types import CONTRACT_VERSION as CONTRACT_VERSION
-    from .types import AdvantageHook as AdvantageHook
     from .types import Forward as Forward
-    from .types import LossAggregation as LossAggregation
-    from .types import Reward as Reward
     from .types import Rollout as Rollout
-    from .types import Span as Span
-    from .types import SpanScore as SpanScore
-    from .types import StepTotals as StepTotals
     from .types import Totals as Totals
     from .types import span_reward as span_reward
 
@@ -58,15 +52,8 @@ _HOME_OF = {
     "SafeCheckpoints": "launch.checkpoints",
     "GRPOExtMixin": "trainer.mixin",
     "GRPOExtTrainer": "trainer.mixin",
-    "AdvantageHook": "types",
-    "CONTRACT_VERSION": "types",
     "Forward": "types",
-    "LossAggregation": "types",
-    "Reward": "types",
     "Rollout": "types",
-    "Span": "types",
-    "SpanScore": "types",
-    "StepTotals": "types",
     "Totals": "types",
     "span_reward": "types",
 }

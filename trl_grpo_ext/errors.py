@@ -74,7 +74,19 @@ class RewardError(TRLGRPOExtError, ValueError):
 
 
 class PluginOutputError(TRLGRPOExtError, ValueError):
-    """A plugin ran and returned something that breaks its contract: wrong shape, not finite, off the mask."""
+    """A plugin ran and returned something that breaks its contract: wrong shape, not finite, off the mask.
+
+    Attributes:
+        breaks: Which part of the contract, as the conformance kit's rules are called ("shape", "finite", "mask", ...);
+            None where nobody said.
+    """
+
+    breaks: str | None = None
+
+    def __init__(self, message: str = "", breaks: str | None = None) -> None:
+        super().__init__(message)
+        if breaks is not None:
+            self.breaks = breaks
 
 
 class PluginRunError(TRLGRPOExtError, RuntimeError):

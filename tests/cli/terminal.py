@@ -1,8 +1,13 @@
-"""Running the real `trl-grpo-ext` as a person does, in a terminal of a given width, and as a pipe does."""
+"""Running `trl-grpo-ext` as a person does, in a terminal of a given width, and as a pipe does.
+
+`invoke` runs it in this process, which costs no start; `run_command` runs the installed command.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import importlib
+import io
 import os
 import pty
 import re
@@ -15,7 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from rich.cells import cell_len
+
+from trl_grpo_ext.cli.main import main
 
 COMMAND = Path(sys.executable).parent / "trl-grpo-ext"
 _DECIDES_THE_OUTPUT = (
@@ -27,7 +35,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command left behind. In a terminal both streams arrive as `out`, with `\\r\\n` made `\\n`."""
+    """What a command left. In a terminal both streams arrive as `out`, with `\\r\\n` made `\\n`."""
 
     status: int
     out: str
@@ -37,6 +45,69 @@ class Finished:
     def plain(self) -> str:
         """`out` without escape sequences."""
         return without_escapes(self.out)
+
+
+class _Stream(io.TextIOWrapper):
+    """What stdout or stderr is while a command runs in this process."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def written(self) -> str:
+        assert isinstance(self.buffer, io.BytesIO)
+        return self.buffer.getvalue().decode()
+
+
+def invoke(
+    *words: str | Path,
+    width: int | None = None,
+    color: bool | None = None,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+) -> Finished:
+    """The same as `run_command` in this process. Modules from PYTHONPATH are forgotten afterwards.
+
+    With a width, both streams say that they are a terminal, and COLUMNS says how wide.
+    """
+    changed = {**dict.fromkeys(_DECIDES_THE_OUTPUT), "TERM": "xterm-256color", **(env or {})}
+    if color is not None:
+        changed["FORCE_COLOR" if color else "NO_COLOR"] = "1"
+    if width is not None:
+        changed["COLUMNS"] = str(width)
+    path = [part for part in (changed.pop("PYTHONPATH", None) or "").split(os.pathsep) if part]
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in changed.items():
+            if value is None:
+                patch.delenv(name, raising=False)
+            else:
+                patch.setenv(name, value)
+        patch.setattr(sys, "path", [*path, *sys.path])
+        importlib.invalidate_caches()
+        if cwd is not None:
+            patch.chdir(cwd)
+        out = _Stream(width is not None)
+        err = out if width is not None else _Stream(terminal=False)
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        patch.setattr(sys, "argv", ["trl-grpo-ext", *map(str, words)])
+        patch.setattr(sys.modules["__main__"], "__package__", None)  # else click calls it "python -m pytest"
+        try:
+            main()
+            status: object = 0
+        except SystemExit as end:
+            status = end.code or 0
+        finally:
+            for name in set(sys.modules) - before:
+                file = getattr(sys.modules[name], "__file__", None) or ""
+                if file.startswith(tuple(path) or ("\0",)):
+                    del sys.modules[name]
+    assert isinstance(status, int), status
+    return Finished(status, out.written(), "" if err is out else err.written())
 
 
 def run_command(
@@ -52,7 +123,7 @@ def run_command(
     """Run `trl-grpo-ext WORDS`.
 
     Args:
-        words: The command line behind `trl-grpo-ext`.
+        words: The command line after `trl-grpo-ext`.
         width: Columns of a pseudo-terminal. None: stdout and stderr are pipes.
         piped: Whether stdout is a pipe. By default where there is no width; with a width and True, stdout is a pipe
             and COLUMNS is that width.

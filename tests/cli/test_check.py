@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.distributions import write_distribution
-from tests.cli.terminal import Finished, assert_readable, run_command
+from tests.cli.terminal import Finished, assert_readable, invoke
 
 REWARDS = '''
 print("chatter at import")
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(folder: Path, *words: str | Path, width: int | None = None, cwd: Path | None = None) -> Finished:
-    return run_command("check", *words, width=width, env={"PYTHONPATH": str(folder)}, cwd=cwd)
+    return invoke("check", *words, width=width, env={"PYTHONPATH": str(folder)}, cwd=cwd)
 
 
 def test_a_reward_that_keeps_the_rules(folder: Path) -> None:
@@ -149,26 +149,26 @@ def test_a_plugin_of_a_distribution_that_cannot_be_loaded_is_in_the_json_and_end
 
 def test_what_to_check_must_be_said_once() -> None:
     for words in ((), ("clip", "--distribution", "trl-grpo-ext")):
-        done = run_command("check", *words)
+        done = invoke("check", *words)
         assert (done.status, done.out) == (2, "")
         assert "Say what to check: a selection, or --distribution NAME; and not both." in done.err
-    done = run_command("check", "--distribution", "trl-grpo-exd")
+    done = invoke("check", "--distribution", "trl-grpo-exd")
     assert (done.status, done.out) == (2, "")
     assert "Did you mean 'trl-grpo-ext'?" in done.err
 
 
 def test_a_name_of_two_kinds_is_checked_as_both_unless_a_kind_is_given() -> None:
-    both = json.loads(run_command("check", "dr_grpo", "--json").out)
+    both = json.loads(invoke("check", "dr_grpo", "--json").out)
     assert [report["kind"] for report in both] == ["advantage_hook", "loss_aggregation"]
     assert all(report["ok"] for report in both)
-    one = json.loads(run_command("check", "dr_grpo", "--kind", "aggregation", "--json").out)
+    one = json.loads(invoke("check", "dr_grpo", "--kind", "aggregation", "--json").out)
     assert [report["kind"] for report in one] == ["loss_aggregation"]
 
 
 def test_the_rules_can_be_listed() -> None:
-    rules = json.loads(run_command("check", "--list-rules", "--json").out)
+    rules = json.loads(invoke("check", "--list-rules", "--json").out)
     assert {rule["kind"] for rule in rules} == {"reward", "advantage_hook", "loss_aggregation"}
     assert all(rule.keys() == {"name", "kind", "summary", "why"} for rule in rules)
-    words = run_command("check", "--list-rules", "--kind", "hook").out
+    words = invoke("check", "--list-rules", "--kind", "hook").out
     names = [line for line in words.splitlines() if not line.startswith(" ")]
     assert names == [rule["name"] for rule in rules if rule["kind"] == "advantage_hook"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.distributions import MARKED, imported, write_distribution
-from tests.cli.terminal import COMMAND, Finished, run_command
+from tests.cli.terminal import COMMAND, Finished, invoke, run_command
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -22,7 +22,7 @@ def complete(shell: str, *words: str, env: dict[str, str] | None = None) -> Fini
         "zsh": {"_TYPER_COMPLETE_ARGS": line},
         "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
     }[shell]
-    return run_command(env={"_TRL_GRPO_EXT_COMPLETE": f"complete_{shell}", **asked, **(env or {})})
+    return invoke(env={"_TRL_GRPO_EXT_COMPLETE": f"complete_{shell}", **asked, **(env or {})})
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -62,8 +62,8 @@ def test_a_setting_that_is_wrong_does_not_spoil_the_line() -> None:
 
 
 def test_completing_imports_neither_torch_nor_a_plugin() -> None:
-    env = {"PYTHONPROFILEIMPORTTIME": "1"}
-    done = complete("bash", "show", "entropy_s", env=env)
+    env = {"PYTHONPROFILEIMPORTTIME": "1", "_TRL_GRPO_EXT_COMPLETE": "complete_bash"}
+    done = run_command(env={**env, "COMP_WORDS": "trl-grpo-ext show entropy_s", "COMP_CWORD": "2"})
     modules = {line.rpartition("|")[2].strip() for line in done.err.splitlines() if line.startswith("import time:")}
     assert "trl_grpo_ext.plugins.discovery" in modules
     assert not modules & {"torch", "trl", "transformers", "trl_grpo_ext.rewards", "trl_grpo_ext.advantages"}
@@ -71,7 +71,7 @@ def test_completing_imports_neither_torch_nor_a_plugin() -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_can_be_shown_and_is_the_shells_own_language(shell: str, tmp_path: Path) -> None:
-    done = run_command(env={"_TRL_GRPO_EXT_COMPLETE": f"source_{shell}"})
+    done = invoke(env={"_TRL_GRPO_EXT_COMPLETE": f"source_{shell}"})
     assert done.status == 0
     assert f"_TRL_GRPO_EXT_COMPLETE=complete_{shell}" in done.out
     if (interpreter := shutil.which(shell)) is not None:
@@ -84,7 +84,7 @@ def test_bash_completes_with_the_installed_script(tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")
-    script = run_command(env={"_TRL_GRPO_EXT_COMPLETE": "source_bash"}).out
+    script = invoke(env={"_TRL_GRPO_EXT_COMPLETE": "source_bash"}).out
     line = f"PATH={COMMAND.parent}:$PATH\n{script}\n"
     line += "COMP_WORDS=(trl-grpo-ext show entropy_s); COMP_CWORD=2\n"
     line += '$(complete -p trl-grpo-ext | sed "s/.*-F \\([^ ]*\\).*/\\1/") trl-grpo-ext\necho "${COMPREPLY[@]}"\n'
@@ -94,9 +94,9 @@ def test_bash_completes_with_the_installed_script(tmp_path: Path) -> None:
 
 def test_installing_writes_to_the_home_folder(tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "SHELL": "/bin/bash"}
-    done = run_command("--install-completion", "bash", env=env)
+    done = invoke("--install-completion", "bash", env=env)
     assert done.status == 0, done
     assert "_TRL_GRPO_EXT_COMPLETE=complete_bash" in (tmp_path / ".bash_completions" / "trl-grpo-ext.sh").read_text()
-    shown = run_command("--show-completion", "bash", env=env)
+    shown = invoke("--show-completion", "bash", env=env)
     assert shown.status == 0
     assert "_TRL_GRPO_EXT_COMPLETE=complete_bash" in shown.out

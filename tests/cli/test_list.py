@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.distributions import MARKED, SLOW, imported, write_distribution
-from tests.cli.terminal import run_command
+from tests.cli.terminal import invoke
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def listed(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """What `list --json` prints of them, by distribution and name."""
-    done = run_command("list", "--json", env={"PYTHONPATH": str(folder)})
+    done = invoke("list", "--json", env={"PYTHONPATH": str(folder)})
     assert done.status == 0
     entries = json.loads(done.out)
     return {(entry["distribution"], entry["name"]): entry for entry in entries}
@@ -145,7 +145,7 @@ def test_states(
 
 
 def test_a_name_declared_twice_is_listed_twice(folder: Path) -> None:
-    done = run_command("list", "--distribution", "st-twice", "--json", env={"PYTHONPATH": str(folder)})
+    done = invoke("list", "--distribution", "st-twice", "--json", env={"PYTHONPATH": str(folder)})
     entries = json.loads(done.out)
     assert [(entry["target"], entry["state"]) for entry in entries] == [
         ("st_twice:one", "twice"),
@@ -155,7 +155,7 @@ def test_a_name_declared_twice_is_listed_twice(folder: Path) -> None:
 
 
 def test_unreadable_metadata_is_named_on_stderr_and_hurts_nobody(folder: Path) -> None:
-    done = run_command("list", env={"PYTHONPATH": str(folder)})
+    done = invoke("list", env={"PYTHONPATH": str(folder)})
     assert done.status == 0
     assert "st-unreadable" not in done.out
     assert "cannot be read: st-unreadable (entry_points.txt in" in done.err
@@ -164,13 +164,13 @@ def test_unreadable_metadata_is_named_on_stderr_and_hurts_nobody(folder: Path) -
 
 def test_what_may_not_load_is_blocked_and_collides_with_nobody(folder: Path) -> None:
     env = {"PYTHONPATH": str(folder), "TRL_GRPO_EXT_PLUGINS": "st-a"}
-    done = run_command("list", "hooks", "--json", env=env)
+    done = invoke("list", "hooks", "--json", env=env)
     states = {entry["distribution"]: entry["state"] for entry in json.loads(done.out) if entry["name"] == "twin"}
     assert states == {"st-a": "ready", "st-b": "blocked"}
 
 
 def test_a_setting_that_cannot_be_read_is_an_error() -> None:
-    done = run_command("list", env={"TRL_GRPO_EXT_PLUGINS": "none,other"})
+    done = invoke("list", env={"TRL_GRPO_EXT_PLUGINS": "none,other"})
     assert done.status == 2
     assert done.out == ""
     assert "TRL_GRPO_EXT_PLUGINS='none,other'" in done.err
@@ -188,33 +188,33 @@ def test_a_setting_that_cannot_be_read_is_an_error() -> None:
     ],
 )
 def test_a_kind_may_be_written_in_several_ways(word: str, kind: str) -> None:
-    entries = json.loads(run_command("list", word, "--json").out)
+    entries = json.loads(invoke("list", word, "--json").out)
     assert entries
     assert {entry["kind"] for entry in entries} == {kind}
 
 
 def test_no_such_kind_and_no_such_distribution_are_errors_with_a_hint() -> None:
-    done = run_command("list", "rewrds")
+    done = invoke("list", "rewrds")
     assert (done.status, done.out) == (2, "")
     assert (
         "'rewrds' is not a kind of plugin; the kinds are reward, hook and aggregation. Did you mean reward?" in done.err
     )
-    done = run_command("list", "--distribution", "trl-grpo-exd")
+    done = invoke("list", "--distribution", "trl-grpo-exd")
     assert (done.status, done.out) == (2, "")
     assert "No distribution 'trl-grpo-exd' is installed. Did you mean 'trl-grpo-ext'?" in done.err
 
 
 def test_a_distribution_without_plugins_lists_nothing_and_says_so() -> None:
-    done = run_command("list", "--distribution", "typer")
+    done = invoke("list", "--distribution", "typer")
     assert (done.status, done.out, done.err) == (0, "", "There is no such plugin.\n")
-    done = run_command("list", "--distribution", "typer", "--json")
+    done = invoke("list", "--distribution", "typer", "--json")
     assert (done.status, json.loads(done.out)) == (0, [])
 
 
 def test_a_pipe_gets_a_line_for_each_plugin_however_long(folder: Path) -> None:
-    done = run_command("list", "rewards", env={"PYTHONPATH": str(folder)})
+    done = invoke("list", "rewards", env={"PYTHONPATH": str(folder)})
     lines = done.out.splitlines()
-    entries = json.loads(run_command("list", "rewards", "--json", env={"PYTHONPATH": str(folder)}).out)
+    entries = json.loads(invoke("list", "rewards", "--json", env={"PYTHONPATH": str(folder)}).out)
     assert len(lines) == 1 + len(entries)
     assert lines[0].split() == ["KIND", "NAME", "ALIASES", "DISTRIBUTION", "VERSION", "STATE", "SUMMARY"]
     (fine,) = (line for line in lines if " fine " in line)
@@ -235,5 +235,5 @@ def test_a_pipe_gets_a_line_for_each_plugin_however_long(folder: Path) -> None:
 def test_listing_and_showing_import_no_plugin(folder: Path) -> None:
     # Last in the file: every listing above has left its traces by now, were there any.
     for name in ("fine", "slow", "twin"):
-        assert run_command("show", name, env={"PYTHONPATH": str(folder)}).status == 0
+        assert invoke("show", name, env={"PYTHONPATH": str(folder)}).status == 0
     assert imported(folder) == []

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.cli.distributions import MARKED, imported, write_distribution
-from tests.cli.terminal import assert_readable, run_command
+from tests.cli.terminal import assert_readable, invoke
 
 HOOK = '''
 class Hook:
@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(folder: Path, *words: str) -> list[dict[str, Any]]:
-    done = run_command("show", *words, "--json", env={"PYTHONPATH": str(folder)})
+    done = invoke("show", *words, "--json", env={"PYTHONPATH": str(folder)})
     assert done.status == 0, done
     answer: list[dict[str, Any]] = json.loads(done.out)
     return answer
@@ -115,7 +115,7 @@ def test_all_that_is_known_of_a_hook(folder: Path) -> None:
         "example": example,
         "imported": False,
     }
-    words = run_command("show", "sh-hooks:sh_scale", env={"PYTHONPATH": str(folder)}).out
+    words = invoke("show", "sh-hooks:sh_scale", env={"PYTHONPATH": str(folder)}).out
     assert f"file: {docs['file']}:{docs['line']}" in words
     assert "mode: str, required" in words
     assert "https://arxiv.org/abs/2401.01234" in words
@@ -124,7 +124,7 @@ def test_all_that_is_known_of_a_hook(folder: Path) -> None:
 
 
 def test_a_name_of_two_kinds_shows_both_and_says_how_to_pick_one(folder: Path) -> None:
-    done = run_command("show", "sh_scale", env={"PYTHONPATH": str(folder)})
+    done = invoke("show", "sh_scale", env={"PYTHONPATH": str(folder)})
     assert done.status == 0
     assert done.out.count("kind: ") == 2
     assert "2 plugins answer to 'sh_scale'" in done.err
@@ -166,7 +166,7 @@ def test_a_dotted_path_needs_no_entry_point(folder: Path) -> None:
     ],
 )
 def test_what_there_is_not_is_an_error_with_a_hint(name: str, message: str) -> None:
-    done = run_command("show", name)
+    done = invoke("show", name)
     assert (done.status, done.out) == (2, "")
     assert message in done.err
     assert "\x1b" not in done.err
@@ -176,7 +176,7 @@ def test_a_plugin_is_imported_only_where_its_text_does_not_suffice_and_may_not_w
     (unread,) = shown(folder, "sh_unsure", "--no-import")
     assert (unread["imported"], unread["signature"]) == (False, None)
     assert imported(folder) == []
-    done = run_command("show", "sh_unsure", "--json", env={"PYTHONPATH": str(folder)})
+    done = invoke("show", "sh_unsure", "--json", env={"PYTHONPATH": str(folder)})
     (docs,) = json.loads(done.out)
     assert "chatter of the plugin" in done.err
     assert (docs["imported"], docs["signature"]) == (True, "(strength: float = 1.5, **more)")
@@ -187,22 +187,22 @@ def test_a_plugin_is_imported_only_where_its_text_does_not_suffice_and_may_not_w
 
 def test_a_plugin_that_may_not_load_is_never_imported(folder: Path) -> None:
     env = {"PYTHONPATH": str(folder), "TRL_GRPO_EXT_PLUGINS": "none"}
-    (docs,) = json.loads(run_command("show", "sh_unsure", "--json", env=env).out)
+    (docs,) = json.loads(invoke("show", "sh_unsure", "--json", env=env).out)
     assert (docs["state"], docs["imported"]) == ("blocked", False)
     assert imported(folder) == []
 
 
 def test_a_plugin_that_must_be_imported_and_cannot_be_is_a_problem(folder: Path) -> None:
-    done = run_command("show", "sh_raises", env={"PYTHONPATH": str(folder)})
+    done = invoke("show", "sh_raises", env={"PYTHONPATH": str(folder)})
     assert done.status == 1
     assert "state: broken: The reward 'sh_raises' from sh-unsure 1.0 cannot be loaded" in done.out
     assert "RuntimeError: not today" in done.out
-    assert run_command("show", "sh_raises", "--no-import", env={"PYTHONPATH": str(folder)}).status == 0
+    assert invoke("show", "sh_raises", "--no-import", env={"PYTHONPATH": str(folder)}).status == 0
 
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_no_word_of_the_docs_is_lost_in_a_narrow_terminal(width: int) -> None:
-    narrow, piped = run_command("show", "kl_in_reward", width=width), run_command("show", "kl_in_reward")
+    narrow, piped = invoke("show", "kl_in_reward", width=width), invoke("show", "kl_in_reward")
     assert_readable(narrow.out, width)
     # A path is longer than the line, so words are compared without the places where lines break.
     assert "".join(narrow.plain.split()) == "".join(piped.out.split())

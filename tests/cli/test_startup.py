@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,19 +21,23 @@ HEAVY = ("torch", "trl", "transformers", "accelerate", "numpy", "pyarrow", "jinj
 MANY = 200
 
 PROBE = """
-import json, sys
+import contextlib, io, json, sys
 opened = []
 def watch(event, arguments):
     if event in ("open", "os.listdir", "os.scandir"):
         opened.append((event, str(arguments[0])))
 sys.addaudithook(watch)
-sys.argv = ["trl-grpo-ext", *{words!r}]
-from trl_grpo_ext.cli import app
-try:
-    app()
-except SystemExit as end:
-    status = end.code
-print(json.dumps({{"status": status, "modules": sorted(sys.modules), "opened": opened}}), file=sys.stderr)
+from trl_grpo_ext.cli.main import app
+answers = []
+for words in {commands!r}:
+    sys.argv = ["trl-grpo-ext", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            app()
+        except SystemExit as end:
+            status = end.code
+    answers.append(dict(words=words, status=status, out=out.getvalue(), modules=sorted(sys.modules)))
+print(json.dumps(dict(answers=answers, opened=opened)))
 """
 
 
@@ -47,13 +52,14 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def probed(folder: Path | None, *words: str) -> tuple[str, dict[str, object]]:
-    """What a command prints, the modules it ends with, and what it opened."""
+def probed(folder: Path | None, *commands: list[str]) -> dict[str, Any]:
+    """What commands print one after the other in a fresh process, the modules after each, and what all have opened."""
     environ = {**os.environ, "PYTHONPATH": "" if folder is None else str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     environ.pop("COLUMNS", None)
-    command = [sys.executable, "-c", PROBE.format(words=words)]
+    command = [sys.executable, "-c", PROBE.format(commands=commands)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, json.loads(done.stderr.splitlines()[-1])
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
 
 
 def heavy(modules: list[str]) -> list[str]:
@@ -69,30 +75,28 @@ COMMANDS = (
         ["show", "span_credit"],
         ["show", "classifier", "--json"],
     ),
-    *(["check", "--help"], ["new", "--help"], ["replay", "--help"], ["doctor", "--help"], ["audit", "--help"]),
+    *([name, "--help"] for name in ("check", "new", "replay", "report", "doctor", "audit")),
     ["check", "--list-rules"],
 )
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_command_that_only_tells_imports_nothing_heavy_and_no_plugin(words: list[str]) -> None:
-    out, seen = probed(None, *words)
-    assert seen["status"] == 0
-    assert out
-    modules = seen["modules"]
-    assert isinstance(modules, list)
-    assert heavy(modules) == []
+def test_commands_that_only_tell_import_nothing_heavy_and_no_plugin() -> None:
     plugins = ("trl_grpo_ext.rewards", "trl_grpo_ext.advantages", "trl_grpo_ext.aggregation")
-    assert [name for name in modules if name.startswith(plugins)] == []
+    for answer in probed(None, *COMMANDS)["answers"]:
+        assert answer["status"] == 0, answer["words"]
+        assert answer["out"], answer["words"]
+        assert heavy(answer["modules"]) == [], answer["words"]
+        assert [name for name in answer["modules"] if name.startswith(plugins)] == [], answer["words"]
 
 
 def test_with_200_plugins_listing_reads_each_file_once_or_twice_and_imports_none(many: Path) -> None:
-    out, seen = probed(many, "list")
-    assert sum(line.split()[1].startswith("many_") for line in out.splitlines()) == MANY
-    assert "Score 199." in out
-    assert heavy(seen["modules"]) == []  # type: ignore[arg-type]
+    seen = probed(many, ["list"])
+    (answer,) = seen["answers"]
+    assert sum(line.split()[1].startswith("many_") for line in answer["out"].splitlines()) == MANY
+    assert "Score 199." in answer["out"]
+    assert heavy(answer["modules"]) == []
     assert imported(many) == []
-    opened = [Path(path) for _, path in seen["opened"] if path.startswith(str(many))]  # type: ignore[attr-defined]
+    opened = [Path(path) for _, path in seen["opened"] if path.startswith(str(many))]
     counts = Counter((path.parent.suffix or "module", path.name) for path in opened)
     assert counts["module", "__init__.py"] == MANY
     assert counts[".dist-info", "entry_points.txt"] <= 2 * MANY
@@ -125,10 +129,11 @@ def test_a_slow_plugin_delays_only_its_user(tmp_path: Path) -> None:
     write_distribution(
         tmp_path, "su-quick", {"reward": {"su_quick": "su_quick:reward"}}, {"su_quick.py": MARKED + quick}
     )
-    for words in (["list"], ["list", "--json"], ["show", "su_slow"], ["show", "su_quick"], ["list", "rewards"]):
-        out, _ = probed(tmp_path, *words)
-        assert "Quick." in out
-        assert imported(tmp_path) == []
+    seen = probed(
+        tmp_path, ["list"], ["list", "--json"], ["show", "su_slow"], ["show", "su_quick"], ["list", "rewards"]
+    )
+    assert all("Quick." in answer["out"] for answer in seen["answers"])
+    assert imported(tmp_path) == []
     code = "from trl_grpo_ext import load_rewards; print(load_rewards([{name!r}])[0](completions=['']))"
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     for name, traces in (("su_quick", ["su_quick.imported"]), ("su_slow", ["su_quick.imported", "su_slow.imported"])):

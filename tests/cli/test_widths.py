@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tests.cli.distributions import MARKED, imported, write_distribution
-from tests.cli.terminal import assert_readable, run_command, without_escapes
+from tests.cli.terminal import assert_readable, invoke, run_command, without_escapes
+from tests.public_api.surface import commands
 from trl_grpo_ext.cli.console import one_line, paragraph, printable
 
 LONG = "long_" * 60
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @pytest.mark.parametrize("width", [60, 100])
 def test_nothing_is_cut_or_too_wide(words: list[str], width: int) -> None:
-    done = run_command(*words, width=width)
+    done = invoke(*words, width=width)
     assert done.status == 0
     assert_readable(done.out, width)
     assert "\x1b[" in done.out
@@ -47,25 +48,29 @@ def test_nothing_is_cut_or_too_wide(words: list[str], width: int) -> None:
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_every_name_and_alias_can_be_read_whole(width: int) -> None:
-    shown = run_command("list", width=width).plain
-    for entry in json.loads(run_command("list", "--json").out):
+    shown = invoke("list", width=width).plain
+    for entry in json.loads(invoke("list", "--json").out):
         for name in (entry["name"], *entry["aliases"]):
             assert name in shown
 
 
-@pytest.mark.parametrize("command", ["", "list", "show", "check"])
-@pytest.mark.parametrize("width", [60, 100])
-def test_help_can_be_read(command: str, width: int) -> None:
-    done = run_command(*command.split(), "--help", width=width)
+@pytest.mark.parametrize("width", [60, 100, None])
+@pytest.mark.parametrize("command", ["", *commands()])
+def test_help_can_be_read(command: str, width: int | None) -> None:
+    done = invoke(*command.split(), "--help", width=width)
     assert done.status == 0
     assert_readable(done.out, width)
+    assert "Usage" in done.plain
+    assert "..." not in done.plain.partition("Options:")[2]  # nothing is cut
     for option in ("--help", *({"": ["--version"], "list": ["--json"], "show": ["--no-import"]}.get(command, []))):
         assert option in done.plain
+    if width is None:
+        assert "\x1b" not in done.out
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "grpo"], ["--help"]], ids=" ".join)
 def test_a_pipe_gets_no_colour_and_no_folded_lines(words: list[str]) -> None:
-    done = run_command(*words)
+    done = invoke(*words)
     assert "\x1b" not in done.out
     assert_readable(done.out, None)
     assert all(line == line.rstrip() for line in done.out.splitlines()) or words == ["--help"]
@@ -75,21 +80,29 @@ def test_a_pipe_gets_no_colour_and_no_folded_lines(words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", [["list", "hooks"], ["show", "grpo"]], ids=" ".join)
 def test_no_color_is_respected_in_a_terminal(words: list[str]) -> None:
-    coloured, plain = run_command(*words, width=100), run_command(*words, width=100, color=False)
+    coloured, plain = invoke(*words, width=100), invoke(*words, width=100, color=False)
     assert "\x1b[32m" in coloured.out or "\x1b[1m" in coloured.out
     for code in range(30, 48):
         assert f"\x1b[{code}m" not in plain.out
     assert plain.plain == coloured.plain
 
 
-def test_a_pipe_follows_columns() -> None:
-    done = run_command("show", "kl_in_reward", width=60, piped=True)
+def test_the_installed_command_in_a_real_terminal_and_in_pipes() -> None:
+    """What `invoke` cannot show: the width asked of the terminal, the streams, the process's status."""
+    done = run_command("list", width=60)
+    assert done.status == 0
     assert_readable(done.out, 60)
+    assert "\x1b[" in done.out
+    assert done.plain == invoke("list", width=60).plain
+    assert_readable(run_command("show", "kl_in_reward", width=60, piped=True).out, 60)
+    done = run_command("list", "rewrds")
+    assert (done.status, done.out) == (2, "")
+    assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("width", [60, 100, None])
 def test_hostile_plugins_are_text(folder: Path, width: int | None) -> None:
-    done = run_command("list", "--distribution", "wi-hostile", width=width, env={"PYTHONPATH": str(folder)})
+    done = invoke("list", "--distribution", "wi-hostile", width=width, env={"PYTHONPATH": str(folder)})
     assert done.status == 0
     assert_readable(done.out, width)
     joined = "".join(done.plain.split()) if width is None or width < 90 else done.plain
@@ -104,7 +117,7 @@ def test_hostile_plugins_are_text(folder: Path, width: int | None) -> None:
 
 @pytest.mark.parametrize("width", [60, 100, None])
 def test_a_hostile_plugin_is_shown_as_text(folder: Path, width: int | None) -> None:
-    done = run_command("show", "[bold]name", width=width, env={"PYTHONPATH": str(folder)})
+    done = invoke("show", "[bold]name", width=width, env={"PYTHONPATH": str(folder)})
     assert done.status == 0
     assert_readable(done.out, width)
     assert "[bold]name" in done.plain
@@ -114,7 +127,7 @@ def test_a_hostile_plugin_is_shown_as_text(folder: Path, width: int | None) -> N
 
 
 def test_json_holds_hostile_text_as_it_is(folder: Path) -> None:
-    done = run_command("list", "--distribution", "wi-hostile", "--json", env={"PYTHONPATH": str(folder)})
+    done = invoke("list", "--distribution", "wi-hostile", "--json", env={"PYTHONPATH": str(folder)})
     entries = json.loads(done.out)
     assert LONG in [entry["name"] for entry in entries]
     assert {entry["summary"] for entry in entries} == {" ".join(HOSTILE_DOCS.removesuffix(" More.").split())}

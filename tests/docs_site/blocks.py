@@ -95,7 +95,7 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
         "Geometric.__bases__ == (GRPOExtMixin, GMPOTrainer)",
     ),
     ("docs/stability.md", "contract_version = 1"): (
-        "from trl_grpo_ext.plugins.contract import CONTRACT_VERSION",
+        "from trl_grpo_ext.types import CONTRACT_VERSION",
         "FirstTokens.contract_version == CONTRACT_VERSION",
     ),
     ("docs/conformance.md", "conformance = {"): ("", "set(Polite.conformance) == {'parameters', 'columns'}"),

@@ -17,9 +17,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext import SpanScore
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.guard.calls import call, checked_scores, is_async, reward_name, rows_of, unique_names
+from trl_grpo_ext.types import SpanScore
 
 
 def plain(completions: list[str], factor: float = 1.0, **columns: Any) -> list[float]:

@@ -38,7 +38,7 @@ MODULES = (
     "trl_grpo_ext.history.replay",
     "trl_grpo_ext.trainer.live",
     "trl_grpo_ext.history.report",
-    "trl_grpo_ext.cli.auditing",
+    "trl_grpo_ext.cli.audit",
     "trl_grpo_ext.launch.engine",
     "trl_grpo_ext.launch.checkpoints",
 )

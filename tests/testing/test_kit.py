@@ -25,7 +25,7 @@ from trl_grpo_ext.testing import (
     make_rollout,
 )
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
-from trl_grpo_ext.testing.options import project_name, project_options
+from trl_grpo_ext.testing.kit import project_name, project_options
 
 
 class Wants:
@@ -124,11 +124,71 @@ def test_declared_exemptions_skip_their_rules() -> None:
     assert check_reward(wrong_rewards.Slow(), seconds_per_completion=0.5).ok
 
 
+def test_rules_that_the_flow_lets_nobody_check_say_which_one_is_broken() -> None:
+    report = check_loss_aggregation(wrong_aggregations.Detaches())
+    reasons = {rule.name: reason for rule, reason in report.skipped}
+    for rule in ("mask", "finite", "padding", "row_permutation", "determinism"):
+        assert reasons[f"aggregation.{rule}"] == "aggregation.gradient is broken"
+    assert "aggregation.homogeneous" in {rule.name for rule in report.passed}  # which asks for no gradient
+    report = check_loss_aggregation(wrong_aggregations.Advantage())
+    assert "aggregation.finite" in {rule.name for rule in report.passed}  # the flow looks at signs later
+
+
 def test_references_that_are_declared_unreadable_are_tried() -> None:
     assert check_reward(AnyReference()).ok
     report = check_reward(AnyReference(), unreadable=["see the appendix"])
     assert [broken.rule.name for broken in report.violations] == ["reward.outcomes"]
     assert "see the appendix" in report.violations[0].message
+
+
+def compares(completions: list[Any], **columns: Any) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+compares.reference_column = "answer"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "reason"),
+    [
+        ("reward.formats", {"completions": [[{"role": "assistant", "content": "18"}]]}, "that were given are messages"),
+        ("reward.outcomes", {}, "none of the completions scores better than the others"),
+        ("reward.none", {"required": ["answer", "solution", "numbers", "tests", "task"]}, "no column may be None"),
+    ],
+)
+def test_a_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, Any], reason: str) -> None:
+    report = check_reward(compares, rules=[rule], **options)
+    assert report.ok
+    assert not report.passed
+    ((_, said),) = report.skipped
+    assert reason in said
+
+
+@pytest.mark.parametrize(
+    ("returned", "rule", "message"),
+    [
+        (lambda count: (0.5 for _ in range(count)), None, ""),
+        (lambda count: torch.zeros(count), None, ""),
+        (lambda count: [float("nan")] * count, "reward.types", "is NaN; say None"),
+        (lambda count: [1e39] * count, "reward.types", "is not finite in float32"),
+        (lambda count: [float("inf")] * count, "reward.types", "it must be finite"),
+        (lambda count: None, "reward.length", "Did the function forget its return?"),
+        (lambda count: {"a": 1}, "reward.length", "returned dict"),
+        (lambda count: torch.zeros(count, 2), "reward.length", "one number per completion"),
+    ],
+)
+def test_what_a_reward_may_return(returned: Any, rule: str | None, message: str) -> None:
+    def reward(completions: list[Any], **columns: Any) -> Any:
+        return returned(len(completions))
+
+    report = check_reward(reward, rules=["reward.call", "reward.length", "reward.types"])
+    assert [broken.rule.name for broken in report.violations] == ([] if rule is None else [rule])
+    assert message in "".join(broken.message for broken in report.violations)
+
+
+def test_what_is_not_callable_is_no_reward() -> None:
+    (broken,) = check_reward(3).violations
+    assert (broken.rule.name, broken.message) == ("reward.call", "it is int, which is not callable")
 
 
 @pytest.mark.parametrize(

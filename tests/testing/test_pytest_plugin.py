@@ -72,7 +72,7 @@ def test_each_plugin_and_rule_is_a_test_of_its_own(pytester: pytest.Pytester) ->
     assert "smallest example: lengths=[" in text
     assert "why: Counting the rank's own rows" in text
     assert "Traceback" not in text
-    assert "aggregation_rules.py" not in text
+    assert "aggregations.py" not in text
     assert result.ret == 1
 
 

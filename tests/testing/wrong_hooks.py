@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from trl_grpo_ext.errors import PluginOutputError
+
 
 class Right:
     """Both stages, with a state, a need and a gather."""
@@ -43,6 +45,21 @@ class Spans:
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> list[Any]:
         return [[(0, 1, 0.5)] if text else None for text in rollout.texts]
+
+
+class NoNegativeRewards:
+    """Right too: it refuses in words what it cannot take."""
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        if bool((rollout.rewards_B < 0).any()):
+            raise PluginOutputError("rewards must not be negative")
+        return advantages_B_T * 2.0
+
+
+class RaisesOnNegativeRewards:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        assert not bool((rollout.rewards_B < 0).any())
+        return advantages_B_T * 2.0
 
 
 class Nothing:
@@ -216,6 +233,7 @@ BREAKS: list[tuple[str, type]] = [
     ("hook.dtype", Double),
     ("hook.mask", SumsThePadding),
     ("hook.finite", DividesByTheSpread),
+    ("hook.finite", RaisesOnNegativeRewards),
     ("hook.gradient", Learns),
     ("hook.inputs", InPlace),
     ("hook.inputs", InPlaceInTheContext),

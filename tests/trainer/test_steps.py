@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.support import relative_gap, train
-from trl_grpo_ext import StepTotals, Totals
 from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.types import StepTotals, Totals
 
 TWO_STEPS: dict[str, Any] = {
     "per_device_train_batch_size": 4,

@@ -1,11 +1,21 @@
-"""`trl-grpo-ext audit`: the command line of the audit. Heavy imports happen inside, when it runs."""
+"""`trl-grpo-ext audit`: does a reward understand a data set's references? To be asked before any GPU is rented.
+
+Every reference is given back to the reward as if a model had answered it. A reference that does not parse, or that is
+not right against itself, can teach nothing or the wrong thing; so can one that is ambiguous. How long the reward takes
+is measured on the way. Heavy imports happen inside, when it runs.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,13 +24,315 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigurationError
+from ..guard.outcomes import Judgement, Outcome, shown
 from .console import messages, one_line, printable, results
 
-if TYPE_CHECKING:
-    from .auditing import Audit
+__all__ = ["Audit", "Finding", "audit"]
 
 PROBLEMS = 1
 _FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+RENDERINGS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "${}$")
+"""How a reference is made into a completion. One of them has to be right, or the last explicit answer in it, boxed."""
+_OTHER_ANSWER = "\\boxed{-12345.5}"
+"""What hardly any reference says: a reference has to bear being compared with it."""
+
+_USUAL_COLUMNS = ("solution", "answer", "reference", "target", "label")
+_EXPLICIT = re.compile(
+    r"\\boxed\s*\{|<answer>(?P<tagged>[^<]{1,2000})</answer>|^####(?P<hashed>[^\n]{1,2000})$", re.MULTILINE
+)
+_LONGEST_BOX = 2000
+_TIMED_ROWS = 256
+_FAILURES = (Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with one row.
+
+    Attributes:
+        row: Its number in the data set.
+        problem: "does not parse", "wrong against itself", "fails" or "ambiguous".
+        reference: The reference, quoted.
+        detail: What exactly.
+    """
+
+    row: int
+    problem: str
+    reference: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found.
+
+    Attributes:
+        reward: The reward's name.
+        column: The column that holds the references.
+        rows: How many rows were looked at.
+        references: How many different references they hold.
+        findings: What is wrong, by row.
+        seconds: Of calls with one completion each, sorted.
+        per_second: Completions scored per second, in batches.
+    """
+
+    reward: str
+    column: str
+    rows: int
+    references: int
+    findings: list[Finding] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    per_second: float = 0.0
+
+    def counts(self) -> dict[str, int]:
+        """How many rows have each problem."""
+        problems = {"does not parse": 0, "wrong against itself": 0, "fails": 0, "ambiguous": 0}
+        for finding in self.findings:
+            problems[finding.problem] += 1
+        return problems
+
+    def latency(self) -> dict[str, float]:
+        """Seconds for one completion: the median, high quantiles and the longest."""
+        if not self.seconds:
+            return {}
+        last = len(self.seconds) - 1
+        at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+        return {name: self.seconds[round(share * last)] for name, share in at.items()}
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        values = asdict(self)
+        del values["seconds"]
+        return {**values, "problems": self.counts(), "latency_seconds": self.latency()}
+
+
+def audit(
+    reward: Any,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    column: str | None = None,
+    completions: str | None = None,
+    right_at: float = 1.0,
+    batch_size: int = 64,
+    progress: Callable[[Iterable[range], int], Iterable[range]] = lambda batches, count: batches,
+) -> Audit:
+    """Audit a data set's references with a reward.
+
+    Args:
+        reward: The reward; one with `judge` is asked for outcomes, any other for scores.
+        rows: The data set's rows, as mappings.
+        column: The column that holds the references. By default the reward's own `reference_column`, or the only one
+            of the usual names that is there. The reward finds it under the name of its own, too.
+        completions: A column that holds a right completion for each row, in place of the reference in its usual
+            renderings (as it is, boxed, in answer tags, between dollars), one of which has to be right.
+        right_at: From which score on a reward without `judge` says right.
+        batch_size: Completions per call.
+        progress: Wraps the batches, to show how far it is; gets their number too.
+
+    Raises:
+        ConfigurationError: There are no rows, or no such column.
+        TRLGRPOExtError: What the reward itself raises.
+    """
+    if not rows:
+        raise ConfigurationError("The data set has no rows to audit.")
+    column = _reference_column(reward, rows[0], column)
+    if completions is not None and completions not in rows[0]:
+        raise ConfigurationError(f"There is no column {completions!r}; the columns are {', '.join(rows[0])}.")
+    from ..guard.calls import reward_name  # slow to import
+
+    judge = _Judge(reward, column, right_at)
+    findings: list[Finding] = []
+    spent = 0.0
+    starts = range(0, len(rows), batch_size)
+    for batch in progress([range(s, min(s + batch_size, len(rows))) for s in starts], len(starts)):
+        started = time.perf_counter()
+        findings += _against_themselves(judge, [(row, rows[row]) for row in batch], column, completions)
+        spent += time.perf_counter() - started
+    unreadable = {finding.row for finding in findings}
+    findings += _several_answers(judge, rows, column, unreadable)
+    findings += _conflicting(judge, rows, column, unreadable)
+    return Audit(
+        reward=reward_name(reward),
+        column=column,
+        rows=len(rows),
+        references=len({repr(row[column]) for row in rows}),
+        findings=sorted(findings, key=lambda finding: finding.row),
+        seconds=_timed(judge, rows, column, completions),
+        per_second=judge.calls / spent if spent else 0.0,
+    )
+
+
+class _Judge:
+    """Asks one reward about completions of chosen rows."""
+
+    def __init__(self, reward: Any, column: str, right_at: float) -> None:
+        self.reward, self.column, self.right_at, self.calls = reward, column, right_at, 0
+        self.own_column: str | None = getattr(reward, "reference_column", None)
+
+    def __call__(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Judgement]:
+        from ..guard.calls import call, checked_scores, reward_name  # slow to import
+
+        self.calls += len(completions)
+        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name not in _NOT_COLUMNS}
+        if self.own_column is not None:
+            columns.setdefault(self.own_column, [row[self.column] for row in rows])
+        columns["prompts"] = [row.get("prompt", "") for row in rows]
+        columns["completions"] = list(completions)
+        columns["completion_ids"] = [[0] * max(1, len(completion.split())) for completion in completions]
+        with warnings.catch_warnings():  # what a reward would warn of is found here
+            warnings.simplefilter("ignore")
+            if hasattr(self.reward, "judge"):
+                judgements: list[Judgement] = call(self.reward.judge, columns)
+                return [self._read(judged) for judged in judgements]
+            scores = checked_scores(call(self.reward, columns), len(completions), reward_name(self.reward))
+        return [self._read(Judgement(Outcome.NONE if s is None else Outcome.SCORED, score=s)) for s in scores]
+
+    def of(self, asked: Sequence[tuple[int, Mapping[str, Any], str | None]]) -> list[Judgement]:
+        """The same for `(number, row, completion)` each."""
+        return self([text or "" for *_, text in asked], [row for _, row, _ in asked]) if asked else []
+
+    def _read(self, judged: Judgement) -> Judgement:
+        if judged.outcome is not Outcome.SCORED or judged.score is None:
+            return judged
+        outcome = Outcome.RIGHT if judged.score >= self.right_at else Outcome.WRONG
+        return Judgement(outcome, f"score {judged.score:g}", judged.score)
+
+
+_NOT_COLUMNS = {"prompt", "prompts", "completions", "completion", "completion_ids"}
+
+
+def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str:
+    own = getattr(reward, "reference_column", None)
+    usual = [name for name in _USUAL_COLUMNS if name in row]
+    column = asked or (own if own in row else None) or (usual[0] if len(usual) == 1 else own)
+    if column is None:
+        raise ConfigurationError(
+            f"Which column holds the references? The columns are {', '.join(row)}; name it with --reference."
+        )
+    if column not in row:
+        raise ConfigurationError(f"There is no column {column!r}; the columns are {', '.join(row)}.")
+    return column
+
+
+def _against_themselves(
+    judge: _Judge, rows: Sequence[tuple[int, Mapping[str, Any]]], column: str, completions: str | None
+) -> Iterator[Finding]:
+    """Try each rendering on the rows for which none before was right, and another answer on those that it was for."""
+    found = dict[int, Judgement]()
+    for place in range(1 if completions is not None else len(RENDERINGS) + 1):
+        texts = {
+            number: _rendered(str(row[completions or column]), place)
+            for number, row in rows
+            if number not in found or found[number].outcome not in (Outcome.RIGHT, Outcome.UNPARSEABLE)
+        }
+        asked = [(number, row, texts[number]) for number, row in rows if texts.get(number) is not None]
+        for (number, _, _), judged in zip(asked, judge.of(asked), strict=True):
+            if number not in found or _says(judged) > _says(found[number]):
+                found[number] = judged
+    right = [(number, row, _OTHER_ANSWER) for number, row in rows if found[number].outcome is Outcome.RIGHT]
+    for (number, _, _), judged in zip(right, judge.of(right), strict=True):
+        if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
+            found[number] = Judgement(
+                judged.outcome, f"compared with another answer{judged.detail and ': '}{judged.detail}"
+            )
+    for number, row in rows:
+        judged = found[number]
+        if judged.outcome is Outcome.RIGHT:
+            continue
+        problem = "wrong against itself"
+        if judged.outcome in (Outcome.UNPARSEABLE, Outcome.NONE):
+            problem = "does not parse"
+        elif judged.outcome in _FAILURES:
+            problem = "fails"
+        detail = ": ".join(part for part in (judged.outcome.value, judged.detail) if part)
+        yield Finding(number, problem, shown(row[column]), detail)
+
+
+def _says(judged: Judgement) -> int:
+    """How much a verdict says about a reference: that it is right, that it is not, that it fails, nothing."""
+    order = (Outcome.NO_ANSWER, *_FAILURES, Outcome.WRONG, Outcome.RIGHT)
+    return order.index(judged.outcome) if judged.outcome in order else len(order)
+
+
+def _rendered(reference: str, place: int) -> str | None:
+    if place < len(RENDERINGS):
+        return RENDERINGS[place].format(reference)
+    answers = _explicit_answers(reference)
+    return RENDERINGS[1].format(answers[-1]) if answers else None
+
+
+def _several_answers(
+    judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, skipped: set[int]
+) -> Iterator[Finding]:
+    """References that hold several explicit answers, of which the reward takes some and not others."""
+    for number, row in enumerate(rows):
+        answers = _explicit_answers(str(row[column])) if number not in skipped else []
+        if len(answers) < 2:
+            continue
+        judged = judge([f"\\boxed{{{answer}}}" for answer in answers], [row] * len(answers))
+        taken = [answer for answer, j in zip(answers, judged, strict=True) if j.outcome is Outcome.RIGHT]
+        others = [answer for answer in answers if answer not in taken]
+        if taken and others:
+            yield Finding(
+                number, "ambiguous", shown(row[column]), f"{shown(taken[0])} is right and {shown(others[0])} is not"
+            )
+
+
+def _conflicting(judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, skipped: set[int]) -> Iterator[Finding]:
+    """One prompt with two references of which one is wrong against the other."""
+    by_prompt: dict[str, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        prompt = row.get("prompt", row.get("question", row.get("problem")))
+        if prompt is not None and number not in skipped:
+            by_prompt[repr(prompt)].append(number)
+    for numbers in by_prompt.values():
+        first = rows[numbers[0]]
+        for number in numbers[1:]:
+            if rows[number][column] == first[column]:
+                continue
+            renderings = [_rendered(str(rows[number][column]), place) for place in range(len(RENDERINGS) + 1)]
+            texts = [text for text in renderings if text is not None]
+            if all(judged.outcome is not Outcome.RIGHT for judged in judge(texts, [first] * len(texts))):
+                detail = f"row {numbers[0]} has the same prompt and the reference {shown(first[column])}"
+                yield Finding(number, "ambiguous", shown(rows[number][column]), detail)
+
+
+def _explicit_answers(text: str) -> list[str]:
+    """The different contents of boxes, answer tags and `####` lines, in order."""
+    found: list[str] = []
+    for match in _EXPLICIT.finditer(text):
+        content = match["tagged"] or match["hashed"] or _box(text, match.end())
+        if content and (content := content.strip()) and content not in found:
+            found.append(content)
+    return found
+
+
+def _box(text: str, start: int) -> str | None:
+    depth = 1
+    for position in range(start, min(len(text), start + _LONGEST_BOX)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start:position]
+    return None
+
+
+def _timed(judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, completions: str | None) -> list[float]:
+    """Time calls with one completion each, on rows spread over the data set."""
+    step = max(1, len(rows) // _TIMED_ROWS)
+    seconds = []
+    for row in rows[::step][:_TIMED_ROWS]:
+        # Not the reference as it is: a reward that remembers would answer at once.
+        text = (
+            f"So the answer is {RENDERINGS[1].format(row[column])}." if completions is None else str(row[completions])
+        )
+        started = time.perf_counter()
+        judge([text], [row])
+        seconds.append(time.perf_counter() - started)
+    return sorted(seconds)
+
+
+# ---------------------------------------------------------------------------------------------- the command
 
 
 def register(app: typer.Typer) -> None:
@@ -54,7 +366,6 @@ def audit_command(
     Exits with 1 where it finds any.
     """
     from ..plugins.loading import load_rewards
-    from .auditing import audit
 
     def progress(batches: Iterable[range], count: int) -> Iterator[range]:
         yield from track(batches, "Scoring", total=count, console=messages(), transient=True)

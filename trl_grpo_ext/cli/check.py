@@ -14,8 +14,18 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigurationError, PluginError
-from .console import messages, one_line, paragraph, printable, results
-from .kinds import KIND_HELP, complete_distribution, complete_kind, complete_name, kind_of
+from .console import (
+    KIND_HELP,
+    complete_distribution,
+    complete_kind,
+    complete_name,
+    kind_of,
+    messages,
+    one_line,
+    paragraph,
+    printable,
+    results,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,12 +115,8 @@ def _selected(selection: str, kind: Kind | None, installed: Installed) -> list[t
     from ..plugins.selection import parse_selection
 
     asked = parse_selection(kind or "reward", selection)
-    given: dict[str, Any] = dict(asked.parameters)
-    if asked.weight is not None:
-        given["weight"] = asked.weight
-    if asked.guard is not None:
-        given["guard"] = asked.guard
-    given |= dict.fromkeys(asked.switches, True)
+    plain = asked.plain()
+    given: dict[str, Any] = plain if isinstance(plain, dict) else {}
     found = named(str(asked), kind, installed)
     return [(info, {**given, "name": _unique_name(info, asked.name)}) for info in found]
 
@@ -136,7 +142,7 @@ def _unique_name(info: PluginInfo, name: str) -> str:
 def _of_this_project(info: PluginInfo) -> dict[str, Any]:
     """What the pyproject.toml of the current folder says for the check of a plugin, if the plugin is that project's."""
     from ..plugins.metadata import normal
-    from ..testing.options import project_name, project_options
+    from ..testing.kit import project_name, project_options
 
     here = Path.cwd()
     name = project_name(here)
@@ -222,16 +228,7 @@ def _read_columns(file: Path) -> dict[str, Any]:
 
 
 def _read_completions(file: Path) -> list[Any]:
-    text = _text(file)
-    if file.suffix == ".txt":
-        value: Any = text.splitlines()
-    elif file.suffix == ".jsonl":
-        try:
-            value = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
-            raise ConfigurationError(f"{file} is no JSON, line by line: {error}") from error
-    else:
-        value = _read(file)
+    value = _read(file)
     if not isinstance(value, list) or not value or not all(isinstance(one, str | list) for one in value):
         raise ConfigurationError(f"{file} must hold a list of completions, each a string or a list of messages.")
     return value
@@ -240,15 +237,16 @@ def _read_completions(file: Path) -> list[Any]:
 def _read(file: Path) -> Any:
     import yaml  # JSON is YAML, but for what the one calls a number
 
-    text = _text(file)
     try:
-        return json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}") from error
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = file.read_text(encoding="utf-8")
+        match file.suffix:
+            case ".txt":
+                return text.splitlines()
+            case ".jsonl":
+                return [json.loads(line) for line in text.splitlines() if line.strip()]
+            case ".json":
+                return json.loads(text)
+            case _:
+                return yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error

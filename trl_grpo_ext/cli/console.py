@@ -1,17 +1,30 @@
-"""Where the commands print: stdout for results, stderr for the rest, and as wide as what stands behind it can take."""
+"""What the commands share: where they print, how wide, text that is safe for a terminal; kinds and names as words."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
 import unicodedata
 
 from rich.console import Console
 from rich.text import Text
 
+from ..errors import ConfigurationError
+from ..plugins.selection import KINDS, LABELS, Kind
+
 PIPED_WIDTH = 200
 """Columns where stdout is no terminal and COLUMNS says nothing: a pipe has no edge, so lines are not folded at 80."""
 
+KIND_HELP = "reward, hook or aggregation."
+_WORDS: dict[str, Kind] = {
+    "reward": "reward",
+    "hook": "advantage_hook",
+    "aggregation": "loss_aggregation",
+    **{kind: kind for kind in KINDS},
+}
+_HARMLESS = re.compile(r"[\w.+:-]+", re.ASCII)
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
@@ -27,7 +40,7 @@ def messages() -> Console:
 
 
 def printable(text: str) -> str:
-    """Text of strangers for a terminal: control and format characters and lone surrogates escaped, newlines kept.
+    """Somebody's text for a terminal: control and format characters and lone surrogates escaped, newlines kept.
 
     Format characters turn the direction of writing, so that a line reads as another one than it is.
     """
@@ -38,12 +51,12 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text of strangers for one line: as `printable`, and line breaks escaped too."""
+    """Somebody's text for one line: as `printable`, and line breaks escaped too."""
     return printable(text).replace("\n", "\\n")
 
 
 def paragraph(console: Console, text: Text, indent: int = 0) -> None:
-    """Print text filled to the width: every line indented, none with blanks behind it, long words folded."""
+    """Print text filled to the width: every line indented, none ending in blanks, long words folded."""
     for line in text.wrap(console, max(console.width - indent, 10), overflow="fold"):
         line.rstrip()
         line.pad_left(indent)
@@ -52,3 +65,53 @@ def paragraph(console: Console, text: Text, indent: int = 0) -> None:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+# ---------------------------------------------------------------------------------------------- kinds and names
+
+
+def kind_of(word: str | None) -> Kind | None:
+    """Read a kind: `reward`, `hook`, `advantage-hooks`, `loss_aggregation`, ... None stays None.
+
+    Raises:
+        ConfigurationError: There is no such kind.
+    """
+    if word is None:
+        return None
+    folded = word.strip().lower().replace("-", "_").removesuffix("s")
+    if folded in _WORDS:
+        return _WORDS[folded]
+    close = difflib.get_close_matches(folded, _WORDS, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are reward, hook and aggregation.{hint}")
+
+
+def complete_kind(incomplete: str) -> list[str]:
+    """For the shell: the kinds that begin so."""
+    return [word for word in ("reward", "hook", "aggregation") if word.startswith(incomplete)]
+
+
+def complete_distribution(incomplete: str) -> list[str]:
+    """For the shell: the distributions with plugins that begin so."""
+    from ..plugins.discovery import available
+
+    names = {info.distribution or "" for info in available()}
+    return sorted(name for name in names if name.startswith(incomplete) and _HARMLESS.fullmatch(name))
+
+
+def complete_name(incomplete: str) -> list[tuple[str, str]]:
+    """For the shell: names and aliases of plugins that begin so, with their kinds.
+
+    Shells evaluate some of what they are given here, so names with anything but letters, digits and `._+:-` are left
+    out.
+    """
+    from ..plugins.discovery import available
+
+    meant: dict[str, list[str]] = {}
+    for info in available():
+        for name in (info.name, *info.aliases):
+            for way in (name, f"{info.distribution}:{name}") if ":" in incomplete else (name,):
+                if way.startswith(incomplete) and _HARMLESS.fullmatch(way):
+                    label = LABELS[info.kind] + (f" {info.name}" if name != info.name else "")
+                    meant.setdefault(way, []).append(label if _HARMLESS.fullmatch(info.name) else LABELS[info.kind])
+    return [(way, ", ".join(dict.fromkeys(labels))) for way, labels in sorted(meant.items())]

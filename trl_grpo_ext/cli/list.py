@@ -14,8 +14,7 @@ from rich.text import Text
 
 from ..errors import ConfigurationError
 from ..plugins.selection import LABELS
-from .console import messages, one_line, paragraph, results
-from .kinds import KIND_HELP, complete_distribution, complete_kind, kind_of
+from .console import KIND_HELP, complete_distribution, complete_kind, kind_of, messages, one_line, paragraph, results
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,6 @@ import shlex
 import textwrap
 import unicodedata
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,41 +15,14 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from .console import results
+from .console import kind_of, results
+from .scaffold.words import Ci, License, PluginKind
 
 if TYPE_CHECKING:
-    from ..plugins.selection import Kind
     from .scaffold.distribution import GeneratedFile, NewDistribution
 
 _PURPOSE_WIDTH = 24
 """Columns that a file's purpose needs to stand beside its path; otherwise it goes below."""
-
-
-class PluginKind(StrEnum):
-    """What can be made."""
-
-    reward = "reward"
-    hook = "hook"
-    aggregation = "aggregation"
-
-
-class License(StrEnum):
-    """The licences that come with their text."""
-
-    apache = "apache-2.0"
-    mit = "mit"
-    bsd = "bsd-3-clause"
-    none = "none"
-
-
-class Ci(StrEnum):
-    """Whose continuous integration gets a file."""
-
-    github = "github"
-    none = "none"
-
-
-_KINDS: dict[str, Kind] = {"reward": "reward", "hook": "advantage_hook", "aggregation": "loss_aggregation"}
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +41,7 @@ def new_command(
             help="The folder to make, new or empty. By default it is called like the distribution.", show_default=False
         ),
     ] = None,
-    license: Annotated[License, typer.Option(help="The licence.")] = License.apache,
+    license: Annotated[License, typer.Option(help="The licence.")] = "apache-2.0",
     author: Annotated[
         str,
         typer.Option(help="Who holds the rights. By default the developers of the distribution.", show_default=False),
@@ -78,31 +50,31 @@ def new_command(
     distribution: Annotated[
         str, typer.Option(help="What pip calls it. By default grpo- and the name.", show_default=False)
     ] = "",
-    ci: Annotated[Ci, typer.Option(help="Continuous integration.")] = Ci.github,
+    ci: Annotated[Ci, typer.Option(help="Continuous integration.")] = "github",
 ) -> None:
     """Make a small distribution with one plugin that works as it is: a module, tests, types, a licence, CI."""
     from .scaffold.distribution import NewDistribution
 
-    _refuse_taken(kind.value, name)
+    _refuse_taken(kind, name)
     new = NewDistribution(
-        kind=kind.value,
+        kind=kind,
         name=name,
         distribution=distribution,
         description=description,
         author=author,
-        license=license.value,
-        ci=ci.value,
+        license=license,
+        ci=ci,
     )
     folder = _folder(new.distribution if directory is None else directory)
     _print(new, folder, new.write(Path(folder)), results())
 
 
 def _refuse_taken(kind: str, name: str) -> None:
-    """Two plugins of a kind with one name could only be told apart by their distributions."""
+    """Two plugins of a kind with one name could only be distinguished by their distributions."""
     from ..plugins.discovery import available
     from ..plugins.selection import with_article
 
-    for info in available(_KINDS[kind]):
+    for info in available(kind_of(kind)):
         if info.answers_to(name):
             which = f" ({name!r} is another name of it)" if info.name != name else ""
             taken = f"There is {with_article(info.kind)} {info.name!r} already, from {info.source}{which}."

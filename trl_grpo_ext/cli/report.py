@@ -39,7 +39,7 @@ def report_command(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     watch: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Look every so many seconds and write anew what changed; end by Ctrl-C."),
+        typer.Option(min=0.1, help="Look every so many seconds and write again what changed; end by Ctrl-C."),
     ] = None,
 ) -> None:
     """Show what trainings did, on one page.

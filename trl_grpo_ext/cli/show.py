@@ -9,8 +9,7 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from .console import messages, one_line, paragraph, printable, results
-from .kinds import KIND_HELP, complete_kind, complete_name, kind_of
+from .console import KIND_HELP, complete_kind, complete_name, kind_of, messages, one_line, paragraph, printable, results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,7 +143,7 @@ def _heading(console: Console, title: str) -> None:
 
 
 def _verbatim(console: Console, text: str, indent: int = 0) -> None:
-    """Text in lines, as they are where all fit; else paragraphs are filled anew, and indented lines and lists kept."""
+    """Text in lines, as they are where all fit; else paragraphs are filled again, and indented lines and lists kept."""
     shown = printable(text)
     fits = all(cell_len(line) + indent <= console.width for line in shown.split("\n"))
     for place, block in enumerate(shown.split("\n\n")):

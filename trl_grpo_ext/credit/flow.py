@@ -81,7 +81,7 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
         if isinstance(context, Rollout) and isinstance(result, list | tuple):
             result = advantages_B_T + context.span_values(result).to(advantages_B_T.dtype)
     result_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
-    _refuse(~torch.isfinite(result_B_T), result_B_T, f"{label} must return finite advantages")
+    _refuse(~torch.isfinite(result_B_T), result_B_T, f"{label} must return finite advantages", "finite")
     return result_B_T
 
 
@@ -99,12 +99,13 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
     with torch.no_grad(), _named(f"{label}: weights", aggregation):
         result = aggregation.weights(rollout)
     weights_B_T = _tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
-    _refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite")
-    _refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative")
+    _refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite", "finite")
+    _refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative", "non_negative")
     _refuse(
         (rollout.mask_B_T == 0) & (weights_B_T != 0),
         weights_B_T,
         f"{label}: weights must be zero where rollout.mask_B_T is zero (multiply by it)",
+        "mask",
     )
     return weights_B_T
 
@@ -121,16 +122,18 @@ def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tenso
         result = aggregation.reduce(loss_B_T, mask_B_T, totals)
     if not isinstance(result, torch.Tensor) or result.dim() != 0:
         got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-        raise PluginOutputError(f"{label}: reduce must return a scalar tensor, got {got}.")
+        raise PluginOutputError(f"{label}: reduce must return a scalar tensor, got {got}.", "shape")
     loss: torch.Tensor = result
     if not torch.isfinite(loss) and bool(torch.isfinite(loss_B_T).all()):
         raise PluginOutputError(
             f"{label}: reduce returned {loss.item()} from finite losses. Guard the division where a micro-batch has "
-            "no live token (mask_B_T.sum().clamp(min=1))."
+            "no live token (mask_B_T.sum().clamp(min=1)).",
+            "finite",
         )
     if loss_B_T.requires_grad and not loss.requires_grad:
         raise PluginOutputError(
-            f"{label}: reduce returned a tensor without a gradient. Compute it from loss_B_T and don't detach."
+            f"{label}: reduce returned a tensor without a gradient. Compute it from loss_B_T and don't detach.",
+            "gradient",
         )
     return loss
 
@@ -147,11 +150,14 @@ def reduced_weights(
     label = f"loss aggregation {plugin_label(aggregation)!r}"
     (slope_B_T,) = torch.autograd.grad(loss, loss_B_T, retain_graph=True, allow_unused=True)
     if slope_B_T is None:
-        raise PluginOutputError(f"{label}: what reduce returned was not computed from loss_B_T.")
-    _refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient of reduce must be finite")
+        raise PluginOutputError(f"{label}: what reduce returned was not computed from loss_B_T.", "gradient")
+    _refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient of reduce must be finite", "finite")
     off_the_mask = (mask_B_T == 0) & (slope_B_T != 0)
     _refuse(
-        off_the_mask, slope_B_T, f"{label}: the gradient of reduce must be zero where mask_B_T is zero (multiply by it)"
+        off_the_mask,
+        slope_B_T,
+        f"{label}: the gradient of reduce must be zero where mask_B_T is zero (multiply by it)",
+        "mask",
     )
     return slope_B_T
 
@@ -238,18 +244,19 @@ def _named(label: str, plugin: object) -> Iterator[None]:
 def _tensor_like(mask_B_T: torch.Tensor, result: Any, label: str) -> torch.Tensor:
     if not isinstance(result, torch.Tensor):
         raise PluginOutputError(
-            f"{label}: expected a tensor of shape {tuple(mask_B_T.shape)}, got {type(result).__name__}."
+            f"{label}: expected a tensor of shape {tuple(mask_B_T.shape)}, got {type(result).__name__}.", "shape"
         )
     if result.shape != mask_B_T.shape:
         raise PluginOutputError(
-            f"{label}: expected shape {tuple(mask_B_T.shape)} (completions, tokens), got {tuple(result.shape)}."
+            f"{label}: expected shape {tuple(mask_B_T.shape)} (completions, tokens), got {tuple(result.shape)}.",
+            "shape",
         )
     if not result.is_floating_point():
-        raise PluginOutputError(f"{label}: expected a floating point tensor, got {result.dtype}.")
+        raise PluginOutputError(f"{label}: expected a floating point tensor, got {result.dtype}.", "shape")
     return result
 
 
-def _refuse(bad: torch.Tensor, values: torch.Tensor, rule: str) -> None:
+def _refuse(bad: torch.Tensor, values: torch.Tensor, rule: str, breaks: str) -> None:
     if bool(bad.any()):
         row, token = (int(i) for i in bad.nonzero()[0])
-        raise PluginOutputError(f"{rule}; got {values[row, token].item()} at row {row}, token {token}.")
+        raise PluginOutputError(f"{rule}; got {values[row, token].item()} at row {row}, token {token}.", breaks)

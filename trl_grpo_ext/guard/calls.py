@@ -134,7 +134,9 @@ def checked_scores(returned: Any, count: int, reward: str) -> list[float | None]
     values = _listed(returned, count, reward)
     if len(values) != count:
         raise PluginOutputError(
-            f"The reward {reward!r} returned {len(values)} values for {count} completions; it must return one for each."
+            f"The reward {reward!r} returned {len(values)} values for {count} completions; it must return one for "
+            "each.",
+            "length",
         )
     return [_checked(value, row, reward) for row, value in enumerate(values)]
 
@@ -147,7 +149,8 @@ def _listed(returned: Any, count: int, reward: str) -> Sequence[Any]:
         if len(shape) != 1:
             raise PluginOutputError(
                 f"The reward {reward!r} returned {type(returned).__name__} of shape {tuple(shape)}; it must be "
-                f"({count},), one number per completion."
+                f"({count},), one number per completion.",
+                "length",
             )
         listed: list[Any] = returned.tolist()
         return listed
@@ -156,7 +159,8 @@ def _listed(returned: Any, count: int, reward: str) -> Sequence[Any]:
         hint = " Did the function forget its return?" if returned is None else ""
         raise PluginOutputError(
             f"The reward {reward!r} returned {what}; it must return a list with one number or None for each of the "
-            f"{count} completions.{hint}"
+            f"{count} completions.{hint}",
+            "length",
         )
     return list(returned)
 
@@ -169,14 +173,17 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
     if not isinstance(value, int | float | Fraction | Decimal):
         raise PluginOutputError(
             f"The reward {reward!r} returned {type(value).__name__}, {value!r:.80}, at row {row}; it must be a number "
-            "or None."
+            "or None.",
+            "types",
         )
     try:
         number = value if isinstance(value, float) else float(value)  # a `SpanScore` stays one
     except OverflowError:
         number = math.inf
     if math.isinf(number):
-        raise PluginOutputError(f"The reward {reward!r} returned {value!r:.80} at row {row}; it must be finite.")
+        raise PluginOutputError(
+            f"The reward {reward!r} returned {value!r:.80} at row {row}; it must be finite.", "types"
+        )
     return number
 
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import BrokenPluginError, PluginParameterError, UnknownPluginError
-from .contract import check_contract
+from ..errors import BrokenPluginError, PluginContractError, PluginParameterError, UnknownPluginError
+from ..types import CONTRACT_VERSION
 from .discovery import GROUPS, PluginInfo, called, near, neither
 from .metadata import metadata_directory
 from .selection import Kind, Selection, looks_like_a_number
@@ -28,6 +28,9 @@ REQUIRED: dict[Kind, str] = {
     ),
 }
 
+
+OLDEST_CONTRACT = 1
+"""The oldest version of the contract that is still understood."""
 
 # What TRL passes to every reward function: not for a selection to set.
 PASSED_BY_TRL = frozenset(
@@ -77,6 +80,41 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
     return found
 
 
+def check_contract(info: PluginInfo, exported: Any) -> None:
+    """Refuse a plugin that was written for a contract that this package does not have.
+
+    `contract_version = 1` on a plugin (its class, or its function) says which it was written for. Nothing has to: a
+    plugin that says nothing is taken to fit, and is held to its distribution's own requirement on trl-grpo-ext by pip.
+
+    Args:
+        info: Where it comes from.
+        exported: What its entry point names: a class, a function or an object.
+
+    Raises:
+        PluginContractError: It needs a newer contract, or one that is no longer understood.
+        BrokenPluginError: What it says is not a version.
+    """
+    version = getattr(exported, "contract_version", None)
+    if version is None:
+        return
+    subject = f"{called(info)} from {info.source}"
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise BrokenPluginError(
+            f"{subject} has contract_version = {version!r}, which must be a whole number from 1 up."
+        )
+    if version > CONTRACT_VERSION:
+        raise PluginContractError(
+            f"{subject} was written for version {version} of the plugin contract, and this trl-grpo-ext has version "
+            f"{CONTRACT_VERSION}. Upgrade trl-grpo-ext, or install a version of {info.distribution or 'it'} for that."
+        )
+    if version < OLDEST_CONTRACT:
+        raise PluginContractError(
+            f"{subject} was written for version {version} of the plugin contract, and this trl-grpo-ext understands "
+            f"{OLDEST_CONTRACT} to {CONTRACT_VERSION}. Upgrade {info.distribution or 'it'}, or install an older "
+            "trl-grpo-ext."
+        )
+
+
 def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
     """Make the usable object: instantiate a class, bind a function's parameters, take an instance as it is."""
     if inspect.isroutine(exported) or isinstance(exported, functools.partial):
@@ -111,7 +149,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
-    """Compare the parameters with the signature before calling, so that a typo is told from a failure inside."""
+    """Compare the parameters with the signature before calling, so that a typo does not look like a failure inside."""
     try:
         signature = inspect.signature(exported)
     except (TypeError, ValueError):  # some built-in and extension types have none

@@ -111,10 +111,10 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     else:
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
 
-    strangers = [key for key in mapping if not isinstance(key, str)]
-    if strangers:
+    odd = [key for key in mapping if not isinstance(key, str)]
+    if odd:
         raise ConfigurationError(
-            f"The parameter name {strangers[0]!r} in {value!r} is not a string. YAML reads on, off, yes, no and "
+            f"The parameter name {odd[0]!r} in {value!r} is not a string. YAML reads on, off, yes, no and "
             f"numbers as something else: put such a name in quotes."
         )
     parameters = dict(mapping)

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from .kit import check_advantage_hook as check_advantage_hook
     from .kit import check_loss_aggregation as check_loss_aggregation
     from .kit import check_reward as check_reward
-    from .report import ConformanceError as ConformanceError
-    from .report import Report as Report
-    from .report import Violation as Violation
     from .rules import RULES as RULES
+    from .rules import ConformanceError as ConformanceError
+    from .rules import Report as Report
     from .rules import Rule as Rule
+    from .rules import Violation as Violation
 
 _HOME_OF = {
-    "ConformanceError": "report",
+    "ConformanceError": "rules",
     "RULES": "rules",
-    "Report": "report",
+    "Report": "rules",
     "Rule": "rules",
-    "Violation": "report",
+    "Violation": "rules",
     "assert_conforms": "kit",
     "check": "kit",
     "check_advantage_hook": "kit",

@@ -1,23 +1,84 @@
-"""Checking a plugin against the rules of its kind."""
+"""Checking a plugin against the rules of its kind, with all that is known about it.
+
+A plugin says what its checks need as an attribute `conformance`, a mapping; a distribution in its pyproject.toml under
+`[tool.trl-grpo-ext.check."NAME"]`, with the same keys. What the caller gives wins over pyproject.toml, which wins over
+the attribute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
 
 from ..errors import ConfigurationError
-from ..plugins.selection import KINDS, Kind
-from . import aggregation_rules, hook_rules, reward_rules
-from .aggregation_rules import AggregationChecks
-from .hook_rules import HookChecks
-from .options import Subject, as_columns, as_texts, subject
-from .report import ConformanceError, Report
-from .reward_batches import Form, ordinary_batch
-from .reward_manners import MannersChecks
-from .reward_rules import ContractChecks, RewardCase
-from .rules import rules_of
-from .running import run_rules
-from .scenes import Setting
+from ..plugins.building import import_plugin
+from ..plugins.discovery import find_and_explain
+from ..plugins.loading import resolve
+from ..plugins.selection import KINDS, Kind, Selection, parse_selection
+from .aggregations import AggregationChecks
+from .builders import Setting
+from .hooks import HookChecks
+from .rewards import Form, RewardChecks, ordinary_batch
+from .rules import GATES, ConformanceError, Report, rules_of, run_rules
+
+ATTRIBUTE = "conformance"
+TABLE = ("tool", "trl-grpo-ext", "check")
+
+
+class Options(TypedDict, total=False):
+    """What may be known about any plugin. What is left out follows the plugin's own declaration, then the default."""
+
+    parameters: Mapping[str, Any] | None
+    """To build the plugin with where the selection has none."""
+
+    columns: Mapping[str, Any] | None
+    """The data set's columns: one value for all rows, or a list of values, repeated. A reward is given some beside them
+    that many data sets have (`answer`, `solution`, ...), since TRL passes all."""
+
+    completions: Sequence[Any] | None
+    """What a reward scores, by default a few of several kinds. Of a rollout its texts, repeated, each cut into as many
+    tokens as the batch wants; by default they are made of `<think>` and the like."""
+
+    prompts: Sequence[Any] | None
+    """Prompts, repeated."""
+
+    deterministic: bool | None
+    """False for what draws random numbers on purpose."""
+
+    seed: int | None
+    """What log-probabilities, tokens and losses are drawn with. Batches of rewards are the same in every run."""
+
+    rules: Iterable[str] | None
+    """Names of rules; all by default."""
+
+
+class RewardOptions(Options, total=False):
+    """What may be known about a reward."""
+
+    required: Sequence[str] | None
+    """Columns that are never None in the data, so that None need not be tried."""
+
+    unreadable: Sequence[Any] | None
+    """References, beside None, that it cannot read, for `reward.outcomes`."""
+
+    formats: Sequence[Form] | None
+    """The forms of completions that it takes, "text" and "messages"."""
+
+    per_completion: bool | None
+    """False for a reward that compares completions with each other on purpose."""
+
+    seconds_per_completion: float | None
+    """The limit of `reward.time`."""
+
+
+class ContextOptions(Options, total=False):
+    """What may be known about an advantage hook or a loss aggregation."""
+
+    tokenizer: Any
+    """`rollout.tokenizer`; None by default. Only the caller can give it, since a file holds no object."""
 
 
 def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
@@ -26,8 +87,7 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     Args:
         kind: "reward", "advantage_hook" or "loss_aggregation".
         plugin_or_selection: A plugin object, or what selects one: a name, a dotted path, a mapping with parameters.
-        **options: As `check_reward`, `check_advantage_hook` and `check_loss_aggregation` take them; and `parameters`,
-            to build the plugin with where the selection has none.
+        **options: Those of `check_reward`, `check_advantage_hook` and `check_loss_aggregation`.
 
     Raises:
         ConfigurationError: There is no such kind, rule or option.
@@ -36,8 +96,7 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     if kind not in KINDS:
         raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
     found = subject(kind, plugin_or_selection, options)
-    report = {"reward": _reward_report, "advantage_hook": _hook_report, "loss_aggregation": _aggregation_report}
-    return report[kind](found)
+    return _reward_report(found) if kind == "reward" else _context_report(kind, found)
 
 
 def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> None:
@@ -53,188 +112,203 @@ def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> Non
         raise ConformanceError(str(report))
 
 
-def check_reward(
-    reward: Any,
-    *,
-    columns: Mapping[str, Any] | None = None,
-    completions: Sequence[Any] | None = None,
-    prompts: Sequence[Any] | None = None,
-    deterministic: bool | None = None,
-    seed: int | None = None,
-    rules: Iterable[str] | None = None,
-    required: Sequence[str] | None = None,
-    unreadable: Sequence[Any] | None = None,
-    formats: Sequence[Form] | None = None,
-    per_completion: bool | None = None,
-    seconds_per_completion: float | None = None,
-) -> Report:
-    """Check a reward.
-
-    What is left out follows the reward's own declaration, then the default.
-
-    Args:
-        reward: A reward function, or what selects one.
-        columns: The data set's columns that it reads: one value for all rows, or a list of values, repeated. Beside
-            them there are always some that many data sets have (`answer`, `solution`, ...), since TRL passes all.
-        completions: Completions to score; by default a few of several kinds.
-        prompts: Prompts, repeated.
-        deterministic: False for a reward that draws random numbers on purpose.
-        seed: Not used by rewards; all batches are the same in every run.
-        rules: Names of rules; all by default.
-        required: Columns that are never None in the data, so that None need not be tried.
-        unreadable: References, beside None, that it cannot read, for `reward.outcomes`.
-        formats: The forms of completions that it takes, "text" and "messages".
-        per_completion: False for a reward that compares completions with each other on purpose.
-        seconds_per_completion: The limit of `reward.time`.
-
-    Raises:
-        ConfigurationError, PluginError: As `check`.
-    """
-    return check(
-        "reward",
-        reward,
-        columns=columns,
-        completions=completions,
-        prompts=prompts,
-        deterministic=deterministic,
-        seed=seed,
-        rules=rules,
-        required=required,
-        unreadable=unreadable,
-        formats=formats,
-        per_completion=per_completion,
-        seconds_per_completion=seconds_per_completion,
-    )
+def check_reward(reward: Any, **options: Unpack[RewardOptions]) -> Report:
+    """Check a reward: a function, or what selects one; as `check`."""
+    return check("reward", reward, **options)
 
 
-def check_advantage_hook(
-    hook: Any,
-    *,
-    columns: Mapping[str, Any] | None = None,
-    completions: Sequence[str] | None = None,
-    prompts: Sequence[Any] | None = None,
-    tokenizer: Any = None,
-    deterministic: bool | None = None,
-    seed: int | None = None,
-    rules: Iterable[str] | None = None,
-) -> Report:
-    """Check an advantage hook.
-
-    Args:
-        hook: A hook, or what selects one.
-        columns: Columns of the rollout, as for `check_reward`.
-        completions: Texts of the rollout, repeated; each is cut into as many tokens as the batch wants. By default
-            they are made of `<think>` and the like.
-        prompts: Prompts of the rollout, repeated.
-        tokenizer: `rollout.tokenizer`; None by default.
-        deterministic: False for a hook that draws random numbers on purpose.
-        seed: What log-probabilities, tokens and losses are drawn with.
-        rules: Names of rules; all by default.
-
-    Raises:
-        ConfigurationError, PluginError: As `check`.
-    """
-    return check(
-        "advantage_hook",
-        hook,
-        columns=columns,
-        completions=completions,
-        prompts=prompts,
-        tokenizer=tokenizer,
-        deterministic=deterministic,
-        seed=seed,
-        rules=rules,
-    )
+def check_advantage_hook(hook: Any, **options: Unpack[ContextOptions]) -> Report:
+    """Check an advantage hook, or what selects one; as `check`."""
+    return check("advantage_hook", hook, **options)
 
 
-def check_loss_aggregation(
-    aggregation: Any,
-    *,
-    columns: Mapping[str, Any] | None = None,
-    completions: Sequence[str] | None = None,
-    prompts: Sequence[Any] | None = None,
-    tokenizer: Any = None,
-    deterministic: bool | None = None,
-    seed: int | None = None,
-    rules: Iterable[str] | None = None,
-) -> Report:
-    """Check a loss aggregation; the options are those of `check_advantage_hook`.
-
-    Raises:
-        ConfigurationError, PluginError: As `check`.
-    """
-    return check(
-        "loss_aggregation",
-        aggregation,
-        columns=columns,
-        completions=completions,
-        prompts=prompts,
-        tokenizer=tokenizer,
-        deterministic=deterministic,
-        seed=seed,
-        rules=rules,
-    )
+def check_loss_aggregation(aggregation: Any, **options: Unpack[ContextOptions]) -> Report:
+    """Check a loss aggregation, or what selects one; as `check`."""
+    return check("loss_aggregation", aggregation, **options)
 
 
 def _reward_report(found: Subject) -> Report:
     options = found.options
-    columns = as_columns(options.get("columns"))
-    formats = _formats(found.name, options.get("formats", ("text", "messages")))
+    forms = _forms(found.name, options.get("formats", ("text", "messages")))
     completions = as_texts("completions", options.get("completions"))
     prompts = as_texts("prompts", options.get("prompts"))
-    case = RewardCase(
+    names = ("deterministic", "per_completion", "required", "unreadable", "seconds_per_completion")
+    checks = RewardChecks(
         found.plugin,
-        ordinary_batch(completions, prompts, columns, formats[0]),
-        formats=formats,
-        **{
-            key: options[key]
-            for key in ("deterministic", "per_completion", "required", "unreadable", "seconds_per_completion")
-            if key in options
-        },
+        ordinary_batch(completions, prompts, as_columns(options.get("columns")), forms[0]),
+        formats=forms,
+        **{name: options[name] for name in names if name in options},
     )
-    contract, manners = ContractChecks(case), MannersChecks(case)
-    rules = rules_of("reward", options.get("rules"))
-    checks: dict[str, Callable[[], None]] = {}
-    for rule in rules:
-        method = rule.name.partition(".")[2]
-        checks[rule.name] = getattr(contract if hasattr(contract, method) else manners, method)
-    findings = run_rules(rules, checks, reward_rules.GATES)
-    measured: dict[str, float | str] = {}
-    if case.seconds:
-        measured = {"seconds_per_completion": min(case.seconds), "seconds_of_first_call": case.first_call}
-    return Report(found.name, "reward", findings.passed, findings.violations, findings.skipped, measured)
+    report = run_rules(found.name, "reward", rules_of("reward", options.get("rules")), checks)
+    if not checks.seconds:
+        return report
+    measured = {"seconds_per_completion": min(checks.seconds), "seconds_of_first_call": checks.first_call}
+    return replace(report, measured=measured)
 
 
-def _hook_report(found: Subject) -> Report:
-    checks = HookChecks(found.plugin, _setting(found), bool(found.options.get("deterministic", True)))
-    rules = rules_of("advantage_hook", found.options.get("rules"))
-    findings = run_rules(rules, checks.by_rule(), hook_rules.GATES)
-    broken = {violation.rule.name for violation in findings.violations}
-    measured = {} if broken & {*hook_rules.GATES} else {"share_of_tokens_changed": checks.share_changed()}
-    return Report(found.name, "advantage_hook", findings.passed, findings.violations, findings.skipped, measured)
-
-
-def _aggregation_report(found: Subject) -> Report:
-    checks = AggregationChecks(found.plugin, _setting(found), bool(found.options.get("deterministic", True)))
-    rules = rules_of("loss_aggregation", found.options.get("rules"))
-    findings = run_rules(rules, checks.by_rule(), aggregation_rules.GATES)
-    return Report(found.name, "loss_aggregation", findings.passed, findings.violations, findings.skipped)
-
-
-def _setting(found: Subject) -> Setting:
+def _context_report(kind: Kind, found: Subject) -> Report:
     options = found.options
-    return Setting(
+    setting = Setting(
         seed=int(options.get("seed", 0)),
         texts=as_texts("completions", options.get("completions")),
         prompts=as_texts("prompts", options.get("prompts")),
         columns=as_columns(options.get("columns")),
         tokenizer=options.get("tokenizer"),
     )
+    checks: HookChecks | AggregationChecks = (HookChecks if kind == "advantage_hook" else AggregationChecks)(
+        found.plugin, setting, bool(options.get("deterministic", True))
+    )
+    report = run_rules(found.name, kind, rules_of(kind, options.get("rules")), checks)
+    if isinstance(checks, AggregationChecks) or any(broken.rule.short in GATES for broken in report.violations):
+        return report
+    return replace(report, measured={"share_of_tokens_changed": checks.share_changed()})
 
 
-def _formats(name: str, formats: Any) -> tuple[Form, ...]:
+def _forms(name: str, formats: Any) -> tuple[Form, ...]:
     known = ("text", "messages")
     listed = [formats] if isinstance(formats, str) else formats
     if not isinstance(listed, Sequence) or not listed or any(form not in known for form in listed):
         raise ConfigurationError(f"{name}: formats must be some of {', '.join(known)}, got {formats!r}.")
     return tuple(listed)
+
+
+# ---------------------------------------------------------------------------------------------- what is known
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A plugin that is to be checked.
+
+    Attributes:
+        plugin: The object.
+        name: What reports call it.
+        options: Everything that is known about it.
+    """
+
+    plugin: Any
+    name: str
+    options: Mapping[str, Any]
+
+
+def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Subject:
+    """Load a plugin, unless it is one already, and put together what is known about it.
+
+    Args:
+        kind: The kind.
+        plugin_or_selection: An object, or what selects one. A selection without parameters gets those that the plugin
+            declares for its checks; one with parameters is taken as it stands.
+        given: The caller's options; None is not given.
+
+    Raises:
+        ConfigurationError: There is no such option.
+        PluginError: As `trl_grpo_ext.plugins.loading.resolve`.
+    """
+    given = {key: value for key, value in given.items() if value is not None}
+    _check_keys(kind, given, f"check({kind!r}, ...)", by_caller=True)
+    if isinstance(plugin_or_selection, str | Mapping | Selection):
+        asked = parse_selection(kind, plugin_or_selection)
+        info, why_not = find_and_explain(kind, asked)
+        exported = import_plugin(info, asked, why_not)
+        options = {**declared(kind, exported, asked.name), **given}
+        if not asked.parameters:
+            asked = replace(asked, parameters=dict(options.get("parameters", {})))
+        plugin = resolve(kind, asked).object
+        return Subject(plugin, asked.name, {**options, **declared(kind, plugin, asked.name), **given})
+    if isinstance(plugin_or_selection, type):
+        plugin_or_selection = resolve(kind, plugin_or_selection).object  # which says what to pass instead
+    name = str(getattr(plugin_or_selection, "__name__", type(plugin_or_selection).__name__))
+    return Subject(plugin_or_selection, name, {**declared(kind, plugin_or_selection, name), **given})
+
+
+def declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
+    """What a plugin, or its class, says about itself.
+
+    Raises:
+        ConfigurationError: Its `conformance` is no mapping, or has a key that means nothing.
+    """
+    options: dict[str, Any] = {}
+    attribute = getattr(exported, ATTRIBUTE, None)
+    if attribute is not None:
+        if not isinstance(attribute, Mapping):
+            raise ConfigurationError(f"{name}: `{ATTRIBUTE}` must be a mapping, and is {attribute!r:.200}.")
+        _check_keys(kind, attribute, f"{name}.{ATTRIBUTE}")
+        options |= attribute
+    for key in ("deterministic", "per_completion") if kind == "reward" else ("deterministic",):
+        value = getattr(exported, key, None)
+        if isinstance(value, bool):
+            options.setdefault(key, value)
+    return options
+
+
+def project_options(folder: Path) -> dict[str, dict[str, Any]]:
+    """The options of each plugin in a folder's pyproject.toml, by name; empty where it has none.
+
+    Raises:
+        ConfigurationError: The file, or what it says there, cannot be read.
+    """
+    table: Any = _project(folder)
+    for key in TABLE:
+        table = table.get(key, {}) if isinstance(table, dict) else {}
+    wrong = [name for name, value in table.items() if not isinstance(value, dict)] if isinstance(table, dict) else [""]
+    if wrong:
+        raise ConfigurationError(f"{folder / 'pyproject.toml'}: [{'.'.join(TABLE)}.{wrong[0]}] must be a table.")
+    return dict(table)
+
+
+def project_name(folder: Path) -> str | None:
+    """The name of the distribution whose pyproject.toml is in a folder; None where there is none.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
+    project = _project(folder).get("project", {})
+    name = project.get("name") if isinstance(project, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    file = folder / "pyproject.toml"
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from error
+
+
+def as_columns(columns: Any) -> dict[str, list[Any]]:
+    """Columns as lists of values: a list is one already, anything else is one value for every row.
+
+    Raises:
+        ConfigurationError: It is no mapping, or a list is empty.
+    """
+    if columns is None:
+        return {}
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
+        raise ConfigurationError(f"columns must map names to values, as in {{answer: [18, 7]}}, got {columns!r:.200}.")
+    lists = {name: list(value) if isinstance(value, list | tuple) else [value] for name, value in columns.items()}
+    empty = [name for name, values in lists.items() if not values]
+    if empty:
+        raise ConfigurationError(f"the column {empty[0]!r} has no values; give one, or leave it out.")
+    return lists
+
+
+def as_texts(what: str, texts: Any) -> tuple[Any, ...] | None:
+    """Prompts or completions; a single string is one of them.
+
+    Raises:
+        ConfigurationError: There are none, or they are no list.
+    """
+    if texts is None:
+        return None
+    if isinstance(texts, str):
+        return (texts,)
+    if not isinstance(texts, Sequence) or not texts:
+        raise ConfigurationError(f"{what} must be a list with at least one entry, got {texts!r:.200}.")
+    return tuple(texts)
+
+
+def _check_keys(kind: Kind, options: Mapping[str, Any], place: str, by_caller: bool = False) -> None:
+    more = RewardOptions if kind == "reward" else ContextOptions if by_caller else Options
+    known = [*Options.__annotations__, *(key for key in more.__annotations__ if key not in Options.__annotations__)]
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise ConfigurationError(f"{place} has no option {unknown[0]!r}; there are {', '.join(known)}.")

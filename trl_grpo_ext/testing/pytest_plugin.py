@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo
-    from .report import Report
+    from .rules import Report
 
 OPTION = "--trl-grpo-ext"
 _ROOT = "trl-grpo-ext"
@@ -40,7 +40,7 @@ def pytest_load_initial_conftests(args: list[str]) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the conformance tests behind the others."""
+    """Add the conformance tests after the others."""
     asked = config.getoption(OPTION.strip("-").replace("-", "_"))
     if asked is not None:
         items.extend(ConformanceCollector.from_parent(session, name=_ROOT, nodeid=_ROOT, asked=asked).collect())
@@ -56,7 +56,7 @@ class ConformanceCollector(pytest.Collector):
     def collect(self) -> Iterator[pytest.Item]:
         """Yield one item for each plugin and rule, and one that fails where something cannot be loaded."""
         from ..errors import TRLGRPOExtError
-        from .options import project_options
+        from .kit import project_options
         from .rules import rules_of
 
         try:
@@ -75,7 +75,7 @@ class ConformanceCollector(pytest.Collector):
         from ..errors import ConfigurationError
         from ..plugins.discovery import available
         from ..plugins.metadata import normal
-        from .options import project_name
+        from .kit import project_name
 
         words = [word.strip() for word in self.asked.split(",") if word.strip()]
         if not words:

@@ -1,12 +1,24 @@
-"""The rules of the conformance kit: what each asks of a plugin, and what would go wrong without it."""
+"""The rules of the conformance kit: what each asks of a plugin, and why; how they are run; what is reported.
+
+Nothing in here imports torch, so that the rules can be listed at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from ..errors import ConfigurationError
-from ..plugins.selection import Kind
+from ..errors import ConfigurationError, TRLGRPOExtError
+from ..guard.outcomes import shown
+from ..plugins.selection import LABELS, Kind
+
+T = TypeVar("T")
+
+_TRIES, _SECONDS = 300, 10.0
+"""How long an input that breaks a rule is made smaller."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,15 @@ class Rule:
     kind: Kind
     summary: str
     why: str
+
+    @property
+    def short(self) -> str:
+        """The name without its kind: `length`."""
+        return self.name.partition(".")[2]
+
+
+GATES = frozenset({"call", "length", "types", "form", "run", "shape"})
+"""Rules without which the others make no sense: where one is broken, those after it are not checked."""
 
 
 def _rules(kind: Kind, prefix: str, *rows: tuple[str, str, str]) -> tuple[Rule, ...]:
@@ -357,3 +378,190 @@ def rules_of(kind: Kind, names: Iterable[str] | None = None) -> tuple[Rule, ...]
         known = ", ".join(rule.name for rule in of_kind)
         raise ConfigurationError(f"There is no rule {unknown[0]!r} for this kind of plugin; there are {known}.")
     return tuple(rule for rule in of_kind if rule.name in wanted)
+
+
+# ---------------------------------------------------------------------------------------------- reports
+
+
+class ConformanceError(AssertionError, TRLGRPOExtError):
+    """A plugin breaks a rule of its kind; the message is the report."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a plugin breaks.
+
+    Attributes:
+        rule: The rule.
+        message: What was wrong, with the values.
+        example: The smallest input found on which it breaks the rule, as text that can be printed.
+    """
+
+    rule: Rule
+    message: str
+    example: str
+
+    def __str__(self) -> str:
+        lines = [f"broken: {self.rule.name}: {self.rule.summary}", *_indented(self.message)]
+        if self.example:
+            lines += _indented(f"smallest example: {self.example}")
+        return "\n".join([*lines, *_indented(f"why: {self.rule.why}")])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the kit found out about one plugin.
+
+    Attributes:
+        subject: The plugin's name.
+        kind: Its kind.
+        passed: The rules that it keeps.
+        violations: Those that it breaks.
+        skipped: Those that were not checked, with the reason.
+        measured: What was measured by the way, such as `seconds_per_completion`.
+    """
+
+    subject: str
+    kind: Kind
+    passed: tuple[Rule, ...] = ()
+    violations: tuple[Violation, ...] = ()
+    skipped: tuple[tuple[Rule, str], ...] = ()
+    measured: Mapping[str, float | str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no rule is broken."""
+        return not self.violations
+
+    def plain(self) -> dict[str, Any]:
+        """Everything, as JSON takes it."""
+        return {
+            "subject": self.subject,
+            "kind": self.kind,
+            "ok": self.ok,
+            "passed": [rule.name for rule in self.passed],
+            "violations": [
+                {
+                    "rule": broken.rule.name,
+                    "summary": broken.rule.summary,
+                    "message": broken.message,
+                    "example": broken.example,
+                    "why": broken.rule.why,
+                }
+                for broken in self.violations
+            ],
+            "skipped": [{"rule": rule.name, "reason": reason} for rule, reason in self.skipped],
+            "measured": dict(self.measured),
+        }
+
+    def __str__(self) -> str:
+        counts = f"{len(self.passed)} rules kept, {len(self.violations)} broken, {len(self.skipped)} not checked"
+        lines = [f"{LABELS[self.kind]} {self.subject}: {counts}"]
+        lines += _indented("\n".join(str(violation) for violation in self.violations)) if self.violations else []
+        lines += [f"  not checked: {rule.name}: {reason}" for rule, reason in self.skipped]
+        lines += [f"  measured: {name}: {_shown(value)}" for name, value in self.measured.items()]
+        return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.split("\n")]
+
+
+def _shown(value: float | str) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# ---------------------------------------------------------------------------------------------- running
+
+
+class Broken(Exception):  # noqa: N818
+    """A rule is broken.
+
+    Args:
+        message: What was wrong, with the values.
+        example: The input, as text.
+    """
+
+    def __init__(self, message: str, example: str = "") -> None:
+        super().__init__(message)
+        self.message, self.example = message, example
+
+
+class NotChecked(Exception):  # noqa: N818
+    """A rule says nothing about this plugin; the message is the reason."""
+
+
+def run_rules(subject: str, kind: Kind, rules: Sequence[Rule], checks: object) -> Report:
+    """Run the checks of rules in order.
+
+    Args:
+        subject: The plugin's name.
+        kind: Its kind.
+        rules: The rules.
+        checks: Its method `shape` checks the rule `hook.shape`: it returns, or raises `Broken` or `NotChecked`.
+    """
+    passed, violations, skipped = [], [], []
+    closed: str | None = None
+    for rule in rules:
+        if closed is not None:
+            skipped.append((rule, f"{closed} is broken"))
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a plugin's warnings are for its users
+                getattr(checks, rule.short)()
+        except NotChecked as reason:
+            skipped.append((rule, str(reason)))
+        except Broken as broken:
+            violations.append(Violation(rule, broken.message, broken.example))
+            closed = rule.name if rule.short in GATES else None
+        else:
+            passed.append(rule)
+    return Report(subject, kind, tuple(passed), tuple(violations), tuple(skipped))
+
+
+def raised(error: BaseException) -> str:
+    """An exception of a plugin in words; an error of this package says by itself what was wrong."""
+    text = str(error)
+    text = text if text.isprintable() and len(text) < 400 else shown(text)
+    return text if isinstance(error, TRLGRPOExtError) else f"it raised {type(error).__name__}: {text}"
+
+
+def over(items: Iterable[T], judge: Callable[[T], None], smaller: Callable[[T], Iterable[T]]) -> None:
+    """Judge inputs; of the first on which the rule is broken, report the smallest that still breaks it.
+
+    Args:
+        items: Inputs, in the order in which they are tried.
+        judge: Returns where all is well and raises `Broken` where not. An exception of the plugin is the judge's to
+            catch.
+        smaller: What an input can be made smaller to, the greatest steps first.
+    """
+    for item in items:
+        broken = _broken(judge, item)
+        if broken is not None:
+            raise smallest(item, broken, judge, smaller)
+
+
+def smallest(item: T, broken: Broken, judge: Callable[[T], None], smaller: Callable[[T], Iterable[T]]) -> Broken:
+    """Greedily take any smaller input that is still broken, until none is. The same in every run."""
+    until, tries = time.monotonic() + _SECONDS, 0
+    going = True
+    while going:
+        going = False
+        for candidate in smaller(item):
+            tries += 1
+            if tries > _TRIES or time.monotonic() > until:
+                return broken
+            again = _broken(judge, candidate)
+            if again is not None:
+                item, broken, going = candidate, again, True
+                break
+    return broken
+
+
+def _broken(judge: Callable[[T], None], item: T) -> Broken | None:
+    try:
+        judge(item)
+    except Broken as broken:
+        return broken
+    return None

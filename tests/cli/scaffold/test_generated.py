@@ -20,7 +20,7 @@ CASES: dict[str, Sequence[str]] = {
     "grpo-my-hook2": ("hook", "my_hook2", "--license", "apache-2.0", "--description", 'Says "why":\n"""\\x'),
     "grpo-any": ("aggregation", "any", "--license", "bsd-3-clause", "--ci", "none"),
 }
-"""By distribution the words behind `new`; every kind, every licence, and names at the edges."""
+"""By distribution the words after `new`; every kind, every licence, and names at the edges."""
 
 GROUPS = {"reward": "reward", "hook": "advantage_hook", "aggregation": "loss_aggregation"}
 

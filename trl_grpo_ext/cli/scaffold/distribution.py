@@ -7,17 +7,22 @@ import re
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Literal
 
 from ...errors import ConfigurationError
 from ...plugins.metadata import installed_distributions, normal, provenance
 from ...types import CONTRACT_VERSION
 from .templates import fill
-from .words import checked_distribution, checked_name, checked_package, checked_text, class_of, package_of
-
-PluginKind = Literal["reward", "hook", "aggregation"]
-License = Literal["apache-2.0", "mit", "bsd-3-clause", "none"]
-Ci = Literal["github", "none"]
+from .words import (
+    Ci,
+    License,
+    PluginKind,
+    checked_distribution,
+    checked_name,
+    checked_package,
+    checked_text,
+    class_of,
+    package_of,
+)
 
 LICENSE_IDS: dict[License, str | None] = {
     "apache-2.0": "Apache-2.0",

@@ -13,8 +13,14 @@ import keyword
 import re
 import sys
 import unicodedata
+from typing import Literal
 
 from ...errors import ConfigurationError
+
+PluginKind = Literal["reward", "hook", "aggregation"]
+License = Literal["apache-2.0", "mit", "bsd-3-clause", "none"]
+Ci = Literal["github", "none"]
+"""What can be made, the licences that come with their text, and whose continuous integration gets a file."""
 
 NAME_LIMIT = 40
 DISTRIBUTION_LIMIT = 60

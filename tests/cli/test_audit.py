@@ -1,18 +1,17 @@
-"""References that a reward cannot read, that are wrong against themselves or ambiguous, are found before training."""
+"""`trl-grpo-ext audit`: unreadable, wrong and ambiguous references are found before training, and shown as text."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.terminal import assert_readable, invoke
 from trl_grpo_ext import load_rewards
-from trl_grpo_ext.cli.auditing import Audit, audit
+from trl_grpo_ext.cli.audit import Audit, audit
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 
 GOOD = [
@@ -130,62 +129,67 @@ def test_what_cannot_be_audited_is_said() -> None:
 
 # ---------------------------------------------------------------------------------------------- the command
 
-
-def run(*arguments: str, columns: int = 100) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trl_grpo_ext.cli.main", "audit", *arguments]
-    environment = {"COLUMNS": str(columns), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HOME": "/nonexistent"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+HOSTILE = "no number [red]x[/red] \x1b[31m\u202e \ud83d\ude00 " + "y" * 120
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    bad = [*GOOD, {"prompt": "Why?", "answer": "[bold]no[/bold] number \x1b[31m"}]
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    answer = HOSTILE.encode("utf-16", "surrogatepass").decode("utf-16")
+    bad = [*GOOD, {"prompt": "Why?", "answer": answer}, {"prompt": "How?", "answer": "#### 1/0"}]
     for name, rows in {"good": GOOD, "bad": bad}.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return tmp_path
 
 
 def test_the_command_exits_with_0_where_nothing_is_wrong(files: Path) -> None:
-    done = run(str(files / "good.jsonl"), "--reward", "gsm8k_accuracy")
-    assert done.returncode == 0, done.stderr
-    assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.stdout
-    assert "milliseconds" in done.stdout
+    done = invoke("audit", files / "good.jsonl", "--reward", "gsm8k_accuracy")
+    assert done.status == 0, done
+    assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.out
+    assert "milliseconds" in done.out
+    limited = invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3")
+    assert limited.status == 0
 
 
-def test_the_command_exits_with_1_and_lists_what_is_wrong(files: Path) -> None:
-    done = run(str(files / "bad.jsonl"), "--reward", "{name: gsm8k_accuracy}", columns=200)
-    assert done.returncode == 1, done.stderr
-    assert "does not parse" in done.stdout
-    assert r"'[bold]no[/bold] number \x1b[31m'" in done.stdout  # shown as text: no markup and no control characters
-    assert "\x1b" not in done.stdout
-    limited = run(str(files / "bad.jsonl"), "--reward", "gsm8k_accuracy", "--limit", "3")
-    assert limited.returncode == 0
+@pytest.mark.parametrize("width", [60, 100, None])
+def test_the_command_exits_with_1_and_shows_hostile_references_as_text(files: Path, width: int | None) -> None:
+    done = invoke("audit", files / "bad.jsonl", "--reward", "{name: gsm8k_accuracy}", width=width)
+    assert done.status == 1
+    assert "does not parse" in done.plain
+    if width is not None:
+        assert_readable(done.out.rpartition("\r")[2], width)  # after the progress bar, which is taken away
+    else:
+        assert "\x1b" not in done.out
+    seen = "".join(character for character in done.plain if character not in " \n│┃")
+    assert "[red]x[/red]" in seen
+    assert "\\x1b[31m" in seen
+    assert "\\u202e" in seen
+    assert seen.count("y") >= 120 + 80  # folded, not cut: the reference, and what the reward says of it
+    assert "\u202e" not in done.out
+    assert done.err.strip() == ""
 
 
 def test_json_is_all_that_goes_to_stdout(files: Path) -> None:
-    done = run(str(files / "bad.jsonl"), "--reward", "gsm8k_accuracy", "--json")
-    assert done.returncode == 1
-    found = json.loads(done.stdout)
-    assert found["problems"]["does not parse"] == 1
-    assert found["findings"][0]["row"] == 3
+    done = invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--json")
+    assert done.status == 1
+    found = json.loads(done.out)
+    assert found["problems"]["does not parse"] == 2
+    assert [finding["row"] for finding in found["findings"]] == [3, 4]
     assert found["latency_seconds"].keys() == {"p50", "p90", "p99", "max"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "words", "message"),
     [
-        (("nowhere.jsonl", "--reward", "gsm8k_accuracy"), "There is no file nowhere.jsonl."),
-        (("good.jsonl", "--reward", "gsm8k_acuracy"), "did you mean"),
-        (("good.jsonl", "--reward", "gsm8k_accuracy", "--reference", "solution"), "There is no column 'solution'"),
+        ("nowhere.jsonl", ("--reward", "gsm8k_accuracy"), "nowhere.jsonl."),
+        ("good.jsonl", ("--reward", "gsm8k_acuracy"), "Did you mean"),
+        ("good.jsonl", ("--reward", "gsm8k_accuracy", "--reference", "solution"), "There is no column 'solution'"),
     ],
 )
 def test_the_command_exits_with_2_and_one_line_where_it_cannot(
-    files: Path, arguments: tuple[str, ...], message: str
+    files: Path, name: str, words: tuple[str, ...], message: str
 ) -> None:
-    name, *rest = arguments
-    done = run(str(files / name) if name == "good.jsonl" else name, *rest)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert message.lower() in done.stderr.lower()
-    assert "Traceback" not in done.stderr
+    done = invoke("audit", files / name, *words)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
