@@ -27,7 +27,7 @@ def watch(event, arguments):
         opened.append((event, str(arguments[0])))
 sys.addaudithook(watch)
 sys.argv = ["trl-grpo-ext", *{words!r}]
-from trl_grpo_ext.cli import app
+from trl_grpo_ext.cli.main import app
 try:
     app()
 except SystemExit as end:

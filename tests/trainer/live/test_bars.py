@@ -18,9 +18,7 @@ from tests.trainer.live.screens import Screen
 from tests.trainer.live.worker import environment
 from trl_grpo_ext.guard.progress import listening, scored
 from trl_grpo_ext.trainer.live import LOG_FILE
-from trl_grpo_ext.trainer.live.generation_bar import generation_bar
-from trl_grpo_ext.trainer.live.late_bar import bars_wanted
-from trl_grpo_ext.trainer.live.reward_bars import with_bar
+from trl_grpo_ext.trainer.live.bars import bars_wanted, generation_bar, with_bar
 
 ROOT = Path(__file__).parents[3]
 

@@ -20,8 +20,8 @@ from tests.support import train
 from tests.trainer.live.screens import Screen, columns, printed, state
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.printable import printable_name
-from trl_grpo_ext.records.cells import arrow, averaged, duration, metric_cells, notable_outcomes
 from trl_grpo_ext.trainer.live import ConsoleSummary
+from trl_grpo_ext.trainer.live.summary import arrow, averaged, duration, metric_cells, notable_outcomes
 
 HOSTILE = "a\x1b[2Jb\u202ec\nd\ud800"
 

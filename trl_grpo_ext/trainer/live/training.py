@@ -14,9 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...records.log import LiveLog
-from .generation_bar import generation_bar
-from .late_bar import bars_wanted
-from .reward_bars import with_bar
+from .bars import bars_wanted, generation_bar, with_bar
 from .summary import use_console_summary
 
 
