@@ -418,7 +418,16 @@ _AT_RUN_TIME = "__getattr__|globals|locals|vars|exec|eval|setattr|sys"
 """Words in a module's text that say that its attributes may be made when it runs."""
 
 _OF_NO_CONSEQUENCE = ("object", "abc.ABC", "typing.Generic", "typing.Protocol", "typing_extensions.Protocol")
-_TRANSPARENT = ("span_reward", "final", "runtime_checkable", "total_ordering", "cache", "lru_cache", "override")
+_TRANSPARENT = (
+    "span_reward",
+    "final",
+    "runtime_checkable",
+    "total_ordering",
+    "cache",
+    "lru_cache",
+    "override",
+    "no_grad",
+)
 """Base classes and decorators that leave the parameters as they are; with others the text is not sure of them."""
 
 _EMPTY = {"list()": "[]", "dict()": "{}", "tuple()": "()"}  # a dataclass's default factories
@@ -691,7 +700,7 @@ class Definition:
             return None if found is None else _literal(found[1], found[1])
         for one in self.classes:
             maker, member = one.members.get("__init__"), one.members.get(name)
-            sets = rf"(?m)^[^=#(]*\bself\.{name}\b[^=(]*=(?!=)"
+            sets = rf"(?m)^[^=#(\n]*\bself\.{name}\b[^=(\n]*=(?!=)"
             made = isinstance(maker, griffe.Function) and maker.lineno and re.search(sets, maker.source)
             if made or isinstance(member, griffe.Function) or (member is not None and "property" in member.labels):
                 return BY_PARAMETERS

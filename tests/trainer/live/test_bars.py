@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,24 @@ def test_bars_are_for_terminals_and_the_main_process(monkeypatch: pytest.MonkeyP
     assert not bars_wanted(quiet, True)
     monkeypatch.setattr(sys, "stderr", Screen(terminal=False))
     assert not bars_wanted(loud, True)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
+def test_a_bar_in_a_terminal_that_has_gone_costs_nothing(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    tried = []
+
+    class Gone(Screen):
+        def write(self, text: str) -> int:
+            tried.append(text)
+            raise error
+
+    monkeypatch.setattr(sys, "stderr", Gone(terminal=True))
+    monkeypatch.setattr("trl_grpo_ext.trainer.live.bars.AFTER_SECONDS", 0.0)
+    assert with_bar(lambda: time.sleep(0.3) or [1.0], "slow", 1)() == [1.0]
+    assert tried
+    assert not recwarn.list  # pytest turns a thread's exception into a warning
 
 
 def test_in_a_terminal_a_slow_reward_has_a_bar_and_the_summary_a_table(command: list[str], tmp_path: Path) -> None:

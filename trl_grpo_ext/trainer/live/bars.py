@@ -29,6 +29,14 @@ _EVERY_SECONDS = 0.5
 _SCREEN = threading.Lock()
 
 
+class LiveConsole(Console):
+    """A console whose reader may go: rich would end the process then, with the training in it."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave the error to the caller."""
+        raise
+
+
 def bars_wanted(args: Any, is_main_process: bool) -> bool:
     """Whether somebody would see them: a terminal, on the main process, and bars are not switched off."""
     return (
@@ -135,7 +143,7 @@ class _Bar:
             if self.ended.wait(_EVERY_SECONDS):
                 return
         try:
-            self._draw(Console(file=sys.stderr))
+            self._draw(LiveConsole(file=sys.stderr))
         except (OSError, ValueError):  # the terminal has gone
             return
         finally:

@@ -25,6 +25,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from ...errors import ConfigurationError
 from ...guard.printable import printable_name
 from ...records.log import number
+from .bars import LiveConsole
 
 _GAP = 2
 _ROWS_PER_HEADER = 25
@@ -126,7 +127,7 @@ class ConsoleSummary(TrainerCallback):
         notes = [_written(stream, note) for note in notable_outcomes(metrics)]
         laid_out = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
         looks: Any = {"highlight": False, "markup": False, "emoji": False, "width": None if laid_out else _UNLIMITED}
-        console = Console(file=stream, **looks)
+        console = LiveConsole(file=stream, **looks)
         try:
             # The progress bar of the trainer steps aside while we write.
             with tqdm.external_write_mode(file=stream):
