@@ -469,6 +469,52 @@ def test_what_only_looks_like_a_section(text: str) -> None:
     assert text in read.description or text == "args:"
 
 
+OTHERS = """Summary.
+
+Shape:
+    (B,) in, (B, T) out,
+    padded.
+
+Note:
+    Of note.
+
+Examples:
+    Text.
+
+    >>> 1 + 1  # doctest: +SKIP
+    2
+
+Attributes:
+    needs (tuple): Some.
+    more: Of it.
+
+Methods:
+    weights: Weighs.
+
+Yields:
+    int: One.
+
+Departures:
+    - one
+    - two
+"""
+
+
+def test_other_sections_of_a_docstring() -> None:
+    read = read_docstring(OTHERS)
+    assert read.sections == {
+        "Note": "Of note.",
+        "Example": "Text.\n\n>>> 1 + 1\n2",
+        "Attributes": "needs (tuple): Some.\nmore: Of it.",
+        "Yields": "int: One.",
+        "Departures": "- one\n- two",
+    }
+    assert (
+        read.description
+        == "Summary.\n\nShape:\n    (B,) in, (B, T) out,\n    padded.\n\nFunctions:\n    weights: Weighs."
+    )
+
+
 PIECES = (
     "Args:",
     "Source: x",

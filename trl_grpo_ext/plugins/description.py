@@ -838,6 +838,8 @@ def _section_text(section: Any) -> str:
     lines = []
     for item in section.value:
         name, type_ = getattr(item, "name", ""), str(item.annotation or "")
+        if section.kind.value == "attributes":  # where griffe gives an attribute the type of the one before
+            type_ = ""
         head = f"{name} ({type_})" if name and type_ else name or type_
         lines.append((f"{head}: " if head else "") + item.description.replace("\n", "\n    " if head else "\n"))
     return "\n".join(lines)

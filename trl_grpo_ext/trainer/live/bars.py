@@ -155,11 +155,13 @@ class _Bar:
         console.file.write("\n")  # the trainer's bar keeps its line
         with Progress(*columns, console=console, transient=True, expand=True, **quiet) as progress:
             console.show_cursor()  # so that a training that is killed leaves none that is hidden
-            task = progress.add_task("", total=None)
-            progress.tasks[0].start_time = self._began
+            task = None
             while True:
                 counted = f"{self._count}" if self._total is None else f"{self._done}/{self._count}"
                 text = f"{self._label}: {counted} {self._unit}"
+                if task is None:
+                    task = progress.add_task(text, total=self._total)
+                    progress.tasks[0].start_time = self._began
                 progress.update(task, description=text, completed=self._done, total=self._total, refresh=True)
                 if self.ended.wait(_EVERY_SECONDS):
                     break
