@@ -505,14 +505,12 @@ def test_other_sections_of_a_docstring() -> None:
     assert read.sections == {
         "Note": "Of note.",
         "Example": "Text.\n\n>>> 1 + 1\n2",
-        "Attributes": "needs (tuple): Some.\nmore: Of it.",
+        "Attributes": "needs: Some.\nmore: Of it.",
         "Yields": "int: One.",
         "Departures": "- one\n- two",
     }
-    assert (
-        read.description
-        == "Summary.\n\nShape:\n    (B,) in, (B, T) out,\n    padded.\n\nFunctions:\n    weights: Weighs."
-    )
+    shape = "Shape:\n    (B,) in, (B, T) out,\n    padded."
+    assert read.description == f"Summary.\n\n{shape}\n\nFunctions:\n    weights: Weighs."
 
 
 PIECES = (
