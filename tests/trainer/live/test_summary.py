@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -159,6 +160,9 @@ def test_where_nobody_reads_any_more_the_training_goes_on(
     class Gone(Screen):
         def write(self, text: str) -> int:
             raise error
+
+        def fileno(self) -> int:  # of a real file: there rich would end the process
+            return os.open(os.devnull, os.O_WRONLY)
 
     for terminal in (True, False):
         assert printed(monkeypatch, [(1, {"reward": 1.0}), (1, {"eval_reward": 1.0})], screen=Gone(terminal)) == ""
