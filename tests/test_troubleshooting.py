@@ -108,6 +108,6 @@ def test_what_is_named_outside_of_settings_is_there_too() -> None:
     assert GRPOExtConfig.__dataclass_fields__["loss_type"].default == "dapo"
     source = (ROOT / "recipes" / "gsm8k_grpo.py").read_text(encoding="utf-8")
     assert all(f"    {name}: " in source for name in ("engine", "processes"))
-    assert "scoring with" in Path(sys.modules["trl_grpo_ext.trainer.live.reward_bars"].__file__ or "").read_text(
+    assert "scoring with" in Path(sys.modules["trl_grpo_ext.trainer.live.bars"].__file__ or "").read_text(
         encoding="utf-8"
     )

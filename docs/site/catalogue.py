@@ -10,8 +10,7 @@ from typing import Any
 
 import trl_grpo_ext
 from trl_grpo_ext import available
-from trl_grpo_ext.plugins.docs.describe import PluginDocs, describe
-from trl_grpo_ext.plugins.docs.example import in_yaml
+from trl_grpo_ext.plugins.description import PluginDocs, describe, in_yaml
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 
 from .notation import latex

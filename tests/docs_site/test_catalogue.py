@@ -12,7 +12,7 @@ import yaml
 from docs.site import catalogue
 from docs.site.worked import WITHOUT, Worked, all_worked, shown
 from trl_grpo_ext import available
-from trl_grpo_ext.plugins.docs.describe import describe
+from trl_grpo_ext.plugins.description import describe
 
 BUILT_IN = catalogue.built_in()
 WORKED = all_worked()

@@ -11,7 +11,7 @@ from latex2mathml.converter import convert
 
 from docs.site.notation import latex
 from trl_grpo_ext import available
-from trl_grpo_ext.plugins.docs.describe import describe
+from trl_grpo_ext.plugins.description import describe
 
 
 @pytest.mark.parametrize(

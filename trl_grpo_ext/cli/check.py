@@ -111,7 +111,7 @@ def check_command(
 
 def _selected(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
     """The plugins that a selection means, each with the selection that means it alone."""
-    from ..plugins.docs.lookup import named
+    from ..plugins.description import named
     from ..plugins.selection import parse_selection
 
     asked = parse_selection(kind or "reward", selection)

@@ -19,8 +19,8 @@ from .console import KIND_HELP, complete_distribution, complete_kind, kind_of, m
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..plugins.description import Entry
     from ..plugins.discovery import Installed, PluginInfo
-    from ..plugins.docs.overview import Entry
 
 _NARROW = 90
 """Below so many columns a table would cut names into pieces, and each plugin gets a few lines of its own."""
@@ -45,8 +45,8 @@ def list_command(
 
     Imports none of them.
     """
+    from ..plugins.description import overview
     from ..plugins.discovery import scan
-    from ..plugins.docs.overview import overview
 
     wanted = kind_of(kind)
     installed = scan()

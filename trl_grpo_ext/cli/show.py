@@ -14,7 +14,7 @@ from .console import KIND_HELP, complete_kind, complete_name, kind_of, messages,
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..plugins.docs.describe import PluginDocs
+    from ..plugins.description import PluginDocs
 
 PROBLEMS = 1
 _SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "Attributes", "Yields")
@@ -46,9 +46,8 @@ def show_command(
 
     All plugins of that name are shown. Exits with 1 where one had to be imported and could not be.
     """
+    from ..plugins.description import describe, named
     from ..plugins.discovery import scan
-    from ..plugins.docs.describe import describe
-    from ..plugins.docs.lookup import named
 
     installed = scan()
     found = [

@@ -16,8 +16,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .cells import number
-
 LOG_FILE = "trl_grpo_ext_log.jsonl"
 
 
@@ -60,6 +58,14 @@ class LiveLog(TrainerCallback):
             stacklevel=3,
         )
         self._path = None
+
+
+def number(value: object) -> float:
+    """The value as a float; NaN for whatever is none, as None is, a mean over nothing."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several values
+        return math.nan
 
 
 def _line(entry: dict[str, Any]) -> str:

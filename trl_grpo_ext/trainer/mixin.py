@@ -52,9 +52,7 @@ from .compact.updates import CompactUpdates, freedom_of, loss_of_parts
 from .contexts import Scored, loss_mask, make_forward, make_rollout, row_entries, step_totals
 from .facts import LossSettings, Moment
 from .hook_states import states_of
-from .live.generation_bar import generation_bar
-from .live.late_bar import bars_wanted
-from .live.reward_bars import with_bar
+from .live.bars import bars_wanted, generation_bar, with_bar
 from .live.summary import use_console_summary
 from .logps import Models, Scorer
 from .made_up import ForwardPass, LossOf

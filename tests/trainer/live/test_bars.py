@@ -7,20 +7,19 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.cli.terminal import _in_terminal
+from tests.cli.terminal import _in_terminal, without_escapes
 from tests.trainer.live.screens import Screen
 from tests.trainer.live.worker import environment
 from trl_grpo_ext.guard.progress import listening, scored
 from trl_grpo_ext.trainer.live import LOG_FILE
-from trl_grpo_ext.trainer.live.generation_bar import generation_bar
-from trl_grpo_ext.trainer.live.late_bar import bars_wanted
-from trl_grpo_ext.trainer.live.reward_bars import with_bar
+from trl_grpo_ext.trainer.live.bars import bars_wanted, generation_bar, with_bar
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,6 +73,48 @@ def test_bars_are_for_terminals_and_the_main_process(monkeypatch: pytest.MonkeyP
     assert not bars_wanted(quiet, True)
     monkeypatch.setattr(sys, "stderr", Screen(terminal=False))
     assert not bars_wanted(loud, True)
+
+
+def test_a_bar_is_drawn_and_taken_away_and_of_two_at_once_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("trl_grpo_ext.trainer.live.bars.AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("trl_grpo_ext.trainer.live.bars._EVERY_SECONDS", 0.05)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def slow() -> list[float]:
+        time.sleep(0.5)
+        scored(3, 4)
+        with_bar(lambda: time.sleep(0.5) or [], "inner", 4)()
+        return [1.0]
+
+    assert with_bar(slow, "[red]a\x1b[2Jb", 8, 0.25)() == [1.0]
+    plain = without_escapes(screen.getvalue())
+    assert "scoring with [red]a\\x1b[2Jb (0.250 before): 8 completions" in plain
+    assert "(0.250 before): 6/8 completions" in plain
+    assert "inner" not in plain
+    assert "\x1b[2J" not in screen.getvalue()
+    assert screen.getvalue().startswith("\n")
+    assert screen.getvalue().endswith("\x1b[2K\x1b[1A")  # the line is empty, and the cursor where it was
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
+def test_a_bar_in_a_terminal_that_has_gone_costs_nothing(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    tried = []
+
+    class Gone(Screen):
+        def write(self, text: str) -> int:
+            tried.append(text)
+            raise error
+
+    monkeypatch.setattr(sys, "stderr", Gone(terminal=True))
+    monkeypatch.setattr("trl_grpo_ext.trainer.live.bars.AFTER_SECONDS", 0.0)
+    assert with_bar(lambda: time.sleep(0.3) or [1.0], "slow", 1)() == [1.0]
+    assert tried
+    assert not recwarn.list  # pytest turns a thread's exception into a warning
 
 
 def test_in_a_terminal_a_slow_reward_has_a_bar_and_the_summary_a_table(command: list[str], tmp_path: Path) -> None:

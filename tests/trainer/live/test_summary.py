@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,11 +21,8 @@ from tests.support import train
 from tests.trainer.live.screens import Screen, columns, printed, state
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.printable import printable_name
-from trl_grpo_ext.records.cells import arrow, averaged, duration, metric_cells, notable_outcomes
 from trl_grpo_ext.trainer.live import ConsoleSummary
-
-HOSTILE = "a\x1b[2Jb\u202ec\nd\ud800"
-
+from trl_grpo_ext.trainer.live.summary import arrow, averaged, duration, metric_cells, notable_outcomes
 
 # ---------------------------------------------------------------------------------------------- what is shown
 
@@ -86,8 +84,8 @@ def test_durations() -> None:
     assert [duration(s) for s in seconds] == ["0 s", "42 s", "1:00", "3:07", "1:00:00", "1:02:09", "-", "-", "-"]
 
 
-def test_names_of_strangers_cannot_move_the_cursor() -> None:
-    assert printable_name(HOSTILE) == "a\\x1b[2Jb\\u202ec\\nd\\ud800"
+def test_names_cannot_move_the_cursor() -> None:
+    assert printable_name("a\x1b[2Jb\u202ec\nd\ud800") == "a\\x1b[2Jb\\u202ec\\nd\\ud800"
     assert printable_name("x" * 100) == "x" * 39 + "~"
 
 
@@ -112,19 +110,13 @@ def test_a_summary_in_a_file_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) 
     assert [second[name] for name in ("step", "reward", "a", "b")] == ["4/4", "0.350↑", "0.500=", "-0.350↓"]
 
 
-def test_steps_on_old_completions_wait_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_waits_for_new_completions_and_shows_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = [(1, {"loss": 0.0, "reward": 1.0, "entropy": 1.0}), (2, {"loss": 0.0, "entropy": 2.0})]
     logs += [(3, {"loss": 0.0, "reward": 2.0, "entropy": 6.0}), (4, {"loss": 0.0, "entropy": 2.0})]
     rows = columns(printed(monkeypatch, logs, steps=4))
-    assert [(row["step"], row["reward"], row["entropy"]) for row in rows] == [
-        ("1/4", "1.000", "1.000"),
-        ("3/4", "2.000↑", "4.000"),
-    ]
-
-
-def test_the_last_step_is_shown_wherever_it_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = [(step, {"reward": float(step)}) for step in range(1, 6)]
-    rows = columns(printed(monkeypatch, logs, every=3, steps=5))
+    shown = [(row["step"], row["reward"], row["entropy"]) for row in rows]
+    assert shown == [("1/4", "1.000", "1.000"), ("3/4", "2.000↑", "4.000")]
+    rows = columns(printed(monkeypatch, [(step, {"reward": float(step)}) for step in range(1, 6)], every=3, steps=5))
     assert [(row["step"], row["reward"]) for row in rows] == [("3/5", "2.000"), ("5/5", "4.500↑")]
 
 
@@ -159,6 +151,21 @@ def test_other_processes_print_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", screen)
     ConsoleSummary().on_log(None, state(1, main=False), None, logs={"reward": 1.0})
     assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
+def test_where_nobody_reads_any_more_the_training_goes_on(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(Screen):
+        def write(self, text: str) -> int:
+            raise error
+
+        def fileno(self) -> int:  # of a real file: there rich would end the process
+            return os.open(os.devnull, os.O_WRONLY)
+
+    for terminal in (True, False):
+        assert printed(monkeypatch, [(1, {"reward": 1.0}), (1, {"eval_reward": 1.0})], screen=Gone(terminal)) == ""
 
 
 def test_where_arrows_cannot_be_written_there_are_signs(monkeypatch: pytest.MonkeyPatch) -> None:

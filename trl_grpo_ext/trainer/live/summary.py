@@ -10,21 +10,31 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
+from rich.columns import Columns
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from ...errors import ConfigurationError
-from ...records.cells import NO_SIGNAL, Cell, arrow, averaged, duration, metric_cells, notable_outcomes
+from ...guard.printable import printable_name
+from ...records.log import number
+from .bars import LiveConsole
 
 _GAP = 2
 _ROWS_PER_HEADER = 25
+_UNLIMITED = 100_000  # columns of a file
 _MARKS, _ASCII_MARKS = ("↑", "↓", "="), ("+", "-", "=")
+_STYLES = ("green", "red", "")
+
+ORDINARY = frozenset({"right", "wrong", "scored"})
+"""Outcomes of a completion that need no attention."""
 
 
 class ConsoleSummary(TrainerCallback):
@@ -103,76 +113,55 @@ class ConsoleSummary(TrainerCallback):
             return
         arrows = "".join(_MARKS)
         marks = _MARKS if _written(stream, arrows) == arrows else _ASCII_MARKS
-        step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else str(state.global_step)
-        shown = [("step", step if kind == "training" else f"eval {state.global_step}")]
-        self._widths["step"] = max(self._widths.get("step", 0), cell_len(f"{state.max_steps}/{state.max_steps}"))
         before = self._before.setdefault(kind, {})
         # Nothing is learnt from an evaluation, and groups of one completion never differ.
         values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != NO_SIGNAL]
+        shown: dict[str, Text] = {}
         for cell in [*values[:1], *cells[:1], *values[1:], *cells[1:]]:
-            # The arrow has a place of its own, so that the numbers stay under one another.
-            text = cell.text + (arrow(cell, before, marks) or " ") if cell.followed else cell.text
-            shown.append((cell.name, text))
+            text = Text(_written(stream, cell.text))
+            if cell.followed:  # the mark has a place of its own, so that the numbers stay under one another
+                mark = arrow(cell, before, marks)
+                text.append(mark or " ", _STYLES[marks.index(mark)] if mark else "")
+            shown[_written(stream, cell.name)] = text
         before.update({cell.name: cell.value for cell in values})
-        shown = [(_written(stream, name), _written(stream, text)) for name, text in shown]
         notes = [_written(stream, note) for note in notable_outcomes(metrics)]
+        laid_out = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
+        looks: Any = {"highlight": False, "markup": False, "emoji": False, "width": None if laid_out else _UNLIMITED}
+        console = LiveConsole(file=stream, **looks)
         try:
             # The progress bar of the trainer steps aside while we write.
             with tqdm.external_write_mode(file=stream):
-                if stream.isatty() or os.environ.get("COLUMNS", "").isdigit():
-                    self._table(stream, shown, notes)
+                if kind == "evaluation":  # it has few of the columns, so it names them
+                    named = (f"{name} {text.plain.strip()}" for name, text in shown.items())
+                    _print_below([f"eval {state.global_step}", *named], "", notes, console, indent=0)
                 else:
-                    self._lines(stream, shown, notes)
+                    step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
+                    self._widths["step"] = max(self._widths.get("step", 0), 2 * len(str(state.max_steps)) + 1)
+                    self._print_row({"step": Text(step), **shown}, notes, console)
                 stream.flush()
         except (OSError, ValueError):  # nobody reads any more
             return
 
-    def _width(self, name: str, text: str) -> int:
-        return max(cell_len(name), cell_len(text), self._widths.get(name, 0))
-
-    def _lines(self, stream: Any, shown: list[tuple[str, str]], notes: list[str]) -> None:
-        """One line, under a header where the columns are others than before."""
-        self._widths |= {name: self._width(name, text) for name, text in shown}
-        header = tuple(name for name, _ in shown)
-        lines = [[_padded(text, self._widths[name]) for name, text in shown]]
-        if header != self._header and shown[0][1][:4] != "eval":
-            self._header = header
-            lines.insert(0, [_padded(name, self._widths[name]) for name in header])
-        elif shown[0][1][:4] == "eval":  # it may lack columns, so it names its own
-            lines = [[shown[0][1], *(f"{name} {text.strip()}" for name, text in shown[1:])]]
-        if notes:
-            lines[-1].append("; ".join(notes))
-        for line in lines:
-            stream.write((" " * _GAP).join(line).rstrip() + "\n")
-
-    def _table(self, stream: Any, shown: list[tuple[str, str]], notes: list[str]) -> None:
-        """A row as wide as the terminal; what does not fit stands below."""
-        console = Console(file=stream, highlight=False, markup=False, emoji=False)
-        room, row, rest = console.width, list[tuple[str, str]](), list[tuple[str, str]]()
-        for name, text in shown:
-            width = self._width(name, text) + (_GAP if row else 0)
-            if rest or width > room:
-                rest.append((name, text))
-            else:
-                self._widths[name] = self._width(name, text)
-                room -= width
-                row.append((name, text))
-        header = tuple(name for name, _ in row)
-        if header != self._header or self._rows % _ROWS_PER_HEADER == 0:
-            self._header, self._rows = header, 0
-            _print(console, Text((" " * _GAP).join(_padded(name, self._widths[name]) for name in header), "bold"))
-        self._rows += 1
-        line = Text((" " * _GAP).join(_padded(text, self._widths[name]) for name, text in row).rstrip())
-        line.highlight_words(_MARKS[:1], "green")
-        line.highlight_words(_MARKS[1:2], "red")
-        _print(console, line)
-        below = "   ".join(f"{name} {text.strip()}".replace(" ", "\N{NO-BREAK SPACE}") for name, text in rest)
-        for text, style in ((below, "dim"), *((note, "yellow") for note in notes)):
-            for part in Text(text, style).wrap(console, max(console.width - _GAP, 10), overflow="fold") if text else ():
-                part.rstrip()
-                part.pad_left(_GAP)
-                part.plain = part.plain.replace("\N{NO-BREAK SPACE}", " ")
-                _print(console, part)
+    def _print_row(self, shown: Mapping[str, Text], notes: Sequence[str], console: Console) -> None:
+        """A row as wide as the console, under a header where the columns are others than before."""
+        room, row = console.width, dict[str, Text]()
+        for name, text in shown.items():
+            width = max(cell_len(name), text.cell_len, self._widths.get(name, 0))
+            room -= width + (_GAP if row else 0)
+            if room < 0 and row:
+                break
+            self._widths[name], row[name] = width, text
+        header = tuple(row)
+        again = header != self._header or (console.is_terminal and self._rows % _ROWS_PER_HEADER == 0)
+        self._header, self._rows = header, 1 if again else self._rows + 1
+        in_row = console.width == _UNLIMITED and bool(notes)
+        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=again, header_style="bold")
+        for name in header:
+            table.add_column(Text(name), justify="right", width=self._widths[name], no_wrap=True)
+        table.add_row(*row.values(), *([Text("; ".join(notes))] if in_row else []))
+        console.print(table)
+        rest = [f"{name} {text.plain.strip()}" for name, text in shown.items() if name not in row]
+        _print_below(rest, "dim", [] if in_row else notes, console, indent=_GAP)
 
 
 class Bars(ProgressCallback):
@@ -218,15 +207,119 @@ def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
     return summary
 
 
-def _print(console: Console, line: Text) -> None:
-    console.print(line, soft_wrap=True)
-
-
-def _padded(text: str, width: int) -> str:
-    return " " * (width - cell_len(text)) + text
+def _print_below(texts: Sequence[str], style: str, notes: Sequence[str], console: Console, indent: int) -> None:
+    """Texts beside one another as far as there is room, and each note on lines of its own."""
+    if texts and console.width == _UNLIMITED:
+        console.print(Text((" " * _GAP).join([*texts, *filter(None, ["; ".join(notes)])])))
+        return
+    for each, look in ((texts, style), *(([note], "yellow") for note in notes)):
+        if each:
+            folded = Columns([Text(text, look, overflow="fold") for text in each], padding=(0, _GAP))
+            console.print(Padding(folded, (0, 0, 0, indent)))
 
 
 def _written(stream: Any, text: str) -> str:
     """What the stream's encoding has no form for is written as an escape."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+# ---------------------------------------------------------------------------------------------- what is shown
+
+
+class Cell(NamedTuple):
+    """One number of a summary.
+
+    Attributes:
+        name: Heading, safe to print.
+        value: NaN where the log has the metric without a value.
+        text: The value as it is shown.
+        followed: Whether its change since the last summary is shown.
+    """
+
+    name: str
+    value: float
+    text: str
+    followed: bool = False
+
+
+def averaged(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of every metric over several log entries, without NaN; counters keep their last value."""
+    values: dict[str, list[float]] = {}
+    for log in logs:
+        for name, value in log.items():
+            values.setdefault(name, []).append(number(value))
+    means = {}
+    for name, found in values.items():
+        known = [value for value in found if not math.isnan(value)]
+        last = name in ("num_tokens", "epoch", "step")
+        means[name] = math.nan if not known else known[-1] if last else math.fsum(known) / len(known)
+    return means
+
+
+def metric_cells(metrics: Mapping[str, float]) -> list[Cell]:
+    """Reward, each reward function, length, entropy, KL, clipping, share of groups without signal: what is there."""
+    cells = [_reward("reward", metrics["reward"])] if "reward" in metrics else []
+    means = {name: value for name, value in metrics.items() if name.startswith("rewards/") and name.endswith("/mean")}
+    if len(means) > 1:
+        names = (printable_name(name.removeprefix("rewards/").removesuffix("/mean")) for name in means)
+        cells += [_reward(name, value) for name, value in zip(names, means.values(), strict=True)]
+    for name, key, shown in _OTHERS:
+        if key in metrics and all(cell.name != name for cell in cells):
+            cells.append(Cell(name, metrics[key], shown(metrics[key])))
+    return cells
+
+
+def notable_outcomes(metrics: Mapping[str, float]) -> list[str]:
+    """By reward, the shares of completions that were neither judged right or wrong nor simply scored."""
+    by_reward: dict[str, list[str]] = {}
+    for key, share in metrics.items():
+        kind, _, rest = key.partition("/")
+        reward, _, outcome = rest.rpartition("/")
+        counted = kind == "outcomes" or (kind == "rewards" and outcome in ("none", "nan"))
+        if counted and reward and outcome not in ORDINARY and share > 0:
+            by_reward.setdefault(printable_name(reward), []).append(f"{printable_name(outcome)} {_share(share)}")
+    return [f"{reward}: {', '.join(shares)}" for reward, shares in by_reward.items()]
+
+
+def arrow(cell: Cell, before: Mapping[str, float], marks: Sequence[str]) -> str:
+    """Up, down, unchanged as far as can be seen, or nothing where there is nothing to compare."""
+    last = before.get(cell.name, math.nan)
+    if not cell.followed or math.isnan(cell.value) or math.isnan(last):
+        return ""
+    up, down, same = marks
+    return same if _decimal(last) == cell.text else up if cell.value > last else down
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3:07`, `1:02:09`; `-` where nobody knows."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+def _reward(name: str, value: float) -> Cell:
+    return Cell(name, value, _decimal(value), followed=True)
+
+
+def _decimal(value: float) -> str:
+    return f"{value:.3f}" if not abs(value) >= 1e5 else f"{value:.3g}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}" if not 0 < value < 0.005 else "<1%"
+
+
+NO_SIGNAL = "no signal"
+
+_OTHERS = (
+    ("length", "completions/mean_length", lambda value: f"{value:.1f}"),
+    ("cut off", "completions/clipped_ratio", _share),
+    ("entropy", "entropy", _decimal),
+    ("KL", "kl", lambda value: f"{value:.3g}"),
+    ("clip", "clip_ratio/region_mean", _share),
+    ("clip", "cispo_clip_ratio", _share),
+    (NO_SIGNAL, "frac_reward_zero_std", _share),
+)
