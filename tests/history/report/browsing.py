@@ -28,7 +28,7 @@ def why_no_browser() -> str | None:
     if importlib.util.find_spec("selenium") is None:
         return "selenium is not installed: pip install 'trl-grpo-ext[test]'"
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    return f"{' and '.join(missing)} not found: apt-get install chromium chromium-driver" if missing else None
+    return f"{' and '.join(missing)} not found: make browser installs them" if missing else None
 
 
 @contextmanager
