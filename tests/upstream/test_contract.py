@@ -32,7 +32,7 @@ from trl_grpo_ext.trainer import upstream
 PACKAGE = Path(trl_grpo_ext.__file__).parent
 MAPPED_BY_TRANSFORMERS = {
     *("accelerator", "add_callback", "args", "current_gradient_accumulation_steps"),
-    *("is_deepspeed_enabled", "is_fsdp_enabled", "model", "state"),
+    *("is_deepspeed_enabled", "is_fsdp_enabled", "model", "remove_callback", "state"),
 }
 """Public attributes of transformers' `Trainer` that the adapter reads; TRL itself cannot do without them."""
 
@@ -348,7 +348,7 @@ def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
     assert {"_compute_loss", "_calculate_rewards", "_logs", "_entropy_window_stats"} <= {name for _, name in used}
     unlisted = {(file, name) for file, name in used if name not in listed}
     assert not unlisted, f"private names of TRL that upstream.METHODS and upstream.ATTRIBUTES don't list: {unlisted}"
-    elsewhere = {(file, name) for file, name in used if not file.startswith(("trainer/", "launch/checkpoints/"))}
+    elsewhere = {(file, name) for file, name in used if not file.startswith(("trainer/", "launch/"))}
     assert not elsewhere, f"private names of TRL outside the adapter: {elsewhere}"
 
 
@@ -384,7 +384,8 @@ def test_no_name_of_ours_hides_one_of_trls(trained: Any) -> None:
             if stored and ast.unparse(node.value) == "self":
                 ours.add(node.attr)
     assert "loss_aggregation" in ours
-    hidden = ours.difference(upstream.ATTRIBUTES) & of_trl(trained)
+    wrapped = {"training_step"}  # transformers' own, through `super()`
+    hidden = ours.difference(upstream.ATTRIBUTES, wrapped) & of_trl(trained)
     assert not hidden, f"names of ours that TRL's trainer has, too: {hidden}"
 
 
