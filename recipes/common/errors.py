@@ -1,4 +1,4 @@
-"""Mistakes that a person can mend are told in a sentence, not in a traceback."""
+"""Mistakes that a person can correct are one sentence, not a traceback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RecipeError(TRLGRPOExtError):
 
 @contextmanager
 def told_in_a_sentence() -> Iterator[None]:
-    """End the program with status 2 and one line on stderr for mistakes that a person can mend.
+    """End the program with status 2 and one line on stderr for mistakes that a person can correct.
 
     A wrong setting stops all processes alike. The first one tells it, and its end makes the launcher end the others
     while they wait here. What only one process met (a plugin that failed on its rows, say) it tells itself.

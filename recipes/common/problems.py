@@ -33,8 +33,8 @@ def embedded_problems(train: int, held_out: int, seed: int) -> tuple[list[Row], 
         raise RecipeError(f"{one_line(error)} (--train_problems, --eval_problems).") from error
 
 
-def problems_from_file(path: str, held_out: int) -> tuple[list[Row], list[Row]]:
-    """Read a JSON Lines file with GSM8K's columns and hold out its last rows, at most a fifth of it.
+def json_lines(path: str) -> list[tuple[str, Any]]:
+    """Where each row of a JSON Lines file stands, in words for errors, and the row; empty lines are none.
 
     Raises:
         RecipeError: Says which file, which line and what is wrong with it.
@@ -42,19 +42,45 @@ def problems_from_file(path: str, held_out: int) -> tuple[list[Row], list[Row]]:
     file = Path(path)
     if not file.is_file():
         raise RecipeError(f"There is no file {path!r} (--dataset_path).")
-    rows: list[Row] = []
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not text in UTF-8 ({one_line(error)}); expected JSON Lines.") from error
+    rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            rows.append((f"{path}, line {number}", json.loads(line)))
+        except (json.JSONDecodeError, RecursionError) as error:
             raise RecipeError(f"{path}, line {number} is not JSON ({error}): {line.strip()[:60]!r}.") from error
-        check_row(row, f"{path}, line {number}")
+    return rows
+
+
+def from_hub(name: str, config: str | None = None, split: str | None = None) -> Any:
+    """What `load_dataset` returns.
+
+    Raises:
+        RecipeError: The hub cannot be reached and the data set is not in the cache.
+    """
+    try:
+        return load_dataset(name, config, split=split)
+    except (OSError, ValueError) as error:  # what `datasets` raises without network and cache
+        raise RecipeError(
+            f"The data set {name!r} is not in the local cache and cannot be downloaded ({_first_line(error)}). Pass "
+            "--dataset_path FILE.jsonl, or --embedded for the tiny default that needs no network."
+        ) from error
+
+
+def problems_from_file(path: str, held_out: int) -> tuple[list[Row], list[Row]]:
+    """Read a JSON Lines file with GSM8K's columns and hold out its last rows, at most a fifth of it.
+
+    Raises:
+        RecipeError: Says which file, which line and what is wrong with it.
+    """
+    rows: list[Row] = []
+    for where, row in json_lines(path):
+        check_row(row, where)
         rows.append(row)
     if len(rows) < 2:
         raise RecipeError(f"{path} has {len(rows)} problem(s); at least 2 are needed, one of them to be held out.")
@@ -68,13 +94,7 @@ def problems_from_hub(name: str, config: str | None, held_out: int) -> tuple[lis
     Raises:
         RecipeError: The hub cannot be reached and the data set is not in the cache, or its rows are not GSM8K's.
     """
-    try:
-        splits = load_dataset(name, config)
-    except (OSError, ValueError) as error:  # what `datasets` raises without network and cache
-        raise RecipeError(
-            f"The data set {name!r} is not in the local cache and cannot be downloaded ({_first_line(error)}). Pass "
-            "--dataset_path FILE.jsonl, or --embedded for the tiny default that needs no network."
-        ) from error
+    splits = from_hub(name, config)
     if not {"train", "test"} <= set(splits):
         raise RecipeError(f"The data set {name!r} has the splits {', '.join(splits)}; 'train' and 'test' are needed.")
     train, test = splits["train"].to_list(), splits["test"].to_list()[:held_out]

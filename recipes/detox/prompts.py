@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from common.errors import RecipeError, one_line
-from datasets import load_dataset
+from common.problems import Row, from_hub, json_lines
 from embedded.rude_text import draw_scenes
-
-Row = dict[str, Any]
 
 
 def embedded_prompts(train: int, held_out: int, seed: int) -> tuple[list[Row], list[Row]]:
@@ -34,22 +30,7 @@ def prompts_from_file(path: str, train: int, held_out: int) -> tuple[list[Row], 
     Raises:
         RecipeError: Says which file, which line and what is wrong with it.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise RecipeError(f"There is no file {path!r} (--dataset_path).")
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} is not text in UTF-8 ({one_line(error)}); expected JSON Lines.") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append((f"{path}, line {number}", json.loads(line)))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise RecipeError(f"{path}, line {number} is not JSON ({error}): {line.strip()[:60]!r}.") from error
-    return _split([_prompt(row, where) for where, row in rows], train, held_out, path)
+    return _split([_prompt(row, where) for where, row in json_lines(path)], train, held_out, path)
 
 
 def prompts_from_hub(name: str, train: int, held_out: int, least_toxicity: float) -> tuple[list[Row], list[Row]]:
@@ -61,14 +42,7 @@ def prompts_from_hub(name: str, train: int, held_out: int, least_toxicity: float
     Raises:
         RecipeError: The hub cannot be reached and the data set is not in the cache, or it has no such prompts.
     """
-    try:
-        rows: Iterable[Any] = load_dataset(name, split="train")
-    except (OSError, ValueError) as error:  # what `datasets` raises without network and cache
-        raise RecipeError(
-            f"The data set {name!r} is not in the local cache and cannot be downloaded ({one_line(error)[:200]}). Pass "
-            "--dataset_path FILE.jsonl, or --embedded for the tiny default that needs no network."
-        ) from error
-    return _split(_chosen(rows, name, least_toxicity), train, held_out, name)
+    return _split(_chosen(from_hub(name, split="train"), name, least_toxicity), train, held_out, name)
 
 
 def _chosen(rows: Iterable[Any], name: str, least_toxicity: float) -> list[Row]:

@@ -36,7 +36,7 @@ def overlaid(file: str, folder: Path, **more: Any) -> Path:
     return path
 
 
-def launch(file: str, runs: list[Run], folder: Path, timeout: int = 500, **variables: str) -> None:
+def launch(file: str, runs: list[Run], folder: Path, timeout: int = 1200, **variables: str) -> None:
     """Start the runs under a launch file; what each says and comes to is in files of the folder."""
     plain = [
         {
