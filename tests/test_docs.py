@@ -92,6 +92,7 @@ def my_reward(completions: list[str], **columns: Any) -> list[float]:
     return [float(len(completion)) for completion in completions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks(REWARDS, "yaml"))
 def test_the_selections_on_the_rewards_page_load_and_score(block: str) -> None:
     (reward,) = load_rewards(yaml.safe_load(block.replace("my_reward", f"{__name__}:my_reward"))["rewards"])
@@ -100,6 +101,7 @@ def test_the_selections_on_the_rewards_page_load_and_score(block: str) -> None:
     assert score > 0
 
 
+@pytest.mark.slow
 def test_a_guarded_reward_and_a_combinator_of_ones_own() -> None:
     guard_block, best_block = blocks(REWARDS, "python")
     assert "guarded(my_reward, timeout=5.0, workers=2, on_error=None)" in guard_block

@@ -277,6 +277,7 @@ def test_pass_at_k_by_hand() -> None:
     assert success_and_failure(8, 2, 4) == pytest.approx((0.52223, -0.17408), abs=5e-6)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_pass_at_k_equals_the_published_formula_in_groups_of_any_size(data: st.DataObject) -> None:

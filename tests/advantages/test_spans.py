@@ -243,6 +243,7 @@ def test_a_token_across_a_boundary_has_the_weight_of_its_larger_part() -> None:
     assert weights_of(["<think>€"], [[(0, 7), (7, 8), (7, 8), (7, 8), (8, 8)]]) == [[5, 2, 2, 2, 2]]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", "<", "think>", "\n"]), max_size=8).map("".join), st.data())
 @settings(max_examples=100, deadline=None)
 def test_segments_against_counting_characters(text: str, data: st.DataObject) -> None:

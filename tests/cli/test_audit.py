@@ -68,6 +68,7 @@ def test_a_reference_that_holds_several_answers_is_found() -> None:
     assert found.findings[0].detail == "'4' is right and '3' is not"
 
 
+@pytest.mark.slow
 def test_references_for_math_verify() -> None:
     (reward,) = load_rewards([{"name": "math_accuracy", "timeout": 0.5, "workers": 1}])
     rows = [

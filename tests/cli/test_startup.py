@@ -123,6 +123,7 @@ def test_with_200_plugins_discovery_itself_reads_only_metadata(many: Path) -> No
     assert imported(many) == []
 
 
+@pytest.mark.slow
 def test_a_slow_plugin_delays_only_its_user(tmp_path: Path) -> None:
     quick = 'def reward(completions, **columns):\n    """Quick."""\n    return [1.0 for _ in completions]\n'
     write_distribution(tmp_path, "su-slow", {"reward": {"su_slow": "su_slow:reward"}}, {"su_slow.py": SLOW + quick})

@@ -111,6 +111,7 @@ def outcomes(reward: Guarded, completions: list[Any], **columns: Any) -> list[st
 # ---------------------------------------------------------------------------------------------- in worker processes
 
 
+@pytest.mark.slow
 def test_a_function_with_a_timeout_runs_in_worker_processes_and_else_here(
     closed: contextlib.ExitStack, trace: Trace
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_function_with_a_timeout_runs_in_worker_processes_and_else_here(
     assert [pid for pid, *_ in trace.lines[5:]] == [str(os.getpid())] * 2
 
 
+@pytest.mark.slow
 def test_each_completion_has_an_outcome_of_its_own_which_is_counted(closed: contextlib.ExitStack) -> None:
     reward = made(closed, behave, timeout=1.0, workers=2, memory_mb=200, on_error=None)
     completions = ["abc", "sleep 60", "exit", "raise no", "memory 1000", "none", "nan", "", "raise \ud800\x00"]
@@ -149,6 +151,7 @@ def test_each_completion_has_an_outcome_of_its_own_which_is_counted(closed: cont
     assert extra == {"behave_outcome": [*(one.outcome.value for one in judged), "scored"]}
 
 
+@pytest.mark.slow
 def test_what_outcomes_become_can_be_set(closed: contextlib.ExitStack) -> None:
     reward = made(closed, behave, timeout=1.0, workers=2, outcomes={"timeout": None, "died": -1}, on_error=-2.0)
     assert reward(completions=["abc", "sleep 60", "exit", "raise x"]) == [3.0, None, -1.0, -2.0]
@@ -436,6 +439,7 @@ def test_a_thread_that_overruns_is_left_alone_and_the_next_call_says_so() -> Non
     assert reward(completions=["a"]) == [1.0]
 
 
+@pytest.mark.slow
 def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(
     tiny_model: Path, tmp_path: Path, scorer: tuple[Any, Any], closed: contextlib.ExitStack
 ) -> None:

@@ -48,6 +48,7 @@ def test_python_tests_counts_its_programs(heard: list[tuple[int, int]]) -> None:
     assert_counts_up(heard, 4)
 
 
+@pytest.mark.slow
 def test_math_accuracy_counts_its_pairs_and_not_its_loading(heard: list[tuple[int, int]]) -> None:
     texts = [f"\\boxed{{\\sqrt{{{number}}} + x}}" for number in range(1, 6)]
     reward = MathAccuracy(workers=1)

@@ -306,6 +306,7 @@ def test_no_zombie_is_left_anywhere_by_what_was_killed(tmp_path: Path) -> None:
     assert not {pid for pid in left if psutil.Process(pid).ppid() == os.getpid()}
 
 
+@pytest.mark.slow
 def test_ordinary_jobs_among_hostile_ones_all_have_their_result(pool: WorkerPool) -> None:
     hostile = ["exit", ("sleep", 60), "spin", ("memory", 4000), "close", "recurse", "kill"]
     jobs: list[Any] = []
@@ -329,6 +330,7 @@ def test_a_job_that_overruns_its_slice_waits_behind_the_others(pool: WorkerPool,
     assert done[0].seconds >= 0.5
 
 
+@pytest.mark.slow
 def test_a_budget_ends_second_tries_but_nobodys_first(pool: WorkerPool) -> None:
     jobs = [("sleep", 60)] * 8 + [("length", "xyz")] * 4
     begin = time.monotonic()
@@ -352,6 +354,7 @@ def test_a_death_that_the_budget_leaves_without_a_second_try_is_a_death() -> Non
     assert "before a second try" in done.detail
 
 
+@pytest.mark.slow
 def test_loading_the_task_is_not_waited_for_at_the_start_and_not_on_the_budget() -> None:
     class SlowToLoad:
         def __reduce__(self) -> Any:
@@ -377,6 +380,7 @@ def in_background(pool: WorkerPool, jobs: list[Any], **options: Any) -> tuple[th
     return thread, results
 
 
+@pytest.mark.slow
 def test_workers_killed_from_outside_cost_nobody_a_result(pool: WorkerPool, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     jobs = [("mark", str(trace), 0.3) for _ in range(8)]
@@ -566,6 +570,7 @@ def test_a_script_without_a_main_guard_runs_its_body_once(tmp_path: Path) -> Non
     all_gone(trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [

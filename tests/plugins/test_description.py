@@ -357,6 +357,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", HOSTILE)
 def test_no_source_hangs_or_breaks_the_description(what: str, tmp_path: Path) -> None:
     (tmp_path / "hostile.py").write_bytes(HOSTILE[what].encode(errors="surrogateescape"))

@@ -18,6 +18,8 @@ from tests.plugins_env import (
     plugin_wheels,
 )
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["good_copy", "plugin_environment", "plugin_wheels"]  # fixtures
 
 GOOD = {

@@ -28,6 +28,8 @@ sys.path.insert(0, str(RECIPES))
 from detox.kl_log import KLMeter  # noqa: E402
 from detox.prompts import _chosen, _split  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DEFAULTS = yaml.safe_load((DETOX / "defaults.yaml").read_text())
 HORIZON = 400
 STEPS = 4  # optimizer steps per rollout: two passes over two batches

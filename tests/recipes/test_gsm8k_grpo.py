@@ -23,6 +23,8 @@ from tests.recipes.launches import FAILURES, LAUNCHES
 from tests.recipes.launching import GSM8K, HAS_GSM8K, MODEL, RECIPES, Finished, start, start_forked
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 
 

@@ -406,7 +406,7 @@ def test_objects_are_recorded_by_what_they_are_built_with() -> None:
         f"{__name__}:{name}" for name in ("reward", "Judge", "Judge", "Judge.__call__")
     ]
     assert records[2].switches["guard"]["timeout"] == 4
-    assert records[4].target.endswith("segment_weights:SegmentWeights")
+    assert records[4].target.endswith("spans:SegmentWeights")
     assert records[4].switches == {"preserve_sum": True}
     assert records[4].distribution == "trl-grpo-ext"
     assert all(record.source_hash for record in records)

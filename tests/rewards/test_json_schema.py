@@ -184,6 +184,7 @@ def test_hostile_json_has_an_outcome() -> None:
     assert [repr(row)[:80] for row, seen in zip(HOSTILE, found, strict=True) if row[1] != seen] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extract", ["fence", "last"])
 def test_half_a_megabyte_is_searched_in_linear_time(extract: str) -> None:
     units = ["{", "}", '"', "\\", '\\"', "{}", '{"', "```", "```json\n", "` ", "\n", '{"a":', "[{"]

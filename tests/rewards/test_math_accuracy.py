@@ -68,6 +68,7 @@ def test_every_way_to_end_has_its_outcome(
     assert judgement.outcome is expected
 
 
+@pytest.mark.slow
 def test_neither_side_is_blamed_for_the_other(reward: MathAccuracy) -> None:
     references = ["$x+1$", f"${NEVER_ENDS}$", "$x+1$", f"${NEVER_ENDS}$"]
     completions = [f"\\boxed{{{NEVER_ENDS}}}", "\\boxed{18}", "\\boxed{x+1}", "\\boxed{19}"]
@@ -164,6 +165,7 @@ def test_the_longer_limit_of_characters_is_the_users() -> None:
     assert [one.outcome for one in judged] == [Outcome.RIGHT, Outcome.REFUSED]
 
 
+@pytest.mark.slow
 def test_it_pickles_and_works_afterwards(reward: MathAccuracy) -> None:
     copy = pickle.loads(pickle.dumps(reward))
     assert copy(completions=["\\boxed{1+x}", "\\boxed{18}"], solution=["$x+1$", "18"]) == [1.0, 1.0]
@@ -190,6 +192,7 @@ def test_it_works_in_other_threads(reward: MathAccuracy) -> None:
     assert scores == expected
 
 
+@pytest.mark.slow
 def test_importing_and_plain_numbers_start_no_process_and_import_no_sympy() -> None:
     script = (
         "import os, sys, threading\n"

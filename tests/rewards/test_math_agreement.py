@@ -39,6 +39,7 @@ def differences(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> list[obje
     ]
 
 
+@pytest.mark.slow
 def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy, with_math_workers: Any) -> None:
     ours, theirs = both(reward, PAIRS)
     assert [row for row in zip(PAIRS, ours, theirs, strict=True) if row[1] != row[2]] == []
@@ -66,6 +67,7 @@ def gsm8k_like(seed: int, count: int) -> list[tuple[str, str]]:
     return pairs
 
 
+@pytest.mark.slow
 def test_answers_like_gsm8ks_have_trls_verdicts(reward: MathAccuracy) -> None:
     assert differences(reward, gsm8k_like(1, 300)) == []
 

@@ -21,6 +21,7 @@ from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:math_accuracy cannot read the reference"),
     pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc"),
 ]

@@ -236,6 +236,7 @@ def pairs(draw: st.DrawFn) -> tuple[str, str]:
     return draw(reference_forms).format(reference), completion
 
 
+@pytest.mark.slow
 @given(pair=pairs())
 @example(pair=("1.5", "\\boxed{3/2}"))
 @example(pair=("2/3", "\\boxed{0.666667}"))

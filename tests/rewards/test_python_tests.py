@@ -119,6 +119,7 @@ def test_partial_gives_the_share_of_tests_and_goes_on_after_one_that_failed() ->
     assert (judgement.outcome, judgement.score) == (Outcome.SCORED, 0.5)
 
 
+@pytest.mark.slow
 def test_a_timeout_is_a_timeout_whatever_passed_before() -> None:
     code = "def add(a, b):\n    while a == 'a': pass\n    return a + b"
     assert outcome(code, ADD, PythonTests(partial=True, timeout=0.5)) is Outcome.TIMEOUT
@@ -127,6 +128,7 @@ def test_a_timeout_is_a_timeout_whatever_passed_before() -> None:
     assert outcome(slow, SUM, PythonTests(timeout=5.0)) is Outcome.RIGHT
 
 
+@pytest.mark.slow
 def test_a_batch_is_scored_in_order_and_a_hanging_completion_holds_nobody_up() -> None:
     codes = [RIGHT, "while True: pass", "def add(a, b): return 0", RIGHT, "", RIGHT]
     reward = PythonTests(timeout=1.0, workers=3)

@@ -67,6 +67,7 @@ def test_an_endless_match_is_a_timeout_and_its_neighbours_are_scored() -> None:
     assert scores[4].spans == ((50, 52, 1.0),)
 
 
+@pytest.mark.slow
 def test_what_a_timeout_becomes_may_be_chosen_and_is_logged() -> None:
     metrics: dict[str, float] = {}
     extra: dict[str, list[Any]] = {}

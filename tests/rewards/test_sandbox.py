@@ -162,6 +162,7 @@ def test_results_come_in_order_and_so_many_at_a_time() -> None:
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_code_that_does_not_end_is_ended() -> None:
     codes = [
         "while True: pass",

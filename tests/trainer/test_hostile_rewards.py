@@ -14,6 +14,8 @@ from tests.trainer.hostile_rewards import ASYNC, MODELS, SYNC
 from tests.trainer.launch import Results, launch
 from tests.trainer.process_worker import Job, run_job
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 1.0
 SETTINGS: Job = {"max_steps": 1, "per_device_train_batch_size": 4}
 NEVER_RETURN = ("sleeps", "sleeps_and_swallows", "spins", "sleeps_async", "blocks_the_loop")

@@ -119,6 +119,7 @@ def test_the_limit_leaves_those_alone_that_are_in_time() -> None:
         watch.around(sleeps, "slow")(completions=["a"])
 
 
+@pytest.mark.slow
 def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
@@ -142,6 +143,7 @@ def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: 
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_the_others_is_not_ended() -> None:
     script = textwrap.dedent(
         """

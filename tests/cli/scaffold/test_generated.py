@@ -14,6 +14,8 @@ import pytest
 from tests.cli.scaffold.author import Author, make_author
 from trl_grpo_ext.cli.scaffold.distribution import NewDistribution
 
+pytestmark = pytest.mark.slow
+
 CASES: dict[str, Sequence[str]] = {
     "grpo-answer-length": ("reward", "answer_length", "--license", "mit", "--author", 'Zoë O"Neill \\'),
     "My.Edge_Cases": ("reward", "a", "--license", "none", "--distribution", "My.Edge_Cases"),

@@ -10,6 +10,8 @@ import pytest
 from tests.cli.terminal import assert_readable, run_command, without_escapes
 from tests.history.replay.support import two_groups, write_lines
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = [
     "\x1b[2J\x1b]0;owned\x07 bell\x07 \r\x08\x08 back",
     "[red]not markup[/red] [/] [link=http://x]y[/link] :smile:",

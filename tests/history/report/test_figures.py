@@ -261,6 +261,7 @@ def test_the_svg_obeys_a_strict_page_and_takes_its_colours(shown: list[Shown]) -
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
     entry = {}
     for name in HOSTILE.values():

@@ -408,6 +408,7 @@ def test_a_damaged_and_a_foreign_file_are_told_and_the_rest_is_shown(small: Path
         assert any(name in text for text in page.text), name
 
 
+@pytest.mark.slow
 def test_a_page_without_completions_says_so(small: Path, tmp_path: Path) -> None:
     write_around(tmp_path / "run", 5)
     written = write_page([load_run(tmp_path / "run")], tmp_path / "report.html")

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support import length_reward, prompts, scripted_rollout, train
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("time/generation", "time/rewards", "time/update")
 
 

@@ -15,6 +15,8 @@ from tests.cli.terminal import COMMAND, assert_readable, run_command
 from tests.history.report.trained import write_history
 from tests.interrupts import interruptible
 
+pytestmark = pytest.mark.slow
+
 HISTORY = [{"step": step, "loss": 0.5 / step, "reward": float(step)} for step in (1, 2, 3)]
 
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import matplotlib.image
 import numpy as np
+import pytest
 from typer.main import get_command
 
 from trl_grpo_ext.cli.main import app
 from trl_grpo_ext.history.report.figures import PLOTS
+
+pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parents[3] / "docs" / "report.md").read_text(encoding="utf-8")
 

@@ -20,6 +20,8 @@ from trl_grpo_ext.launch.doctor.command import register
 from trl_grpo_ext.launch.doctor.examine import Request, examine
 from trl_grpo_ext.launch.doctor.render import render
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes"
 PROGRAM = "from trl_grpo_ext.cli import main\nmain.main()"

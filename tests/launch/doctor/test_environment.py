@@ -133,6 +133,7 @@ def test_the_probe_of_bitsandbytes_survives_a_library_that_ends_the_process(
         environment._probe_bitsandbytes.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_probe_says_what_the_library_says() -> None:
     error, avx512 = environment._probe_bitsandbytes()
     code = "from bitsandbytes.functional import has_avx512bf16; print(bool(has_avx512bf16()))"

@@ -245,6 +245,7 @@ def test_the_batches_of_trl_are_left_as_they_were() -> None:
 # ----------------------------------------------------------------------------------------------- nothing is lost
 
 
+@pytest.mark.slow
 @given(cases(), st.sampled_from(LOSS_TYPES), st.sampled_from([0.0, 0.1]), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_rows_that_run_keep_every_live_token(case: Case, loss_type: str, beta: float, trim_left: bool) -> None:

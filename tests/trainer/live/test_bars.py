@@ -21,6 +21,8 @@ from trl_grpo_ext.guard.progress import listening, scored
 from trl_grpo_ext.trainer.live import LOG_FILE
 from trl_grpo_ext.trainer.live.bars import bars_wanted, generation_bar, with_bar
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 
