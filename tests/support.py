@@ -196,4 +196,4 @@ def relative_gap(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
     assert ours.keys() == theirs.keys()
     difference = sum(float((ours[n].double() - theirs[n].double()).pow(2).sum()) for n in ours) ** 0.5
     size = sum(float(theirs[n].double().pow(2).sum()) for n in theirs) ** 0.5
-    return difference / size
+    return difference / size if size or difference else 0.0

@@ -178,20 +178,23 @@ def covering(cells: Sequence[Cell], strength: int) -> list[Cell]:
     return chosen
 
 
-def train_trl(model: Path, folder: Path, cell: Cell) -> Run:
+def train_trl(model: Path, folder: Path, cell: Cell, trainer: type = GRPOTrainer) -> Run:
     """TRL's trainer alone."""
-    return _train(model, folder, cell, [GRPOTrainer])
+    return _train(model, folder, cell, [trainer])
 
 
-def train_ours(model: Path, folder: Path, cell: Cell, aggregation: str | None = None) -> Run:
+def train_ours(
+    model: Path, folder: Path, cell: Cell, aggregation: str | None = None, trainer: type = GRPOTrainer
+) -> Run:
     """Ours, with the aggregation that is TRL's own reduction, or with another one."""
     selected = cell.aggregation if aggregation is None else aggregation
-    return _train(model, folder, cell, [GRPOExtMixin, GRPOTrainer], loss_aggregation=selected)
+    return _train(model, folder, cell, [GRPOExtMixin, trainer], loss_aggregation=selected)
 
 
-def gaps(model: Path, folder: Path, cell: Cell) -> tuple[float, float]:
+def gaps(model: Path, folder: Path, cell: Cell, trainer: type = GRPOTrainer) -> tuple[float, float]:
     """Train both; the largest relative gaps of a step's gradient and of a step's loss."""
-    theirs, ours = train_trl(model, folder / "trl", cell), train_ours(model, folder / "ext", cell)
+    theirs = train_trl(model, folder / "trl", cell, trainer)
+    ours = train_ours(model, folder / "ext", cell, trainer=trainer)
     return gradient_gap(ours, theirs), loss_gap(ours, theirs)
 
 

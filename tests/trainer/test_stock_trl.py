@@ -83,7 +83,7 @@ def test_rewards_on_trls_command_line(tiny_model: Path, tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     sums().to_json(data / "train.jsonl")
-    rewards = [f"trl_grpo_ext.rewards.{name}.{name}" for name in ("gsm8k_accuracy", "think_format")]
+    rewards = ["trl_grpo_ext.rewards.gsm8k_accuracy.gsm8k_accuracy", "trl_grpo_ext.rewards.formats.think_format"]
     settings = {**SETTINGS, "max_steps": 1, "save_strategy": "steps", "save_steps": 1, "output_dir": out}
     words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
     done = subprocess.run(

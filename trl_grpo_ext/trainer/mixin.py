@@ -294,7 +294,7 @@ class GRPOExtMixin:
         """Let every micro-batch know the counts of its generation batch and, for `reduce`, of its optimizer step."""
         assert self._reaggregation is not None
         steps: Sequence[Any] = [None] * len(micro_batches)
-        if self._reaggregation.reduces:
+        if not self._reaggregation.by_weights:
             steps = step_totals(self._facts, moment, micro_batches)
         for micro_batch, step in zip(micro_batches, steps, strict=True):
             micro_batch[BatchKeys.totals] = replace(totals, step=step)
@@ -359,7 +359,7 @@ class GRPOExtMixin:
             advantages_B_T, changes = self._chain.on_rollout(batch["advantages"], rollout)
             rollout = replace(rollout, advantages_B_T=advantages_B_T)
             if self._reaggregation is not None and self._reaggregation.by_weights:
-                batch[BatchKeys.weights] = flow.token_weights(self.loss_aggregation, rollout)
+                batch[BatchKeys.weights] = flow.token_weights(self._reaggregation.aggregation, rollout)
         assert scored is not None  # or there would be no rollout
         batch.update(row_entries(rollout, scored, self._places))
         self._places += rollout.totals.sequences
@@ -423,7 +423,7 @@ class GRPOExtMixin:
             with torch.enable_grad():  # in evaluation too: the split needs the graph from the advantages to the loss
                 trl_loss = self._in_flight(below, model, forward)
                 loss = self._reaggregation.loss(trl_loss, forward, settings, moment)
-            if self._reaggregation.reduces and forward.weights_B_T is not None:
+            if not self._reaggregation.by_weights and forward.weights_B_T is not None:
                 self._log_weights(forward.weights_B_T, forward.inputs["advantages"], mask_B_T)
         if self._recorder is not None and moment.training:
             self._record(forward, settings, moment)

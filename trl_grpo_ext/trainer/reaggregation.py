@@ -58,8 +58,6 @@ class Reaggregation:
     ) -> None:
         upstream.check_loss_type(loss_type)
         self.aggregation, self._facts, self._section = aggregation, facts, section
-        self.by_weights = implements(aggregation, "weights")
-        self.reduces = not self.by_weights
         if getattr(aggregation, "needs_step_totals", False) and facts.steps_per_generation % facts.accumulation:
             raise ConfigurationError(
                 f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
@@ -67,6 +65,11 @@ class Reaggregation:
                 f"{facts.accumulation}: a step takes rows of a generation batch that is not sampled yet. Change one of "
                 "the two, or select another aggregation."
             )
+
+    @property
+    def by_weights(self) -> bool:
+        """Whether the aggregation gives weights; otherwise it reduces the losses themselves."""
+        return implements(self.aggregation, "weights")
 
     def loss(self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, moment: Moment) -> Any:
         """The same per-token losses under this aggregation; `forward.weights_B_T` is then known.
