@@ -93,7 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 """Settings of `tests.support.train`; their updates differ from each other."""
-TOLERANCE = {"full": 1e-5, "lora": 1e-5, "qlora": 2e-2}
+TOLERANCE = {"full": 1e-5, "lora": 1e-5, "qlora": 2e-3}
 GRADIENTS = Path(__file__).with_name("gradients.py")
 
 
@@ -249,7 +249,9 @@ class TestCell:
         self, launches: Launches, place: Path, file: str, kind: str
     ) -> None:
         folder = launches(file) / kind
-        moved, expected = weights(folder), weights(launches("ddp.yaml") / kind)
+        # bfloat16 rounds on each processor in its own way, and at the third step may sample another token for it.
+        when = "checkpoint-2" if kind == "qlora" else "."
+        moved, expected = weights(folder / when), weights(launches("ddp.yaml") / kind / when)
         if kind == "full":
             start = weights(place / "tiny")
             moved, expected = ({name: w[name] - start[name] for name in w} for w in (moved, expected))
