@@ -36,7 +36,7 @@ STEPS, BATCH = 3, 32
 SQL_STEPS = 8
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(not importlib.util.find_spec("sqlglot"), reason="grpo-sql-rewards needs sqlglot (extra `test`)"),
 ]
 

@@ -171,7 +171,7 @@ def check_coefficients(
 # ------------------------------------------------------------------------------------------------------- what succeeds
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("default")
 def test_the_default_becomes_polite_and_the_grammar_agrees(run: Finished) -> None:
     assert run.out.splitlines()[0] == "The embedded tiny model on generated scenes (no CUDA device is here)"
@@ -195,14 +195,14 @@ def test_the_default_becomes_polite_and_the_grammar_agrees(run: Finished) -> Non
     assert max(map(len, run.out.replace(str(run.folder), "").splitlines())) <= 80 or "WARNING" in run.out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("high target")
 def test_below_the_target_a_nat_becomes_cheaper(run: Finished) -> None:
     coefficients = check_coefficients(run.training, 0.1, 100.0, 32, 200)
     assert coefficients == pytest.approx([0.1 * (1 - 0.2 * 32 / 200) ** n for n in (1, 2, 3)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("low target")
 def test_above_the_target_a_nat_becomes_dearer(run: Finished) -> None:
     first, second, third = check_coefficients(run.training, 0.1, 1e-4, 32, 200)
@@ -211,7 +211,7 @@ def test_above_the_target_a_nat_becomes_dearer(run: Finished) -> None:
     assert first < 0.11
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("high target")
 def test_settings_are_what_the_defaults_say_and_the_reference_is_the_starting_model(run: Finished) -> None:
     args = run.args
@@ -235,7 +235,7 @@ def test_settings_are_what_the_defaults_say_and_the_reference_is_the_starting_mo
     assert {"entropy (nats per token)", "KL coefficient", "KL to the reference (nats)"} <= metrics["after"].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("resumed")
 def test_a_resumed_run_keeps_coefficient_and_first_evaluation(run: Finished, finished: dict[str, Finished]) -> None:
     whole = finished["high target"]
@@ -245,7 +245,7 @@ def test_a_resumed_run_keeps_coefficient_and_first_evaluation(run: Finished, fin
             assert line[key] == other[key], (line["step"], key)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("whitened")
 def test_batch_normalisation_and_prompts_of_a_file(run: Finished) -> None:
     args = run.args
@@ -259,7 +259,7 @@ def test_batch_normalisation_and_prompts_of_a_file(run: Finished) -> None:
     assert logged <= given
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("adapter")
 def test_with_an_adapter_the_reference_is_the_model_without_it(run: Finished) -> None:
     normalised, kl, meter = run.args.advantage_hooks
@@ -271,7 +271,7 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(run: Finished) ->
     assert any(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("no penalty")
 def test_without_the_penalty_the_distance_is_still_measured_and_a_truth_can_be_trained_on(run: Finished) -> None:
     assert "KL to the reference (nats)" in run.metrics["after"]

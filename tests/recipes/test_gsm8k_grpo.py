@@ -71,7 +71,7 @@ def of(*names: str) -> pytest.MarkDecorator:
 # ------------------------------------------------------------------------------------------------------- what succeeds
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("default")
 def test_without_arguments_one_line_says_which_default_and_why(run: Finished) -> None:
     first = run.out.splitlines()[0]
@@ -79,7 +79,7 @@ def test_without_arguments_one_line_says_which_default_and_why(run: Finished) ->
     assert len(first) <= 80
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("default")
 def test_before_and_after_are_printed_as_a_table(run: Finished) -> None:
     assert "16 held-out problems, 4 sample(s) each" in run.out
@@ -91,7 +91,7 @@ def test_before_and_after_are_printed_as_a_table(run: Finished) -> None:
     assert 0.0 < before < 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("default")
 def test_a_log_file_gets_readable_lines_and_no_noise(run: Finished) -> None:
     lines = [re.split(r" {2,}", line.strip()) for line in run.out.splitlines()]
@@ -108,7 +108,7 @@ def test_a_log_file_gets_readable_lines_and_no_noise(run: Finished) -> None:
     assert "\r" not in run.out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("default")
 def test_the_model_that_is_saved_loads_again_and_was_trained(run: Finished) -> None:
     saved = AutoModelForCausalLM.from_pretrained(run.output, local_files_only=True).state_dict()
@@ -121,7 +121,7 @@ def test_the_model_that_is_saved_loads_again_and_was_trained(run: Finished) -> N
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("default")
 def test_metrics_hold_both_evaluations_the_run_and_the_history(run: Finished) -> None:
     metrics = run.metrics
@@ -137,7 +137,7 @@ def test_metrics_hold_both_evaluations_the_run_and_the_history(run: Finished) ->
     assert state["global_step"] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("default")
 def test_the_reward_curve_is_a_picture(run: Finished) -> None:
     data = (run.output / "reward_curve.png").read_bytes()
@@ -147,7 +147,7 @@ def test_the_reward_curve_is_a_picture(run: Finished) -> None:
     assert data.rstrip().endswith(b"IEND\xaeB`\x82")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("yaml")
 def test_yaml_beats_the_default(run: Finished) -> None:
     args = run.args
@@ -166,7 +166,7 @@ def test_yaml_beats_the_default(run: Finished) -> None:
     assert means["soft_overlong"] < 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("overridden")
 def test_the_command_line_beats_yaml(run: Finished) -> None:
     args = run.args
@@ -186,7 +186,7 @@ def test_the_command_line_beats_yaml(run: Finished) -> None:
 UNTIMED = ("reward", "reward_std", "loss", "grad_norm", "entropy", "completions/mean_length", "num_tokens")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("resumed")
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(run: Finished, launches: Callable[[str], Finished]) -> None:
     whole = launches("default")
@@ -221,13 +221,13 @@ def check_adapter(run: Finished, modules: set[str]) -> None:
         torch.testing.assert_close(model(ids).logits, base(ids).logits)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("lora")
 def test_lora_trains_and_saves_an_adapter(run: Finished) -> None:
     check_adapter(run, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("chat")
 def test_accuracy_is_measured_where_it_is_not_trained_on(run: Finished) -> None:
     assert run.args.rewards == ["tag_format", "gsm8k_accuracy"]
@@ -237,7 +237,7 @@ def test_accuracy_is_measured_where_it_is_not_trained_on(run: Finished) -> None:
     assert "gsm8k_accuracy" in run.metrics["before"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("qlora")
 def test_4_bit_trains_and_saves_an_adapter(run: Finished) -> None:
     check_adapter(run, {"q_proj"})
@@ -245,7 +245,7 @@ def test_4_bit_trains_and_saves_an_adapter(run: Finished) -> None:
     assert run.args.model_init_kwargs["dtype"] == "bfloat16"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of("chat")
 def test_a_chat_model_gets_conversations_with_the_system_prompt(run: Finished) -> None:
     assert f"{run.folder}/chat on generated word problems (the model is named)" in run.out
@@ -264,7 +264,7 @@ def test_a_chat_model_gets_conversations_with_the_system_prompt(run: Finished) -
     reason="TRL_GRPO_EXT_GSM8K does not name a folder with GSM8K's train.jsonl",
 )
 @of("gsm8k")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_the_real_gsm8k_prompts_references_and_rewards_are_the_real_ones(run: Finished) -> None:
     rows = [json.loads(line) for line in Path(str(GSM8K), "train.jsonl").read_text(encoding="utf-8").splitlines()]
     answers = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in rows}
@@ -285,7 +285,7 @@ def test_on_the_real_gsm8k_prompts_references_and_rewards_are_the_real_ones(run:
 
 @pytest.mark.parametrize(
     "run",
-    [pytest.param(name, marks=[] if launch.forked else [pytest.mark.slow]) for name, launch in FAILURES.items()],
+    [pytest.param(name, marks=[] if launch.forked else [pytest.mark.nightly]) for name, launch in FAILURES.items()],
     indirect=True,
 )
 def test_a_mistake_is_told_in_one_sentence(run: Finished, request: pytest.FixtureRequest) -> None:

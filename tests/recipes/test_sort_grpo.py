@@ -51,7 +51,7 @@ def sort_grpo(monkeypatch: pytest.MonkeyPatch) -> Any:
 # -------------------------------------------------------------------------------------------------------- it learns
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_learns_to_sort_better_than_any_answer_that_does_not_read_the_prompt(
     learnt: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ def test_it_learns_to_sort_better_than_any_answer_that_does_not_read_the_prompt(
     assert mean(tokenizer.batch_decode(ids, skip_special_tokens=True)) > blind + 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_was_chosen_the_table_and_the_files_are_told(learnt: tuple[str, Path]) -> None:
     out, output = learnt
     lines, metrics = out.splitlines(), metrics_of(output)

@@ -49,7 +49,7 @@ def module_of(folder: Path, name: str) -> Path:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("distribution", CASES)
 def test_it_passes_its_own_tests_untouched(distribution: str, made: Path, author: Author) -> None:
     done = author.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=made / distribution)
@@ -68,7 +68,7 @@ def test_it_is_linted_and_formatted(distribution: str, made: Path, author: Autho
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("distribution", CASES)
 def test_its_types_hold_strictly(distribution: str, made: Path, author: Author) -> None:
     done = author.run("mypy", "--cache-dir", made / "mypy_cache", cwd=made / distribution)
@@ -76,7 +76,7 @@ def test_its_types_hold_strictly(distribution: str, made: Path, author: Author) 
     assert "no issues found in 3 source files" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_type_checker_does_not_look_away(made: Path, author: Author, tmp_path: Path) -> None:
     source = module_of(made / "grpo-answer-length", "answer_length").read_text(encoding="utf-8")
     (tmp_path / "wrong.py").write_text(f"{source}\n\nwrong: int = AnswerLength().score('')\n", encoding="utf-8")
@@ -85,7 +85,7 @@ def test_the_type_checker_does_not_look_away(made: Path, author: Author, tmp_pat
     assert done.stdout.count("error:") == 1, done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("distribution", CASES)
 def test_it_conforms(distribution: str, made: Path, author: Author) -> None:
     done = author.run("trl-grpo-ext", "check", f"{distribution}:{CASES[distribution][1]}", "--json", cwd=made)
