@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -13,7 +14,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         OSError: It cannot be written; nothing is left of it then.
     """
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         unfinished.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
         unfinished.replace(path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class LiveLog(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._path = Path(args.output_dir) / LOG_FILE
-        temporary = self._path.with_name(f".{LOG_FILE}.{os.getpid()}")
+        temporary = self._path.with_name(f".{LOG_FILE}.{os.getpid()}.{threading.get_ident()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text("".join(map(_line, state.log_history)), encoding="utf-8")
