@@ -162,4 +162,4 @@ def test_hostile_completions_take_linear_time() -> None:
     started = time.perf_counter()
     assert think_format(completions=[*thoughts, GOOD[0]])[-1] == 1.0
     assert tag_format(completions=[*answers, CASES[0][0]])[-1] == 0.5
-    assert time.perf_counter() - started < 10.0
+    assert time.perf_counter() - started < 5.0

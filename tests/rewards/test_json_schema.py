@@ -192,7 +192,7 @@ def test_half_a_megabyte_is_searched_in_linear_time(extract: str) -> None:
     began = time.monotonic()
     found = outcomes(True, texts, extract, timeout=60, budget=600)
     assert {*found} <= {"no_answer", "right", "refused"}
-    assert time.monotonic() - began < 200
+    assert time.monotonic() - began < 30
 
 
 def test_a_schema_that_takes_for_ever_on_a_completion_is_a_timeout() -> None:

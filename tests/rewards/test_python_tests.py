@@ -151,7 +151,7 @@ def test_large_and_deep_completions_end() -> None:
     judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
     assert judged[0].outcome is Outcome.REFUSED
     assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 30
 
 
 # --- forgeries -------------------------------------------------------------------------------------------------------
