@@ -35,6 +35,7 @@ class EntropyShaping:
     """
 
     __name__ = "entropy_shaping"
+    role = "forward"
     per_completion = True
 
     def __init__(self, *, alpha: float = 0.4, kappa: float = 2.0) -> None:
@@ -77,6 +78,7 @@ class ZeroVarianceCredit:
     """
 
     __name__ = "zero_variance_credit"
+    role = "forward"
     needs = ("entropies",)
 
     def __init__(self, *, alpha: float = 0.1, correct_above: float = 0.5) -> None:
@@ -114,6 +116,7 @@ class LowProbability:
     """
 
     __name__ = "low_probability"
+    role = "forward"
     per_completion = True
 
     def __init__(self, *, alpha: float = 0.3) -> None:
@@ -159,6 +162,7 @@ class FutureKL:
     """
 
     __name__ = "future_kl"
+    role = "forward"
     per_completion = True
 
     def __init__(
@@ -226,6 +230,7 @@ class CovarianceClip:
     """
 
     __name__ = "covariance_clip"
+    role = "forward"
 
     def __init__(self, *, low: float = 1.0, high: float = 5.0, ratio: float = 0.0002) -> None:
         self.low = checked_number("covariance_clip: low", low, "a finite number")

@@ -54,6 +54,7 @@ class KLInReward:
     """
 
     __name__ = "kl_in_reward"
+    role = "transform"
 
     def __init__(
         self,
@@ -156,6 +157,7 @@ class TeacherLogRatio:
             "teacher_log_ratio: coefficient", coefficient, "a positive number", lambda x: x > 0
         )
         self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
+        self.role = "estimator" if self.mode == "replace" else "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

@@ -32,6 +32,7 @@ class SignScaling:
     """
 
     __name__ = "sign_scaling"
+    role = "transform"
 
     def __init__(self, *, positive: float = 0.1, negative: float = 1.0) -> None:
         wanted = "a finite number that is not negative"
@@ -71,6 +72,8 @@ class TruncationMasking:
     """
 
     __name__ = "truncation_masking"
+    role = "transform"
+    last = True
 
     def __init__(self, *, keep: str = "nothing") -> None:
         self.keep = checked_choice("truncation_masking: keep", keep, ("nothing", "negative"))
@@ -107,6 +110,7 @@ class RepetitionPenalty:
     """
 
     __name__ = "repetition_penalty"
+    role = "transform"
 
     def __init__(self, *, ngram: int = 40, penalty: float = 0.05) -> None:
         self.ngram = checked_whole("repetition_penalty: ngram", ngram, 1)
