@@ -238,7 +238,7 @@ def test_told_to_warn_it_goes_on(tiny_model: Path, run: Path, tmp_path: Path) ->
 def test_the_newest_checkpoint_is_compared_too(tiny_model: Path, run: Path) -> None:
     before = (run / FILE).read_bytes()
     for trainer_class in (GRPOExtTrainer, SafeTrainer):
-        with pytest.raises(ManifestError, match=r"checkpoint-2: .*hook segment_weights .* is in the checkpoint and not"):
+        with pytest.raises(ManifestError, match=r"checkpoint-2: .*hook segment_weights .* in the checkpoint and not"):
             made(
                 tiny_model, run, trainer_class, hooks=["centred"], aggregation="token_sum"
             ).train(resume_from_checkpoint=True)  # fmt: skip
