@@ -71,7 +71,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
-    expected = ["length_reward", "segment_weights", "centred", "token_sum"]
+    expected = ["length_reward", "centred", "segment_weights", "token_sum"]  # in the order in which they act
     for folder in (run, run / "checkpoint-1", run / "checkpoint-2"):
         assert names(folder) == expected
     by_name = {record.name: record for record in Manifest.read(run / FILE).plugins}
