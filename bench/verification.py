@@ -3,11 +3,14 @@ r"""`math_accuracy` beside TRL's `accuracy_reward`: hostile completions, ordinar
     python -m bench.verification hostile [--limit 20]
     python -m bench.verification throughput [--rounds 7]
     python -m bench.verification agreement --gsm8k FOLDER
+    python -m bench.verification load [--gsm8k FOLDER] [--pairs FILE] [--busy 2]
 
 `hostile` gives TRL each completion in a process of its own, which is killed after `--limit` seconds, and ours all of
 them as one batch. `throughput` lets both take turns on the same batches, new ones in every round so that no cache
 helps, and takes the best time of each. `agreement` compares the scores on every answer of GSM8K's files, in several
-spellings.
+spellings. `load` compares scores and speed on an idle machine and beside `--busy` spinning processes per core: on
+ordinary pairs, on college-level expressions, on GSM8K's answers, and on those of a file with a `reference` and an
+`answer` in each line of JSON; and what 64 hostile completions cost.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from rich.console import Console
 from rich.table import Table
 from trl.rewards import accuracy_reward
 
-from tests.rewards.hostile_texts import HOSTILE
+from bench.college_expressions import college_pairs
+from tests.busy import busy
+from tests.rewards.hostile_texts import HOSTILE, ORDINARY
 from trl_grpo_ext.rewards._math.plain_answers import _read_reference
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 
@@ -222,6 +227,82 @@ def agreement(folder: Path, processes: int) -> None:
         CONSOLE.print(example)
 
 
+# ---------------------------------------------------------------------------------------------------------- load
+
+
+def load(gsm8k: Path | None, file: Path | None, busy_per_core: int) -> None:
+    """Print pairs per second and how many verdicts differ, idle and busy; and the CPU seconds of hostile ones."""
+    warnings.simplefilter("ignore")
+    logging.disable()
+    sets = {
+        "ordinary": [pair for turn in range(8) for pair in batch_of(mixed, 64, f"load {turn}", GROUP)],
+        "college": college_pairs(),
+    }
+    if gsm8k is not None:
+        solutions = [json.loads(line)["answer"] for line in (gsm8k / "test.jsonl").read_text("utf-8").splitlines()]
+        sets["GSM8K"] = [pair for solution in solutions[:200] for pair in spellings(solution).values()]
+    if file is not None:
+        lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        sets[file.name] = [(line["reference"], line["answer"]) for line in lines]
+    theirs(sets["ordinary"][:64])
+    table = Table(
+        "pairs", "number", "machine", "TRL, pairs/s", "1 worker", "all workers", "differ", "first differences"
+    )
+    for name, pairs in sets.items():
+        wanted: list[float | None] = []
+        for machine, spinning in (("idle", 0), ("busy", busy_per_core * (os.cpu_count() or 1))):
+            with busy(spinning):
+                cells, differences = [], []
+                start = time.perf_counter()
+                scores = theirs(pairs)
+                cells.append(time.perf_counter() - start)
+                wanted = wanted or scores  # TRL's own timeouts are on the wall clock: only the idle ones count
+                for workers in (1, None):
+                    reward = MathAccuracy(workers=workers, cache=0)
+                    ours(reward, [("$x$", "\\boxed{x}")])
+                    start = time.perf_counter()
+                    given = [score for at in range(0, len(pairs), 64) for score in ours(reward, pairs[at : at + 64])]
+                    cells.append(time.perf_counter() - start)
+                    reward.close()
+                    differences += [
+                        f"{one} for {other}: {pair[0][:60]}"
+                        for one, other, pair in zip(given, wanted, pairs, strict=True)
+                        if one != other
+                    ]
+            speeds = [f"{len(pairs) / cell:.0f} ({cells[0] / cell:.2f}x)" for cell in cells]
+            table.add_row(name, str(len(pairs)), machine, *speeds, str(len(differences)), "\n".join(differences[:3]))
+    CONSOLE.print(table)
+    for machine, spinning in (("idle", 0), ("busy", busy_per_core * (os.cpu_count() or 1))):
+        with busy(spinning):
+            wall, cpu, right = _hostile_among_ordinary()
+        CONSOLE.print(
+            f"64 hostile completions, {machine}: {wall:.1f} s, {cpu:.1f} s of CPU time; {right} of {len(ORDINARY)} "
+            "ordinary ones judged with them are right"
+        )
+
+
+def _hostile_among_ordinary() -> tuple[float, float, int]:
+    """Seconds, and CPU seconds of the workers, for the hostile ones alone; and how many others are right among them."""
+    reward = MathAccuracy(cache=0)
+    ours(reward, [("$x$", "\\boxed{x}")])
+    used = [0.0]
+    pool = reward._verifier.pool
+    run = pool.run
+
+    def counted(*jobs: Any, **options: Any) -> Any:
+        done = run(*jobs, **options)
+        used[0] += sum(one.seconds for one in done)
+        return done
+
+    pool.run = counted  # type: ignore[method-assign]
+    wall = seconds(lambda: ours(reward, [("18", text) for text in HOSTILE]))
+    cpu = used[0]
+    pairs = [pair for row, text in zip(ORDINARY, HOSTILE, strict=True) for pair in (row[:2], ("18", text))]
+    scores = ours(reward, pairs)[::2]
+    reward.close()
+    return wall, cpu, sum(score == row[2] for score, row in zip(scores, ORDINARY, strict=True))
+
+
 def main() -> None:
     """Read the command line and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -233,11 +314,17 @@ def main() -> None:
     compare = commands.add_parser("agreement")
     compare.add_argument("--gsm8k", type=Path, required=True, help="folder with GSM8K's train.jsonl and test.jsonl")
     compare.add_argument("--processes", type=int, default=2, help="default %(default)s")
+    under_load = commands.add_parser("load")
+    under_load.add_argument("--gsm8k", type=Path, help="folder with GSM8K's test.jsonl")
+    under_load.add_argument("--pairs", type=Path, help="a JSON Lines file with `reference` and `answer`")
+    under_load.add_argument("--busy", type=int, default=2, help="spinning processes per core, default %(default)s")
     given = parser.parse_args()
     packages = ", ".join(f"{name} {version(name)}" for name in ("trl", "math-verify", "sympy"))
     CONSOLE.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {packages}")
     if given.command == "hostile":
         hostile(given.limit)
+    elif given.command == "load":
+        load(given.gsm8k, given.pairs, given.busy)
     elif given.command == "throughput":
         throughput(given.rounds)
     else:

@@ -26,6 +26,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.busy import busy
 from tests.interrupts import interruptible
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.workers import Done, WorkerPool
@@ -116,6 +117,14 @@ def trouble() -> Callable[[Any], Any]:
             with pathlib.Path(rest[0]).open("a") as file:
                 file.write(f"{os.getpid()} {os.getppid()}\n")
             time.sleep(rest[1])
+        elif what == "work":  # so many seconds of CPU time, however long that takes
+            with pathlib.Path(rest[0]).open("a") as file:
+                file.write("begun\n")
+            end = time.process_time() + rest[1]
+            while time.process_time() < end:
+                pass
+            with pathlib.Path(rest[0]).open("a") as file:
+                file.write("ended")
         elif what == "length":
             return len(rest[0])
         return os.getpid()
@@ -124,7 +133,7 @@ def trouble() -> Callable[[Any], Any]:
 
 
 def one(pool: WorkerPool, job: Any, **options: Any) -> Done:
-    [done] = pool.run([job], **{"deadline": 10.0, **options})
+    [done] = pool.run([job], **{"allowance": 10.0, **options})
     return done
 
 
@@ -155,13 +164,13 @@ def pids_in(file: Path) -> list[list[int]]:
 
 def test_results_come_in_the_order_of_the_jobs() -> None:
     with contextlib.closing(WorkerPool(lambda job: job * 2, workers=3)) as pool:
-        assert [done.value for done in pool.run(list(range(200)), deadline=10.0)] == list(range(0, 400, 2))
-        assert pool.run([], deadline=1.0) == []
+        assert [done.value for done in pool.run(list(range(200)), allowance=10.0)] == list(range(0, 400, 2))
+        assert pool.run([], allowance=1.0) == []
 
 
 def test_workers_stay_for_the_next_batch(pool: WorkerPool) -> None:
-    first = {done.value for done in pool.run(["pid"] * 20, deadline=10.0)}
-    assert {done.value for done in pool.run(["pid"] * 20, deadline=10.0)} <= first
+    first = {done.value for done in pool.run(["pid"] * 20, allowance=10.0)}
+    assert {done.value for done in pool.run(["pid"] * 20, allowance=10.0)} <= first
     assert len(first) <= 2
     assert os.getpid() not in first
 
@@ -173,7 +182,7 @@ def test_any_json_comes_back_as_it_went() -> None:
         @settings(max_examples=30, deadline=None)
         @given(st.lists(st.recursive(values, st.lists), max_size=8))
         def comes_back(jobs: list[Any]) -> None:
-            assert [done.value for done in pool.run(jobs, deadline=10.0)] == jobs
+            assert [done.value for done in pool.run(jobs, allowance=10.0)] == jobs
 
         comes_back()
     with contextlib.closing(WorkerPool(lambda job: {1: (job, None, float("nan"))}, workers=1)) as pool:
@@ -193,7 +202,7 @@ def test_jobs_and_replies_may_be_large_but_a_reply_not_too_large(pool: WorkerPoo
 def test_a_worker_that_reads_nothing_does_not_hang_the_parent(pool: WorkerPool) -> None:
     worker = one(pool, "pid").value
     os.kill(worker, signal.SIGSTOP)
-    assert one(pool, ("length", "x" * 5_000_000), deadline=0.5, slice=0.5).status == "timeout"
+    assert one(pool, ("length", "x" * 5_000_000), allowance=0.5, patience=0.5, turn=0.5).status == "timeout"
     wait_until(lambda: not is_running(worker))
 
 
@@ -254,7 +263,7 @@ def test_a_reply_that_is_none_counts_as_a_death(pool: WorkerPool) -> None:
         (1).to_bytes(8) + (200_000).to_bytes(8) + b"[" * 200_000,
         (1).to_bytes(8) + (15).to_bytes(8) + b'{"error": [1,2]}'[:15],
     ]
-    done = pool.run([("garbage", sent) for sent in none], deadline=30.0, slice=30.0)
+    done = pool.run([("garbage", sent) for sent in none], allowance=30.0, patience=30.0, turn=30.0)
     detail = "its worker process sent something that is no reply, twice"
     assert [(one.status, one.detail) for one in done] == [("died", detail)] * len(none)
 
@@ -262,7 +271,7 @@ def test_a_reply_that_is_none_counts_as_a_death(pool: WorkerPool) -> None:
 def test_a_copy_of_the_worker_cannot_answer_twice(pool: WorkerPool) -> None:
     for _ in range(3):
         assert one(pool, "fork").status == "done"
-        assert [done.value for done in pool.run([("length", "x" * n) for n in range(9)], deadline=10.0)] == [*range(9)]
+        assert [done.value for done in pool.run([("length", "x" * n) for n in range(9)], allowance=10.0)] == [*range(9)]
 
 
 def test_a_job_that_fills_the_memory_dies_and_a_worker_that_has_grown_goes(pool: WorkerPool) -> None:
@@ -278,16 +287,19 @@ def test_without_a_limit_memory_is_given() -> None:
         assert one(pool, 600 * 2**20).value == 600 * 2**20
 
 
-def test_a_job_that_hangs_is_killed_at_its_deadline(pool: WorkerPool) -> None:
-    begin = time.monotonic()
-    for done in pool.run([("sleep", 60), "spin"], deadline=0.6):
-        assert (done.status, done.detail) == ("timeout", "no result within 0.6 s")
-        assert 0.6 <= done.seconds < 5
-    assert time.monotonic() - begin < 20
+def test_a_job_that_hangs_is_killed_by_its_cpu_time_or_its_sleep(pool: WorkerPool) -> None:
+    sleeps, spins = pool.run([("sleep", 60), "spin"], allowance=0.6, patience=0.7)
+    assert (sleeps.status, spins.status) == ("timeout", "timeout")
+    assert sleeps.detail.startswith("no result within 0.7 s of sleep")
+    assert sleeps.seconds < 0.3
+    assert spins.detail == "no result within 0.6 s of CPU time"
+    assert 0.6 <= spins.seconds < 1.5
+    assert sleeps.whole
+    assert spins.whole
 
 
 def test_what_a_killed_job_had_started_is_killed_too(pool: WorkerPool, tmp_path: Path) -> None:
-    assert one(pool, ("child", str(tmp_path / "pid")), deadline=1.0, slice=1.0).status == "timeout"
+    assert one(pool, ("child", str(tmp_path / "pid")), allowance=1.0, patience=1.0, turn=1.0).status == "timeout"
     child = int((tmp_path / "pid").read_text())
     wait_until(lambda: not is_running(child))
 
@@ -296,7 +308,7 @@ def test_no_zombie_is_left_anywhere_by_what_was_killed(tmp_path: Path) -> None:
     before = zombies()
     pool = WorkerPool(trouble(), workers=2)
     jobs = [("child", str(tmp_path / "pid")), "exit", ("sleep", 60), "kill", "pid"]
-    statuses = [done.status for done in pool.run(jobs, deadline=0.6, slice=0.6)]
+    statuses = [done.status for done in pool.run(jobs, allowance=0.6, patience=0.6, turn=0.6)]
     assert statuses == ["timeout", "died", "timeout", "died", "done"]
     worker = one(pool, "pid").value
     pool.close()
@@ -312,7 +324,7 @@ def test_ordinary_jobs_among_hostile_ones_all_have_their_result(pool: WorkerPool
     jobs: list[Any] = []
     for number in range(24):
         jobs += [("length", "x" * number), *hostile[number % 8 : number % 8 + 1]]
-    done = pool.run(jobs, deadline=1.0, slice=0.1)
+    done = pool.run(jobs, allowance=1.0, patience=1.0, turn=0.1)
     for job, result in zip(jobs, done, strict=True):
         if job[0] == "length":
             assert (result.status, result.value) == ("done", len(job[1]))
@@ -320,21 +332,71 @@ def test_ordinary_jobs_among_hostile_ones_all_have_their_result(pool: WorkerPool
             assert result.status != "done"
 
 
-def test_a_job_that_overruns_its_slice_waits_behind_the_others(pool: WorkerPool, tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    jobs = [("mark", str(trace), 0.5), *[("sleep", 0.0)] * 5]
+def test_a_job_that_has_used_up_its_turn_is_suspended_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    trace, needed = tmp_path / "trace", 1.2
+    jobs = [("work", str(trace), needed), *[("mark", str(trace), 0.0)] * 5]
     with contextlib.closing(WorkerPool(trouble(), workers=1)) as single:
-        done = single.run(jobs, deadline=10.0, slice=0.1)
+        done = single.run(jobs, allowance=10.0, turn=0.1)
     assert [result.status for result in done] == ["done"] * 6
-    assert 2 <= len(pids_in(trace)) <= 4  # slices of 0.1, 0.4 and 1.6 s, more on a machine that is busy
-    assert done[0].seconds >= 0.5
+    lines = trace.read_text().split("\n")
+    assert lines[0] == "begun"
+    assert lines[-1] == "ended", "the others went before it"
+    assert lines.count("begun") == 1, "it was not begun again"
+    assert needed <= done[0].seconds < needed + 0.4, "its own time, not five times it"
+
+
+def test_a_job_takes_no_longer_for_a_busy_machine(tmp_path: Path) -> None:
+    jobs = [("work", str(tmp_path / f"{number}"), 0.4) for number in range(4)]
+    with contextlib.closing(WorkerPool(trouble(), workers=2)) as pair, busy(4 * (os.cpu_count() or 1)):
+        done = pair.run(jobs, allowance=1.0, patience=0.3, turn=0.1)
+    assert [result.status for result in done] == ["done"] * 4
+    assert all(result.seconds < 1.0 for result in done)
+
+
+def test_one_that_sleeps_while_suspended_has_slept(tmp_path: Path) -> None:
+    with contextlib.closing(WorkerPool(trouble(), workers=1)) as single:
+        begin = time.monotonic()
+        done = single.run([("sleep", 1.0)] * 6, allowance=10.0, turn=0.1)
+        assert [result.status for result in done] == ["done"] * 6
+        assert time.monotonic() - begin < 5
+
+
+def test_no_more_jobs_are_suspended_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("trl_grpo_ext.guard.workers._MOST_SUSPENDED", 2)
+    jobs = [("work", str(tmp_path / f"{number}"), 0.3) for number in range(6)]
+    with contextlib.closing(WorkerPool(trouble(), workers=1)) as single:
+        thread, results = in_background(single, jobs, turn=0.05)
+        most = 0
+        while thread.is_alive():
+            most = max(most, len(single._processes._all))
+            time.sleep(0.01)
+        assert [result.status for result in results] == ["done"] * 6
+    assert most <= 3
+
+
+def test_a_suspended_worker_that_is_killed_from_outside_costs_no_result(pool: WorkerPool, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    jobs = [("work", str(tmp_path / f"{number}"), 0.6) for number in range(6)]
+    thread, results = in_background(pool, jobs, turn=0.1)
+    stopped: list[int] = []
+
+    def one_is_suspended() -> bool:
+        workers = [psutil.Process(worker.pid) for worker in [*pool._processes._all]]
+        stopped.extend(worker.pid for worker in workers if worker.status() == psutil.STATUS_STOPPED)
+        return bool(stopped)
+
+    wait_until(one_is_suspended)
+    os.kill(stopped[0], signal.SIGKILL)
+    thread.join(60)
+    assert [result.status for result in results] == ["done"] * 6
+    assert not trace.exists()
 
 
 @pytest.mark.slow
 def test_a_budget_ends_second_tries_but_nobodys_first(pool: WorkerPool) -> None:
     jobs = [("sleep", 60)] * 8 + [("length", "xyz")] * 4
     begin = time.monotonic()
-    done = pool.run(jobs, deadline=30.0, slice=0.5, budget=0.8)
+    done = pool.run(jobs, allowance=30.0, patience=30.0, turn=0.5, budget=0.8)
     assert time.monotonic() - begin < 20
     assert [result.status for result in done] == ["timeout"] * 8 + ["done"] * 4
     assert all("budget of 0.8 s is spent" in result.detail for result in done[:8])
@@ -349,7 +411,7 @@ def test_a_death_that_the_budget_leaves_without_a_second_try_is_a_death() -> Non
         os._exit(1)
 
     with contextlib.closing(WorkerPool(task, workers=1)) as single:
-        done = one(single, "x", slice=1.0, budget=0.1)
+        done = one(single, "x", turn=1.0, budget=0.1)
     assert done.status == "died"
     assert "before a second try" in done.detail
 
@@ -367,7 +429,7 @@ def test_loading_the_task_is_not_waited_for_at_the_start_and_not_on_the_budget()
         begin = time.monotonic()
         single.start()
         assert time.monotonic() - begin < 1.0
-        assert one(single, 1, slice=0.1, budget=0.9).status == "done"
+        assert one(single, 1, turn=0.1, budget=0.9).status == "done"
 
 
 # ---------------------------------------------------------------------------------------------- from outside
@@ -375,7 +437,7 @@ def test_loading_the_task_is_not_waited_for_at_the_start_and_not_on_the_budget()
 
 def in_background(pool: WorkerPool, jobs: list[Any], **options: Any) -> tuple[threading.Thread, list[Done]]:
     results: list[Done] = []
-    thread = threading.Thread(target=lambda: results.extend(pool.run(jobs, **{"deadline": 30.0, **options})))
+    thread = threading.Thread(target=lambda: results.extend(pool.run(jobs, **{"allowance": 30.0, **options})))
     thread.start()
     return thread, results
 
@@ -384,7 +446,7 @@ def in_background(pool: WorkerPool, jobs: list[Any], **options: Any) -> tuple[th
 def test_workers_killed_from_outside_cost_nobody_a_result(pool: WorkerPool, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     jobs = [("mark", str(trace), 0.3) for _ in range(8)]
-    thread, results = in_background(pool, jobs, slice=20.0)
+    thread, results = in_background(pool, jobs, turn=20.0)
     wait_until(lambda: len(pids_in(trace)) >= 2)
     for worker, _ in pids_in(trace):
         os.kill(worker, signal.SIGKILL)
@@ -394,7 +456,7 @@ def test_workers_killed_from_outside_cost_nobody_a_result(pool: WorkerPool, tmp_
 
 def test_a_server_killed_from_outside_is_started_again(pool: WorkerPool, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    thread, results = in_background(pool, [("mark", str(trace), 0.3) for _ in range(6)], slice=20.0)
+    thread, results = in_background(pool, [("mark", str(trace), 0.3) for _ in range(6)], turn=20.0)
     wait_until(lambda: len(pids_in(trace)) >= 2)
     os.kill(pids_in(trace)[0][1], signal.SIGKILL)
     thread.join(30)
@@ -426,7 +488,7 @@ def test_an_interrupt_leaves_the_pool_usable(pool: WorkerPool, tmp_path: Path) -
     with interruptible():
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            pool.run([("mark", str(trace), 60)] * 2, deadline=60.0, slice=60.0)
+            pool.run([("mark", str(trace), 60)] * 2, allowance=60.0, patience=60.0, turn=60.0)
         thread.join()
     for worker, _ in pids_in(trace):
         wait_until(lambda pid=worker: not is_running(pid))  # type: ignore[misc]
@@ -441,7 +503,7 @@ def test_it_may_be_used_from_several_threads_at_once(pool: WorkerPool) -> None:
 
     def use(number: int) -> None:
         jobs = [("length", "x" * (100 * number + i)) for i in range(30)]
-        answers[number] = [done.value for done in pool.run(jobs, deadline=10.0)]
+        answers[number] = [done.value for done in pool.run(jobs, allowance=10.0)]
 
     threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -459,12 +521,12 @@ def test_a_forked_child_works_with_processes_of_its_own(pool: WorkerPool, tmp_pa
         pid = os.fork()
     if pid == 0:
         try:
-            done = pool.run(["pid", ("length", "abc"), "exit"], deadline=10.0)
+            done = pool.run(["pid", ("length", "abc"), "exit"], allowance=10.0)
             told.write_text(json.dumps([[d.status, d.value] for d in done]))
             pool.close()
         finally:
             os._exit(0)
-    during = [done.value for done in pool.run([("length", "x" * n) for n in range(50)], deadline=10.0)]
+    during = [done.value for done in pool.run([("length", "x" * n) for n in range(50)], allowance=10.0)]
     os.waitpid(pid, 0)
     assert during == list(range(50))
     first, second, third = json.loads(told.read_text())
@@ -472,14 +534,14 @@ def test_a_forked_child_works_with_processes_of_its_own(pool: WorkerPool, tmp_pa
     assert first[1] != mine
     assert second == ["done", 3]
     assert third == ["died", None]
-    assert mine in {done.value for done in pool.run(["pid"] * 20, deadline=10.0)}
+    assert mine in {done.value for done in pool.run(["pid"] * 20, allowance=10.0)}
 
 
 def test_a_child_forked_in_the_middle_of_a_batch_does_not_wait_for_the_parents_lock(
     pool: WorkerPool, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace"
-    thread, results = in_background(pool, [("mark", str(trace), 0.5)] * 2, slice=20.0)
+    thread, results = in_background(pool, [("mark", str(trace), 0.5)] * 2, turn=20.0)
     wait_until(lambda: len(pids_in(trace)) >= 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -534,6 +596,7 @@ PROGRAM = """
         print("printed by a worker")
         time.sleep(job)
         return job
+    LONG = {"allowance": 60, "patience": 60, "turn": 60}
     pool = WorkerPool(task, workers=2)
 """
 
@@ -560,7 +623,9 @@ def all_gone(trace: Path, seconds: float = 5.0) -> None:
 
 
 def test_a_script_without_a_main_guard_runs_its_body_once(tmp_path: Path) -> None:
-    process, bodies, trace = program(tmp_path, "print([done.value for done in pool.run([0, 0.01, 0], deadline=5)])")
+    process, bodies, trace = program(
+        tmp_path, "print([done.value for done in pool.run([0, 0.01, 0], allowance=5, patience=5)])"
+    )
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert out == "[0, 0.01, 0]\n"  # what workers print goes to stderr
@@ -574,14 +639,14 @@ def test_a_script_without_a_main_guard_runs_its_body_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "end",
     [
-        "pool.run([60, 60], deadline=60, slice=60)",  # killed from outside
-        "threading.Timer(1, os._exit, [0]).start(); pool.run([60, 60], deadline=60, slice=60)",
-        "threading.Timer(1, os.kill, [os.getpid(), signal.SIGTERM]).start(); pool.run([60, 60], deadline=60, slice=60)",
-        "threading.Thread(target=pool.run, args=([60, 60],), kwargs=dict(deadline=60, slice=60), daemon=True).start()\n"
+        "pool.run([60, 60], **LONG)",  # killed from outside
+        "threading.Timer(1, os._exit, [0]).start(); pool.run([60, 60], **LONG)",
+        "threading.Timer(1, os.kill, [os.getpid(), signal.SIGTERM]).start(); pool.run([60, 60], **LONG)",
+        "threading.Thread(target=pool.run, args=([60, 60],), kwargs=LONG, daemon=True).start()\n"
         "while not os.path.exists(trace): time.sleep(0.01)",
-        "pool.run([0, 0], deadline=60); sys.exit(0)",
+        "pool.run([0, 0], allowance=60, patience=60); sys.exit(0)",
         # A child lives on and holds the server's socket open, as one forked by C code would.
-        "pool.run([0, 0], deadline=60); os.dup(pool._processes._server._sock.fileno())\n"
+        "pool.run([0, 0], allowance=60, patience=60); os.dup(pool._processes._server._sock.fileno())\n"
         "if os.fork() == 0: time.sleep(6); os._exit(0)\n"
         "os._exit(0)",
     ],
@@ -636,7 +701,7 @@ def test_a_task_that_cannot_be_loaded_is_an_error_with_its_text(tmp_path: Path) 
     with contextlib.closing(WorkerPool(Broken(), name="broken")) as pool:
         for _ in range(2):
             with pytest.raises(RewardError, match=r"broken: the task cannot be loaded.*ModuleNotFoundError") as info:
-                pool.run([1], deadline=1.0)
+                pool.run([1], allowance=1.0)
             assert "module_that_there_is_not" in str(info.value)
 
 
@@ -645,7 +710,7 @@ def test_what_cannot_be_sent_is_an_error_that_says_so(pool: WorkerPool) -> None:
     with pytest.raises(RewardError, match=r"cannot be sent to worker processes: TypeError"):
         WorkerPool(lambda job: lock).start()
     with pytest.raises(RewardError, match=r"trouble: job 1 cannot be sent to a worker: TypeError"):
-        pool.run(["pid", lock], deadline=1.0)
+        pool.run(["pid", lock], allowance=1.0)
     assert one(pool, ("length", "x")).value == 1
 
 
@@ -654,10 +719,10 @@ def test_parameters_and_seconds_that_cannot_work_are_refused() -> None:
         for value in (0, True, 2.0):
             with pytest.raises(ConfigurationError, match=f"{name} must be a whole number, 1 or more, got {value}"):
                 WorkerPool(len, **{name: value})  # type: ignore[arg-type]
-    for name in ("deadline", "slice", "budget"):
+    for name in ("allowance", "patience", "turn", "budget"):
         for seconds in (0, -1.0, float("nan"), float("inf"), "1", True):
             with pytest.raises(ConfigurationError, match=f"{name} must be a positive number of seconds"):
-                WorkerPool(len).run([], **{"deadline": 1.0, name: seconds})  # type: ignore[arg-type]
+                WorkerPool(len).run([], **{"allowance": 1.0, name: seconds})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="the task must be callable, got 5"):
         WorkerPool(5)  # type: ignore[arg-type]
 

@@ -6,9 +6,11 @@ import contextlib
 import os
 import random
 import re
+import resource
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.busy import busy
 from tests.rewards.hostile_texts import HOSTILE, HOSTILE_REFERENCES, ORDINARY
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
@@ -55,24 +58,47 @@ def children() -> dict[int, str]:
     return {pid: states[pid] for pid in below - {os.getpid()}}
 
 
-def seconds_of_ordinary(reward: MathAccuracy) -> float:
+def verdicts_on_ordinary(reward: MathAccuracy) -> list[float | None]:
     reward._verifier._verdicts = type(reward._verifier._verdicts)(0)
-    start = time.monotonic()
-    scores = reward(completions=[row[1] for row in ORDINARY], solution=[row[0] for row in ORDINARY])
-    assert scores == [row[2] for row in ORDINARY]
-    return time.monotonic() - start
+    return reward(completions=[row[1] for row in ORDINARY], solution=[row[0] for row in ORDINARY])
 
 
-def test_a_batch_of_hostile_completions_ends_in_time_and_the_next_one_is_as_before(reward: MathAccuracy) -> None:
-    before, memory = seconds_of_ordinary(reward), resident_mb()
-    start = time.monotonic()
+def cpu_seconds(run: Callable[[MathAccuracy], Any], **parameters: Any) -> float:
+    """What all processes of a reward use, but for what they use to start."""
+    used = []
+    for turn in (lambda _: None, run):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        reward = MathAccuracy(**parameters)
+        reward(completions=["\\boxed{x}"], solution=["$x$"])
+        turn(reward)
+        reward.close()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return used[1] - used[0]
+
+
+def test_a_batch_of_hostile_completions_ends_and_the_next_one_is_as_before(reward: MathAccuracy) -> None:
+    right = [row[2] for row in ORDINARY]
+    assert verdicts_on_ordinary(reward) == right
+    memory = resident_mb()
     judgements = reward.judge(completions=HOSTILE, solution=["18"] * len(HOSTILE))
-    assert time.monotonic() - start < 1.25 * reward.budget + 2
     assert resident_mb() - memory < 100
     found = {judgement.outcome for judgement in judgements}
     assert found <= {Outcome.WRONG, Outcome.NO_ANSWER, Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED}
     assert {Outcome.TIMEOUT, Outcome.REFUSED} <= found
-    assert seconds_of_ordinary(reward) < 5 * before + 1
+    assert verdicts_on_ordinary(reward) == right
+
+
+@pytest.mark.parametrize("spinning", [0, 2])
+def test_hostile_completions_cost_their_budget_of_cpu_time_also_on_a_busy_machine(spinning: int) -> None:
+    def judge(reward: MathAccuracy) -> None:
+        judged = reward(completions=[*HOSTILE, *(row[1] for row in ORDINARY)], solution=references)
+        assert judged[len(HOSTILE) :] == [row[2] for row in ORDINARY]
+
+    references = ["18"] * len(HOSTILE) + [row[0] for row in ORDINARY]
+    with busy(spinning * (os.cpu_count() or 1)):
+        # The batch is twice 64 completions. Beside the budget there are the last turns, and what kills and forks cost.
+        assert cpu_seconds(judge, budget=4.0) < 2 * 4.0 + 4.0
 
 
 @pytest.mark.slow
@@ -88,21 +114,21 @@ def test_hostile_references_are_nobodys_fault(reward: MathAccuracy) -> None:
     completions = ["\\boxed{18}", "\\boxed{x+1}", "The answer is $\\frac{1}{2}$", "\\boxed{18.5}"] * len(
         HOSTILE_REFERENCES
     )
-    start = time.monotonic()
     judgements = reward.judge(completions=completions, solution=references)
-    assert time.monotonic() - start < 1.25 * reward.budget + 2
     found = [judgement.outcome for judgement in judgements]
     assert set(found) <= {Outcome.UNPARSEABLE, Outcome.WRONG}  # wrong where math-verify did come to an end
     assert found.count(Outcome.UNPARSEABLE) >= 16
 
 
-def test_one_hostile_completion_alone_ends_within_its_deadline(with_math_workers: Any) -> None:
-    reward = with_math_workers(timeout=0.5, budget=2.0)
-    for text in (HOSTILE[0], HOSTILE[-1], HOSTILE[40], "\\boxed{" + "\\frac{1}{" * 50):
-        start = time.monotonic()
-        [judgement] = reward.judge(completions=[text], solution=["18"])
-        assert time.monotonic() - start < 4.0
-        assert judgement.outcome is not Outcome.RIGHT
+def test_one_hostile_completion_alone_ends_with_its_allowance() -> None:
+    texts = (HOSTILE[0], HOSTILE[-1], HOSTILE[40], "\\boxed{" + "\\frac{1}{" * 50)
+
+    def judge(reward: MathAccuracy) -> None:
+        for text in texts:
+            [judgement] = reward.judge(completions=[text], solution=["18"])
+            assert judgement.outcome is not Outcome.RIGHT
+
+    assert cpu_seconds(judge, timeout=0.5) < 0.5 * len(texts) + 2.0
 
 
 def test_a_worker_that_is_killed_from_outside_again_and_again_is_an_outcome(with_math_workers: Any) -> None:

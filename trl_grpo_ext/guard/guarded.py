@@ -12,7 +12,6 @@ import contextlib
 import math
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,7 +26,7 @@ from .progress import scored
 from .workers import Done, WorkerPool
 
 _OUTCOMES = (Outcome.SCORED, Outcome.NONE, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
-_NO_DEADLINE = 1e9
+_NO_LIMIT = 1e9
 # They belong to this process, and neither travel to another nor say anything about a completion.
 _STAY_HERE = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 _NOT_IN_KEY = NOT_COLUMNS - {"prompts", "completions"}
@@ -64,7 +63,10 @@ def guarded(
 
     Args:
         reward: What TRL takes as a reward function, other than a model's name.
-        timeout: Seconds that one call may take; a call is for `batch_size` completions.
+        timeout: Seconds that one call may take; a call is for `batch_size` completions. In worker processes they are
+            seconds of CPU time, or of sleep where it waits for something, so that a busy machine costs nobody a
+            score. Elsewhere they are on the wall clock: in a thread or on the event loop the machine's share of the
+            work cannot be told from the reward's own.
         retries: How often a call that raised is made again. A timeout and a death are not retried.
         on_error: What a completion gets whose call raised: "raise" stops the run and names the row; a number; None.
         outcomes: The same for any outcome by its name ("timeout", "died", "error"). Timeouts and deaths are 0.0 where
@@ -77,7 +79,9 @@ def guarded(
             "auto" is 1, and the whole batch for models. `log_extra` and `log_metric` reach the reward only where one
             call in this process gets the whole batch.
         memory_mb: Address space that a worker process may add to what it started with, in MiB.
-        budget: Seconds for a whole batch in worker processes. Once they are spent, each call has one short try.
+        budget: Seconds of CPU time and sleep for a batch in worker processes, of all workers together, and again for
+            the calls that are retried. Once they are spent, calls that have had a turn of a quarter of a second are
+            over, and the others have one each.
         tokenizer: The tokenizer of a reward model.
         name: The name for metrics and messages; None is the name that TRL gives the reward.
 
@@ -218,12 +222,10 @@ class Guarded:
     def _worked(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Batch:
         """A batch whose calls were made, and those again that raised."""
         batch = self._batch(completions, columns)
-        end = None if self.budget is None else time.monotonic() + self.budget
         calls = [*range(len(batch.calls))]
         for _ in range(self.retries + 1):
             if self._pool is not None:
-                left = None if end is None else max(end - time.monotonic(), 0.001)
-                results = self._in_workers(self._pool, batch, calls, left)
+                results = self._in_workers(self._pool, batch, calls)
             else:
                 results = []
                 for call in calls:
@@ -235,11 +237,12 @@ class Guarded:
                 break
         return batch
 
-    def _in_workers(self, pool: WorkerPool, batch: _Batch, calls: Sequence[int], budget: float | None) -> list[_Result]:
-        deadline = _NO_DEADLINE if self.timeout is None else float(self.timeout)
-        # Short first tries would run a slow function several times over; only a budget is worth that.
-        slice = deadline if budget is None else None
-        dones = pool.run(_Jobs(batch, calls), deadline=deadline, budget=budget, slice=slice)
+    def _in_workers(self, pool: WorkerPool, batch: _Batch, calls: Sequence[int]) -> list[_Result]:
+        limit = _NO_LIMIT if self.timeout is None else float(self.timeout)
+        # What waits for a network or a disk uses no CPU time, so the limit holds for its sleep too.
+        # And without a budget nobody makes way: to suspend what talks to a server may break its connection.
+        turn = limit if self.budget is None else None
+        dones = pool.run(_Jobs(batch, calls), allowance=limit, patience=limit, budget=self.budget, turn=turn)
         return [
             _from_worker(done, len(batch.calls[call]), self.__name__) for call, done in zip(calls, dones, strict=True)
         ]

@@ -1,7 +1,11 @@
 """The server and the workers of a `WorkerPool`, as the process that started them holds them: sockets and pidfds.
 
-Nothing here waits for a worker. A worker is killed by its pidfd, which can never mean another process of that number;
-on a system without pidfds the server does it, whose children's numbers stay theirs until it has collected them.
+Nothing here waits for a worker. A worker is suspended, resumed and killed by its pidfd, which can never mean another
+process of that number; on a system without pidfds the server does it, whose children's numbers stay theirs until it has
+collected them.
+
+A worker's time is the CPU time of its process, which Linux tells any process of the same user. It does not depend on
+what else the machine does. On other systems it is the wall clock.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import contextlib
 import json
 import os
 import pickle
+import resource
 import select
 import signal
 import socket
@@ -17,16 +22,29 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import RewardError
-from .worker_server import COMMAND, FORK, HEADER, KILL, LOAD, LONGEST_REPLY, ORIGINAL_PATH
+from .worker_server import (
+    COMMAND,
+    FORK,
+    HEADER,
+    KILL,
+    LOAD,
+    LONGEST_REPLY,
+    ORIGINAL_PATH,
+    RESUME,
+    SIGNALS,
+    SUSPEND,
+)
 
 _LOADING_LIMIT = 300.0  # seconds that the task's imports may take
 _FORK_LIMIT = 60.0
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_UNKNOWN_SLEEP = 10.0  # where the kernel does not say how long a process waited for a core, time off it counts a tenth
 _DIED = "its worker process died"
 _NO_REPLY = "its worker process sent something that is no reply"
 
@@ -77,14 +95,26 @@ class Processes:
             return worker
         raise RewardError(f"{self._name}: no worker process can be started; tried three times: {why}.")
 
-    def give_back(self, worker: Worker) -> None:
-        """Keep a worker that has answered for the next job."""
-        self._idle.append(worker)
+    def give_back(self, worker: Worker, most: int) -> None:
+        """Keep a worker that has answered for the next job, unless `most` are idle already."""
+        if len(self._idle) < most:
+            self._idle.append(worker)
+        else:
+            self.drop(worker)
+
+    def suspend(self, worker: Worker) -> None:
+        """Stop a worker where it is. Its CPU time stands still; its socket may still hold an answer."""
+        self._signal(worker, SUSPEND)
+        worker.rest()
+
+    def resume(self, worker: Worker) -> None:
+        """Let a suspended worker go on."""
+        worker.wake()
+        self._signal(worker, RESUME)
 
     def drop(self, worker: Worker) -> None:
         """Kill a worker."""
-        if not worker.kill() and self._server is not None:
-            self._server.kill(worker.pid)
+        self._signal(worker, KILL)
         worker.close()
         self._all.discard(worker)
 
@@ -101,6 +131,10 @@ class Processes:
         for worker in [*self._all]:
             self.drop(worker)
         self._end_server()
+
+    def _signal(self, worker: Worker, command: bytes) -> None:
+        if not worker.signal(SIGNALS[command]) and self._server is not None:
+            self._server.signal(worker.pid, command)
 
     def _end_server(self) -> None:
         server, self._server = self._server, None
@@ -175,10 +209,10 @@ class Server:
             raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
         return Worker(pid, files)
 
-    def kill(self, pid: int) -> None:
-        """Have a worker killed for which there is no pidfd."""
+    def signal(self, pid: int, command: bytes) -> None:
+        """Have the server send a signal to a worker for which there is no pidfd."""
         with contextlib.suppress(OSError):
-            self._sock.sendall(COMMAND.pack(KILL, pid))
+            self._sock.sendall(COMMAND.pack(command, pid))
 
     def _receive(self, limit: float) -> tuple[dict[str, Any], int, list[int]]:
         self._sock.settimeout(limit)
@@ -221,13 +255,48 @@ class Worker:
         self._out = memoryview(b"")
         self._in = bytearray()
         self._closed = False
+        self._resident = _resident_bytes(pid)
+        self._cpu_before = self._cpu = self._queued_before = 0.0
+        self._awake, self._awake_since = 0.0, 0.0
 
     def begin(self, job: bytes) -> None:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
         self._serial += 1
+        self._cpu = self._cpu_before = _cpu_seconds(self.pid) or 0.0
+        self._queued_before = _queued_seconds(self.pid) or 0.0
+        self._awake, self._awake_since = 0.0, time.monotonic()
         self._out = memoryview(HEADER.pack(self._serial, len(job)) + job)
         self._in.clear()
         self._write()
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds that the job has used so far; on the wall clock, while not suspended, where Linux is missing."""
+        if not _HAS_CPU_CLOCK:
+            return self._awake_seconds()
+        self._cpu = _cpu_seconds(self.pid) or self._cpu  # of a dead process: what was last seen
+        return self._cpu - self._cpu_before
+
+    def asleep(self) -> float:
+        """Seconds in which the job neither ran, nor waited for a core, nor was suspended by us."""
+        off_core = self._awake_seconds() - self.seconds
+        queued = _queued_seconds(self.pid)
+        return off_core / _UNKNOWN_SLEEP if queued is None else off_core - (queued - self._queued_before)
+
+    def grown(self) -> int:
+        """Bytes of memory that the worker has in use beyond those it was forked with; 0 where that is not known."""
+        return max(0, _resident_bytes(self.pid) - self._resident)
+
+    def rest(self) -> None:
+        """Stop the clock of `asleep`."""
+        self._awake, self._awake_since = self._awake_seconds(), 0.0
+
+    def wake(self) -> None:
+        """Let the clock of `asleep` go on."""
+        self._awake_since = time.monotonic()
+
+    def _awake_seconds(self) -> float:
+        return self._awake + (time.monotonic() - self._awake_since if self._awake_since else 0.0)
 
     def watched(self) -> list[tuple[int, int]]:
         """File descriptors and the events to wait for."""
@@ -292,14 +361,14 @@ class Worker:
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
 
-    def kill(self) -> bool:
-        """Kill the process; False where that takes the server, because there is no pidfd."""
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to the process; False where that takes the server, because there is no pidfd."""
         if self._closed:
             return True
         if self._pidfd is None:
             return False
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, number)
         return True
 
     def close(self) -> None:
@@ -309,6 +378,33 @@ class Worker:
             self._sock.close()
             if self._pidfd is not None:
                 os.close(self._pidfd)
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    """CPU seconds of all threads of a process since it began; None where it is gone, or where this is not Linux."""
+    try:
+        return time.clock_gettime((~pid << 3) | _SCHEDULED)
+    except OSError:
+        return None
+
+
+_SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: `clock_getcpuclockid(3)`, which Python lacks, makes such numbers
+_HAS_CPU_CLOCK = sys.platform.startswith("linux") and _cpu_seconds(os.getpid()) is not None
+
+
+def _queued_seconds(pid: int) -> float | None:
+    """Seconds that a process's main thread was ready to run and had no core; None where the kernel does not count."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def pickled(value: Any) -> bytes:

@@ -32,8 +32,10 @@ from typing import Any, NoReturn
 HEADER = struct.Struct("!QQ")
 """Before every job and every reply: a serial number, which the reply repeats, and the length of what follows."""
 COMMAND = struct.Struct("!cQ")
-"""What the parent sends to the server: `LOAD` with the memory limit and a file, `FORK`, or `KILL` with a pid."""
-LOAD, FORK, KILL = b"L", b"F", b"K"
+"""What the parent sends to the server: `LOAD` with the memory limit and a file, `FORK`, or, where there are no pidfds,
+what a worker of that pid shall do: `KILL`, `SUSPEND` or `RESUME`."""
+LOAD, FORK, KILL, SUSPEND, RESUME = b"L", b"F", b"K", b"S", b"R"
+SIGNALS = {KILL: signal.SIGKILL, SUSPEND: signal.SIGSTOP, RESUME: signal.SIGCONT}
 
 ORIGINAL_PATH = "TRL_GRPO_EXT_ORIGINAL_PYTHONPATH"
 """The environment variable with the PYTHONPATH that what a task starts shall have."""
@@ -150,7 +152,7 @@ class _Server:
         if command == FORK:
             self._fork()
         elif pid in self._workers:  # not reaped yet, so the number is still this worker's
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, SIGNALS[command])
         return True
 
     def _call_prctl(self, option: int, value: int) -> None:

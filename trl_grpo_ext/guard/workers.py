@@ -1,4 +1,8 @@
-"""Processes that run one task on many jobs and may be killed at any time.
+"""Processes that run one task on many jobs, and may be suspended and killed at any time.
+
+What becomes of a job depends on the job alone, not on what else the machine does: its time is the CPU time of its
+process. A job that has used up its turn is suspended where it is, and goes on later, while others have theirs; it is
+killed when its own allowance is used up. The wall clock is a backstop for a job that sleeps.
 
 Not pebble: under spawn or forkserver it imports the user's `__main__` again in every worker that it starts or replaces
 (an unguarded training script would train again), and a worker that is killed from outside breaks the whole pool, whose
@@ -15,11 +19,10 @@ import math
 import os
 import select
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
@@ -30,8 +33,11 @@ from .worker_processes import LostError, Processes, Worker, pickled
 __all__ = ["Done", "WorkerPool"]
 
 _MOST_WORKERS = 8
-_FIRST_SLICE = 0.25
-_LONGEST_SLEEP = 3600.0  # poll takes milliseconds as a C int
+_FIRST_TURN = 0.25
+_PATIENCE = 30.0
+_MOST_SUSPENDED = 64
+_MOST_SUSPENDED_BYTES = 2**30
+_SHORTEST_SLEEP, _LONGEST_SLEEP = 0.002, 1.0  # how often the clocks of others' processes are read
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,12 @@ class Done:
     """What became of one job.
 
     Attributes:
-        status: "done"; "timeout" after its full deadline, or where the batch's budget was spent; "died" where its
-            worker did, twice, or ran out of memory; "error" where the task raised.
+        status: "done"; "timeout" where its allowance was used up, it slept too long, or the batch's budget was spent;
+            "died" where its worker did, twice, or ran out of memory; "error" where the task raised.
         value: What the task returned, as JSON brings it back: tuples are lists, keys of mappings are strings.
         detail: Why; for "error" the exception's type and message.
-        seconds: How long the last attempt took.
+        seconds: CPU seconds that the last attempt took.
+        whole: For "timeout", whether the job had its whole allowance or patience, and is not the budget's victim.
         traceback: For "error", the last lines of the worker's traceback.
     """
 
@@ -51,11 +58,12 @@ class Done:
     value: Any = None
     detail: str = ""
     seconds: float = 0.0
+    whole: bool = True
     traceback: str = ""
 
 
 class WorkerPool:
-    """Processes that run one task on many jobs and may be killed at any time.
+    """Processes that run one task on many jobs, and may be suspended and killed at any time.
 
     No process is started before `start` or the first `run`. Workers stay for the next batch and end with this process,
     however it ends. The pool may be used from any thread, and in a forked copy of this process, which starts processes
@@ -132,89 +140,97 @@ class WorkerPool:
         self,
         jobs: Sequence[Any],
         *,
-        deadline: float,
+        allowance: float,
+        patience: float = _PATIENCE,
         budget: float | None = None,
-        slice: float | None = None,
+        turn: float | None = None,
     ) -> list[Done]:
         """Run the task on every job, in the order given.
 
-        A job that overruns its slice is killed and goes to the end of the queue with a four times longer one, so a few
-        hostile jobs never keep ordinary ones waiting. A job whose worker dies is tried once more in a fresh one.
+        A job that has used up its turn is suspended while others have theirs, and then goes on where it was, for twice
+        as long; so a few hostile jobs never keep ordinary ones waiting, and none loses what it has done. A job whose
+        worker dies is tried once more in a fresh one.
+
+        No time passes for a job while it waits for a core on a busy machine.
 
         Args:
             jobs: Anything that cloudpickle can send.
-            deadline: Seconds that one attempt at one job may take, on the wall clock.
-            budget: Seconds for the whole batch, from its first job's beginning. Once they are spent, jobs that have
-                had a try are "timeout", and those that had none get one slice each.
-            slice: Seconds of a job's first attempt; None is a quarter of a second.
+            allowance: CPU seconds that one job may take.
+            patience: Seconds that one job may sleep: neither use a core nor wait for one.
+            budget: Seconds of CPU time and sleep for the whole batch, of all workers together. Once they are spent,
+                jobs that have had a turn are "timeout", and those that had none get one each.
+            turn: Seconds of CPU time and sleep of a job's first turn; None is a quarter of a second.
 
         Returns:
             What became of each job, in the order of `jobs`.
 
         Raises:
-            ConfigurationError: `deadline`, `budget` or `slice` is not a positive number.
+            ConfigurationError: `allowance`, `patience`, `budget` or `turn` is not a positive number.
             RewardError: The task cannot be loaded by the server, a job cannot be pickled, or no process can be started.
         """
-        for name, seconds in (("deadline", deadline), ("budget", budget), ("slice", slice)):
-            if seconds is not None or name == "deadline":
+        given = (("allowance", allowance), ("patience", patience), ("budget", budget), ("turn", turn))
+        for name, seconds in given:
+            if seconds is not None:
                 checked_number(f"{self.name}: {name}", seconds, "a positive number of seconds", lambda x: x > 0)
         with self._lock:
-            batch = _Batch(len(jobs), deadline, budget, _FIRST_SLICE if slice is None else slice)
-            busy: dict[Worker, _Attempt] = {}
+            batch = _Batch(len(jobs), allowance, patience, budget, _FIRST_TURN if turn is None else turn)
             try:
                 while True:
-                    batch.give_up_late_ones()
-                    while batch.queue and len(busy) < self.workers:
-                        self._hand_out(jobs, batch, busy)
-                    if not busy:
+                    for late in batch.late_ones():
+                        self._processes.drop(late.worker)
+                    while len(batch.running) < self.workers and (attempt := batch.take_next()) is not None:
+                        self._go_on(attempt, jobs)
+                    if not batch.running:
                         return batch.results()
-                    self._wait(batch, busy)
+                    self._wait(batch)
                     scored(batch.settled, len(jobs))
             finally:
                 self._processes.drop_busy()  # there are some only after an error or an interrupt
 
-    def _hand_out(self, jobs: Sequence[Any], batch: _Batch, busy: dict[Worker, _Attempt]) -> None:
-        attempt = batch.queue.popleft()
+    def _go_on(self, attempt: _Attempt, jobs: Sequence[Any]) -> None:
+        """Begin a job, or let it go on where it was suspended."""
+        if attempt.has_worker:
+            self._processes.resume(attempt.worker)
+            return
         try:
             payload = pickled(jobs[attempt.job])
         except Exception as error:  # whatever an object's own pickling raises
             raise RewardError(
                 f"{self.name}: job {attempt.job} cannot be sent to a worker: {type(error).__name__}: {error}"
             ) from error
-        worker = self._processes.take(self._task, self._memory_mb)
-        busy[worker] = attempt
-        batch.begin(attempt)
-        worker.begin(payload)
+        attempt.worker = self._processes.take(self._task, self._memory_mb)
+        attempt.has_worker = True
+        attempt.worker.begin(payload)
 
-    def _wait(self, batch: _Batch, busy: dict[Worker, _Attempt]) -> None:
-        """Sleep until a worker has something for us or a slice ends, and settle what has ended."""
-        now = time.monotonic()
+    def _wait(self, batch: _Batch) -> None:
+        """Sleep until a worker has something for us or may have used up its turn, and settle what has ended."""
         poll = select.poll()
-        owners: dict[int, Worker] = {}
-        for worker in busy:
-            for descriptor, mask in worker.watched():
+        owners: dict[int, _Attempt] = {}
+        for attempt in batch.running:
+            for descriptor, mask in attempt.worker.watched():
                 poll.register(descriptor, mask)
-                owners[descriptor] = worker
-        first = min(batch.ends(attempt) for attempt in busy.values())
-        events = poll.poll(min(max(0.0, first - now), _LONGEST_SLEEP) * 1000 + 1)
-        for worker in {owners[descriptor] for descriptor, _ in events}:
+                owners[descriptor] = attempt
+        # CPU time passes no faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
+        sleep = min(max(batch.shortest_rest(), _SHORTEST_SLEEP), _LONGEST_SLEEP)
+        events = poll.poll(sleep * 1000 + 1)
+        for attempt in dict.fromkeys(owners[descriptor] for descriptor, _ in events):
             try:
-                reply = worker.advance()
+                reply = attempt.worker.advance()
             except LostError as lost:
-                self._processes.drop(worker)
-                batch.died(busy.pop(worker), str(lost))
+                self._processes.drop(attempt.worker)
+                batch.died(attempt, str(lost))
                 continue
             if reply is not None:
-                last = batch.answered(busy.pop(worker), reply)
-                if last:
+                worker = attempt.worker
+                if batch.answered(attempt, reply):
                     self._processes.drop(worker)
                 else:
-                    self._processes.give_back(worker)
-        now = time.monotonic()
-        for worker, attempt in [*busy.items()]:
-            if now >= batch.ends(attempt):
-                self._processes.drop(worker)
-                batch.overran(busy.pop(worker))
+                    self._processes.give_back(worker, self.workers)
+        for attempt in [*batch.running]:
+            if batch.over(attempt):
+                self._processes.drop(attempt.worker)
+            elif batch.suspends(attempt):
+                self._processes.suspend(attempt.worker)
 
 
 def usual_workers() -> int:
@@ -239,28 +255,28 @@ if hasattr(os, "register_at_fork"):
 # ---------------------------------------------------------------------------------------------- one batch
 
 
-@dataclass
+@dataclass(eq=False)
 class _Attempt:
     job: int
-    slice: float
-    started: float = 0.0
-    overruns: int = 0
+    turns: int = 0
+    turn_ends: float = 0.0
+    suspended_at: float = 0.0
     deaths: tuple[str, ...] = ()
-
-    @property
-    def tries(self) -> int:
-        return self.overruns + len(self.deaths)
+    has_worker: bool = False
+    worker: Worker = field(init=False, repr=False)
 
 
 class _Batch:
-    """Which job is next, how long it may take, and what became of those that are through."""
+    """Whose turn is next, how long it is, and what became of the jobs that are through."""
 
-    def __init__(self, count: int, deadline: float, budget: float | None, slice: float) -> None:
-        self._deadline, self._budget = deadline, budget
-        self._spent_at = math.inf  # until the first job begins: loading the task is no job's fault
+    def __init__(self, count: int, allowance: float, patience: float, budget: float | None, turn: float) -> None:
+        self._allowance, self._patience, self._budget, self._turn = allowance, patience, budget, turn
+        self._spent = 0.0  # CPU seconds of jobs that are through
         self._done: dict[int, Done] = {}
         self._count = count
-        self.queue = deque(_Attempt(job, min(slice, deadline)) for job in range(count))
+        self._fresh = deque(_Attempt(job) for job in range(count))
+        self._suspended: list[_Attempt] = []
+        self.running: list[_Attempt] = []
 
     @property
     def settled(self) -> int:
@@ -270,63 +286,131 @@ class _Batch:
     def results(self) -> list[Done]:
         return [self._done[job] for job in range(self._count)]
 
-    def begin(self, attempt: _Attempt) -> None:
-        attempt.started = time.monotonic()
-        if self._budget is not None and self._spent_at == math.inf:
-            self._spent_at = attempt.started + self._budget
+    def take_next(self) -> _Attempt | None:
+        """Of those that wait the one that has had the fewest turns.
 
-    def ends(self, attempt: _Attempt) -> float:
-        """When the attempt is over: with its slice, or with the budget where the job has had a try."""
-        end = attempt.started + attempt.slice
-        return min(end, self._spent_at) if attempt.tries else end
+        No job is begun while as many are suspended as there is room for: one of those goes on.
+        """
+        if self._fresh and (self._has_room() or not self._suspended):
+            attempt = self._fresh.popleft()
+        elif self._suspended:
+            attempt = min(self._suspended, key=lambda one: one.turns)  # of several the one that has waited longest
+            self._suspended.remove(attempt)
+        else:
+            return None
+        self._begin_turn(attempt)
+        self.running.append(attempt)
+        return attempt
 
-    def give_up_late_ones(self) -> None:
-        """Take from the queue the jobs that have had a try, once the budget is spent."""
-        if time.monotonic() < self._spent_at:
-            return
-        late = [attempt for attempt in self.queue if attempt.tries]
-        self.queue = deque(attempt for attempt in self.queue if not attempt.tries)
+    def _begin_turn(self, attempt: _Attempt) -> None:
+        attempt.turn_ends += self._turn * 2**attempt.turns
+        attempt.turns += 1
+
+    def _turn_end(self, attempt: _Attempt) -> float:
+        """How many seconds of CPU time and sleep the attempt has had when its turn is over.
+
+        A turn is longer where the budget has room: up to half of what is left for each of those that wait. So hardly a
+        job of an honest batch is suspended, each of which takes a fresh worker.
+        """
+        waiting = len(self._fresh) + len(self._suspended)
+        share = 0.0 if self._budget is None else self._budget_left() / 2 / max(waiting, 1)
+        return max(attempt.turn_ends, share)
+
+    def _has_room(self) -> bool:
+        grown = sum(attempt.worker.grown() for attempt in self._suspended)
+        return len(self._suspended) < _MOST_SUSPENDED and grown < _MOST_SUSPENDED_BYTES
+
+    def _budget_left(self) -> float:
+        if self._budget is None:
+            return math.inf
+        suspended = sum(attempt.suspended_at for attempt in self._suspended)
+        return self._budget - self._spent - suspended - sum(map(_own_seconds, self.running))
+
+    def late_ones(self) -> list[_Attempt]:
+        """Take out those that wait and have had a turn, once the budget is spent; their workers are to be killed."""
+        if not (self._suspended or any(attempt.deaths for attempt in self._fresh)) or self._budget_left() > 0:
+            return []
+        late, self._suspended = self._suspended, []
         for attempt in late:
-            self._out_of_budget(attempt, 0.0)
+            self._out_of_budget(attempt)
+        for attempt in [attempt for attempt in self._fresh if attempt.deaths]:
+            self._fresh.remove(attempt)
+            self._out_of_budget(attempt)
+        return late
+
+    def shortest_rest(self) -> float:
+        """The least number of seconds after which one of those that run may be over, or have used up its turn."""
+        rests = (
+            min(self._turn_end(one) - _own_seconds(one), self._allowance - one.worker.seconds) for one in self.running
+        )
+        return min(self._patience, self._budget_left(), *rests)
+
+    def over(self, attempt: _Attempt) -> bool:
+        """Settle a running attempt whose time is up; its worker is to be killed."""
+        seconds = attempt.worker.seconds
+        if seconds >= self._allowance:
+            self._settle(attempt, Done("timeout", None, f"no result within {self._allowance:g} s of CPU time", seconds))
+        elif attempt.worker.asleep() >= self._patience:
+            detail = f"no result within {self._patience:g} s of sleep and {seconds:.2g} s of CPU time"
+            self._settle(attempt, Done("timeout", None, detail, seconds))
+        elif self._budget_left() <= 0 and (attempt.turns > 1 or _own_seconds(attempt) >= attempt.turn_ends):
+            self._out_of_budget(attempt)
+        else:
+            return False
+        return True
+
+    def suspends(self, attempt: _Attempt) -> bool:
+        """Whether a running attempt has used up its turn and makes way for others; else it goes on."""
+        if _own_seconds(attempt) < self._turn_end(attempt):
+            return False
+        if not (self._fresh or self._suspended) or not self._has_room():
+            self._begin_turn(attempt)
+            return False
+        attempt.suspended_at = _own_seconds(attempt)
+        self.running.remove(attempt)
+        self._suspended.append(attempt)
+        return True
 
     def answered(self, attempt: _Attempt, reply: dict[str, Any]) -> bool:
         """Take a worker's reply; True where it is the worker's last."""
-        seconds = time.monotonic() - attempt.started
+        seconds = attempt.worker.seconds
         if reply.get("memory"):
             self.died(attempt, "out of memory")
         elif "error" in reply:
             kind, message, lines = reply["error"]
-            self._done[attempt.job] = Done("error", None, f"{kind}: {message}", seconds, lines)
+            self._settle(attempt, Done("error", None, f"{kind}: {message}", seconds, traceback=lines))
         else:
-            self._done[attempt.job] = Done("done", reply["value"], "", seconds)
+            self._settle(attempt, Done("done", reply["value"], "", seconds))
         return bool(reply.get("last"))
 
     def died(self, attempt: _Attempt, why: str) -> None:
+        """Have a job tried again whose worker died, or settle it where that was its second."""
         attempt.deaths += (why,)
         if len(attempt.deaths) == 1:
-            self.queue.append(attempt)
+            self._spent += _own_seconds(attempt)
+            self.running.remove(attempt)
+            self._fresh.append(_Attempt(attempt.job, deaths=attempt.deaths))
             return
         first, second = attempt.deaths
         detail = f"{first}, twice" if first == second else f"{first}; then {second}"
-        self._done[attempt.job] = Done("died", None, detail, time.monotonic() - attempt.started)
+        self._settle(attempt, Done("died", None, detail, attempt.worker.seconds))
 
-    def overran(self, attempt: _Attempt) -> None:
-        now = time.monotonic()
-        attempt.overruns += 1
-        if attempt.slice >= self._deadline and now >= attempt.started + attempt.slice:
-            detail = f"no result within {self._deadline:g} s"
-            self._done[attempt.job] = Done("timeout", None, detail, now - attempt.started)
-        elif now >= self._spent_at:
-            self._out_of_budget(attempt, now - attempt.started)
-        else:
-            attempt.slice = min(attempt.slice * 4, self._deadline)
-            self.queue.append(attempt)
-
-    def _out_of_budget(self, attempt: _Attempt, seconds: float) -> None:
+    def _out_of_budget(self, attempt: _Attempt) -> None:
+        seconds = attempt.worker.seconds if attempt.has_worker else 0.0
         spent = f"the batch's budget of {self._budget:g} s is spent"
         if attempt.deaths:
-            detail = f"{attempt.deaths[0]}, and {spent} before a second try"
-            self._done[attempt.job] = Done("died", None, detail, seconds)
+            self._settle(attempt, Done("died", None, f"{attempt.deaths[0]}, and {spent} before a second try", seconds))
         else:
-            detail = f"{spent}; no result in {attempt.overruns} tries"
-            self._done[attempt.job] = Done("timeout", None, detail, seconds)
+            detail = f"{spent}; no result within {seconds:.2g} s"
+            self._settle(attempt, Done("timeout", None, detail, seconds, whole=False))
+
+    def _settle(self, attempt: _Attempt, done: Done) -> None:
+        self._spent += _own_seconds(attempt)
+        self._done[attempt.job] = done
+        if attempt in self.running:
+            self.running.remove(attempt)
+
+
+def _own_seconds(attempt: _Attempt) -> float:
+    """Seconds that a job has run or slept so far."""
+    return attempt.worker.seconds + max(0.0, attempt.worker.asleep()) if attempt.has_worker else 0.0

@@ -25,9 +25,10 @@ _OUTCOMES = (
 class JSONSchema:
     """Score 1.0 where the completion's JSON is valid under a schema, `partial` where it only parses, 0.0 elsewhere.
 
-    Parsing and validation run in worker processes that are killed after `timeout` seconds: a schema's patterns, its
-    `uniqueItems` and its references to itself can take longer than linear time on what a model writes. JSON is read
-    strictly: `NaN` is none, and an object that has a key twice is invalid, for readers differ on what it means.
+    Parsing and validation run in worker processes that are killed after `timeout` seconds of CPU time: a schema's
+    patterns, its `uniqueItems` and its references to itself can take longer than linear time on what a model writes.
+    JSON is read strictly: `NaN` is none, and an object that has a key twice is invalid, for readers differ on what it
+    means.
 
     Validation is that of the package jsonschema: the draft that `$schema` names, else 2020-12. `format` is an
     annotation, as the draft has it. No reference is ever fetched: what `$ref` names must be in the schema.
@@ -40,8 +41,8 @@ class JSONSchema:
         partial: The score of JSON that is not valid: the same as `outcomes: {wrong: ...}`, which goes before.
         max_characters: Longer JSON is refused, and so is a completion ten times as long as that.
         max_depth: JSON with deeper nesting is refused.
-        timeout: Seconds that one completion may take.
-        budget: Seconds that a batch may take, before completions that are slow have run out of time.
+        timeout: CPU seconds that one completion may take.
+        budget: CPU seconds of all workers for a batch; then completions that are slow have run out of time.
         outcomes: What becomes of a completion that is `right`, `wrong`, without JSON (`no_answer`), `refused` (also for
             a number that is too large), or whose validation ran into `timeout`, `died` or `error`.
 
@@ -107,7 +108,7 @@ class JSONSchema:
         }
         rows = [row for row in range(len(texts)) if row not in judgements]
         if rows:
-            done = self._pool.run([texts[row] for row in rows], deadline=self.timeout, budget=self.budget)
+            done = self._pool.run([texts[row] for row in rows], allowance=self.timeout, budget=self.budget)
             judgements.update(zip(rows, map(_judged, done), strict=True))
         return [judgements[row] for row in range(len(texts))]
 

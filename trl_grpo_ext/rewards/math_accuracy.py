@@ -64,13 +64,18 @@ class MathAccuracy:
     The outcomes and what they become unless `outcomes` says otherwise: `right` 1.0; `wrong`, `no_answer` 0.0;
     `unparseable_reference` None (the reference parses to nothing, is too large, or cannot even be compared with a plain
     number in time); `timeout`, `died` (twice, or out of memory) and `refused` (too large) 0.0; `error` raises.
-    When a pair comes to no verdict, the reference is tried alone, once; so neither is blamed for the other.
+    When a pair comes to no verdict, the reference is tried alone, once, for the whole `timeout`; so neither is blamed
+    for the other.
+
+    All times are CPU seconds of the worker, so a verdict does not depend on what else the machine does. A pair that
+    takes long is suspended while others are judged, and goes on where it was.
 
     Args:
-        timeout: Seconds for one completion, parsing and comparing.
-        budget: Seconds for 64 completions, and in proportion for larger batches. When they are spent, completions that
-            have had a try get `timeout`; each gets at least a first try of a tenth of a second. This counts where many
-            are hostile, and a slow but honest answer among them can then have `timeout` as well.
+        timeout: CPU seconds for one completion, parsing and comparing. An ordinary pair takes 1 to 20 milliseconds,
+            the solution of a differential equation up to 4 seconds.
+        budget: CPU seconds for 64 completions, of all workers together, and in proportion for larger batches. When they
+            are spent, completions that have had a turn get `timeout`; each gets at least one of 50 milliseconds. This
+            counts where many are hostile, and a slow but honest answer among them can then have `timeout` as well.
         workers: Number of processes; None is the number of cores, shared with the other ranks of this machine, at
             most 8. They start with the first completion that needs one.
         memory_mb: What a worker may use, in MiB, beside what it starts with; None is no limit.
@@ -86,6 +91,8 @@ class MathAccuracy:
 
     - Of several messages the last assistant message with text counts, not the first message, and completions may also
       be strings.
+    - A pair that takes more than `timeout` CPU seconds is 0.0. Math-Verify has 5 seconds on the wall clock for each of
+      parsing the reference, parsing the answer and every comparison, and so may say 1.0 after that time.
     - A reference that never comes to an end gives None, not 0.0.
     - Exact fractions that differ are not equal. To math-verify they are where the difference vanishes in floating
       point: `\frac{1}{2004!}` for `\frac{1}{2006!}`, `10^{-31}` for `10^{-30}`.
@@ -102,8 +109,8 @@ class MathAccuracy:
     def __init__(
         self,
         *,
-        timeout: float = 2.0,
-        budget: float = 4.0,
+        timeout: float = 4.0,
+        budget: float = 9.0,
         workers: int | None = None,
         memory_mb: int | None = 512,
         max_characters: int = 200_000,
@@ -238,7 +245,7 @@ class ReasoningAccuracy(MathAccuracy):
     Args:
         reasoning_delimiters: What ends the reasoning; None is `["</think>"]`.
         timeout: As for `math_accuracy`, and so are the others.
-        budget: Seconds for a batch of up to 64 completions.
+        budget: CPU seconds for 64 completions.
         workers: Number of processes.
         memory_mb: What a worker may use, in MiB.
         max_characters: The longest text after the reasoning that is looked at.
@@ -257,8 +264,8 @@ class ReasoningAccuracy(MathAccuracy):
         self,
         *,
         reasoning_delimiters: Sequence[str] | None = None,
-        timeout: float = 2.0,
-        budget: float = 4.0,
+        timeout: float = 4.0,
+        budget: float = 9.0,
         workers: int | None = None,
         memory_mb: int | None = 512,
         max_characters: int = 200_000,

@@ -26,7 +26,7 @@ class RegexMatch:
     The pattern is Python's (`re`) and may be found anywhere. A pattern such as `(a+)+b` can take longer than the
     training does on a text that a model may well write, and `re` cannot be interrupted. So where a bound on the steps
     (`regex_cost`) is not small for this pattern and this text, the match runs in a worker process that is killed after
-    `timeout` seconds. Simple patterns and short texts need no worker, and none is started for them.
+    `timeout` seconds of CPU time. Simple patterns and short texts need no worker, and none is started for them.
 
     Args:
         pattern: The regular expression.
@@ -37,9 +37,8 @@ class RegexMatch:
         count: How many matches, which do not overlap, earn the whole `value`. Fewer earn their share of the way
             from `otherwise`.
         max_characters: Longer completions are refused. They are not cut, because `$` and `full` would then lie.
-        timeout: Seconds that a match may take in a worker.
-        budget: Seconds that the workers may take for a batch, before the completions that are slow have run out of
-            time.
+        timeout: CPU seconds that a match may take in a worker.
+        budget: CPU seconds of all workers for a batch; then completions that are slow have run out of time.
         outcomes: What becomes of a completion that was `refused`, or whose match ran into `timeout`, `died` or
             `error`; 0.0 each but for the last, which raises.
 
@@ -125,7 +124,7 @@ class RegexMatch:
                 slow.append(row)
         if slow:
             jobs = [texts[row] for row in slow]
-            done = self._pool.run(jobs, deadline=self.timeout, budget=self.budget)
+            done = self._pool.run(jobs, allowance=self.timeout, budget=self.budget)
             judgements.update(zip(slow, map(self._judged, done), strict=True))
         return [judgements[row] for row in range(len(texts))]
 

@@ -28,7 +28,8 @@ class GRPOExtConfig(GRPOConfig):
             `preserve_sum`.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
-        reward_timeout: Seconds that all reward functions together may take for one generation batch, on each rank.
+        reward_timeout: Seconds on the wall clock that all reward functions together may take for one generation batch,
+            on each rank: it ends a hang, before the ranks that wait give up, and they wait by the wall clock.
             Past them the run stops, on all ranks, with an error that names the reward. None is no limit in one process
             and 80 % of `ddp_timeout` in several, where the other ranks would give up then.
         compact_updates: `off`, or `exact`: the update runs on rows in order of length, trimmed, without those that have

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...guard.cache import Recent, digest
 from ...guard.outcomes import Judgement, Outcome
-from ...guard.progress import listening
 from ...guard.workers import Done, WorkerPool
 from .plain_answers import plain_reference
 
-_LOADING_LIMIT = 120.0  # seconds; importing sympy from a slow network file system takes its time
-_SHORTEST_SLICE, _LONGEST_SLICE = 0.1, 0.25  # an ordinary pair takes 1 to 20 ms, on a busy machine five times that
+_SHORTEST_TURN, _LONGEST_TURN = 0.05, 0.25  # CPU seconds; an ordinary pair takes 1 to 20 ms
 _BATCH = 64  # completions that `budget` is for; larger batches have more
-_SHARE_OF_REFERENCES = 0.25  # of the budget: kept to find out which references are at fault
 _MOST_REFERENCES = 10_000
 # Where short expressions have their large values from.
 _COSTLY = re.compile(r"\^|!|\\(?:sum|prod|int|lim|binom)|[0-9]{7}")
@@ -34,17 +29,25 @@ class Reading:
     found: str = ""
 
 
+@dataclass(frozen=True)
+class _Alone:
+    """What becomes of a reference by itself, and the CPU seconds that it takes."""
+
+    judgement: Judgement
+    seconds: float
+
+
 Pair = tuple[str, str | None]
 """A reference, and the text in which the answer is looked for; None asks for the reference alone."""
 
 
 class Verifier:
-    """Judges pairs of a reference and a text with math-verify, in workers that are killed when they take too long.
+    """Judges pairs of a reference and a text with math-verify, in workers that are suspended where they take long.
 
     Args:
         name: For messages.
-        timeout: Seconds for one pair.
-        budget: Seconds for 64 pairs.
+        timeout: CPU seconds for one pair.
+        budget: CPU seconds for 64 pairs, of all workers together.
         workers: Number of processes; None is as many as there are cores, at most 8.
         memory_mb: What a worker may use beside what it starts with, in MiB; None is no limit.
         cache: Number of verdicts that are kept.
@@ -55,9 +58,8 @@ class Verifier:
     ) -> None:
         self._timeout, self._budget = timeout, budget
         self.pool = WorkerPool(_MathVerify(), workers=workers, memory_mb=memory_mb, name=name)
-        self._loaded_in = 0
         self._verdicts: Recent[Reading] = Recent(cache)
-        self._references: Recent[Reading] = Recent(_MOST_REFERENCES)
+        self._references: Recent[_Alone] = Recent(_MOST_REFERENCES)
 
     def readings(self, pairs: Sequence[Pair]) -> dict[Pair, Reading]:
         """Have distinct pairs judged: known verdicts first, workers for the others."""
@@ -71,65 +73,57 @@ class Verifier:
                 readings[pair] = known
         if not jobs:
             return readings
-        self._load()
         jobs.sort(key=_expected_cost)
-        begun, budget = time.monotonic(), self._budget * max(1.0, len(jobs) / _BATCH)
-        suspects = sum(plain_reference(reference) is None for reference, _ in jobs)
-        share = 1 - _SHARE_OF_REFERENCES if suspects else 1.0
         failed: dict[Pair, Done] = {}
-        for pair, done in zip(jobs, self._run(jobs, budget * share), strict=True):
+        for pair, done in zip(jobs, self._run(jobs, self._budget * max(1.0, len(jobs) / _BATCH)), strict=True):
             if done.status == "done":
                 readings[pair] = _reading(done.value)
                 self._verdicts.put(digest(pair), readings[pair])
             else:
                 failed[pair] = done
-        left = budget - (time.monotonic() - begun)
-        at_fault = self._references_at_fault(failed, max(left, budget * _SHARE_OF_REFERENCES))
+        alone = self._references_alone([reference for reference, _ in failed])
         for pair, done in failed.items():
-            readings[pair] = Reading(at_fault.get(pair[0]) or Judgement(Outcome(done.status), done.detail))
+            readings[pair] = Reading(_verdict_on_failure(done, alone.get(pair[0])))
         return readings
 
-    def _references_at_fault(self, failed: Mapping[Pair, Done], budget: float) -> dict[str, Judgement]:
-        """Of the pairs that came to no verdict: the references that come to none alone either."""
-        suspects = [r for r in dict.fromkeys(reference for reference, _ in failed) if plain_reference(r) is None]
-        judged: dict[str, Judgement] = {}
+    def _references_alone(self, references: Sequence[str]) -> dict[str, _Alone]:
+        """What becomes of references by themselves, each in its whole time; plain numbers and bugs are left out."""
+        alone: dict[str, _Alone] = {}
         unknown: list[Pair] = []
-        for reference in suspects:
+        for reference in dict.fromkeys(references):
             known = self._references.get(digest(reference))
-            if known is None:
+            if known is not None:
+                alone[reference] = known
+            elif plain_reference(reference) is None:
                 unknown.append((reference, None))
-            elif known.judgement.outcome is not Outcome.SCORED:
-                judged[reference] = known.judgement
-        if not unknown:
-            return judged
-        for pair, done in zip(unknown, self._run(unknown, budget, _SHORTEST_SLICE / 2), strict=True):
+        for (reference, _), done in zip(unknown, self._run(unknown, None), strict=True):
             if done.status == "error":
                 continue  # a bug, and no property of the reference
+            judgement = Judgement(Outcome.UNPARSEABLE, f"the reference alone: {done.detail}")
             if done.status == "done":
-                reading = _reading(done.value)
-            else:
-                reading = Reading(Judgement(Outcome.UNPARSEABLE, f"the reference alone: {done.detail}"))
-            if done.status == "done" or done.seconds >= self._timeout:
-                self._references.put(
-                    digest(pair[0]), reading
-                )  # what a spent budget cut short may be in order next time
-            if reading.judgement.outcome is not Outcome.SCORED:
-                judged[pair[0]] = reading.judgement
-        return judged
+                judgement = _reading(done.value).judgement
+            alone[reference] = _Alone(judgement, done.seconds)
+            self._references.put(digest(reference), alone[reference])
+        return alone
 
-    def _run(self, pairs: Sequence[Pair], budget: float, shortest: float = _SHORTEST_SLICE) -> list[Done]:
+    def _run(self, pairs: Sequence[Pair], budget: float | None) -> list[Done]:
+        if not pairs:
+            return []
         jobs = [{"reference": r} if answer is None else {"reference": r, "answer": answer} for r, answer in pairs]
-        # So short that each job has had its first try within the budget, even if all of them are hostile.
-        slice = budget * self.pool.workers / len(jobs)
-        slice = min(max(slice, shortest), _LONGEST_SLICE, self._timeout)
-        return self.pool.run(jobs, deadline=self._timeout, budget=budget, slice=slice)
+        # So short that each job has had its first turn within half of the budget, even if all of them are hostile.
+        turn = _LONGEST_TURN if budget is None else budget / 2 / len(jobs)
+        turn = min(max(turn, _SHORTEST_TURN), _LONGEST_TURN)
+        return self.pool.run(jobs, allowance=self._timeout, budget=budget, turn=turn)
 
-    def _load(self) -> None:
-        """Wait for the workers' imports, so that they don't count against a batch's budget."""
-        if self._loaded_in != os.getpid():
-            with listening(None):  # these are no completions
-                self.pool.run([{"reference": "7"}] * self.pool.workers, deadline=_LOADING_LIMIT, slice=_LOADING_LIMIT)
-            self._loaded_in = os.getpid()
+
+def _verdict_on_failure(done: Done, alone: _Alone | None) -> Judgement:
+    """Whose fault it is that a pair came to no verdict."""
+    if alone is not None and alone.judgement.outcome is not Outcome.SCORED:
+        return alone.judgement
+    if alone is not None and not done.whole and done.seconds <= alone.seconds:
+        detail = f"the batch's budget was spent while the reference was read, which takes {alone.seconds:.1f} s"
+        return Judgement(Outcome.UNPARSEABLE, detail)
+    return Judgement(Outcome(done.status), done.detail)
 
 
 class _MathVerify:

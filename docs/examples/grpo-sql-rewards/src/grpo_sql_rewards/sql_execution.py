@@ -58,8 +58,8 @@ class SQLExecution(SQLReward):
         max_steps: Steps that each of the two queries may take.
         max_rows: A reference with more rows is refused.
         max_characters: Longer queries are refused, and so is a completion twenty times as long.
-        timeout: Seconds that one completion may take.
-        budget: Seconds that a batch may take, before completions that are slow have run out of time.
+        timeout: CPU seconds that one completion may take.
+        budget: CPU seconds of all workers for a batch; then completions that are slow have run out of time.
         memory_mb: Memory that a process may add to what it started with, in MiB.
         outcomes: What becomes of a completion that is `right` (1.0), `wrong`, without a query that parses
             (`no_answer`), `refused`, out of time or steps (`timeout`), `died` (0.0 each), of an

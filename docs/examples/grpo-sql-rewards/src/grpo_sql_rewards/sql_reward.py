@@ -39,8 +39,8 @@ class SQLReward:
         compare: What judges; it is sent to the processes.
         needs_context: Whether the column `context` has to be there.
         max_characters: Longer queries are refused, and so is a completion twenty times as long as that.
-        timeout: Seconds that one completion may take.
-        budget: Seconds that a batch may take, before completions that are slow have run out of time.
+        timeout: CPU seconds that one completion may take.
+        budget: CPU seconds of all workers for a batch; then completions that are slow have run out of time.
         memory_mb: Memory that a process may add to what it started with, in MiB.
         outcomes: What outcomes become, where that is not the default.
     """
@@ -133,7 +133,7 @@ class SQLReward:
             else:
                 jobs.append((row, (text[: _LONGEST_TEXT * self.max_characters + 1], reference, context)))
         if jobs:
-            done = self._pool.run([job for _, job in jobs], deadline=self.timeout, budget=self.budget)
+            done = self._pool.run([job for _, job in jobs], allowance=self.timeout, budget=self.budget)
             judgements.update((row, _judged(one)) for (row, _), one in zip(jobs, done, strict=True))
         return [judgements[row] for row in range(len(completions))]
 
