@@ -172,8 +172,8 @@ SECTIONS = (
         "7",
         "What a step of ours costs beside TRL's",
         "64 completions of 4,096 tokens, scripted, on two layers of Qwen2.5-0.5B's shape, so that what is not the "
-        "model weighs much. The best of three steps. Synchronisations are the times in a step in which Python waited for the "
-        "device, as torch counts them.",
+        "model weighs much. The best of three steps. Synchronisations are the times in a step in which Python waited "
+        "for the device, as torch counts them.",
         ("step, s", "synchronisations", "allocated, GB", TIMES),
         (
             Run(
@@ -246,8 +246,8 @@ INTRODUCTION = """# On a GPU
 What only a GPU can show. `make gpu` measures it and writes each figure into this page: in order, for nine and a half
 minutes at most; it goes on where it stopped. It downloads nothing: models have the shapes of Qwen2.5 and random
 weights. `make gpu LEARN=1` makes the trainings near the end. A cell that says "not run yet" was never measured, one
-that says "failed" was tried, and "–" is a figure that there is not on this device (a CPU has no peaks of torch's allocator
-and no synchronisations). GB are 10⁹ bytes."""
+that says "failed" was tried, and "–" is a figure that there is not on this device (a CPU has no peaks of torch's
+allocator and no synchronisations). GB are 10⁹ bytes."""
 
 
 def markers(section: Section) -> tuple[str, str]:
@@ -277,7 +277,8 @@ def table(section: Section, runs: Mapping[str, Any]) -> str:
     lines = [["", *section.columns], ["---", *["---:"] * len(section.columns)]]
     rows = {row: figures for run in runs.values() for row, figures in run["rows"].items()}
     for run in section.runs:
-        state = runs.get(run.name, {})
+        failed = runs.get(run.name, {}).get("failed")
+        whole = all(name in rows.get(row, {}) for row in run.rows for name in section.columns if name != TIMES)
         for row in run.rows:
             figures = dict(rows.get(row, {}))
             if section.against and row in section.against[1]:
@@ -287,8 +288,10 @@ def table(section: Section, runs: Mapping[str, Any]) -> str:
             elif section.against:
                 figures[TIMES] = None
             cells = [shown(figures[name]) if name in figures else NOT_YET for name in section.columns]
-            if state.get("failed") and NOT_YET in cells:
-                cells[cells.index(NOT_YET)] = f"failed: {state['failed']}"
+            if failed and NOT_YET in cells:
+                cells[cells.index(NOT_YET)] = f"failed: {failed}"
+            elif failed and whole and row == run.rows[-1]:
+                cells[-1] += f"; failed: {failed}"
             lines.append([row, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

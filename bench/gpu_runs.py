@@ -318,7 +318,7 @@ def run_recipe(words: Sequence[str], arm: str) -> None:
 
 
 def estimated(words: Sequence[str], stage: str) -> float:
-    """Bytes that the doctor expects of a process in a stage: `generation` or `update`. Not while a trainer is at work."""
+    """Bytes that the doctor expects of a process in a stage, `generation` or `update`. Not while a trainer is at work."""
     request = Request(
         config_file=str(RECIPES / "accelerate" / "one_process.yaml"),
         configs=(words[words.index("--config") + 1],),
