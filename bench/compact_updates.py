@@ -4,8 +4,8 @@
     python -m bench.compact_updates --quick
 
 Three profiles of lengths and three shares of rows without signal; see `compact_rollouts` for these. All of it takes
-about a quarter of an hour. `--profiles` and `--shares` choose some cells, and `--quick` runs all nine on a tiny model, to
-see that the benchmark works: its ratios mean nothing. On a GPU: `gpu`, section 3.
+about a quarter of an hour. `--profiles` and `--shares` choose some cells, and `--quick` runs all nine on a tiny model,
+to see that the benchmark works: its ratios mean nothing. On a GPU: `gpu`, section 3.
 
 An arm is a real training, plain `GRPOTrainer` or `GRPOExtTrainer` with `compact_updates: exact`. Both get the same
 scripted rollouts, and at learning rate 0 they get them for ever. The arms take turns update by update, in a new order

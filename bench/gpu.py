@@ -38,6 +38,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "gpu.md"
+CURVES = "gpu_learning.png"
+"""Beside the page, once there are trainings."""
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "bitsandbytes")
 NOT_YET = "not run yet"
 NONE_HERE = "–"
@@ -269,6 +271,8 @@ def page(sections: Sequence[Section], found: Mapping[str, Mapping[str, Any]]) ->
         begin, end = markers(section)
         runs = found.get(section.name, {})
         body = [begin, table(section, runs), said(runs), kept(section, runs), end]
+        if curves(section, runs):
+            body.insert(2, f"![Right answers in training batches, on the GPU and on the CPU]({CURVES})")
         parts += [f"## {numbered}", section.text, "\n\n".join(part for part in body if part)]
     return "\n\n".join(parts) + "\n"
 
@@ -294,6 +298,31 @@ def table(section: Section, runs: Mapping[str, Any]) -> str:
                 cells[-1] += f"; failed: {failed}"
             lines.append([row, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def curves(section: Section, runs: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
+    """The curves of a section's rows, where it has any."""
+    rows = {row: figures for run in runs.values() for row, figures in run["rows"].items()}
+    return {row: rows[row]["curve"] for row in section.rows if "curve" in rows.get(row, {})}
+
+
+def draw(path: Path, found: Mapping[str, Any]) -> None:
+    """The curves of the trainings, a task beside the other, beside the page."""
+    [section] = LEARN
+    if not (lines := curves(section, found.get(section.name, {}))):
+        return
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(row.rpartition(", ")[0] for row in section.rows))
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks)), tasks, strict=True):
+        for row, points in lines.items():
+            if row.startswith(task):
+                axes.plot(*zip(*points, strict=True), ".-", label=row.rpartition(", ")[2])
+        axes.set(title=task, xlabel="optimizer step", ylabel="right answers in a training batch")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+    figure.savefig(path.with_name(CURVES), dpi=120)
 
 
 def shown(value: Any) -> str:
@@ -326,6 +355,7 @@ def write(path: Path, sections: Sequence[Section], found: Mapping[str, Any]) -> 
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(page(sections, found), encoding="utf-8")
     draft.replace(path)
+    draw(path, found)
 
 
 def all_sections() -> tuple[Section, ...]:

@@ -318,7 +318,7 @@ def run_recipe(words: Sequence[str], arm: str) -> None:
 
 
 def estimated(words: Sequence[str], stage: str) -> float:
-    """Bytes that the doctor expects of a process in a stage, `generation` or `update`. Not while a trainer is at work."""
+    """Bytes that the doctor expects in `generation` or `update`. Not to be asked while a trainer is at work."""
     request = Request(
         config_file=str(RECIPES / "accelerate" / "one_process.yaml"),
         configs=(words[words.index("--config") + 1],),
@@ -703,10 +703,9 @@ def learn(job: Job, task: str, where: str) -> None:
         words += [] if sorting else ["--train_problems", "64", "--eval_problems", "16"]
     subprocess.run(words, cwd=job.folder, check=True)
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    accuracy = "gsm8k_accuracy"
-    if sorting:
-        [accuracy] = [name for name in metrics["after"] if name.startswith("sort_inclusion")] or ["sort_inclusion"]
-    curve = [(log["step"], log["reward"]) for log in metrics["history"] if log.get("reward") is not None]
+    accuracy = "exactly_sorted" if sorting else "gsm8k_accuracy"
+    mean = f"rewards/{accuracy}/mean"
+    curve = [(log["step"], log[mean]) for log in metrics["history"] if log.get(mean) is not None]
     job.say(
         job.rows[0],
         {
