@@ -27,7 +27,7 @@ from ..errors import ConfigurationError, UpstreamError
 from .facts import LossSettings, Moment, RunFacts
 
 try:
-    from trl.trainer.utils import add_fused_lm_head
+    from trl.trainer.utils import add_fused_lm_head as add_fused_lm_head
 except ImportError:  # before TRL 1.16
     add_fused_lm_head = None
 
