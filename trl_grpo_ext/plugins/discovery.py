@@ -153,7 +153,7 @@ def scan() -> Installed:
 
 
 def _warn_of_duplicate(kept: Distribution, passed_over: Distribution) -> None:
-    """Two distributions of one name in one folder: an upgrade that failed half-way, or names that only look different."""
+    """Two distributions of one name in one folder: half an upgrade, or names that only look different."""
     places = directory(kept), directory(passed_over)
     if places[1] in _warned or not any(_has_plugins(one) for one in (kept, passed_over)):
         return
