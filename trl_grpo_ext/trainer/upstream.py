@@ -55,7 +55,6 @@ SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
     "_push_from_checkpoint": ("self", "checkpoint_folder"),
-    "_run_epoch": ("self",),
     "_save": ("self", "output_dir"),
     "_save_checkpoint": ("self", "model", "trial"),
     "_save_optimizer_and_scheduler": ("self", "output_dir"),
@@ -66,6 +65,9 @@ SAVING: dict[str, tuple[str, ...]] = {
     "train": ("self", "resume_from_checkpoint"),
 }
 """Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
+
+WHERE_THERE: dict[str, tuple[str, ...]] = {"_run_epoch": ("self",)}
+"""Methods that are wrapped in releases of transformers that have them; older ones go without what they are for."""
 
 ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
