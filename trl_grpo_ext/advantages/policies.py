@@ -54,6 +54,7 @@ class KLInReward:
     """
 
     __name__ = "kl_in_reward"
+    signal_everywhere = True
     role = "transform"
 
     def __init__(
@@ -149,6 +150,7 @@ class TeacherLogRatio:
     """
 
     __name__ = "teacher_log_ratio"
+    signal_everywhere = True
     uses_total_reward = False
 
     def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
