@@ -57,8 +57,8 @@ class TruncationMasking:
 
     TRL's `mask_truncated_completions` takes the tokens out of the loss mask, and with it out of every count, of the KL
     penalty and of the entropy bonus. Here they stay: their policy gradient is 0, yet they count in the denominators of
-    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. Hooks
-    that come later in the chain may give such tokens an advantage again.
+    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. It is
+    a mask: it acts after the other transforms, and forward hooks give such tokens no advantage again.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
 
