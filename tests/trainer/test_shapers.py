@@ -347,8 +347,6 @@ def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused(
     shaping.refuse_images(with_image, run.trainer._scorer.missing({"old_per_token_logps": 0}))
     sentence = r"of a batch with images old_logps are needed.*num_iterations above 1"
     with pytest.raises(ConfigurationError, match=sentence):
-        ConfigurationError, match=r"of a batch with images old_logps are needed.*num_iterations above 1"
-    ):
         shaping.refuse_images(with_image, run.trainer._scorer.missing({}))
     shaping.saw_generated([*[None] * 6, ["a picture of a tool"], None])
     with pytest.raises(ConfigurationError, match="of a batch with images old_logps are needed"):
