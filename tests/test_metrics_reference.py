@@ -54,12 +54,20 @@ class BothStages:
     """A hook that acts at both stages, and turns some advantages round."""
 
     __name__ = "both_stages"
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         return advantages_B_T * 0.5
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         return -advantages_B_T
+
+
+class Shaper:
+    """Pays for length."""
+
+    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
+        return 0.1 * rollout.lengths_B
 
 
 def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
@@ -78,7 +86,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "eval_strategy": "steps",
         "eval_steps": 1,
         "per_device_eval_batch_size": 8,
-        "trainer_arguments": {"advantage_hooks": ["leave_one_out", BothStages()], "eval_dataset": prompts(2)},
+        "trainer_arguments": {"advantage_hooks": ["leave_one_out", Shaper(), BothStages()], "eval_dataset": prompts(2)},
     },
     "a reduction, cispo": {"loss_aggregation": {"name": "power_mean", "p": 2.0}, "loss_type": "cispo"},
     "vespo": {"loss_type": "vespo", "gradient_accumulation_steps": 2},

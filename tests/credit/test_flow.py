@@ -20,7 +20,8 @@ TOTALS = Totals(tokens=7, sequences=3, prompts=1, max_completion_length=8)
 
 
 def hook(**methods: Any) -> Any:
-    return SimpleNamespace(__name__="my_hook", **methods)
+    role = "transform" if "on_rollout" in methods else "forward"
+    return SimpleNamespace(__name__="my_hook", role=role, **methods)
 
 
 class TestExpandAdvantages:
@@ -124,6 +125,12 @@ class TestHooks:
         with pytest.raises(PluginOutputError, match="my_hook") as error:
             flow.apply_rollout_hooks(torch.zeros(2), [hook(on_rollout=lambda a, r: result)], make_rollout([3, 1]))
         assert message in str(error.value)
+
+    @pytest.mark.parametrize(("role", "expected"), [("transform", [[3, 4]]), ("estimator", [[0, 1]])])
+    def test_spans_are_added_to_what_came_in_and_an_estimators_to_zero(self, role: str, expected: list[Any]) -> None:
+        points = SimpleNamespace(__name__="points", role=role, on_rollout=lambda a, rollout: [[(1, 2, 1.0)]])
+        advantages = torch.tensor([3.0])
+        assert flow.apply_rollout_hooks(advantages, [points], make_rollout([2])).tolist() == expected
 
     @pytest.mark.parametrize(
         ("raised", "error", "message"),

@@ -21,6 +21,8 @@ from ..types import Rollout
 class _Estimator(ABC):
     """An advantage for each completion from the rewards; a subclass says which."""
 
+    role = "estimator"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`, constant over each completion's tokens."""
         rewards_N, groups_N = gather_rewards(rollout)

@@ -54,6 +54,8 @@ class KLInReward:
     """
 
     __name__ = "kl_in_reward"
+    signal_everywhere = True
+    role = "transform"
 
     def __init__(
         self,
@@ -148,6 +150,8 @@ class TeacherLogRatio:
     """
 
     __name__ = "teacher_log_ratio"
+    signal_everywhere = True
+    uses_total_reward = False
 
     def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
         self.teacher = checked_model("teacher_log_ratio: teacher", teacher)
@@ -156,6 +160,7 @@ class TeacherLogRatio:
             "teacher_log_ratio: coefficient", coefficient, "a positive number", lambda x: x > 0
         )
         self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
+        self.role = "estimator" if self.mode == "replace" else "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

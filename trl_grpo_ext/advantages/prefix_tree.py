@@ -39,6 +39,7 @@ class PrefixTree:
 
     def __init__(self, *, mode: str = "replace") -> None:
         self.mode = checked_choice("prefix_tree: mode", mode, ("replace", "add"))
+        self.role = "estimator" if self.mode == "replace" else "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

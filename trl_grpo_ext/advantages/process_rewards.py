@@ -53,6 +53,7 @@ class ProcessRewards:
     """
 
     __name__ = "process_rewards"
+    uses_total_reward = False
     needs = ("offsets",)
 
     def __init__(
@@ -72,6 +73,7 @@ class ProcessRewards:
         self.form = checked_choice("process_rewards: form", form, ("min", "sum"))
         self.baseline = checked_choice("process_rewards: baseline", baseline, ("group", "none"))
         self.mode = checked_choice("process_rewards: mode", mode, ("replace", "add"))
+        self.role = "estimator" if self.mode == "replace" else "transform"
         self.temperature = checked_number("process_rewards: temperature", temperature, "positive", lambda v: v > 0)
         self.gamma = checked_number("process_rewards: gamma", gamma, "from 0 to 1", lambda v: 0 <= v <= 1)
         self.coefficient = checked_number("process_rewards: coefficient", coefficient, "a finite number")

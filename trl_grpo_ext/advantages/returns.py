@@ -36,6 +36,7 @@ class GroupMeanGAE:
     """
 
     __name__ = "group_mean_gae"
+    role = "estimator"
 
     def __init__(self, *, gamma: float = 1.0, gae_lambda: float = 0.95) -> None:
         self.gamma = checked_number("group_mean_gae: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)

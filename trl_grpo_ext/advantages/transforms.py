@@ -32,6 +32,7 @@ class SignScaling:
     """
 
     __name__ = "sign_scaling"
+    role = "transform"
 
     def __init__(self, *, positive: float = 0.1, negative: float = 1.0) -> None:
         wanted = "a finite number that is not negative"
@@ -56,8 +57,8 @@ class TruncationMasking:
 
     TRL's `mask_truncated_completions` takes the tokens out of the loss mask, and with it out of every count, of the KL
     penalty and of the entropy bonus. Here they stay: their policy gradient is 0, yet they count in the denominators of
-    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. Hooks
-    that come later in the chain may give such tokens an advantage again.
+    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. It is
+    a mask: it acts after the other transforms, and forward hooks give such tokens no advantage again.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
 
@@ -71,6 +72,8 @@ class TruncationMasking:
     """
 
     __name__ = "truncation_masking"
+    role = "transform"
+    last = True
 
     def __init__(self, *, keep: str = "nothing") -> None:
         self.keep = checked_choice("truncation_masking: keep", keep, ("nothing", "negative"))
@@ -107,6 +110,7 @@ class RepetitionPenalty:
     """
 
     __name__ = "repetition_penalty"
+    role = "transform"
 
     def __init__(self, *, ngram: int = 40, penalty: float = 0.05) -> None:
         self.ngram = checked_whole("repetition_penalty: ngram", ngram, 1)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from ..credit.groups import group_mean
 from ..errors import PluginOutputError
 from ..guard.outcomes import shown
 from ..types import NEEDS, Forward, Rollout, Span, StepTotals, Totals
@@ -83,9 +84,7 @@ def make_rollout(
         "reward_weights_K": torch.ones(1, dtype=torch.float64),
         "rewards_B": rewards_B,
         "group_ids_B": torch.tensor(groups),
-        "group_baselines_B": torch.stack(
-            [rewards_B[[other == group for other in groups]].nanmean() for group in groups]
-        ),
+        "group_baselines_B": group_mean(rewards_B, torch.unique(torch.tensor(groups), return_inverse=True)[1]),
         "num_generations": rows // len(set(groups)),
         "totals": Totals(tokens=sum(lengths), sequences=rows, prompts=len(set(groups)), max_completion_length=limit),
     }
@@ -311,7 +310,9 @@ class Scene:
         means = {}
         for group in {row.group for row in self.rows}:
             scored = [row.reward for row in self.rows if row.group == group and not math.isnan(row.reward)]
-            means[group] = sum(scored) / len(scored) if scored else math.nan
+            # As in a run: the mean of equal numbers is that number.
+            low = min(scored, default=math.nan)
+            means[group] = low + sum(reward - low for reward in scored) / max(len(scored), 1)
         return [means[row.group] for row in self.rows]
 
     def totals(self, **overrides: Any) -> Totals:
@@ -543,6 +544,13 @@ def odd(setting: Setting) -> dict[str, Scene]:
     }
 
 
+def equal_rewards(setting: Setting) -> list[Scene]:
+    """Batches in which all rewards of a group are one number that no float is, so that sums of it are rounded."""
+    lives = [(1,) * length for length in (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 3, 1, 2, 1)]
+    scenes = [_scene(setting, 2, lives, [0.3] * 7 + [0.7] * 7), _scene(setting, 2, lives[:6], [100.1] * 3 + [0.1] * 3)]
+    return [_scored(scene, range(len(scene.rows)), None) for scene in scenes]
+
+
 def with_empty_rows(setting: Setting) -> dict[str, Scene]:
     """Batches in which some completion has no token that counts, beside others that have."""
     return {
@@ -576,10 +584,13 @@ def negative(setting: Setting) -> Scene:
     return _scene(setting, 2, [(1, 1), (1,), (1, 1, 1), (1,)], [-1.0, -2.0, 0.5, -0.5])
 
 
-def _scored(scene: Scene, places: Collection[int], rewards: tuple[float, float]) -> Scene:
-    """Give the rows at some places these rewards."""
-    pairs = enumerate(scene.rows)
-    return replace(scene, rows=tuple(replace(row, rewards=rewards) if n in places else row for n, row in pairs))
+def _scored(scene: Scene, places: Collection[int], rewards: tuple[float, float] | None) -> Scene:
+    """Give the rows at some places these rewards; with None what the first function gave, and 0.1."""
+    rows = tuple(
+        replace(row, rewards=rewards or (row.rewards[0], 0.1)) if place in places else row
+        for place, row in enumerate(scene.rows)
+    )
+    return replace(scene, rows=rows)
 
 
 def wider(scene: Scene) -> int:
