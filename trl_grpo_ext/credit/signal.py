@@ -97,6 +97,7 @@ class SkipZeroVariance:
 
     def __init__(self, aggregation: Any) -> None:
         self.aggregation = aggregation
+        self.per_step = getattr(aggregation, "per_step", False)
         self.__name__ = f"{getattr(aggregation, '__name__', type(aggregation).__name__)}, skip_zero_variance"
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
