@@ -182,6 +182,7 @@ class TeacherLogRatio:
     """
 
     __name__ = "teacher_log_ratio"
+    uses_total_reward = False
 
     def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
         self.teacher = checked_model("teacher_log_ratio: teacher", teacher)

@@ -56,6 +56,7 @@ class ProcessRewards:
     """
 
     __name__ = "process_rewards"
+    uses_total_reward = False
     needs = ("offsets",)
 
     def __init__(

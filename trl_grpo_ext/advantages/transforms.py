@@ -141,7 +141,7 @@ class OutcomeFilter:
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
-        rewards_N, groups_N = rollout.gather(rollout.rewards_B), gather_groups(rollout)
+        rewards_N, groups_N = rollout.gather(rollout.raw_rewards_B), gather_groups(rollout)
         succeeds_N = torch.where(torch.isnan(rewards_N), torch.nan, (rewards_N > self.threshold).to(rewards_N.dtype))
         if self.keep == "mixed_groups":
             lowest_N, highest_N = group_extremes(succeeds_N, groups_N)

@@ -120,7 +120,7 @@ class DifficultyWeighted:
 
     def _rewards(self, rollout: Rollout) -> torch.Tensor:
         if self.reward is None:
-            return rollout.rewards_B
+            return rollout.raw_rewards_B
         names = list(rollout.reward_names)
         if self.reward not in names:
             raise ConfigurationError(
@@ -164,5 +164,5 @@ def _outcomes(rollout: Rollout) -> torch.Tensor:
     By the rewards, before any shaper. What hooks made of the advantages is no outcome: a KL penalty, or a teacher, may
     turn the sign of a right answer's. One that no reward function scored did neither.
     """
-    rewards_N = rollout.gather(rollout.rewards_B)
+    rewards_N = rollout.gather(rollout.raw_rewards_B)
     return (rewards_N - group_mean(rewards_N, gather_groups(rollout))).nan_to_num(nan=0.0).sign()

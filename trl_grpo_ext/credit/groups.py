@@ -16,12 +16,14 @@ import torch
 
 from ..types import Rollout
 
-SPREAD = 1e-6
-"""Rewards of a group that differ by no more, relative to the largest of them or to 1, are equal."""
+
+def weighted_rewards(rewards_B_K: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
+    """Weighted sums over the columns that have a value, as TRL takes them; NaN where none has."""
+    return (rewards_B_K * weights_K).nansum(dim=1).masked_fill(rewards_B_K.isnan().all(dim=1), torch.nan)
 
 
 def gather_rewards(rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rewards, in float32 at least, and groups of all ranks' completions. Gathers twice."""
+    """Rewards after the shapers, in float32 at least, and groups of all ranks' completions. Gathers twice."""
     precise = torch.promote_types(rollout.rewards_B.dtype, torch.float32)
     return rollout.gather(rollout.rewards_B.to(precise)), gather_groups(rollout)
 
@@ -103,7 +105,7 @@ def group_quantile(values_N: torch.Tensor, groups_N: torch.Tensor, quantile: flo
     return between_N.masked_fill(counts_N == 0, torch.nan)
 
 
-def rewards_differ(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
-    """Whether the rewards of each row's group differ by more than `SPREAD`, bool; not where it has no reward."""
-    lowest_N, highest_N = group_extremes(rewards_N, groups_N)
-    return highest_N - lowest_N > SPREAD * torch.maximum(lowest_N.abs(), highest_N.abs()).clamp(min=1.0)
+def group_is_equal(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """Whether all values of each row's group are one number, bool; so it is where the group has none."""
+    lowest_N, highest_N = group_extremes(values_N, groups_N)
+    return (lowest_N == highest_N) | torch.isnan(lowest_N)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -19,8 +20,9 @@ import torch
 from accelerate.utils import is_peft_model
 from packaging.version import Version
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
-from trl.trainer.utils import use_adapter
+from trl.trainer.utils import pad, use_adapter
 
 from ..errors import ConfigurationError, UpstreamError
 from .facts import LossSettings, Moment, RunFacts
@@ -29,6 +31,7 @@ OLDEST_TESTED = "1.14"
 NEWEST_TESTED = "1.16"
 
 METHODS: dict[str, tuple[str, ...]] = {
+    "_generate": ("self", "prompts"),
     "_generate_and_score_completions": ("self", "inputs"),
     "_generate_single_turn": ("self", "prompt_ids"),
     "_prepare_inputs": ("self", "generation_batch"),
@@ -82,9 +85,12 @@ ATTRIBUTES: tuple[str, ...] = (
     "epsilon_high",
     "importance_sampling_level",
     "loss_type",
+    "mask_truncated_completions",
     "max_completion_length",
+    "multi_objective_aggregation",
     "num_generations",
     "num_generations_eval",
+    "pad_to_multiple_of",
     "reward_func_names",
     "reward_funcs",
     "reward_weights",
@@ -229,6 +235,13 @@ def check_own_loss(owner: type, wanted: str) -> None:
         )
 
 
+def makes_own_advantages(trainer_class: type, mixin: type) -> bool:
+    """Whether a class below ours and above `GRPOTrainer` may have made the advantages of a batch other than TRL's."""
+    order = trainer_class.__mro__
+    between = order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
+    return any("_generate_and_score_completions" in vars(owner) for owner in between)
+
+
 def check_batch(batch: dict[str, Any]) -> None:
     """Check that a scored generation batch has the entries that we read.
 
@@ -349,6 +362,61 @@ def prepared_like_policy(trainer: Any, model: Any) -> Any:
     if trainer.is_fsdp_enabled:
         return prepare_fsdp(model, trainer.accelerator)
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How TRL makes tensors of the tokens of a generation batch.
+
+    Attributes:
+        pad_id: The padding token.
+        pad_to_multiple_of: What the width is a multiple of, or None.
+        masks_truncated: Completions that ended at the limit have an empty mask.
+    """
+
+    pad_id: int
+    pad_to_multiple_of: int | None
+    masks_truncated: bool
+
+
+def batch_shape_of(trainer: Any) -> BatchShape:
+    """Read off a trainer how it makes tensors of tokens."""
+    return BatchShape(
+        pad_id=trainer._tokenizer.pad_token_id,
+        pad_to_multiple_of=trainer.pad_to_multiple_of,
+        masks_truncated=bool(trainer.mask_truncated_completions),
+    )
+
+
+def padded(
+    rows: Sequence[Sequence[float]], shape: BatchShape, value: float, side: str, device: torch.device
+) -> torch.Tensor:
+    """Rows of different lengths as one tensor, by TRL's own function."""
+    tensors = [torch.tensor(row) for row in rows]
+    result: torch.Tensor = pad(
+        tensors, padding_value=value, padding_side=side, pad_to_multiple_of=shape.pad_to_multiple_of
+    )
+    return result.to(device)
+
+
+@contextmanager
+def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Inside, TRL finds as many reward functions, names and weights as there are columns of rewards.
+
+    Yields:
+        What makes it so: takes the names of the columns that are more than there are reward functions, of weight 1.
+    """
+    names, functions, weights = trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights
+
+    def more(added: Sequence[str]) -> None:
+        trainer.reward_func_names = [*names, *added]
+        trainer.reward_funcs = [*functions, *[None] * len(added)]
+        trainer.reward_weights = torch.cat([weights, weights.new_ones(len(added))])
+
+    try:
+        yield more
+    finally:
+        trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights = names, functions, weights
 
 
 def slope_at_ratio_one(trainer: Any) -> float:
