@@ -30,6 +30,7 @@ class Hook:
     """
 
     needs = ("old_logps",)
+    role = "transform"
 
     def __init__(self, mode: str, *, factor: float = 2.0) -> None:
         self.teachers = (mode,)

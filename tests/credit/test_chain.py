@@ -17,6 +17,7 @@ from trl_grpo_ext.credit.metrics import change_metrics, change_table, unique_nam
 
 class Add:
     def __init__(self, number: float, *stages: str) -> None:
+        self.role = "transform" if "on_rollout" in stages else "forward"
         for stage in stages:
             setattr(self, stage, lambda advantages_B_T, context: advantages_B_T + number)
 

@@ -23,6 +23,8 @@ from trl_grpo_ext.types import CONTRACT_VERSION, SpanScore, StepTotals, Totals, 
 class Watch:
     """Changes nothing and keeps what it sees."""
 
+    role = "transform"
+
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []
         self.forwards: list[Forward] = []

@@ -25,6 +25,8 @@ class Scale:
 class Watch:
     """Changes nothing and keeps what it sees."""
 
+    role = "transform"
+
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []
         self.forwards: list[tuple[torch.Tensor, Forward]] = []

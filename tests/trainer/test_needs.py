@@ -28,6 +28,8 @@ from trl_grpo_ext.trainer.logps import completion_logps
 class Needs:
     """Keeps the rollouts of a hook with these needs and teachers."""
 
+    role = "transform"
+
     def __init__(self, *needs: str, teachers: tuple[str, ...] = ()) -> None:
         self.needs, self.teachers = needs, teachers
         self.rollouts: list[Rollout] = []
@@ -267,6 +269,7 @@ def test_with_a_reference_it_is_built(tiny_model: Path, tmp_path: Path) -> None:
 
 class _Unaligned:
     needs: ClassVar = ("offsets",)
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         return advantages_B_T

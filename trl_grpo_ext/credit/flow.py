@@ -323,7 +323,7 @@ def _named(label: str, plugin: object) -> Iterator[None]:
 def _tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(completions, tokens)") -> torch.Tensor:
     if not isinstance(result, torch.Tensor):
         raise PluginOutputError(
-            f"{label}: expected a tensor of shape {tuple(shaped.shape)}, {axes}, got {type(result).__name__}.", "shape"
+            f"{label}: expected a tensor of shape {tuple(shaped.shape)}, got {type(result).__name__}.", "shape"
         )
     if result.shape != shaped.shape:
         raise PluginOutputError(

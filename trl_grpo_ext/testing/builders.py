@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from ..credit.groups import group_mean
 from ..errors import PluginOutputError
 from ..guard.outcomes import shown
 from ..types import NEEDS, Forward, Rollout, Span, StepTotals, Totals
@@ -83,9 +84,7 @@ def make_rollout(
         "reward_weights_K": torch.ones(1, dtype=torch.float64),
         "rewards_B": rewards_B,
         "group_ids_B": torch.tensor(groups),
-        "group_baselines_B": torch.stack(
-            [rewards_B[[other == group for other in groups]].nanmean() for group in groups]
-        ),
+        "group_baselines_B": group_mean(rewards_B, torch.unique(torch.tensor(groups), return_inverse=True)[1]),
         "num_generations": rows // len(set(groups)),
         "totals": Totals(tokens=sum(lengths), sequences=rows, prompts=len(set(groups)), max_completion_length=limit),
     }
