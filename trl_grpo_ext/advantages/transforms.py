@@ -238,8 +238,7 @@ class SignScaling:
 
     Pushing away from what failed keeps the rest of the distribution in place, where pulling towards what succeeded
     narrows it. A small λ⁺ therefore keeps entropy and pass@k for large k. λ⁺ = 0 learns from failures alone, λ⁻ = 0
-    from successes alone. It acts on the advantages that come in, token by token, so it stands behind the hook, or TRL's
-    own advantages, that it scales.
+    from successes alone. It acts on the advantages that come in, an estimator's or TRL's own, token by token.
 
     Source: The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning (2506.01347), Weighted-REINFORCE,
     whose λ is 0.1.
@@ -281,8 +280,8 @@ class TruncationMasking:
 
     TRL's `mask_truncated_completions` takes the tokens out of the loss mask, and with it out of every count, of the KL
     penalty and of the entropy bonus. Here they stay: their policy gradient is 0, yet they count in the denominators of
-    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. Hooks
-    that come later in the chain may give such tokens an advantage again.
+    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. It is a
+    mask: it acts after all other transforms, and what it takes away stays away at the loss forward.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
 
