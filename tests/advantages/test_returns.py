@@ -165,9 +165,9 @@ class TestOptimalTokenBaseline:
         incoming = [9.0] * len(expected)
         for row, values in zip(after_rollout(rollout, incoming, "optimal_token_baseline"), expected, strict=True):
             assert row == pytest.approx(values, abs=1e-9)
-        first = data.draw(st.integers(0, len(expected)))
-        hooks = [hook("optimal_token_baseline") for _ in range(2)]
-        parts = on_ranks(rollout, [first, len(expected) - first], incoming, hooks)
+        count = len(expected)
+        sizes = data.draw(st.sampled_from([[count], *([first, count - first] for first in range(1, count))]))
+        parts = on_ranks(rollout, sizes, incoming, [hook("optimal_token_baseline") for _ in sizes])
         for row, values in zip(parts, expected, strict=True):
             assert row == pytest.approx(values, abs=1e-9)
 

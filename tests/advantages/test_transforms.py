@@ -187,8 +187,8 @@ class TestWhiten:
         expected = whitened(rollout, incoming, over)
         for values, wanted in zip(after_rollout(rollout, incoming, "whiten", over=over), expected, strict=True):
             assert values == pytest.approx(wanted, abs=1e-6)
-        first = data.draw(st.integers(0, rows))
-        parts = on_ranks(rollout, [first, rows - first], incoming, [hook("whiten", over=over) for _ in range(2)])
+        sizes = data.draw(st.sampled_from([[rows], *([first, rows - first] for first in range(1, rows))]))
+        parts = on_ranks(rollout, sizes, incoming, [hook("whiten", over=over) for _ in sizes])
         for values, wanted in zip(parts, expected, strict=True):
             assert values == pytest.approx(wanted, abs=1e-6)
 
@@ -272,8 +272,9 @@ def entropy_weighted(rollout: Rollout, incoming: Sequence[float], base: float, s
     groups = rollout.group_ids_B.tolist()
     places = [live_places(rollout, row) for row in range(len(incoming))]
     entropies = [[float(rollout.old_entropies_B_T[row, t]) for t in places[row]] for row in range(len(incoming))]
-    if level == "sequence":
-        entropies = [[mean(row)] * len(row) if row else [] for row in entropies]
+    if level == "sequence":  # every completion is compared with all others of its side, however long they are
+        longest = max(map(len, places))
+        entropies = [[mean(row)] * longest if row else [] for row in entropies]
     table = [[0.0] * rollout.mask_B_T.size(1) for _ in incoming]
     for row, advantage in enumerate(incoming):
         for t, place in enumerate(places[row]):
@@ -281,8 +282,8 @@ def entropy_weighted(rollout: Rollout, incoming: Sequence[float], base: float, s
             compared = [
                 (entropies[j][t] + 1e-8) ** power
                 for j in range(len(incoming))
-                if groups[j] == groups[row] and len(places[j]) > t and math.copysign(1, incoming[j]) == power
-                if incoming[j]
+                if groups[j] == groups[row] and len(entropies[j]) > t
+                if incoming[j] and math.copysign(1, incoming[j]) == power
             ]
             if advantage:
                 weight = len(compared) * (entropies[row][t] + 1e-8) ** power / sum(compared)
@@ -322,10 +323,8 @@ class TestEntropyWeighted:
             after_rollout(rollout, incoming, "entropy_weighted", **parameters), expected, strict=True
         ):
             assert values == pytest.approx(wanted, rel=1e-6, abs=1e-9)
-        first = data.draw(st.integers(0, rows))
-        parts = on_ranks(
-            rollout, [first, rows - first], incoming, [hook("entropy_weighted", **parameters) for _ in range(2)]
-        )
+        sizes = data.draw(st.sampled_from([[rows], *([first, rows - first] for first in range(1, rows))]))
+        parts = on_ranks(rollout, sizes, incoming, [hook("entropy_weighted", **parameters) for _ in sizes])
         for values, wanted in zip(parts, expected, strict=True):
             assert values == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 

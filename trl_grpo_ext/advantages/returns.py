@@ -122,15 +122,14 @@ class OptimalTokenBaseline:
         scored_N_1 = ~torch.isnan(rewards_N).unsqueeze(1)
         there_N_S = ((steps_S < lengths_N.unsqueeze(1)) & scored_N_1).to(rewards_N.dtype)
 
-        def of_the_group(values_N_S: torch.Tensor) -> torch.Tensor:
-            return torch.zeros_like(values_N_S).index_add(0, groups_N, values_N_S)[groups_N]
-
-        counts_N_S = of_the_group(there_N_S)
-        weights_N_S = torch.where(of_the_group(there_N_S * energies_N_S) > 0, energies_N_S, 1.0) * there_N_S
+        counts_N_S = columns_summed(there_N_S, groups_N)
+        energy_N_S = columns_summed(there_N_S * energies_N_S, groups_N)
+        weights_N_S = torch.where(energy_N_S > 0, energies_N_S, 1.0) * there_N_S
         # Above the group's lowest reward, so that equal rewards are their own baseline to the last bit.
         lowest_N, _ = group_extremes(rewards_N, groups_N)
         above_N_1 = (rewards_N - lowest_N).nan_to_num(nan=0.0).unsqueeze(1)
-        baselines_N_S = of_the_group(weights_N_S * above_N_1) / of_the_group(weights_N_S).clamp(min=1e-30)
+        weighted_N_S = columns_summed(weights_N_S * above_N_1, groups_N)
+        baselines_N_S = weighted_N_S / columns_summed(weights_N_S, groups_N).clamp(min=1e-30)
         apart_N_S = torch.where((there_N_S > 0) & (counts_N_S > 1), above_N_1 - baselines_N_S, 0.0)
         apart_B_S = apart_N_S[rollout.local_rows, : order_B_T.size(1)]
         return torch.zeros_like(apart_B_S).scatter(1, order_B_T, apart_B_S).to(advantages_B_T.dtype)
@@ -160,6 +159,11 @@ def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: 
         reach *= 2
     in_place_B_T = torch.zeros_like(returns_B_T).scatter(1, live_first_B_T, returns_B_T)
     return torch.where(live_B_T, in_place_B_T, zero)
+
+
+def columns_summed(table_N_S: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """Each row's group's sum in every column, `(N, S)`."""
+    return torch.zeros_like(table_N_S).index_add(0, groups_N, table_N_S)[groups_N]
 
 
 def live_tokens_first(live_B_T: torch.Tensor) -> torch.Tensor:

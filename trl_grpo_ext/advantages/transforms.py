@@ -8,7 +8,7 @@ from ..credit.groups import gather_groups, group_extremes
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import Rollout
-from .returns import live_tokens_first, wide
+from .returns import columns_summed, live_tokens_first, wide
 
 
 class Whiten:
@@ -164,7 +164,8 @@ class EntropyWeighted:
       failure is punished more.
 
     The weights w average to 1 over the completions that are compared. With `level: sequence` the mean entropy of a
-    completion takes the place of `H_{i,t}`, and all of its tokens have one weight. The entropies take a forward pass of
+    completion takes the place of `H_{i,t}`, the sign of its summed advantages says on which side it is, and all of its
+    tokens have one weight. The entropies take a forward pass of
     their own at each generation batch, even where TRL has made one for the old log-probabilities.
 
     Source: GTPO and GRPO-S (2508.04349), the shaped rewards of tokens (eq. 3 and 5) and of sequences (eq. 9). The
@@ -200,29 +201,25 @@ class EntropyWeighted:
             raise ConfigurationError("entropy_weighted: rollout.old_entropies_B_T must be given, got None.")
         live_B_T = rollout.mask_B_T > 0
         dtype = wide(advantages_B_T.dtype)
-        entropies_B_T = torch.where(live_B_T, rollout.old_entropies_B_T.to(dtype), 0.0).clamp(min=0.0)
+        entropies_B_E = torch.where(live_B_T, rollout.old_entropies_B_T.to(dtype), 0.0).clamp(min=0.0)
+        signed_B_E = torch.where(live_B_T, advantages_B_T, 0.0).to(dtype)
+        order_B_E = live_tokens_first(live_B_T)
         if self.level == "sequence":
             lengths_B = live_B_T.sum(dim=1).clamp(min=1).to(dtype)
-            entropies_B_T = (row_sums(entropies_B_T) / lengths_B).unsqueeze(1).expand(live_B_T.shape)
-        order_B_T = live_tokens_first(live_B_T)
-        # What is compared: entropies of tokens with a positive advantage, inverse ones of those with a negative one.
-        signs_B_T = torch.where(live_B_T, advantages_B_T, 0.0).sign().to(dtype)
+            entropies_B_E = (row_sums(entropies_B_E) / lengths_B).unsqueeze(1)
+            signed_B_E, order_B_E = row_sums(signed_B_E).unsqueeze(1), torch.zeros_like(order_B_E[:, :1])
         groups_N = gather_groups(rollout)
-        weights_B_T = torch.zeros_like(entropies_B_T)
+        weights_B_E = torch.zeros_like(entropies_B_E)
         for sign, power in ((1.0, 1.0), (-1.0, -1.0)):
-            chosen_B_S = (signs_B_T == sign).gather(1, order_B_T).to(dtype)
-            amounts_B_S = chosen_B_S * ((entropies_B_T + 1e-8) ** power).gather(1, order_B_T)
-            counts_N_S, amounts_N_S = rollout.gather(chosen_B_S), rollout.gather(amounts_B_S)
-            counts_N_S, sums_N_S = (
-                torch.zeros_like(table_N_S).index_add(0, groups_N, table_N_S)[groups_N]
-                for table_N_S in (counts_N_S, amounts_N_S)
+            chosen_B_S = (signed_B_E.sign() == sign).to(dtype).gather(1, order_B_E)
+            amounts_B_S = chosen_B_S * ((entropies_B_E + 1e-8) ** power).gather(1, order_B_E)
+            counts_B_S, sums_B_S = (
+                columns_summed(rollout.gather(table_B_S), groups_N)[rollout.local_rows, : table_B_S.size(1)]
+                for table_B_S in (chosen_B_S, amounts_B_S)
             )
-            rows, width = rollout.local_rows, amounts_B_S.size(1)
-            shares_B_S = (
-                amounts_B_S * counts_N_S[rows, :width] / torch.where(chosen_B_S > 0, sums_N_S[rows, :width], 1.0)
-            )
-            weights_B_T = weights_B_T + torch.zeros_like(shares_B_S).scatter(1, order_B_T, shares_B_S)
-        return (advantages_B_T * (self.base + self.share * weights_B_T)).to(advantages_B_T.dtype)
+            shares_B_S = amounts_B_S * counts_B_S / torch.where(chosen_B_S > 0, sums_B_S, 1.0)
+            weights_B_E = weights_B_E + torch.zeros_like(shares_B_S).scatter(1, order_B_E, shares_B_S)
+        return (advantages_B_T * (self.base + self.share * weights_B_E)).to(advantages_B_T.dtype)
 
 
 def row_sums(values_B_T: torch.Tensor) -> torch.Tensor:
@@ -280,8 +277,8 @@ class TruncationMasking:
 
     TRL's `mask_truncated_completions` takes the tokens out of the loss mask, and with it out of every count, of the KL
     penalty and of the entropy bonus. Here they stay: their policy gradient is 0, yet they count in the denominators of
-    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. It is a
-    mask: it acts after all other transforms, and what it takes away stays away at the loss forward.
+    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. It
+    is a mask: it acts after all other transforms, and what it takes away stays away at the loss forward.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
 
