@@ -35,6 +35,7 @@ __all__ = [
     "SpanScore",
     "StepTotals",
     "Totals",
+    "acting_order",
     "implements",
     "role_of",
     "span_reward",
@@ -492,3 +493,12 @@ def role_of(hook: Any, subject: str | None = None) -> str:
             "Take `last` out."
         )
     return role
+
+
+def acting_order(hook: Any) -> tuple[int, bool]:
+    """Where an advantage hook acts, to sort by: by role, the `last` ones of a role after the others.
+
+    Raises:
+        PluginContractError: As `role_of`.
+    """
+    return list(ROLES).index(role_of(hook)), bool(getattr(hook, "last", False))

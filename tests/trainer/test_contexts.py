@@ -62,7 +62,7 @@ def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None
 
 
 def test_the_contract_has_a_version() -> None:
-    assert CONTRACT_VERSION == 1
+    assert CONTRACT_VERSION == 2
 
 
 # ---------------------------------------------------------------------------------------------- texts and tokens

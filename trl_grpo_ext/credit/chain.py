@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError
-from ..types import Forward, Rollout, implements, role_of
-from .flow import apply_forward_hooks, apply_rollout_hooks, plugin_label, shape_rewards
+from ..types import Forward, Rollout, acting_order, implements, role_of
+from .flow import Observe, apply_forward_hooks, apply_rollout_hooks, plugin_label, shape_rewards
 from .metrics import COLUMNS, change_metrics, change_table, unique_names
 
 
@@ -36,34 +36,27 @@ class HookChain:
         hooks: Advantage hooks, in the order selected.
         aggregation: The loss aggregation beside them, where there is one.
 
+    Attributes:
+        hooks: In the order in which they act.
+
     Raises:
         PluginContractError: A hook's role is missing or not true.
         ConfigurationError: What one hook does would be thrown away; the message names it and what throws it away.
     """
 
     def __init__(self, hooks: Sequence[Any], aggregation: Any = None) -> None:
-        self.hooks = list(hooks)
-        ranks = [_rank(hook) for hook in hooks]
-        refuse_thrown_away(hooks, aggregation)
-        self._names = unique_names([plugin_label(hook) for hook in hooks])
-        by_role = sorted(range(len(hooks)), key=ranks.__getitem__)
-        by_last = sorted(range(len(hooks)), key=lambda place: ranks[place] == _LAST_FORWARD)
-        self._stages = {
-            method: [place for place in order if implements(hooks[place], method)]
-            for method, order in (("on_rewards", by_role), ("on_rollout", by_role), ("on_forward", by_last))
-        }
-        self._masks = [self.hooks[place] for place in by_role if ranks[place] == _MASK]
+        self.hooks = sorted(hooks, key=acting_order)
+        refuse_thrown_away(self.hooks, aggregation)
+        self._names = unique_names([plugin_label(hook) for hook in self.hooks])
+        self._masks = [hook for hook in self.hooks if role_of(hook) == "transform" and getattr(hook, "last", False)]
 
     def acts(self, method: str) -> bool:
         """Whether any of the hooks has this method."""
-        return bool(self._stages[method])
-
-    def _acting(self, method: str) -> list[Any]:
-        return [self.hooks[place] for place in self._stages[method]]
+        return any(implements(hook, method) for hook in self.hooks)
 
     def on_rewards(self, rollout: Rollout) -> Rollout:
         """The rollout after the shapers: each has a column among the rewards, and the total is with them."""
-        for hook in self._acting("on_rewards"):
+        for hook in (hook for hook in self.hooks if implements(hook, "on_rewards")):
             rollout = shape_rewards(hook, rollout, unique_names([*rollout.reward_names, plugin_label(hook)])[-1])
         return rollout
 
@@ -71,7 +64,7 @@ class HookChain:
         """Advantages `(B, T)` after the rollout stage, and what each hook changed."""
         changes: list[Change] = []
         watch = self._watch(changes, "on_rollout")
-        result_B_T = apply_rollout_hooks(advantages, self._acting("on_rollout"), rollout, watch)
+        result_B_T = apply_rollout_hooks(advantages, self.hooks, rollout, watch)
         return result_B_T, changes
 
     def held_signs(self, rollout: Rollout) -> torch.Tensor | None:
@@ -107,28 +100,19 @@ class HookChain:
             return torch.where((held_signs_B_T & sign_B_T) > 0, advantages_B_T, torch.zeros_like(advantages_B_T))
 
         watch = self._watch(changes, "on_forward")
-        result_B_T = apply_forward_hooks(advantages, self._acting("on_forward"), forward, watch, held)
+        result_B_T = apply_forward_hooks(advantages, self.hooks, forward, watch, held)
         return result_B_T, changes
 
-    def _watch(self, changes: list[Change], method: str) -> Any:
-        acting = iter(self._stages[method])
+    def _watch(self, changes: list[Change], method: str) -> Observe:
+        names = iter([name for name, hook in zip(self._names, self.hooks, strict=True) if implements(hook, method)])
 
         def observe(hook: Any, before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> None:
-            name = self._names[next(acting)]
+            name = next(names)
             if method == "on_forward" and implements(hook, "on_rollout"):
                 name += "/forward"
             changes.append(Change(name, before_B_T, after_B_T))
 
         return observe
-
-
-def in_order(hooks: Sequence[Any]) -> list[Any]:
-    """The hooks in the order of their roles: shapers, the estimator, transforms, masks, forward hooks, the last ones.
-
-    Raises:
-        PluginContractError: A hook's role is missing or not true.
-    """
-    return sorted(hooks, key=_rank)
 
 
 def refuse_thrown_away(hooks: Sequence[Any], aggregation: Any = None) -> None:
@@ -167,19 +151,6 @@ def refuse_thrown_away(hooks: Sequence[Any], aggregation: Any = None) -> None:
             f"aggregation {plugin_label(aggregation)!r} gives their tokens weight 0, so it would do nothing. Take "
             "skip_zero_variance out, or the hook."
         )
-
-
-_MASK, _LAST_FORWARD = 3, 5
-
-
-def _rank(hook: Any) -> int:
-    role, last = role_of(hook), bool(getattr(hook, "last", False))
-    return {
-        "shaper": 0,
-        "estimator": 1,
-        "transform": _MASK if last else 2,
-        "forward": _LAST_FORWARD if last else 4,
-    }[role]
 
 
 def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Tensor:

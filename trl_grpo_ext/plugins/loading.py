@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError
-from ..types import HOOK_METHODS, implements, role_of
+from ..types import HOOK_METHODS, acting_order, implements, role_of
 from .building import REQUIRED, broken, build, check_parameters, described, import_plugin
 from .discovery import (
     ENVIRONMENT_VARIABLE,
@@ -197,13 +197,17 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
 
 
 def load_advantage_hooks(selections: Any) -> list[Any]:
-    """Load advantage hooks, in the order selected. Takes one selection or object, or a list of them.
+    """Load advantage hooks and put them in the order in which they act: by their roles, then as selected.
+
+    Args:
+        selections: One selection or object, or a list of them.
 
     Raises:
         PluginContractError: A hook does not say its role.
         PluginError, ConfigurationError: As for `resolve`.
     """
-    return LoadedList.made_of(_resolve_several("advantage_hook", selections))
+    loaded = _resolve_several("advantage_hook", selections)
+    return LoadedList.made_of(sorted(loaded, key=lambda item: acting_order(item.object)))
 
 
 def load_loss_aggregation(selection: Any) -> Any:

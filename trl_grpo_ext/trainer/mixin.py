@@ -86,7 +86,7 @@ class GRPOExtMixin:
         **keywords: As in TRL.
 
     Attributes:
-        advantage_hooks: The hooks in use.
+        advantage_hooks: The hooks in use, in the order in which they act.
         loss_aggregation: The aggregation in use, or None.
         plugin_manifest: The plugins that this trainer was constructed with.
 
