@@ -329,7 +329,8 @@ def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
     Raises:
         ConfigurationError: PEFT cannot put a second adapter beside it.
     """
-    if not is_peft_model(model) or peft_config is not None or getattr(args, "beta", 0.0) != 0.0:
+    beta = getattr(args, "beta", 0.0)
+    if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
         return
     trained = model.active_adapter
     if "ref" in model.peft_config:

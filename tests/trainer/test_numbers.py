@@ -1,0 +1,167 @@
+"""Numbers that a reader works out from a paper, a course or a blog, through the hooks and through TRL itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import Run, length_reward, train
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
+from trl_grpo_ext.credit.chain import HookChain
+from trl_grpo_ext.testing.builders import make_rollout
+from trl_grpo_ext.trainer.made_up import loss_on
+
+
+def advantages(selection: list[Any], rewards: list[float], groups: list[int] | None = None) -> list[float]:
+    """What a chain makes of the rewards of completions of one token each."""
+    rollout = make_rollout([1] * len(rewards), rewards, groups)
+    incoming = torch.full((len(rewards),), 9.0, dtype=torch.float64)
+    result_B_T, _ = HookChain(load_advantage_hooks(selection)).on_rollout(incoming, rollout)
+    numbers: list[float] = result_B_T.squeeze(1).tolist()
+    return numbers
+
+
+def exactly(std: str, **parameters: Any) -> dict[str, Any]:
+    return {"name": "normalised", "std": std, "epsilon": 1e-12, **parameters}
+
+
+def test_sample_and_population_standard_deviations() -> None:
+    assert advantages([exactly("population")], [1.0, 0.0, 0.5]) == pytest.approx([1.2247, -1.2247, 0], abs=5e-5)
+    assert advantages([exactly("sample")], [1.0, 0.0, 0.5]) == pytest.approx([1, -1, 0], abs=5e-5)
+    three_of_five = [1.0, 1.0, 0.0, 1.0, 0.0]
+    right, wrong = advantages([exactly("population")], three_of_five)[1:3]
+    assert (right, wrong) == pytest.approx((0.8165, -1.2247), abs=5e-5)
+    right, wrong = advantages([exactly("sample")], three_of_five)[1:3]
+    assert (right, wrong) == pytest.approx((0.7303, -1.0954), abs=5e-5)
+
+
+def test_within_the_group_then_over_the_batch() -> None:
+    rewards, groups = [0.3, 0.5, 0.2, 0.4, 0.1, 0.8, 0.2, 0.3], [0] * 4 + [1] * 4
+    by_group = [{"name": "normalised", "std_floor": 0.1, "epsilon": 1e-9}]
+    expected = [-0.387, 1.162, -1.162, 0.387, -0.804, 1.447, -0.482, -0.161]
+    assert advantages(by_group, rewards, groups) == pytest.approx(expected, abs=5e-4)
+    exact = advantages(by_group, rewards, groups)
+    whitened = [(a - sum(exact) / 8) / (stdev(exact) + 1e-8) for a in exact]
+    assert advantages([*by_group, "whiten"], rewards, groups) == pytest.approx(whitened, abs=1e-9)
+    assert sum(exact) == pytest.approx(0, abs=1e-12)  # so the mean takes nothing away
+    # σ of [.3, .5, .2, .4] is .129, above the floor; with a floor above it every difference is divided by that.
+    floored = advantages([{**by_group[0], "std_floor": 0.5}], rewards, groups)
+    assert floored[:4] == pytest.approx([-0.1, 0.3, -0.3, 0.1], abs=1e-6)
+
+
+def test_a_fixed_baseline() -> None:
+    hooks = [{"name": "constant_baseline", "baseline": 0.9}]
+    assert advantages(hooks, [1.0, 0.0]) == pytest.approx([0.1, -0.9])
+
+
+def test_raw_and_centred_deviations() -> None:
+    # Their divisors are read off the advantages: r - b over them.
+    rewards, groups = [11.0, 9.0, 0.0, 2.0], [0, 0, 1, 1]
+    raw = advantages([{"name": "batch_whitening", "baseline": "batch"}], rewards, groups)
+    centred = advantages([{"name": "batch_whitening", "baseline": "group"}], rewards, groups)
+    assert (11 - 5.5) / raw[0] == pytest.approx(5.323, abs=5e-4)
+    assert 1 / centred[0] == pytest.approx(1.155, abs=5e-4)
+    assert advantages(["raw_reward", "whiten"], rewards, groups) == pytest.approx(raw)
+    assert advantages(["centred", "whiten"], rewards, groups) == pytest.approx(centred)
+
+
+PAIRS = ((0.7, 0.5), (0.1, 0.3), (0.3, 0.2), (0.2, 0.4))
+RATIOS, CLIPPED = (1.4, 1 / 3, 1.5, 0.5), (1.2, 0.8, 1.2, 0.8)
+
+
+def test_ratios() -> None:
+    policy, old = (torch.tensor([values], dtype=torch.float64) for values in zip(*PAIRS, strict=True))
+    ratios = flow.importance_ratio(policy.log(), old.log(), torch.ones_like(policy), "token")
+    assert ratios[0].tolist() == pytest.approx(list(RATIOS))
+
+
+class Keeping:
+    """Keeps the losses that TRL's `_compute_loss` returns, and the batch of the first."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.batch: dict[str, Any] = {}
+
+    def around(self, trainer_class: type) -> type:
+        keeping = self
+
+        class Kept(trainer_class):  # type: ignore[misc]
+            def _compute_loss(self, model: Any, inputs: Any) -> Any:
+                loss = super()._compute_loss(model, inputs)
+                if self._replaced_pass is None:
+                    keeping.losses.append(float(loss.detach()))
+                    keeping.batch = keeping.batch or dict(inputs)
+                return loss
+
+        return Kept
+
+
+@pytest.fixture(scope="module")
+def one_update(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Run, Keeping]]:
+    from trl_grpo_ext import GRPOExtTrainer
+
+    def run(**settings: Any) -> tuple[Run, Keeping]:
+        keeping = Keeping()
+        folder = tmp_path_factory.mktemp("numbers")
+        fixed = {"loss_type": "grpo", "max_steps": 1, "reward_funcs": length_reward, **settings}
+        return train(tiny_model, folder, keeping.around(GRPOExtTrainer), **fixed), keeping
+
+    return run
+
+
+def size(gradient: dict[str, torch.Tensor]) -> float:
+    return math.sqrt(sum(float(values.double().square().sum()) for values in gradient.values()))
+
+
+def test_ratios_are_clipped_at_02_in_trls_loss(one_update: Callable[..., tuple[Run, Keeping]]) -> None:
+    run, keeping = one_update(epsilon=0.2)
+    trainer, batch = run.trainer, dict(keeping.batch)
+    policy, old = (torch.tensor(values, dtype=torch.float32) for values in zip(*PAIRS, strict=True))
+    # One live token in each of the first four rows; the others count nothing.
+    mask_B_T = torch.zeros_like(batch["completion_mask"])
+    mask_B_T[:4, 0] = 1
+    logps_B_T, old_B_T = (torch.zeros(mask_B_T.shape) for _ in range(2))
+    logps_B_T[:4, 0], old_B_T[:4, 0] = policy.log(), old.log()
+    batch |= {"completion_mask": mask_B_T, "old_per_token_logps": old_B_T}
+    for sign in (1.0, -1.0):
+        advantages_B = torch.full((len(mask_B_T),), sign)
+        leaf_B_T = logps_B_T.clone().requires_grad_()
+        loss_of = trainer._with_pass(trainer._compute_loss)
+        loss = loss_on(loss_of, batch, leaf_B_T, handed_over=advantages_B, in_the_pass=advantages_B)
+        pairs = zip(RATIOS, CLIPPED, strict=True)
+        worst = [min(sign * ratio, sign * clipped) for ratio, clipped in pairs]
+        assert loss.item() == pytest.approx(-sum(worst) / len(mask_B_T), rel=1e-6)
+        # What is clipped has no gradient: 1.4 and 1.5 where the advantage is positive, 1/3 and .5 where it is negative.
+        (slope_B_T,) = torch.autograd.grad(loss, leaf_B_T)
+        moving = [ratio == chosen * sign for ratio, chosen in zip(RATIOS, worst, strict=True)]
+        assert [bool(value) for value in slope_B_T[:4, 0]] == moving
+
+
+def test_with_one_update_per_rollout_the_loss_is_0_and_the_gradient_is_not(
+    one_update: Callable[..., tuple[Run, Keeping]],
+) -> None:
+    # Each ratio is 1 and a group's advantages sum to 0; under `grpo` each completion counts alike.
+    run, keeping = one_update(num_iterations=1, beta=0.0)
+    assert keeping.losses[0] == pytest.approx(0.0, abs=1e-6)
+    assert size(run.gradients[0]) > 0.1
+
+
+def test_the_kl_term_is_0_at_step_0_and_its_gradient_too(one_update: Callable[..., tuple[Run, Keeping]]) -> None:
+    without, _ = one_update(beta=0.0, num_iterations=1)
+    run, keeping = one_update(beta=0.5, num_iterations=1)
+    assert keeping.losses[0] == pytest.approx(0.0, abs=1e-6)
+    assert run.logs[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    difference = {name: run.gradients[0][name] - gradient for name, gradient in without.gradients[0].items()}
+    assert size(difference) < 1e-5 * size(without.gradients[0])
+    # Nor has the penalty in the reward anything to take off yet.
+    hooks = {"advantage_hooks": [{"name": "kl_in_reward", "form": "completion", "coefficient": 5.0}]}
+    penalised, _ = one_update(beta=1e-9, num_iterations=1, trainer_arguments=hooks)
+    difference = {name: penalised.gradients[0][name] - gradient for name, gradient in without.gradients[0].items()}
+    assert size(difference) < 1e-4 * size(without.gradients[0])
