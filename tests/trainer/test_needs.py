@@ -316,7 +316,7 @@ def test_a_teacher_that_is_not_there(tiny_model: Path, tmp_path: Path, hook: Any
         ({"name": "teacher_log_ratio", "teacher": "reference"}, "'teacher_log_ratio' needs a reference policy"),
         (Needs("entropies"), "'Needs' needs entropies, and has only on_rollout"),
         (Needs("sampling_logps"), "'Needs' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
-        (Needs("gradients"), "'Needs' needs 'gradients', which there is not. There are: old_logps, old_entropies, ref_logps"),
+        (Needs("gradients"), "'Needs' needs 'gradients', which there is not. There are: old_logps, old_entropies"),
         ({"name": "kl_in_reward", "preserve_sum": True}, "'kl_in_reward' needs a reference policy"),
     ],
     ids=["kl", "teacher", "entropies", "sampling", "unknown", "preserving"],

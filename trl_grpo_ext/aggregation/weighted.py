@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..credit.groups import gather_groups, group_mean, group_sum
+from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum
 from ..credit.prefixes import groups_with_prefixes
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_text
@@ -164,5 +164,7 @@ def _outcomes(rollout: Rollout) -> torch.Tensor:
     By the rewards, before any shaper. What hooks made of the advantages is no outcome: a KL penalty, or a teacher, may
     turn the sign of a right answer's. One that no reward function scored did neither.
     """
-    rewards_N = rollout.gather(rollout.raw_rewards_B)
-    return (rewards_N - group_mean(rewards_N, gather_groups(rollout))).nan_to_num(nan=0.0).sign()
+    rewards_N, groups_N = rollout.gather(rollout.raw_rewards_B), gather_groups(rollout)
+    apart_N = rewards_N - group_mean(rewards_N, groups_N)
+    _, furthest_N = group_extremes(apart_N.abs(), groups_N)
+    return torch.where(apart_N.abs() > 1e-6 * furthest_N, apart_N, 0.0).sign()  # less is what rounding leaves of 0
