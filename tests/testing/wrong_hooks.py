@@ -126,7 +126,7 @@ class DividesByTheSpread:
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         above_B = rollout.rewards_B - rollout.group_baselines_B
-        return (above_B / above_B.abs()).unsqueeze(1).expand_as(advantages_B_T)
+        return advantages_B_T + (above_B / above_B.abs()).unsqueeze(1)
 
 
 class Learns:
@@ -251,6 +251,87 @@ class RemembersSilently:
         return advantages_B_T * self.factor
 
 
+class SaysItIsAnEstimator:
+    role = "estimator"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T + rollout.rewards_B.nan_to_num().unsqueeze(1)
+
+
+class Overwrites:
+    role = "transform"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return rollout.rewards_B.nan_to_num().unsqueeze(1).expand_as(advantages_B_T)
+
+
+class MasksTheSmall:
+    role = "transform"
+    last = True
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return torch.where(advantages_B_T.abs() < 0.5, 0.0, advantages_B_T)
+
+
+class RoundsTheMean:
+    role = "estimator"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        rewards_N, groups_N = rollout.gather(rollout.rewards_B), rollout.gather(rollout.group_ids_B)
+        means_B = torch.stack([rewards_N[groups_N == group].nanmean() for group in rollout.group_ids_B])
+        return (rollout.rewards_B - means_B).nan_to_num().unsqueeze(1).expand_as(advantages_B_T)
+
+
+class NoRole:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T * 2.0
+
+
+class ShapesTheWidth:
+    def on_rewards(self, rollout: Any) -> torch.Tensor:
+        return rollout.lengths_B / rollout.mask_B_T.size(1)
+
+
+class ShapesOnePerGroup:
+    def on_rewards(self, rollout: Any) -> torch.Tensor:
+        return rollout.rewards_B.nan_to_num()[:1]
+
+
+class ShapesWithThisRanksMean:
+    def on_rewards(self, rollout: Any) -> torch.Tensor:
+        return rollout.rewards_B.nan_to_num().mean() - rollout.lengths_B
+
+
+class Estimates:
+    """Right too: an estimator."""
+
+    role = "estimator"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        above_B = (rollout.rewards_B - rollout.group_baselines_B).nan_to_num()
+        return above_B.to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
+
+
+class Masks:
+    """Right too: a mask that goes by the sign."""
+
+    role = "transform"
+    last = True
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return torch.where(rollout.truncated_B.unsqueeze(1), advantages_B_T.clamp(max=0), advantages_B_T)
+
+
+class Shapes:
+    """Right too: a shaper that looks at all ranks."""
+
+    needs = ("old_logps",)
+
+    def on_rewards(self, rollout: Any) -> torch.Tensor:
+        longest = rollout.gather(rollout.lengths_B).max().clamp(min=1.0)
+        return 0.1 * torch.where(rollout.mask_B_T > 0, rollout.old_logps_B_T, 0.0) / longest
+
+
 class Lambda:
     role = "transform"
 
@@ -263,11 +344,17 @@ class Lambda:
 
 BREAKS: list[tuple[str, type]] = [
     ("hook.form", Nothing),
+    ("hook.form", NoRole),
     ("hook.run", Raises),
     ("hook.needs", ReadsWhatItDoesNotList),
     ("hook.needs", NeedsAnUnknown),
     ("hook.needs", NeedsAString),
     ("hook.shape", OnePerCompletion),
+    ("hook.shape", ShapesOnePerGroup),
+    ("hook.role", SaysItIsAnEstimator),
+    ("hook.role", Overwrites),
+    ("hook.role", MasksTheSmall),
+    ("hook.equal_rewards", RoundsTheMean),
     ("hook.dtype", Double),
     ("hook.mask", SumsThePadding),
     ("hook.finite", DividesByTheSpread),
@@ -278,7 +365,9 @@ BREAKS: list[tuple[str, type]] = [
     ("hook.row_permutation", PaysTheFirstOfAGroup),
     ("hook.group_permutation", CalculatesWithGroupIds),
     ("hook.padding", DividesByTheWidth),
+    ("hook.padding", ShapesTheWidth),
     ("hook.split", MeanOfThisRank),
+    ("hook.split", ShapesWithThisRanksMean),
     ("hook.gathers", GathersSometimes),
     ("hook.micro_batches", SaysPerCompletion),
     ("hook.composition", WantsOneNumber),

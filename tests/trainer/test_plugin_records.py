@@ -71,7 +71,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
-    expected = ["length_reward", "segment_weights", "centred", "token_sum"]
+    expected = ["length_reward", "centred", "segment_weights", "token_sum"]  # in the order in which they act
     for folder in (run, run / "checkpoint-1", run / "checkpoint-2"):
         assert names(folder) == expected
     by_name = {record.name: record for record in Manifest.read(run / FILE).plugins}
@@ -238,7 +238,7 @@ def test_told_to_warn_it_goes_on(tiny_model: Path, run: Path, tmp_path: Path) ->
 def test_the_newest_checkpoint_is_compared_too(tiny_model: Path, run: Path) -> None:
     before = (run / FILE).read_bytes()
     for trainer_class in (GRPOExtTrainer, SafeTrainer):
-        with pytest.raises(ManifestError, match=r"checkpoint-2: .*hook segment_weights .* is in the checkpoint and not"):
+        with pytest.raises(ManifestError, match=r"checkpoint-2: .*hook segment_weights .* in the checkpoint and not"):
             made(
                 tiny_model, run, trainer_class, hooks=["centred"], aggregation="token_sum"
             ).train(resume_from_checkpoint=True)  # fmt: skip

@@ -310,7 +310,9 @@ class Scene:
         means = {}
         for group in {row.group for row in self.rows}:
             scored = [row.reward for row in self.rows if row.group == group and not math.isnan(row.reward)]
-            means[group] = sum(scored) / len(scored) if scored else math.nan
+            # As in a run: the mean of equal numbers is that number.
+            low = min(scored, default=math.nan)
+            means[group] = low + sum(reward - low for reward in scored) / max(len(scored), 1)
         return [means[row.group] for row in self.rows]
 
     def totals(self, **overrides: Any) -> Totals:
@@ -544,6 +546,13 @@ def odd(setting: Setting) -> dict[str, Scene]:
     }
 
 
+def equal_rewards(setting: Setting) -> list[Scene]:
+    """Batches in which all rewards of a group are one number that no float is, so that sums of it are rounded."""
+    lives = [(1,) * length for length in (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 3, 1, 2, 1)]
+    scenes = [_scene(setting, 2, lives, [0.3] * 7 + [0.7] * 7), _scene(setting, 2, lives[:6], [100.1] * 3 + [0.1] * 3)]
+    return [_scored(scene, range(len(scene.rows)), None) for scene in scenes]
+
+
 def with_empty_rows(setting: Setting) -> dict[str, Scene]:
     """Batches in which some completion has no token that counts, beside others that have."""
     return {
@@ -577,10 +586,13 @@ def negative(setting: Setting) -> Scene:
     return _scene(setting, 2, [(1, 1), (1,), (1, 1, 1), (1,)], [-1.0, -2.0, 0.5, -0.5])
 
 
-def _scored(scene: Scene, places: Collection[int], rewards: tuple[float, float]) -> Scene:
-    """Give the rows at some places these rewards."""
-    pairs = enumerate(scene.rows)
-    return replace(scene, rows=tuple(replace(row, rewards=rewards) if n in places else row for n, row in pairs))
+def _scored(scene: Scene, places: Collection[int], rewards: tuple[float, float] | None) -> Scene:
+    """Give the rows at some places these rewards; with None what the first function gave, and 0.1."""
+    rows = tuple(
+        replace(row, rewards=rewards or (row.rewards[0], 0.1)) if place in places else row
+        for place, row in enumerate(scene.rows)
+    )
+    return replace(scene, rows=rows)
 
 
 def wider(scene: Scene) -> int:
