@@ -165,3 +165,43 @@ def test_the_kl_term_is_0_at_step_0_and_its_gradient_too(one_update: Callable[..
     penalised, _ = one_update(beta=1e-9, num_iterations=1, trainer_arguments=hooks)
     difference = {name: penalised.gradients[0][name] - gradient for name, gradient in without.gradients[0].items()}
     assert size(difference) < 1e-4 * size(without.gradients[0])
+
+
+# ---------------------------------------------------------------------------- signs of tokens in TRL's losses
+
+
+def slopes(run: Run, batch: dict[str, Any], advantages_B_T: torch.Tensor, gap: float) -> torch.Tensor:
+    """∂loss/∂log π where every token is `gap` more likely than when it was sampled."""
+    old_B_T = torch.full(batch["completion_mask"].shape, -1.0)
+    batch = {**batch, "completion_mask": torch.ones_like(batch["completion_mask"]), "old_per_token_logps": old_B_T}
+    batch["sampling_per_token_logps"] = old_B_T
+    leaf_B_T = (old_B_T + gap).requires_grad_()
+    loss_of = run.trainer._with_pass(run.trainer._compute_loss)
+    loss = loss_on(loss_of, batch, leaf_B_T, handed_over=advantages_B_T, in_the_pass=advantages_B_T)
+    return torch.autograd.grad(loss, leaf_B_T)[0]
+
+
+def test_sapos_temperature_is_that_of_each_tokens_sign(one_update: Callable[..., tuple[Run, Keeping]]) -> None:
+    run, keeping = one_update(loss_type="sapo", sapo_temperature_pos=1.0, sapo_temperature_neg=2.0)
+    shape = keeping.batch["completion_mask"].shape
+    signs_B_T = torch.ones(shape)
+    signs_B_T[:, ::2] = -1.0
+    both = slopes(run, keeping.batch, signs_B_T, 0.3)
+    up, down = (slopes(run, keeping.batch, sign * torch.ones(shape), 0.3) for sign in (1.0, -1.0))
+    torch.testing.assert_close(both, torch.where(signs_B_T > 0, up, down))
+    assert not torch.allclose(up, -down)  # the two temperatures are two
+
+
+def test_the_off_policy_mask_drops_the_negative_tokens_of_a_completion_and_keeps_the_others(
+    one_update: Callable[..., tuple[Run, Keeping]],
+) -> None:
+    run, keeping = one_update(off_policy_mask_threshold=0.1)
+    signs_B_T = torch.ones(keeping.batch["completion_mask"].shape)
+    signs_B_T[:, ::2] = -1.0
+    near, far = slopes(run, keeping.batch, signs_B_T, -0.05), slopes(run, keeping.batch, signs_B_T, -0.15)
+    assert near.bool().all()  # a mean KL of .05 is below the threshold
+    assert torch.equal(far.bool(), signs_B_T > 0)  # one of .15 is not
+    # With one advantage per completion it is DeepSeek-V3.2's rule: all of the completion, or nothing.
+    whole_B_T = torch.ones_like(signs_B_T)
+    whole_B_T[::2] = -1.0
+    assert torch.equal(slopes(run, keeping.batch, whole_B_T, -0.15).bool(), whole_B_T > 0)
