@@ -17,6 +17,7 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.testing.builders import make_rollout
 from trl_grpo_ext.trainer.made_up import loss_on
+from trl_grpo_ext.types import Rollout
 
 
 def advantages(selection: list[Any], rewards: list[float], groups: list[int] | None = None) -> list[float]:
@@ -165,6 +166,42 @@ def test_the_kl_term_is_0_at_step_0_and_its_gradient_too(one_update: Callable[..
     penalised, _ = one_update(beta=1e-9, num_iterations=1, trainer_arguments=hooks)
     difference = {name: penalised.gradients[0][name] - gradient for name, gradient in without.gradients[0].items()}
     assert size(difference) < 1e-4 * size(without.gradients[0])
+
+
+class Watch:
+    """Keeps what comes out of the transforms before it."""
+
+    role = "transform"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[torch.Tensor, Rollout]] = []
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        self.seen.append((advantages_B_T, rollout))
+        return advantages_B_T
+
+
+def test_a_penalised_reward_is_compared_in_its_group_and_then_in_the_batch(tiny_model: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    penalty = {"name": "kl_in_reward", "form": "completion", "coefficient": 0.3, "reference": str(tiny_model)}
+    # Listed in any order, they act by their roles.
+    hooks = ["whiten", watch, {"name": "normalised", "std_floor": 0.1, "epsilon": 1e-8}, penalty]
+    run = train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": hooks}, max_steps=2)
+    (_, first), (advantages_B_T, second) = watch.seen
+    assert torch.equal(first.rewards_B, first.raw_rewards_B)  # the policy is its reference yet
+    assert second.old_logps_B_T is not None
+    moved_B_T = (second.old_logps_B_T - second.teacher_logps_B_T[str(tiny_model)]) * second.mask_B_T
+    raw = second.raw_rewards_B.tolist()
+    rewards = [reward - 0.3 * kl for reward, kl in zip(raw, moved_B_T.sum(dim=1).tolist(), strict=True)]
+    assert second.rewards_B.tolist() == pytest.approx(rewards, abs=1e-5)
+    assert rewards != pytest.approx(raw, abs=1e-2)
+    compared: list[float] = []
+    for group in (rewards[:4], rewards[4:]):
+        compared += [(r - sum(group) / 4) / (max(stdev(group), 0.1) + 1e-8) for r in group]
+    mean, sigma = sum(compared) / 8, stdev(compared)
+    assert advantages_B_T[:, 0].tolist() == pytest.approx([(a - mean) / (sigma + 1e-8) for a in compared], abs=1e-4)
+    assert run.logs[1]["raw_reward"] == pytest.approx(sum(raw) / 8, abs=1e-5)
+    assert run.logs[1]["reward"] == pytest.approx(sum(rewards) / 8, abs=1e-5)
 
 
 # ---------------------------------------------------------------------------- signs of tokens in TRL's losses
