@@ -390,6 +390,9 @@ class AdvantageHook(Protocol):
       have 0 after the forward stage too. To know these it is run on advantages of 1 and of -1 as well, so it may look
       at the sign of an advantage, but not at its size. Of a forward hook: it acts after the other forward hooks.
     - `makes_signal = True`, of a forward hook: it gives groups without signal (`Forward.zero_variance_B`) advantages.
+    - `signal_everywhere = True`, of a hook before the forward stage: it gives every completion an advantage, so that
+      hooks with `makes_signal` are refused.
+    - `masks_zero_variance = True`, of a mask: it masks the groups without signal, so that these are refused too.
     - `uses_total_reward = False`, of an estimator: it does not read `rollout.rewards_B`, so that shapers are refused.
     - `needs`: names out of `NEEDS`. The run is refused at construction where one of them cannot be had;
       log-probabilities that TRL does not compute are computed once more.

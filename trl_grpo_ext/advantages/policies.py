@@ -63,6 +63,7 @@ class KLInReward:
     """
 
     __name__ = "kl_in_reward"
+    signal_everywhere = True
     on_rollout: Callable[[torch.Tensor, Rollout], torch.Tensor]
     on_rewards: Callable[[Rollout], torch.Tensor]
 
@@ -88,16 +89,16 @@ class KLInReward:
         self.target = None if target is None else positive("target", target)
         self.horizon = positive("horizon", horizon)
         self.form = checked_choice("kl_in_reward: form", form, ("return_to_go", "completion"))
-        # A hook has the methods of its role and no others.
-        if form == "completion":
-            self.role, self.on_rewards = "shaper", self._on_rewards
+        self.role = "shaper" if self.form == "completion" else "transform"
+        if self.role == "shaper":  # a hook has the methods of its role and no others
+            self.on_rewards = self._on_rewards
             if self.gamma != 1:
                 raise ConfigurationError(
                     f"kl_in_reward: gamma must be 1 where form is 'completion', got {gamma!r}: the penalty of a whole "
                     "completion is a sum without order. Leave it out, or take form: return_to_go."
                 )
         else:
-            self.role, self.on_rollout = "transform", self._on_rollout
+            self.on_rollout = self._on_rollout
 
     def _on_rewards(self, rollout: Rollout) -> torch.Tensor:
         """Return what is added to the rewards, `(B,)`; with a target, adapt the coefficient for the next batch."""
@@ -182,6 +183,7 @@ class TeacherLogRatio:
     """
 
     __name__ = "teacher_log_ratio"
+    signal_everywhere = True
     uses_total_reward = False
 
     def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:

@@ -24,7 +24,8 @@ class Whiten:
     comes out.
 
     Where the advantages that come in do not average to 0, those that are 0 get some: a group of equal rewards is then
-    pushed away from, or pulled to, as a part of the batch.
+    pushed away from, or pulled to, as a part of the batch. Over tokens that is the rule, and hooks for groups without
+    signal are refused beside it. Behind `batch_whitening` there is nothing left to whiten over completions.
 
     Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
 
@@ -44,6 +45,7 @@ class Whiten:
 
     def __init__(self, *, over: str = "completions") -> None:
         self.over = checked_choice("whiten: over", over, ("completions", "tokens"))
+        self.signal_everywhere = self.over == "tokens"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -65,7 +67,10 @@ class Whiten:
         mean = rollout.gather(row_sums(entries_B_E))[counted_N].sum() / count
         squares_B = row_sums(torch.where(there_B_E, (entries_B_E - mean).square(), 0.0))
         sigma = (rollout.gather(squares_B)[counted_N].sum() / (count - 1).clamp(min=1)).sqrt()
-        whitened_B_T = ((above_B_T - mean) / (sigma + 1e-8)).to(advantages_B_T.dtype)
+        # A mean that is what rounding leaves of 0 is 0, or it would give what has no advantage one of its size.
+        centred = bool((lowest + mean).abs() <= 1e-6 * sigma)
+        apart_B_T = values_B_T if centred else above_B_T - mean
+        whitened_B_T = (apart_B_T / (sigma + 1e-8)).to(advantages_B_T.dtype)
         return torch.where(counted_B.unsqueeze(1), whitened_B_T, advantages_B_T)
 
 
@@ -137,6 +142,7 @@ class OutcomeFilter:
 
     def __init__(self, *, keep: str = "mixed_groups", threshold: float = 0.5) -> None:
         self.keep = checked_choice("outcome_filter: keep", keep, ("successes", "failures", "mixed_groups"))
+        self.masks_zero_variance = self.keep == "mixed_groups"
         self.threshold = checked_number("outcome_filter: threshold", threshold, "a finite number")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
