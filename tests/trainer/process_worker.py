@@ -134,6 +134,18 @@ class Watch:
         return advantages_B_T
 
 
+class Shapes:
+    """A shaper that gives tokens their own and looks at all ranks."""
+
+    __name__ = "shapes"
+    role = "shaper"
+    needs = ("old_logps",)
+
+    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
+        longest = rollout.gather(rollout.lengths_B).max()
+        return 0.3 * rollout.old_logps_B_T * rollout.lengths_B.unsqueeze(1) / longest
+
+
 class Change(TrainerCallback):
     """Gives the trainer another loss aggregation before each optimizer step."""
 
