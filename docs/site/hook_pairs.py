@@ -26,6 +26,7 @@ BLOCKS = {
 """By page, between which lines its tables stand."""
 
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "kl_in_reward": ({}, {"form": "completion"}),
     "prefix_tree": ({}, {"mode": "add"}),
     "process_rewards": ({}, {"mode": "add"}),
     "teacher_log_ratio": ({}, {"mode": "add"}),

@@ -22,6 +22,7 @@ from docs.site.hook_pairs import BLOCKS, REFUSED, REORDERED, VARIANTS, Hook, hoo
 from trl_grpo_ext import Forward, Rollout, available, load_advantage_hooks
 from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.credit.signal import signal_of, signal_table
+from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.history.replay.played import group_advantages
 from trl_grpo_ext.plugins.description import overview
 from trl_grpo_ext.plugins.discovery import scan
@@ -31,12 +32,22 @@ from trl_grpo_ext.types import role_of
 G, T, FEATURES, VOCABULARY = 4, 10, 6, 12
 
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "batch_whitening": {"std_floor": 1.0},  # or there would be nothing left to whiten
+    "clip_advantages": {"low": -0.3, "high": 0.3},
+    "constant_baseline": {"baseline": 0.2},  # or no group would be without signal
     "covariance_clip": {"low": 0.01, "high": 50.0, "ratio": 0.2},
+    "future_kl": {"epsilon_low": 0.2},
+    "kl_in_reward": {"coefficient": 1.0},
+    "outcome_filter": {"keep": "failures", "threshold": 0.95},  # the best of one group is one
     "pass_at_k": {"k": 2},
+    "process_rewards": {"coefficient": 5.0},
     "repetition_penalty": {"ngram": 1, "penalty": 0.05},
     "segment_weights": {"answer": 2.0, "think": 0.5},
 }
 """What lets a hook act on this batch, where its defaults do not."""
+
+STOPPED = {"kl_in_reward (form: completion)", "mean_relative"}
+"""Accepted, and stopped by a sentence as soon as a reward less its penalty is negative."""
 
 REWARDS = (
     *(1.0, 0.2, 0.6, 0.2),
@@ -103,6 +114,7 @@ def batch() -> Rollout:
         reward_spans={"points": spans},
         num_generations=G,
         old_logps_B_T=LOGPS["old"][0],
+        old_entropies_B_T=LOGPS["old"][1],
         ref_logps_B_T=LOGPS["ref"][0],
         sampling_logps_B_T=LOGPS["old"][0],
     )
@@ -191,6 +203,10 @@ def test_both_hooks_of_a_pair_change_the_gradient(first: Hook) -> None:
             continue
         other, (symbol, sentence) = selection_of(second), verdict(first, second)
         assert verdict(second, first)[0] != symbol or symbol != REORDERED
+        if {first.label, second.label} == STOPPED:
+            with pytest.raises(PluginOutputError, match="mean_relative: rewards must not be negative"):
+                gradient([one, other])
+            continue
         if symbol == REFUSED:
             assert verdict(second, first)[0] == REFUSED
             assert all(repr(hook.selection["name"]) in sentence for hook in (first, second))

@@ -100,6 +100,7 @@ class Preserving:
             "last",
             "makes_signal",
             "signal_everywhere",
+            "masks_zero_variance",
             "per_completion",
             "state_dict",
             "load_state_dict",
