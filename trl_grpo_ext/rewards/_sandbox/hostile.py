@@ -227,7 +227,8 @@ class Solution(Codec):
         return number
 
     def _class(self, kind: type) -> Any:
-        if issubclass(kind, BaseException) and _found(kind.__module__, kind.__qualname__) is kind:
+        known = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
+        if known and issubclass(kind, BaseException) and _found(kind.__module__, kind.__qualname__) is kind:
             return ["X", kind.__module__, kind.__qualname__]
         number = self._number(kind)
         if number in self._described:

@@ -66,7 +66,7 @@ _NAMES = frozenset(
     f"__{name}__"
     for name in (
         "name qualname doc module dict wrapped annotations defaults kwdefaults self func members slots cause context "
-        "notes version all author init post_init new class_getitem"
+        "notes version all author init code post_init new class_getitem"
     ).split()
 )
 _IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset)
@@ -288,6 +288,7 @@ class Side(Codec):
         self._requests, self._replies, self._waiting = requests, replies, waiting
         self._sequence = 0
         self._handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._kept: dict[int, Any] = {}
         self._classes: dict[int, Any] = {}
         self._lent: list[tuple[Any, tuple[str, ...], bool]] = []
         self._lent_numbers: dict[int, int] = {}
@@ -518,7 +519,7 @@ class Side(Codec):
         kind = self.decode(encoded_class)
         if type(number) is not int or not isinstance(kind, type):
             raise ViolationError("no object")
-        known = self._handles.get(number)
+        known = self._handles.get(number, self._kept.get(number))
         if known is not None:
             return known
         if number in self.released:
@@ -538,7 +539,10 @@ class Side(Codec):
         else:
             value = object.__new__(kind)
         object.__setattr__(value, "_number", number)
-        self._handles[number] = value
+        try:
+            self._handles[number] = value
+        except TypeError:  # integers and tuples know no weak references
+            self._kept[number] = value
         return value
 
     def _class(self, number: Any, *description: Any) -> Any:
@@ -750,9 +754,10 @@ class _Judging:
         return None
 
     def _doctests(self, test: doctest.DocTest) -> BaseException | None:
-        runner, said = _DocTests(), io.StringIO()
+        runner, said = doctest.DocTestRunner(), io.StringIO()
+        test.globs = self.names  # not a copy, which would know only what is there
         runner.run(test, out=said.write, clear_globs=False)
-        SIDE.ran += sum(1 for example in test.examples if example.want)
+        SIDE.ran += sum(1 for example in test.examples if example.want or example.exc_msg)
         return AssertionError("a doctest failed") if runner.summarize(verbose=False).failed else None
 
     def _pytest(self, test: dict[str, Any]) -> BaseException | None:
@@ -788,8 +793,10 @@ class _Judging:
 
         options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:assertion", "-c", os.devnull]
         options += ["-p", "no:faulthandler", "-p", "no:logging", "-p", "no:threadexception", "--noconftest", "--rootdir", os.getcwd()]
+        options += ["--confcutdir", os.getcwd(), "--import-mode", "importlib"]
         with open("tests.py", "w", encoding="ascii"):  # pytest wants a file to name; the tests are not in it
             pass
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         plugin = Plugin()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             status = pytest.main([*options, "tests.py"], plugins=[plugin])
@@ -800,13 +807,6 @@ class _Judging:
         if status not in (0, 1, 5):
             SIDE.unjudged(f"pytest ended with status {status}")
         return None
-
-
-class _DocTests(doctest.DocTestRunner):
-    """Runs doctests whose values are shown as data is: an object's own `repr` comes from the solution."""
-
-    def __init__(self) -> None:
-        super().__init__(optionflags=doctest.NORMALIZE_WHITESPACE)
 
 
 class _Result(unittest.TestResult):

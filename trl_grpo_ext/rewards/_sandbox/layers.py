@@ -195,7 +195,8 @@ def _count_threads(libc: Any, hand_over: Callable[[int], None]) -> bool:
         return False
     clone = machine[2]["clone"]
     program = [(0x20, 0, 0, 0), (0x15, 0, 1, clone), (0x06, 0, 0, 0x7FC00000), (0x06, 0, 0, 0x7FFF0000)]
-    listener = libc.syscall(machine[2]["seccomp"], 1, _NEW_LISTENER, _assembled(program)[0])
+    described, _code = _assembled(program)
+    listener = libc.syscall(machine[2]["seccomp"], 1, _NEW_LISTENER, described)
     if listener < 0:
         return False
     hand_over(listener)

@@ -240,7 +240,7 @@ class _Server:
         self.close()
         ours, theirs = socket.socketpair()
         environment = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        environment |= {"OMP_NUM_THREADS": "1"}
         with theirs:
             try:
                 self.process = subprocess.Popen(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import doctest
 import functools
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,8 +101,8 @@ def _checks(tests: tuple[str, ...], entry: str | None) -> Checks:
     sources = [_Source(test, number) for number, test in enumerate(tests)]
     free = _free_names([source.tree for source in sources if source.tree is not None], entry)
     for source in sources:
-        if source.tree is None:
-            free |= _doctest_names(source.text)
+        for text in [source.text] if source.tree is None else _docstrings(source.tree):
+            free |= _doctest_names(text, sources)
     try:
         planned = [source.plan(free, entry) for source in sources]
     except _TOO_BAD as error:
@@ -166,8 +167,7 @@ class _Source:
         planned["classes"] = [node.name for node in classes if _holds_tests(node)]
         wanted = [node for node in functions if node.name in planned["functions"]]
         planned["pytest"] = bool(wanted or planned["classes"]) and _needs_pytest(tree, wanted, classes)
-        documented = [node for node in (tree, *functions, *classes) if _doctest_examples(ast.get_docstring(node) or "")]
-        planned["docstrings"] = [ast.get_docstring(node) for node in documented]
+        planned["docstrings"] = _docstrings(tree)
         planned["main"] = ast.unparse(ast.Module(main, [])) if main else ""
         planned["empty"] = not planned["docstrings"] and not _can_fail(tree, main, planned)
         rewriting = _Rewriting(_tainted([tree, ast.Module(main, [])], free))
@@ -182,24 +182,27 @@ class _Source:
 
 
 def _doctest_examples(text: str) -> bool:
-    import doctest
-
     try:
         return any(example.want for example in doctest.DocTestParser().get_examples(text))
     except ValueError:
         return False
 
 
-def _doctest_names(text: str) -> set[str]:
-    import doctest
+def _docstrings(tree: ast.Module) -> list[str]:
+    """Those of the module and its definitions that hold doctests."""
+    nodes = [tree, *(node for node in tree.body if isinstance(node, _FUNCTIONS | ast.ClassDef))]
+    return [text for node in nodes if _doctest_examples(text := ast.get_docstring(node) or "")]
 
-    trees = []
+
+def _doctest_names(text: str, sources: Sequence[_Source]) -> set[str]:
+    trees: list[ast.Module] = []
     for example in doctest.DocTestParser().get_examples(text):
         try:
             trees.append(ast.parse(example.source))
         except _TOO_BAD:
             continue
-    return _free_names(trees, None)
+    bound = {name for source in sources if source.tree is not None for name in _bound_names(source.tree)}
+    return _free_names(trees, None) - bound
 
 
 def _without_main(tree: ast.Module) -> tuple[ast.Module, list[ast.stmt]]:

@@ -464,7 +464,8 @@ class Codec:
     def forgotten(self) -> list[int]:
         """Let go of the twins that nothing on this side refers to any more, and name them."""
         # Referred to by the table's entry, by the loop's variables and by getrefcount's argument.
-        gone = [number for number, twin in self._twins.items() if sys.getrefcount(twin[0]) <= 2]
+        unused = [number for number, twin in self._twins.items() if sys.getrefcount(twin[0]) <= 2]
+        gone = [number for number in unused if not self._changed(self._twins[number])]  # else it has to be sent yet
         for number in gone:
             self.forget(number)
         return gone
