@@ -306,14 +306,29 @@ class Side(Codec):
 
     # What the tests call, by the name `__judge__` (see `test_forms`).
 
-    def check(self, value: Any, swallowed: bool = False) -> bool:
-        """Whether an assert holds."""
+    def check(self, value: Any, swallowed: bool = False, expected: Callable[[], Any] | None = None) -> bool:
+        """Whether an assert holds.
+
+        Args:
+            value: What it asserts.
+            swallowed: Whether its exception would be caught and forgotten.
+            expected: One side of a comparison, to be computed once more: it must not depend on what the solution did
+                to its arguments (`a.clear(); return []` is no way to `assert f(a) == sorted(a)`).
+        """
         if isinstance(value, Remote | RemoteType | types.ModuleType) and not isinstance(value, _IMMUTABLE):
             raise self.unjudged("an assert takes an object of the solution for true")
         truth = bool(value)
         self.ran += 1
         if not truth and (swallowed or self._inside):
             self.failure = "an assert failed, and its exception was caught"
+        if truth and expected is not None:
+            now = expected()
+            try:
+                same = bool(now == self.as_sent(expected))
+            except Exception:  # it can only be computed from what the solution left
+                same = False
+            if not same:
+                self.reason = self.reason or "what it expects depends on an argument that the solution has changed"
         return truth
 
     def checking(self, function: Any) -> Callable[..., Any]:
@@ -355,6 +370,14 @@ class Side(Codec):
         for value in values:
             self.sites[site] = True
             yield value
+
+    def zipped(self, *values: Any, **keywords: Any) -> Iterator[Any]:
+        """`zip`, where asserts follow: what the solution returned may be too short for them."""
+        longest, count = max((len(value) for value in values if hasattr(value, "__len__")), default=0), 0
+        for count, parts in enumerate(zip(*values, **keywords), 1):
+            yield parts
+        if count < longest:
+            self.skipped()
 
     # The conversation.
 

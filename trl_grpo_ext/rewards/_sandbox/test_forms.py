@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import doctest
 import functools
 import textwrap
@@ -463,10 +464,20 @@ class _Rewriting(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         test = _Vacuous(self).visit(node.test)
-        arguments = [test, ast.Constant(True)] if self.swallowed else [test]
+        arguments = [test, ast.Constant(self.swallowed), *self._expected(node.test)]
         raised = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg is not None else [], [])
         condition = ast.UnaryOp(ast.Not(), _call("check", *arguments))
         return ast.copy_location(ast.If(condition, [ast.Raise(raised, None)], []), node)
+
+    def _expected(self, test: ast.expr) -> list[ast.expr]:
+        """Of a comparison with what the solution gives, the other side, where it is computed from variables."""
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+            return []
+        for given, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
+            if _from_solution(given, self.tainted) and _is_computed(other):
+                nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+                return [ast.Lambda(nothing, copy.deepcopy(other))]
+        return []
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         self.generic_visit(node)
@@ -525,9 +536,12 @@ class _Rewriting(ast.NodeTransformer):
             node.iter = self.several(node.iter)
         return node
 
+
     def several(self, values: ast.expr) -> ast.expr:
         """Count whether there is anything in what the solution gives."""
         self.sites += 1
+        if _is_named_call(values) and values.func.id == "zip":  # type: ignore[attr-defined]
+            values.func = _call("zipped").func  # type: ignore[attr-defined]
         return _call("several", ast.Constant(self.sites), values)
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
@@ -536,6 +550,27 @@ class _Rewriting(ast.NodeTransformer):
             visited = self.visit(statement)
             block += visited if isinstance(visited, list) else [visited]
         return block
+
+
+def _is_computed(node: ast.expr) -> bool:
+    """Whether it is computed from variables by Python's own functions alone, so that it can be computed twice."""
+    computed = False
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Call):
+            computed = True
+            if isinstance(inner.func, ast.Name) and inner.func.id not in _PURE:
+                return False
+            if isinstance(inner.func, ast.Attribute) and ast.unparse(inner.func.value) not in _PURE_MODULES:
+                return False
+        elif isinstance(inner, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.BinOp | ast.Slice):
+            computed = True
+        elif isinstance(inner, ast.NamedExpr | ast.Await | ast.Lambda | ast.Yield | ast.YieldFrom):
+            return False
+    return computed
+
+
+_PURE = frozenset("sorted sum len max min set frozenset list tuple dict reversed abs round all any str range zip".split())
+_PURE_MODULES = frozenset(("math", "np", "numpy", "statistics", "collections", "itertools", "functools", "operator"))
 
 
 class _Vacuous(ast.NodeTransformer):

@@ -283,7 +283,9 @@ class Codec:
     def __init__(self, first: int) -> None:
         self._parity = first
         self._next = first
-        self._twins: dict[int, list[Any]] = {}  # by number: the object, and what its parts were
+        # By number: the object, what its parts were when it last crossed, and what this side had sent, where the other
+        # side has changed it since.
+        self._twins: dict[int, list[Any]] = {}
         self._numbers: dict[int, int] = {}
         self._written: set[int] = set()
 
@@ -350,7 +352,7 @@ class Codec:
     def _full(self, number: int, value: Any, kind: _Kind | None) -> Json:
         self._written.add(number)
         parts = _parts(value)
-        self._twins[number][1] = parts
+        self._twins[number][1:] = parts, parts
         if kind is None:
             return ["n", number, value.dtype.str, list(value.shape), parts[0].hex()]
         return [kind.tag, number, [self.encode(part) for part in parts]]
@@ -363,7 +365,7 @@ class Codec:
         return len(parts) != len(before) or not all(map(operator.is_, parts, before))
 
     def _keep(self, number: int, value: Any) -> None:
-        self._twins[number] = [value, ()]
+        self._twins[number] = [value, (), None]
         self._numbers[id(value)] = number
 
     # Reading.
@@ -454,11 +456,27 @@ class Codec:
             raise ViolationError("a container of another type")
         return twin[0]
 
+    def as_sent(self, compute: Callable[[], Any]) -> Any:
+        """Compute with the contents that this side's containers had before the other side changed them."""
+        changed = [
+            (twin[0], twin[2], _CONTAINERS[type(twin[0])])
+            for twin in self._twins.values()
+            if twin[2] is not None and twin[2] is not twin[1] and type(twin[0]) in _CONTAINERS
+        ]
+        now = [list(kind.parts(value)) for value, _, kind in changed]
+        try:
+            for value, parts, kind in changed:
+                kind.fill(value, list(parts))
+            return compute()
+        finally:
+            for (value, _, kind), parts in zip(changed, now, strict=True):
+                kind.fill(value, parts)
+
     # Forgetting.
 
     def forget(self, number: int) -> None:
         """Let go of a twin."""
-        value, _ = self._twins.pop(number)
+        value, *_ = self._twins.pop(number)
         del self._numbers[id(value)]
 
     def forgotten(self) -> list[int]:
