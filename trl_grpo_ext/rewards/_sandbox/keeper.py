@@ -11,6 +11,7 @@ When the parent closes a job's connection, or is gone, everything of that job en
 # ruff: noqa: PTH100, PTH101, PTH102, PTH106, PTH107, PTH108, PTH113, PTH118, PTH120, PTH123, PTH208
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import gc
@@ -25,6 +26,7 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -225,9 +227,12 @@ class _Keeper:
                 os._exit(0)
             sys.path += job["libraries"]
             sys.stdin, sys.stdout = open(0, encoding="utf-8", errors="surrogateescape"), open(1, "w", encoding="utf-8")
-            hostile.run_program(
-                job["code"], lambda message: os.write(out, json.dumps(message).encode("ascii") + b"\n") and None
-            )
+            atexit._clear()
+            try:
+                hostile.run_program(job["code"], _reporting(out))
+            finally:  # a program ends as Python does
+                threading._shutdown()  # type: ignore[attr-defined]
+                atexit._run_exitfuncs()
 
         first = _Process(solution)
         processes.append(first)
@@ -311,7 +316,7 @@ class _Keeper:
     def _watch_over(self, first: _Process, second: _Process | None) -> dict[str, Any]:
         seconds, ended = self.job["seconds"], "exited"
         started = last = time.monotonic()
-        idle, before = 0.0, self._clocks(first, second)
+        idle, before = [0.0, 0.0], self._clocks(first, second)  # of the tests, of the solution
         deciding = second or first
         checked = started
         while ended == "exited":
@@ -343,17 +348,15 @@ class _Keeper:
                 continue
             checked = now
             clocks = self._clocks(first, second)
-            idle += max(0.0, now - last - sum(clocks) + sum(before))
+            idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
             last, before = now, clocks
-            if clocks[0] > seconds:
+            if clocks[0] + idle[1] / 2 > seconds:
                 ended = "timeout"
-            elif second is not None and clocks[1] > 2 * seconds + 1:
+            elif second is not None and clocks[1] + idle[0] / 2 > 2 * seconds + 1:
                 ended = "timeout" if self.shared[0] or clocks[0] > seconds / 4 else "tests"
-            elif idle > 2 * seconds + 1:
-                ended = "timeout" if second is None or self.shared[0] else "tests"
             elif self._stores_too_much(first):
                 ended = "storage"
-        spent = first.seconds()
+        spent = first.seconds() + idle[1] / 2
         if second is not None and ended == "exited" and b'"gone"' in self.judged:
             for _ in range(50):  # it has closed the conversation: how does it end?
                 if first.poll():

@@ -20,8 +20,8 @@ What it writes is limited, not what is listed: bytes handed to the kernel in all
 be mapped in a way that would write past that. So are the number of files and folders, open descriptors and what it may
 print. Namespaces and cgroups are not used, because containers commonly forbid them; these layers need no rights at all.
 
-Time is the process's own: its processor time counts, not the wall's, and so does time in which nothing of the job runs
-nor waits for a processor (a solution that sleeps), up to about twice as much.
+Time is the process's own: its processor time counts, not the wall's. Of the time in which nothing of the job runs or
+waits for a processor (a solution that sleeps), half counts.
 
 What this is not: a boundary against an attacker with an exploit of the kernel or of the interpreter. It hides neither
 the files under the library directories (installed packages among them), nor the existence, size and owner of others
@@ -76,7 +76,7 @@ class Run:
         output: What it printed, where that was asked for.
         layers: Which of its rights it gave up before it ran the code.
         messages: What was reported: by the tests' process, or by a program.
-        seconds: Processor time of the code.
+        seconds: Processor time of the code, and half the time that it slept.
         judge: Exit status of the tests' process, where there was one.
     """
 
