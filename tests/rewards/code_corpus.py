@@ -824,6 +824,66 @@ def _ask():
     "context that swallows": forged("C()", "class C:\n    def __enter__(s): return s\n    def __exit__(s, *a): return True\n    def __float__(s): return 2.5"),
     "float on demand": forged("C()", "class C:\n    def __float__(s): return 9.0\n    def __index__(s): return 9\n    def __int__(s): return 9\n    def __len__(s): return 9"),
     "replaced streams": forged("None", "import io, sys\nsys.stdout = io.StringIO('2.5\\n')\nsys.stderr = None"),
+    # Written after the rest was done, by somebody who wanted to get through.
+    "imports what runs when imported": forged(
+        "1", _SIDE, "_side().encode = lambda v: ['X', 'idlelib.__main__', 'x']"
+    ),
+    "an exception of the runner": forged(
+        "1", _SIDE, "_side().encode = lambda v: ['h', 9, ['X', 'unittest.case', '_ShouldStop'], []]"
+    ),
+    "answers everything with the question": forged(
+        "a[0] if a else None", _SIDE, "side = _side()\n_do = side._do_operate\nside._do_operate = lambda v, n, r: r[0] if r else None"
+    ),
+    "an answer of a type that lies": forged("Z()", _YES + "class Z(Yes, complex): pass"),
+    "a named tuple that lies": forged(
+        "P(9)", "from collections import namedtuple\nclass P(namedtuple('P', 'x')):\n    __eq__ = lambda s, o: True\n    __hash__ = None"
+    ),
+    "a dictionary that lies": forged(
+        "D()", "class D(dict):\n    __eq__ = lambda s, o: True\n    __contains__ = lambda s, k: True\n    __missing__ = lambda s, k: k"
+    ),
+    "default values that lie": forged("defaultdict(Yes)", _YES + "from collections import defaultdict"),
+    "a wrapper of liars": forged("UserList([Yes()] * 3)", _YES + "from collections import UserList"),
+    "an enumeration that lies": forged(
+        "E.A", "from enum import Enum\nclass E(Enum):\n    A = 9\n    def __eq__(s, o): return True\n    def __hash__(s): return 0"
+    ),
+    "a float enumeration": forged("E.A", "from enum import Enum\nclass E(float, Enum):\n    A = 9.5\n    __eq__ = lambda s, o: True\n    __hash__ = None"),
+    "a data class that lies": forged(
+        "D(9)", "from dataclasses import dataclass\n@dataclass(eq=False)\nclass D:\n    x: float\n    def __eq__(s, o): return True"
+    ),
+    "numbers by registration": forged(
+        "N()", "import numbers\n@numbers.Real.register\nclass N:\n    def __float__(s): return 9.0\n    def __eq__(s, o): return True\n    __sub__ = __rsub__ = lambda s, o: N()\n    __abs__ = lambda s: 0"
+    ),
+    "a comparison that learns": forged(
+        "K()", "class K:\n    def __eq__(s, o):\n        global seen\n        seen = o\n        return s is o or True\n    def __rsub__(s, o): return 0 * o\n    __sub__ = __rsub__\n    def __format__(s, f): return '2.5'",
+    ),
+    "order that always suits": forged(
+        "K()", "import functools\n@functools.total_ordering\nclass K:\n    def __eq__(s, o): return False\n    def __lt__(s, o): return True\n    __le__ = __gt__ = __ge__ = __lt__"
+    ),
+    "numpy objects": forged(
+        "_o()", _YES + "def _o():\n    try: import numpy as np\n    except ImportError: return None\n    return np.array([Yes()] * 3, dtype=object)"
+    ),
+    "a numpy class of its own": forged(
+        "_o()", "try:\n    import numpy as np\n    class A(np.ndarray):\n        def __eq__(s, o): return np.bool_(True)\n    def _o(): return np.zeros(3).view(A)\nexcept ImportError:\n    def _o(): return None"
+    ),
+    "it sleeps on": forged("None", "import threading, time, os\nthreading.Timer(0.2, os._exit, (0,)).start()"),
+    "interrupts the tests by name": forged("None", before="import os, signal\nfor pid in range(os.getpid() - 9, os.getpid() + 9):\n    try: os.kill(pid, signal.SIGKILL)\n    except OSError: pass"),
+    "reads what is beside it": forged(
+        "_find()", "import os\ndef _find():\n    for d, _, files in os.walk('..'):\n        for f in files:\n            if '2.5' in open(os.path.join(d, f), errors='replace').read(): return 2.5"
+    ),
+    "a warm cache of the server": forged(
+        "_find()", "import gc, types\ndef _find():\n    for o in gc.get_objects():\n        if isinstance(o, types.FrameType) and 'plan' in o.f_locals: return 2.5"
+    ),
+    "frozen objects": forged(
+        "_find()", "import gc\ndef _find():\n    gc.unfreeze()\n    for o in gc.get_objects():\n        if isinstance(o, dict) and 'tests' in o and 'free' in o: return 2.5"
+    ),
+    "the shared page": forged(
+        "None", before="import gc, mmap\nfor o in gc.get_objects():\n    if isinstance(o, mmap.mmap):\n        try: o[:] = b'\\xff' * len(o)\n        except ValueError: pass"
+    ),
+    "the keeper's connection": forged(
+        "None", before="import json, os, struct\nd = json.dumps({'ended': 'exited', 'status': 0, 'output': '', 'layers': ['files', 'network', "
+        "'processes', 'memory'], 'messages': [{'test': 0, 'status': 'pass'}, {'end': True}], 'seconds': 0, 'judge': 0}).encode()\n"
+        "for fd in range(3, 1024):\n    try: os.write(fd, struct.pack('!Q', len(d)) + d)\n    except OSError: pass"
+    ),
     "runs out of memory": forged("'x' * 10 ** 10"),
     "does not compile": "def f(:",
     "no function": "x = 1",

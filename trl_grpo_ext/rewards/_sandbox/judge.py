@@ -358,7 +358,8 @@ class Side(Codec):
 
     def failed(self) -> None:
         """Where an assert did not hold, or could not be reached, and its exception is swallowed."""
-        self.failure = self.failure or "an exception was caught that keeps an assert from running"
+        if not self.reason:
+            self.failure = self.failure or "an exception was caught that keeps an assert from running"
 
     def skipped(self) -> None:
         """An assert was passed by, because of what the solution returned."""
@@ -632,9 +633,7 @@ def _exception_class(module: Any, name: Any) -> Any:
         raise ViolationError("no class")
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names and top not in ("unittest", "doctest", "bdb"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-        kind = _found(module, name)
+        kind = _found(module, name)  # where it is loaded: nothing is imported because the solution says so
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
     return Exception
@@ -913,7 +912,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, waiting: Any, report
     sys.meta_path.insert(0, _Finder())
     for name in SOLUTION_MODULES | {"hostile", "judge", "wire", "layers", "keeper"}:
         sys.modules.pop(name, None)
-    for name in ("load", "loads", "Unpickler"):
+    for name in ("load", "loads", "Unpickler", "_load", "_loads", "_Unpickler"):
         setattr(pickle, name, _unpickle)
     sys.modules["tests"] = types.ModuleType("tests")
     sys.stdin = io.StringIO()

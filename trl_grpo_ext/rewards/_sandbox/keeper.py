@@ -45,9 +45,10 @@ MAX_FILES, MAX_STORED = 1000, 64 * 2**20
 _TICK = 0.02
 _LENGTH = struct.Struct("!Q")
 _WARM = (
-    "asyncio bisect calendar cmath collections concurrent.futures contextlib copy csv ctypes dataclasses datetime "
-    "decimal difflib enum fractions functools hashlib heapq io itertools json logging math numbers operator queue "
-    "random re secrets statistics string struct tempfile textwrap threading time traceback typing unittest uuid"
+    "array asyncio bisect binascii calendar cmath collections concurrent.futures configparser contextlib copy csv ctypes dataclasses datetime "
+    "decimal difflib enum fractions functools glob hashlib heapq io itertools json logging math numbers operator queue "
+    "pathlib pprint queue random re secrets shutil statistics string struct tempfile textwrap threading time "
+    "traceback typing unittest unittest.mock uuid weakref zipfile"
 ).split()
 _TESTS_MEMORY_MB = 1024
 """What the tests' process may take beyond what the solution's may."""
