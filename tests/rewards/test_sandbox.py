@@ -26,7 +26,7 @@ from trl_grpo_ext.rewards._sandbox import run as sandbox
 from trl_grpo_ext.rewards._sandbox.run import LAYERS, Run, isolation, run_all, run_python
 from trl_grpo_ext.rewards._sandbox.test_forms import Checks, read_tests
 
-KEEPER = b"_sandbox/keeper.py"
+KEEPER = b"_sandbox.keeper"
 needs_layers = pytest.mark.skipif(
     set(isolation()) != set(LAYERS), reason=f"this machine gives only {isolation()}: needs Landlock and seccomp"
 )
@@ -254,7 +254,8 @@ HOARDERS = {
     "unlinked and open": "import os\nheld = []\nwhile True:\n    held.append(open('x', 'wb'))\n"
     "    held[-1].write(bytes(2**23)); held[-1].flush()\n    os.unlink('x')",
     "unlinked and mapped": MAPPED.format(
-        fill="file.write(bytes(2**24)); file.flush()", hold="held.append(mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE))"
+        fill="file.write(bytes(2**24)); file.flush()",
+        hold="held.append(mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE))",
     ),
     "holes that are mapped and read": MAPPED.format(
         fill="file.truncate(2**24)",
@@ -483,7 +484,14 @@ def test_raw_system_calls_do_not_help() -> None:
     """
     calls = {"clone3": 435, "io_uring_setup": 425, "bpf": 321, "ptrace": 101, "vfork": 58, "unshare": 272, "mount": 165}
     calls |= {"openat2": 437, "creat": 85, "truncate": 76, "sendfile": 40, "copy_file_range": 326, "splice": 275}
-    calls |= {"fallocate": 285, "perf_event_open": 298, "userfaultfd": 323, "process_vm_readv": 310, "keyctl": 250, "reboot": 169}
+    calls |= {
+        "fallocate": 285,
+        "perf_event_open": 298,
+        "userfaultfd": 323,
+        "process_vm_readv": 310,
+        "keyctl": 250,
+        "reboot": 169,
+    }
     if os.uname().machine != "x86_64":
         pytest.skip("the numbers are those of x86-64")
     run = module(code, *(f"assert refused({number}, 0, 0, 0, 0, 0), {name!r}" for name, number in calls.items()))

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.rewards._sandbox import test_forms
 from trl_grpo_ext.rewards._sandbox.test_forms import Checks, UnreadableTestsError, read_tests, same_output
-
-sys.path.insert(0, str(Path(test_forms.__file__).parent))  # as `keeper` does
-from wire import Codec, ViolationError  # type: ignore[import-not-found]  # noqa: E402
-
-sys.path.pop(0)
+from trl_grpo_ext.rewards._sandbox.wire import Codec, ViolationError
 
 
 @pytest.mark.parametrize(
@@ -118,7 +111,7 @@ def test_fixtures_and_marks_are_left_to_pytest_and_nothing_else() -> None:
 # --- values that cross -----------------------------------------------------------------------------------------------
 
 
-class Other(Codec):  # type: ignore[misc]
+class Other(Codec):
     """A side that makes nothing of what is no data."""
 
     def opaque(self, value: Any) -> Any:

@@ -207,9 +207,7 @@ class PythonTests:
                 return first
         return self._shared(passed, first) if first is not None else Judgement(Outcome.RIGHT)
 
-    def _run(
-        self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event
-    ) -> Run:
+    def _run(self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event) -> Run:
         for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
             run = run_python(
                 code, plan, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop

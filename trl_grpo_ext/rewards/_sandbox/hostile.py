@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from wire import ClosedError, Codec, ViolationError, receive, send
+from .wire import ClosedError, Codec, ViolationError, receive, send
 
 OPERATORS = tuple(
     f"__{name}__"
@@ -228,14 +228,14 @@ class Solution(Codec):
 
     def _class(self, kind: type) -> Any:
         known = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
-        if known and issubclass(kind, BaseException) and _found(kind.__module__, kind.__qualname__) is kind:
+        if known and issubclass(kind, BaseException) and found_by_name(kind.__module__, kind.__qualname__) is kind:
             return ["X", kind.__module__, kind.__qualname__]
         number = self._number(kind)
         if number in self._described:
             return ["C", number]
         self._described.add(number)
-        own = [name for name in OPERATORS if _owner(kind, name) not in (None, object)]
-        meta = [name for name in OPERATORS if _owner(type(kind), name) not in (None, object, type)]
+        own = [name for name in OPERATORS if owner_of(kind, name) not in (None, object)]
+        meta = [name for name in OPERATORS if owner_of(type(kind), name) not in (None, object, type)]
         bases = [self.encode(base) for base in kind.__bases__ if base is not object]
         changing = next((base.__name__ for base in _CHANGING if issubclass(kind, base)), None)
         return ["C", number, str(kind.__name__), str(kind.__module__), bases, own, meta, changing]
@@ -247,7 +247,7 @@ class Solution(Codec):
             return self.module
         if tag == "y":
             importlib.import_module(parts[0])
-            return _found(*parts)
+            return found_by_name(*parts)
         if tag == "M":
             return importlib.import_module(parts[0])
         if tag == "p":
@@ -274,7 +274,7 @@ class Solution(Codec):
         return value
 
     def _lent_exception(self, number: int, module: str, name: str, arguments: Any) -> BaseException:
-        kind = _found(module, name)
+        kind = found_by_name(module, name)
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             kind = type(name.rpartition(".")[2], (Exception,), {})
         decoded = [self.decode(argument) for argument in arguments]
@@ -307,14 +307,16 @@ def _exact(kind: Any, value: Any) -> Any:
     return float.__add__(value, 0.0) if kind is float else complex.__add__(value, 0)
 
 
-def _owner(kind: type, name: str) -> Any:
+def owner_of(kind: type, name: str) -> Any:
+    """The class that defines a name, or None; None also where it says that there is none."""
     for base in type.__dict__["__mro__"].__get__(kind):
         if name in vars(base):
             return None if vars(base)[name] is None else base
     return None
 
 
-def _found(module: str, name: str) -> Any:
+def found_by_name(module: str, name: str) -> Any:
+    """What a loaded module has under a dotted name, or None."""
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)

@@ -30,9 +30,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import wire
-from hostile import OPERATORS, _found, _owner
-from wire import ClosedError, Codec, ViolationError, receive, send
+from . import wire
+from .hostile import OPERATORS, found_by_name, owner_of
+from .wire import ClosedError, Codec, ViolationError, receive, send
 
 SOLUTION_MODULES = frozenset(
     "solution solutions main submission candidate answer code_solution program my_solution your_solution "
@@ -42,6 +42,9 @@ SOLUTION_MODULES = frozenset(
 
 _MAX_TEXT = 200
 _JUDGING = frozenset(f"__{name}__" for name in "eq ne lt le gt ge bool contains hash".split())
+_TO_NUMBERS = frozenset(
+    f"__{name}__" for name in "abs int float complex index round trunc floor ceil".split()
+) | frozenset("all any item max mean min norm std sum total_seconds".split())
 _UNARY = frozenset(
     f"__{name}__"
     for name in (
@@ -96,7 +99,9 @@ class RemoteType(type):
     """A class of the solution."""
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-        return SIDE.request("call", cls, list(arguments), keywords)
+        made = SIDE.request("call", cls, list(arguments), keywords)
+        SIDE.made_by_tests.add(type(made))
+        return made
 
     def __getattr__(cls, name: str) -> Any:
         return _attribute(cls, name)
@@ -163,7 +168,28 @@ class Remote:
 
 
 class _Handle(Remote):
-    __slots__ = ("__weakref__", "_number")
+    __slots__ = ("__weakref__", "_informed", "_number")
+
+
+def _inform(value: Any) -> None:
+    """Remember that an object has been computed with with a value of the tests, which may be what they expect."""
+    if isinstance(value, _Handle):
+        object.__setattr__(value, "_informed", True)
+
+
+def _is_informed(value: Any) -> bool:
+    try:
+        return bool(object.__getattribute__(value, "_informed"))
+    except AttributeError:
+        return False
+
+
+def _ask_informed(value: Any, name: str) -> None:
+    """Whether it may still give data: `abs(f(2) - 2.5) < 1e-6` is for numbers, `(vector * 2).x` is fine."""
+    if not _is_informed(value):
+        return
+    if name in _TO_NUMBERS or type(value) not in SIDE.made_by_tests:
+        raise SIDE.unjudged(f"it takes {name} of what the solution's own arithmetic made of a value of the tests")
 
 
 def _number(value: Any) -> int:
@@ -174,6 +200,7 @@ def _number(value: Any) -> int:
 def _attribute(value: Any, name: str) -> Any:
     if name.startswith("__") and name.endswith("__") and name not in _NAMES:
         raise AttributeError(f"{name} of an object of the solution")
+    _ask_informed(value, name)
     if name in _PREDICATES and not isinstance(value, type):
         raise SIDE.unjudged(f"it asks an object of the solution's own class for `{name}`")
     return SIDE.request("get", value, name)
@@ -181,14 +208,21 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _operator(name: str) -> Callable[..., Any]:
     def operate(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if name in _UNARY:
+            _ask_informed(self, name)
         if name == "__call__":
             return SIDE.request("call", self, list(arguments), keywords)
         if name == "__exit__":
             arguments = (*arguments[:2], None)
         result = SIDE.request("operate", self, name, list(arguments))
-        if name not in _UNARY and not isinstance(result, Remote) and result is not NotImplemented:
-            if not all(isinstance(argument, Remote) for argument in arguments):
-                raise SIDE.unjudged(f"it takes the result of the solution's own {name} with a value of the tests")
+        if name in _UNARY and _is_informed(self):
+            _inform(result)
+        if name not in _UNARY and result is not NotImplemented:
+            mixed = not all(isinstance(argument, Remote) for argument in arguments)
+            if mixed or any(map(_is_informed, (self, *arguments))):
+                if not isinstance(result, _Handle):
+                    raise SIDE.unjudged(f"it takes the result of the solution's own {name} with a value of the tests")
+                _inform(result)
         return SIDE.operated(name, result)
 
     def judge(self: Any, *arguments: Any) -> Any:
@@ -295,6 +329,7 @@ class Side(Codec):
         self._inside = 0
         self._built: set[int] = set()
         self.released: list[int] = []
+        self.made_by_tests: set[type] = set()
         self.gone = ""
         self.asked = 0
         self.memory = False
@@ -633,7 +668,7 @@ def _exception_class(module: Any, name: Any) -> Any:
         raise ViolationError("no class")
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names and top not in ("unittest", "doctest", "bdb"):
-        kind = _found(module, name)  # where it is loaded: nothing is imported because the solution says so
+        kind = found_by_name(module, name)  # where it is loaded: nothing is imported because the solution says so
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
     return Exception
@@ -654,7 +689,12 @@ def _exception(kind: Any, arguments: list[Any]) -> Any:
 def _named(value: Any) -> tuple[str, str] | None:
     """Where the standard library has it, for functions and classes."""
     if not isinstance(
-        value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
+        value,
+        type
+        | types.FunctionType
+        | types.BuiltinFunctionType
+        | types.MethodDescriptorType
+        | types.WrapperDescriptorType,
     ):
         return None
     module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
@@ -664,14 +704,16 @@ def _named(value: Any) -> tuple[str, str] | None:
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names and top != "numpy":
         return None
-    return (module, name) if _found(module, name) is value else None
+    return (module, name) if found_by_name(module, name) is value else None
 
 
 def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:
     """What the solution may do with an object of the tests: operators, and whether attributes."""
     kind = type(value)
     if kind.__module__ == "tests" and not isinstance(value, type):
-        return tuple(name for name in OPERATORS if _owner(kind, name) not in (None, object) and name != "__hash__"), True
+        return tuple(
+            name for name in OPERATORS if owner_of(kind, name) not in (None, object) and name != "__hash__"
+        ), True
     if isinstance(value, unittest.mock.NonCallableMock):
         return ("__call__",) if callable(value) else (), True
     if isinstance(value, io.IOBase):
@@ -814,7 +856,17 @@ class _Judging:
                     failures.append(str(report.longrepr)[-_MAX_TEXT:])
 
         options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:assertion", "-c", os.devnull]
-        options += ["-p", "no:faulthandler", "-p", "no:logging", "-p", "no:threadexception", "--noconftest", "--rootdir", os.getcwd()]
+        options += [
+            "-p",
+            "no:faulthandler",
+            "-p",
+            "no:logging",
+            "-p",
+            "no:threadexception",
+            "--noconftest",
+            "--rootdir",
+            os.getcwd(),
+        ]
         options += ["--confcutdir", os.getcwd(), "--import-mode", "importlib"]
         with open("tests.py", "w", encoding="ascii"):  # pytest wants a file to name; the tests are not in it
             pass
@@ -910,7 +962,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, waiting: Any, report
     vars(builtins)["__judge__"] = SIDE
     warnings.simplefilter("ignore")
     sys.meta_path.insert(0, _Finder())
-    for name in SOLUTION_MODULES | {"hostile", "judge", "wire", "layers", "keeper"}:
+    for name in SOLUTION_MODULES:
         sys.modules.pop(name, None)
     for name in ("load", "loads", "Unpickler", "_load", "_loads", "_Unpickler"):
         setattr(pickle, name, _unpickle)

@@ -1,4 +1,4 @@
-"""`python keeper.py FD`: the server that forks whatever runs or judges code, warm, and watches over it.
+"""The server, started by `run`, that forks whatever runs or judges code, warm, and watches over it.
 
 It has imported what they need, without the package and without the parent's `__main__`, so that a fork is all that a
 job costs. For each job that its parent sends, it forks a keeper, and that one the solution's process (`hostile`) and,
@@ -31,13 +31,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import hostile  # noqa: E402
-import judge  # noqa: E402
-import layers  # noqa: E402
-import wire  # noqa: E402
-
-sys.path.pop(0)
+from . import hostile, judge, layers
 
 MAX_OUTPUT = 4 * 2**20
 """Bytes that a program may print, and bytes that a process may report."""
@@ -485,7 +479,3 @@ def _remove(home: str) -> None:
                 os.rename(inner, os.path.join(home, f"{moved}-{secrets.token_hex(4)}"))
             os.rmdir(path)
     os.rmdir(home)
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2:])

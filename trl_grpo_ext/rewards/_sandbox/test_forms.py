@@ -252,7 +252,12 @@ def _needs_pytest(
             return True
     if any(node.args.args and not node.args.defaults for node in functions):
         return True
-    marked = any("fixture" in ast.unparse(mark) for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) for mark in node.decorator_list)
+    marked = any(
+        "fixture" in ast.unparse(mark)
+        for node in ast.walk(tree)
+        if isinstance(node, _FUNCTIONS)
+        for mark in node.decorator_list
+    )
     plain = [kind for kind in classes if not any(ast.unparse(base).endswith("TestCase") for base in kind.bases)]
     taking = [
         inner
@@ -286,7 +291,9 @@ def _last_name(node: ast.expr) -> str:
 
 def _expects(node: ast.expr) -> bool:
     called = _last_name(node.func) if isinstance(node, ast.Call) else ""
-    return called in ("raises", "warns", "deprecated_call") or called.startswith(("assertRaises", "assertWarns", "assertLogs"))
+    return called in ("raises", "warns", "deprecated_call") or called.startswith(
+        ("assertRaises", "assertWarns", "assertLogs")
+    )
 
 
 def _always_fails(node: ast.stmt) -> bool:
@@ -496,9 +503,7 @@ class _Rewriting(ast.NodeTransformer):
         checks = any(_checks_something(inner) for part in node.body for inner in ast.walk(part))
         outer = self.swallowed
         fails = any(_always_fails(part) for part in node.orelse)
-        self.swallowed = outer or (
-            checks and not fails and any(_swallows(handler) for handler in node.handlers)
-        )
+        self.swallowed = outer or (checks and not fails and any(_swallows(handler) for handler in node.handlers))
         node.body = self._block(node.body)
         self.swallowed = outer
         for handler in node.handlers:
@@ -536,7 +541,6 @@ class _Rewriting(ast.NodeTransformer):
             node.iter = self.several(node.iter)
         return node
 
-
     def several(self, values: ast.expr) -> ast.expr:
         """Count whether there is anything in what the solution gives."""
         self.sites += 1
@@ -569,7 +573,9 @@ def _is_computed(node: ast.expr) -> bool:
     return computed
 
 
-_PURE = frozenset("sorted sum len max min set frozenset list tuple dict reversed abs round all any str range zip".split())
+_PURE = frozenset(
+    "sorted sum len max min set frozenset list tuple dict reversed abs round all any str range zip".split()
+)
 _PURE_MODULES = frozenset(("math", "np", "numpy", "statistics", "collections", "itertools", "functools", "operator"))
 
 
