@@ -4,6 +4,8 @@
 solution. `forgeries(shape)` gives code that does not solve the task and wants to be called right.
 """
 
+# The code of a pair is easier to read on one line.
+# ruff: noqa: E501
 from __future__ import annotations
 
 import textwrap

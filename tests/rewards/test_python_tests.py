@@ -1,5 +1,7 @@
 """`python_tests`: verdicts by hand for the three forms of tests, and code that wants a better one than it earns."""
 
+# The code that is run is easier to read on one line.
+# ruff: noqa: E501
 from __future__ import annotations
 
 import json

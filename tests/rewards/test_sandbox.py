@@ -1,5 +1,7 @@
 """The process that runs a model's code, against code that wants more than it is given."""
 
+# The code that is run is easier to read on one line.
+# ruff: noqa: E501
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,7 @@
 """The forms in which tests come, what is found in them without running them, and the values that cross."""
 
+# Tables of words are easier to read as words; what belongs together is asserted together.
+# ruff: noqa: SIM905, PT018, E501
 from __future__ import annotations
 
 import contextlib

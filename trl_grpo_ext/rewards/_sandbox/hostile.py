@@ -4,6 +4,8 @@
 arguments and answers with values (`wire`). Whatever the code does to this process, it can do no more than answer.
 """
 
+# Tables of words are easier to read as words.
+# ruff: noqa: SIM905
 from __future__ import annotations
 
 import asyncio
@@ -158,9 +160,10 @@ class Solution(Codec):
         return getattr(type(value), name)(value, *arguments)
 
     def _do_content(self, value: Any) -> Any:
+        kind: Any
         for kind in _CHANGING:
             if isinstance(value, kind):
-                return kind(kind.items(value)) if kind is dict else kind(kind.__iter__(value))  # type: ignore[attr-defined]
+                return kind(kind.items(value) if kind is dict else kind.__iter__(value))
         return None
 
     def _do_wait(self, value: Any) -> Any:
@@ -268,7 +271,7 @@ class Solution(Codec):
             if attributes:
                 body |= _asking_attributes(self)
             kind = self._lent_classes[key] = type(name, (Lent,), body)
-        value = object.__new__(kind)
+        value: Any = object.__new__(kind)
         Lent._number.__set__(value, number)  # type: ignore[attr-defined]
         self._lent[number] = value
         return value
@@ -370,7 +373,7 @@ def hold(requests: int, replies: int) -> None:
     for name in ("stdout", "stderr"):
         setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True))
     side = Solution(requests, replies)
-    sys.stdin = _Stdin(side)  # type: ignore[assignment]
+    sys.stdin = _Stdin(side)
     sys.argv = ["solution.py"]
 
     def ask_for_input(prompt: object = "", /) -> str:

@@ -7,6 +7,8 @@ of the solution's own class say whether a test passes (its `==`, order, truth, m
 values) is not asked for: it ends the test as one that cannot be judged (`UnjudgedError`).
 """
 
+# Tables of words are easier to read as words; beside the tests' own process, pathlib gives nothing here.
+# ruff: noqa: SIM905, PTH109, PTH123
 from __future__ import annotations
 
 import builtins
@@ -242,9 +244,17 @@ def _held(value: Any) -> Any:
     return value
 
 
-def _await(self: Any) -> Iterator[Any]:
-    return SIDE.request("wait", self)
-    yield
+class _Await:
+    """What `await` iterates over: nothing, with a result."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __iter__(self) -> _Await:
+        return self
+
+    def __next__(self) -> Any:
+        raise StopIteration(SIDE.request("wait", self._value))
 
 
 async def _anext(self: Any) -> Any:
@@ -410,7 +420,8 @@ class Side(Codec):
     def zipped(self, *values: Any, **keywords: Any) -> Iterator[Any]:
         """`zip`, where asserts follow: what the solution returned may be too short for them."""
         longest, count = max((len(value) for value in values if hasattr(value, "__len__")), default=0), 0
-        for count, parts in enumerate(zip(*values, **keywords), 1):
+        for parts in zip(*values, **keywords):  # noqa: B905  # it is the tests' own
+            count += 1  # noqa: SIM113
             yield parts
         if count < longest:
             self.skipped()
@@ -590,11 +601,11 @@ class Side(Codec):
         if issubclass(kind, BaseException):
             value: Any = _exception(kind, [self.decode(part) for part in content or ()])
         elif issubclass(kind, _IMMUTABLE):
-            base = next(base for base in _IMMUTABLE if issubclass(kind, base))
+            base: Any = next(base for base in _IMMUTABLE if issubclass(kind, base))
             held = self.decode(content)
             if type(held) is not base:
                 raise ViolationError("not what its class holds")
-            value = base.__new__(kind, held)
+            value = _new(base, kind, held)
         else:
             value = object.__new__(kind)
         object.__setattr__(value, "_number", number)
@@ -642,24 +653,28 @@ def _remote_class(name: str, module: str, bases: tuple[Any, ...], own: list[str]
         if "__len__" in own or "__bool__" in own:
             body["__bool__"] = _operator("__bool__")
         if "__await__" in own:
-            body["__await__"] = _await
+            body["__await__"] = _Await
         if "__anext__" in own:
             body["__anext__"] = _anext
         seen = _SEEN_AS.get(changing if changing else name if module == "builtins" else "")
         if seen is not None:
             body["__class__"] = property(lambda self: seen)
     else:
-        shown = [operator for operator in ("__repr__", "__call__") if operator in own]
+        shown: list[str] = [operator for operator in ("__repr__", "__call__") if operator in own]
         if not any(issubclass(base, str) for base in bases):
             shown += [operator for operator in ("__str__",) if operator in own]
         body |= {operator: _operator(operator) for operator in shown}
-    roots = tuple(base for base in bases if isinstance(base, RemoteType))
+    roots: tuple[Any, ...] = tuple(base for base in bases if isinstance(base, RemoteType))
     others = tuple(base for base in bases if not isinstance(base, RemoteType))
     if plain:
         return RemoteType(name, roots or (_Handle,), body)
     if any(not issubclass(root, (*_IMMUTABLE, BaseException)) for root in roots):
         roots = tuple(root for root in roots if issubclass(root, (*_IMMUTABLE, BaseException)))
     return RemoteType(name, (*(roots or (Remote,)), *others), body)
+
+
+def _new(base: Any, kind: Any, held: Any) -> Any:
+    return base.__new__(kind, held)
 
 
 def _exception_class(module: Any, name: Any) -> Any:
@@ -913,7 +928,7 @@ def _unpickle(*arguments: Any, **keywords: Any) -> Any:
 
 def _forward_patches() -> None:
     """Patches of modules are made in the solution's process too."""
-    kind: Any = unittest.mock._patch  # type: ignore[attr-defined]
+    kind: Any = unittest.mock._patch
     enter, leave, seed = kind.__enter__, kind.__exit__, random.seed
 
     def entered(self: Any) -> Any:
@@ -968,7 +983,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, waiting: Any, report
         setattr(pickle, name, _unpickle)
     sys.modules["tests"] = types.ModuleType("tests")
     sys.stdin = io.StringIO()
-    sys.stdout, sys.stderr = _Nowhere(), _Nowhere()  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Nowhere(), _Nowhere()
     sys.argv = ["tests.py"]
     try:
         unread = SIDE.request("load", job["code"])

@@ -8,7 +8,7 @@ When the parent closes a job's connection, or is gone, everything of that job en
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
-# ruff: noqa: PTH100, PTH101, PTH102, PTH106, PTH107, PTH108, PTH113, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
 from __future__ import annotations
 
 import atexit
@@ -39,8 +39,9 @@ MAX_FILES, MAX_STORED = 1000, 64 * 2**20
 _TICK = 0.02
 _LENGTH = struct.Struct("!Q")
 _WARM = (
-    "array asyncio bisect binascii calendar cmath collections concurrent.futures configparser contextlib copy csv ctypes dataclasses datetime "
-    "decimal difflib enum fractions functools glob hashlib heapq io itertools json logging math numbers operator queue "
+    "array asyncio bisect binascii calendar cmath collections concurrent.futures configparser contextlib copy csv "
+    "ctypes dataclasses datetime "
+    "decimal difflib enum fractions functools glob hashlib heapq io itertools json logging math numbers operator "
     "pathlib pprint queue random re secrets shutil statistics string struct tempfile textwrap threading time "
     "traceback typing unittest unittest.mock uuid weakref zipfile"
 ).split()
@@ -291,7 +292,7 @@ class _Keeper:
                 os.close(file)
                 continue
             self.listener = file
-            self._watch(file, lambda: layers.allow_thread(file, self._tasks))
+            self._watch(file, lambda: layers.allow_thread(self.listener, self._tasks))
         if not data:
             del self.watched[sock.fileno()]
         self.reported += data.lstrip(b"\0") if files else data

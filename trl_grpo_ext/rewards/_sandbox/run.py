@@ -236,7 +236,7 @@ class _Server:
                 ours, theirs = socket.socketpair()
                 with theirs:
                     try:
-                        socket.send_fds(self.control, [wanted], [theirs.fileno()])  # type: ignore[list-item, arg-type]
+                        socket.send_fds(self.control, [wanted], [theirs.fileno()])  # type: ignore[arg-type]
                         return ours
                     except OSError:  # it has died
                         ours.close()
@@ -251,8 +251,10 @@ class _Server:
         with theirs:
             try:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SERVE]
-                    + [str(Path(__file__).parents[1]), str(theirs.fileno()), *libraries],
+                    [
+                        *(sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SERVE),
+                        *(str(Path(__file__).parents[1]), str(theirs.fileno()), *libraries),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

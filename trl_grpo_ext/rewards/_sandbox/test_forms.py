@@ -5,6 +5,8 @@ definitions people mean to be run, and whether there is any assert at all. Their
 that ran are counted, and those that were passed by because of what the solution returned are noticed (`judge.Side`).
 """
 
+# Tables of words are easier to read as words.
+# ruff: noqa: SIM905
 from __future__ import annotations
 
 import ast
@@ -144,7 +146,7 @@ class _Source:
         if tree is None:
             return planned
         tree, main = _without_main(tree)
-        called = {node.func.id for node in _outside_definitions(tree) if _is_named_call(node)}
+        called = set(map(_called_name, _outside_definitions(tree)))
         functions = [node for node in tree.body if isinstance(node, _FUNCTIONS)]
         classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         planned["candidates"] = [
@@ -227,8 +229,9 @@ def _outside_definitions(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _outside_definitions(node)
 
 
-def _is_named_call(node: ast.AST) -> Any:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+def _called_name(node: ast.AST) -> str:
+    """The name that it calls, or "" where it calls none."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
 def _takes_a_candidate(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -337,9 +340,7 @@ def _bound_names(tree: ast.AST) -> set[str]:
             names.add(node.arg)
         elif isinstance(node, ast.alias):
             names.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            names.add(node.name)
-        elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             names.add(node.name)
     return names
 
@@ -365,12 +366,12 @@ def _free_names(trees: Sequence[ast.AST], entry: str | None) -> set[str]:
     if free or imported:
         return free
     inner = {
-        node.func.id
+        _called_name(node)
         for tree in trees
         for check in ast.walk(tree)
         if isinstance(check, ast.Assert)
         for node in ast.walk(check)
-        if _is_named_call(node) and not any(isinstance(part, ast.Call) for a in node.args for part in ast.walk(a))  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and not any(isinstance(n, ast.Call) for a in node.args for n in ast.walk(a))
     }
     inner = (inner & _BUILT_IN) - bound
     return inner if len(inner) == 1 else set()
@@ -544,8 +545,8 @@ class _Rewriting(ast.NodeTransformer):
     def several(self, values: ast.expr) -> ast.expr:
         """Count whether there is anything in what the solution gives."""
         self.sites += 1
-        if _is_named_call(values) and values.func.id == "zip":  # type: ignore[attr-defined]
-            values.func = _call("zipped").func  # type: ignore[attr-defined]
+        if isinstance(values, ast.Call) and _called_name(values) == "zip":
+            values.func = _call("zipped").func
         return _call("several", ast.Constant(self.sites), values)
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
