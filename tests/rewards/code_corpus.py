@@ -459,6 +459,17 @@ HONEST: dict[str, Pair] = {
         "    return await asyncio.gather(double(1), double(2)), [i async for i in count(3)]\n"
         "assert asyncio.run(main()) == ([2, 4], [0, 1, 2])\n",
     ),
+    "async tests": Pair(
+        "import asyncio\nasync def fetch(x, log):\n    await asyncio.sleep(0.01)\n    log.append(x)\n    return x\n",
+        "import asyncio\nimport pytest\n@pytest.mark.asyncio\nasync def test_fetch():\n    log = []\n"
+        "    assert await fetch(1, log) == 1\n    assert await asyncio.create_task(fetch(2, log)) == 2\n    assert log == [1, 2]\n"
+        "@pytest.mark.parametrize('x', [3])\nasync def test_more(x):\n    assert await fetch(x, []) == 3\n",
+    ),
+    "unittest, asynchronous": Pair(
+        "import asyncio\nasync def fetch(x):\n    await asyncio.sleep(0.01)\n    return x\n",
+        "import unittest\nclass T(unittest.IsolatedAsyncioTestCase):\n    async def test_fetch(self):\n"
+        "        self.assertEqual(await fetch(1), 1)\nunittest.main(argv=[''], exit=False)\n",
+    ),
     "context manager": Pair(
         "from contextlib import contextmanager\nlog = []\n@contextmanager\ndef tag(name):\n    log.append('+' + name)\n"
         "    yield name.upper()\n    log.append('-' + name)\nclass Quiet:\n    def __enter__(self): return self\n"

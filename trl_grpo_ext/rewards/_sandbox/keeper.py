@@ -130,7 +130,7 @@ class _Process:
                 with contextlib.suppress(BaseException):
                     sys.stdout.flush()
                 os._exit(status & 0xFF)
-        self.ended = os.pidfd_open(self.pid)
+        self.ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
         self.status: int | None = None
 
     def seconds(self) -> float:
@@ -194,13 +194,13 @@ class _Keeper:
         ours, theirs = socket.socketpair()
         pipes = [os.pipe() for _ in range(3)]
         requests, replies, printed = pipes
-        given = os.memfd_create("stdin")
-        os.write(given, base64.b64decode(job.get("stdin", "")))
-        os.lseek(given, 0, os.SEEK_SET)
+        stdin = tempfile.TemporaryFile()
+        stdin.write(base64.b64decode(job.get("stdin", "")))
+        stdin.seek(0)
 
         def solution() -> None:
             self.shared.close()
-            standard = {0: given, 1: printed[1]} if not with_tests else {}
+            standard = {0: stdin.fileno(), 1: printed[1]} if not with_tests else {}
             keep = (requests[0], replies[1]) if with_tests else ()
             report = self._inside(standard, (*keep, theirs.fileno()), self.home)
             sock = socket.socket(fileno=report[-1])
@@ -320,7 +320,7 @@ class _Keeper:
             poller = select.poll()
             for descriptor in self.watched:
                 poller.register(descriptor, select.POLLIN)
-            if not over:
+            if not over and deciding.ended >= 0:
                 poller.register(deciding.ended, select.POLLIN)
             events = poller.poll(0 if over else _TICK * 1000)
             busy = False

@@ -251,7 +251,8 @@ def _needs_pytest(
 ) -> bool:
     """Fixtures and marks are for pytest itself to run. `pytest.raises` alone is not."""
     for node in (*functions, *(inner for kind in classes for inner in kind.body if isinstance(inner, _FUNCTIONS))):
-        if any("pytest" in ast.unparse(mark) for mark in node.decorator_list):
+        marks = [ast.unparse(mark) for mark in node.decorator_list]
+        if any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks):
             return True
     if any(node.args.args and not node.args.defaults for node in functions):
         return True
