@@ -357,6 +357,7 @@ class GRPOExtMixin:
         trl: Any = self
         assert self._scored is not None  # shapers are hooks, so the rollout is needed
         batch, moment = shaping.batch(has_reference=trl.beta != 0.0), upstream.moment_of(self)
+        shaping.refuse_images(self._scored.rows, self._scorer.missing(batch))
         scores = self._scorer.scores(batch, self._facts.rows_at_once(moment.training))
         scored = self._scored = self._scored.agreed(self._facts)
         with self._agreement.section():

@@ -311,7 +311,7 @@ def _plugins(run: Run) -> dict[str, str]:
 
 
 def _told(record: PluginRecord) -> str:
-    parts = [record.origin, record.target]
+    parts = [record.origin, record.target, f"role {record.role}" if record.role else ""]
     if record.weight is not None:
         parts.append(f"weight {record.weight:g}")
     if record.parameters:
