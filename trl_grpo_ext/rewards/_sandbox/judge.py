@@ -31,7 +31,7 @@ import unittest
 import unittest.mock
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from . import wire
@@ -309,14 +309,21 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+def _is_match(value: Any) -> bool:
+    """Whether it is what `re.match` returns, which many a function of data sets does, too."""
+    return isinstance(value, _Handle) and (type(value).__module__, type(value).__name__) == ("re", "Match")
+
+
 class Namespace(dict[str, Any]):
     """The tests' names. Those that the tests neither define nor mean as built-in are the solution's."""
 
-    def __init__(self, free: Iterable[str]) -> None:
+    def __init__(self, free: Iterable[str], modules: Mapping[str, str]) -> None:
         super().__init__(__builtins__=builtins, __name__="tests")
-        self.free = frozenset(free)
+        self.free, self.modules = frozenset(free), modules
 
     def __missing__(self, name: str) -> Any:
+        if name in self.modules:
+            return importlib.import_module(self.modules[name])
         if name not in self.free:
             raise KeyError(name)
         try:
@@ -367,6 +374,8 @@ class Side(Codec):
             expected: One side of a comparison, to be computed once more: it must not depend on what the solution did
                 to its arguments (`a.clear(); return []` is no way to `assert f(a) == sorted(a)`).
         """
+        if _is_match(value):  # it says no more than True
+            value = True
         if isinstance(value, Remote | RemoteType | types.ModuleType) and not isinstance(value, _IMMUTABLE):
             raise self.unjudged("an assert takes an object of the solution for true")
         truth = bool(value)
@@ -761,7 +770,7 @@ class _Judging:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
-        self.names = Namespace(plan["free"])
+        self.names = Namespace(plan["free"], plan["modules"])
         self.module = types.ModuleType("tests")
 
     def run(self, report: Callable[[dict[str, Any]], None]) -> None:
