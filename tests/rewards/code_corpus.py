@@ -570,6 +570,7 @@ SHAPES: dict[str, Pair] = {
     for name, tests, entry in (
         ("literals", ["assert f(2) == 2.5", "assert f(7) == 7.5"], None),
         ("isclose", "import math\nassert math.isclose(f(2), 2.5)\nassert math.isclose(f(7), 7.5)\n", None),
+        ("isclose without an import", "assert math.isclose(f(2), 2.5)\nassert math.isclose(f(7), 7.5)\n", None),
         (
             "abs",
             "def check(candidate):\n    for i in range(9):\n        assert abs(candidate(i) - i - 0.5) < 1e-6\n",
