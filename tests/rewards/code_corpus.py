@@ -34,6 +34,13 @@ HONEST: dict[str, Pair] = {
         "import math\ndef area(r):\n    return math.pi * r * r\n",
         ["import math", "assert math.isclose(area(2), 12.566370614359172, rel_tol=0.001)"],
     ),
+    "MBPP without its imports": Pair(
+        "def area(r):\n    return 3.1416 * r * r\n", ["assert math.isclose(area(2), 12.5664, rel_tol=0.001)"]
+    ),
+    "MBPP of a match": Pair(
+        "import re\ndef check_str(s):\n    return re.search('^[aeiou]', s)\n",
+        ["assert check_str('annie')", "assert not check_str('dawood')"],
+    ),
     "MBPP of a built-in name": Pair(
         "def sum(a, b):\n    return len([i for i in range(1, min(a, b) + 1) if a % i == b % i == 0])\n",
         ["assert sum(10, 15) == 2", "assert sum(4, 6) == 2"],
@@ -563,6 +570,7 @@ SHAPES: dict[str, Pair] = {
     for name, tests, entry in (
         ("literals", ["assert f(2) == 2.5", "assert f(7) == 7.5"], None),
         ("isclose", "import math\nassert math.isclose(f(2), 2.5)\nassert math.isclose(f(7), 7.5)\n", None),
+        ("isclose without an import", "assert math.isclose(f(2), 2.5)\nassert math.isclose(f(7), 7.5)\n", None),
         (
             "abs",
             "def check(candidate):\n    for i in range(9):\n        assert abs(candidate(i) - i - 0.5) < 1e-6\n",
@@ -827,6 +835,7 @@ FORGERIES: dict[str, str] = {
         "class __judge__:\n    check = passed = checking = lambda *a: True\ndef check(c): pass\ndef same(a, b): pass\n"
         "def run(): pass\ndef test_f(): pass\nx = None\nclass T: pass\n__all__ = ['f']\npytest = math = np = random = None",
     ),
+    "defines math": forged("None", "class math:\n    isclose = lambda *a, **k: True\nnp = random = math"),
     "replaces math": forged(
         "None", "import math, random\nmath.isclose = lambda *a, **k: True\nrandom.random = lambda: 0"
     ),

@@ -124,7 +124,7 @@ def test_what_needs_a_real_module_works() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a", "b").mkdir(parents=True)
         Path(folder, "a", "b", "file").write_text("x")
-        Path(folder, "a", "file").rename(Path(folder, "other")) if Path(folder, "a", "file").exists() else None
+        Path(folder, "a", "b", "file").rename(Path(folder, "a", "b", "other"))
     gone = not Path(folder).exists()
     """
     run = module(code, "assert Point().x == 1", "import asyncio\nassert asyncio.run(wait()) == 1", "assert gone is True",
@@ -401,7 +401,7 @@ FORBIDDEN = [
     "open('/dev/shm/planted', 'w')",
     "import os\nos.mkdir('../outside')",
     "import os\nos.rmdir('/var/tmp')",
-    "import os\nos.openat2 = None\nopen('/usr/lib/x', 'w')",
+    "open('/usr/lib/x', 'w')",
     "import os\nos.symlink('/etc/passwd', 'link')",
     "import os\nos.mkfifo('pipe')",
     "import os\nos.chmod('.', 0)",

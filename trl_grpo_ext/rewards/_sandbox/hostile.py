@@ -145,7 +145,7 @@ class Solution(Codec):
         del vars(self.module)[name]
 
     def _do_call(self, called: Any, arguments: Any, keywords: Any) -> Any:
-        return called(*arguments, **keywords)
+        return called(*arguments, **dict(keywords))
 
     def _do_get(self, value: Any, name: str) -> Any:
         return getattr(value, name)

@@ -222,7 +222,9 @@ class _Keeper:
                 hostile.hold(report[0], report[1])
                 os._exit(0)
             sys.path += job["libraries"]
-            sys.stdin, sys.stdout = open(0, encoding="utf-8", errors="surrogateescape"), open(1, "w", encoding="utf-8")
+            sys.stdin, sys.stdout = (
+                open(number, mode, encoding="utf-8", errors="surrogateescape") for number, mode in ((0, "r"), (1, "w"))
+            )
             atexit._clear()
             try:
                 hostile.run_program(job["code"], _reporting(out))

@@ -106,6 +106,8 @@ def _checks(tests: tuple[str, ...], entry: str | None) -> Checks:
     for source in sources:
         for text in [source.text] if source.tree is None else _docstrings(source.tree):
             free |= _doctest_names(text, sources)
+    modules = {name: _MODULES[name] for name in free & _MODULES.keys() if _only_as_module(name, sources)}
+    free -= modules.keys()
     try:
         planned = [source.plan(free, entry) for source in sources]
     except _TOO_BAD as error:
@@ -116,8 +118,23 @@ def _checks(tests: tuple[str, ...], entry: str | None) -> Checks:
             "(statements, `test_*` functions, `Test*` and `TestCase` classes, `check(candidate)`)"
         )
     return Checks(
-        {"tests": planned, "free": sorted(free), "stop": True}, sum(1 for test in planned if not test["empty"])
+        {"tests": planned, "free": sorted(free), "modules": modules, "stop": True},
+        sum(1 for test in planned if not test["empty"]),
     )
+
+
+_MODULES = {name: name for name in "math cmath re itertools functools operator collections random".split()}
+_MODULES |= {name: name for name in "datetime copy sys os json heapq bisect statistics time unittest pytest".split()}
+_MODULES |= {"numpy": "numpy", "np": "numpy"}
+"""Modules that tests use without importing them: they are the tests' own all the same, and not the solution's."""
+
+
+def _only_as_module(name: str, sources: Sequence[_Source]) -> bool:
+    """Whether a name is used for its attributes alone."""
+    nodes = [node for source in sources if source.tree is not None for node in ast.walk(source.tree)]
+    used = sum(isinstance(node, ast.Name) and node.id == name for node in nodes)
+    bases = (node.value for node in nodes if isinstance(node, ast.Attribute))
+    return used == sum(isinstance(base, ast.Name) and base.id == name for base in bases)
 
 
 class _Source:
