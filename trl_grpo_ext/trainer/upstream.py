@@ -22,15 +22,14 @@ from packaging.version import Version
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
+from trl.trainer import utils as trl_utils
 from trl.trainer.utils import pad, use_adapter
 
 from ..errors import ConfigurationError, UpstreamError
 from .facts import LossSettings, Moment, RunFacts
 
-try:
-    from trl.trainer.utils import add_fused_lm_head
-except ImportError:  # before TRL 1.16
-    add_fused_lm_head = None
+add_fused_lm_head: Callable[..., None] | None = getattr(trl_utils, "add_fused_lm_head", None)
+"""TRL's own, which makes a model's head compute log-probabilities in tiles; None before TRL 1.16."""
 
 OLDEST_TESTED = "1.14"
 NEWEST_TESTED = "1.16"
