@@ -17,12 +17,12 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+import trl.trainer.utils as trl_utils
 from accelerate.utils import is_peft_model
 from packaging.version import Version
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
-from trl.trainer import utils as trl_utils
 from trl.trainer.utils import pad, use_adapter
 
 from ..errors import ConfigurationError, UpstreamError
