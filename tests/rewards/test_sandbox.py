@@ -146,6 +146,11 @@ def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.output.decode() == "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR'] []\n"
 
 
+def test_garbage_is_collected() -> None:
+    assert program("import gc\nprint(gc.isenabled())").output == b"True\n"
+    assert statuses(module("import gc", "assert gc.isenabled() is True")) == ["pass"]
+
+
 def test_runs_leave_no_descriptor_and_no_thread() -> None:
     module("pass")
     descriptors, threads = len(list(Path("/dev/fd").iterdir())), threading.active_count()

@@ -278,6 +278,7 @@ class _Keeper:
         for descriptor in moved:
             os.set_inheritable(descriptor, False)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        gc.enable()
         os.chdir(home)
         os.environ.clear()
         os.environ.update({"PATH": "", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"})
