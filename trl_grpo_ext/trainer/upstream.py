@@ -17,7 +17,6 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-import trl.trainer.utils as trl_utils
 from accelerate.utils import is_peft_model
 from packaging.version import Version
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
@@ -28,8 +27,10 @@ from trl.trainer.utils import pad, use_adapter
 from ..errors import ConfigurationError, UpstreamError
 from .facts import LossSettings, Moment, RunFacts
 
-add_fused_lm_head: Callable[..., None] | None = getattr(trl_utils, "add_fused_lm_head", None)
-"""TRL's own, which makes a model's head compute log-probabilities in tiles; None before TRL 1.16."""
+try:
+    from trl.trainer.utils import add_fused_lm_head as add_fused_lm_head  # again, for the mixin
+except ImportError:  # before TRL 1.16
+    add_fused_lm_head = None
 
 OLDEST_TESTED = "1.14"
 NEWEST_TESTED = "1.16"
