@@ -45,6 +45,8 @@ NOT_YET = "not run yet"
 NONE_HERE = "–"
 TINY_LIMIT = 300
 """Seconds of a run with tiny shapes."""
+GRACE = 40
+"""Seconds in which a launcher ends its workers; Torch's gives them thirty."""
 
 Figures = dict[str, Any]
 
@@ -440,7 +442,8 @@ class Work:
     def measure(self, section: Section, run: Run) -> str:
         """Run one process, and write what it says as it says it. Returns how it ended, in a few words."""
         tiny = self.options.tiny
-        left, own = self.until - time.monotonic(), TINY_LIMIT if tiny else 3 * run.seconds
+        grace = GRACE if run.launcher else 0
+        left, own = self.until - time.monotonic() - grace, TINY_LIMIT if tiny else 3 * run.seconds
         if left < (1 if tiny else run.seconds):
             return "left for the next call: too little time"
         answer, log = self.folder / "answer.json", self.folder / "log.txt"
@@ -450,7 +453,7 @@ class Work:
         words += ["--folder", str(self.folder), "--device", self.options.device, *(["--tiny"] if tiny else [])]
         environment = {**os.environ, **run.environment, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         deadline, seen, state = time.monotonic() + min(left, own), 0.0, self._state()
-        with started(words, environment, log) as process:
+        with started(words, environment, log, grace) as process:
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.2)
                 if answer.exists() and (changed := answer.stat().st_mtime) != seen:
@@ -486,8 +489,13 @@ class Work:
 
 
 @contextmanager
-def started(words: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, of which nothing is left at the end."""
+def started(
+    words: Sequence[str], environment: Mapping[str, str], log: Path, grace: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, of which nothing is left at the end.
+
+    A launcher gets some seconds of grace: its workers are in groups of their own, and it ends them itself.
+    """
     with log.open("wb") as file:
         process = subprocess.Popen(
             words, cwd=ROOT, env=dict(environment), stdout=file, stderr=file, start_new_session=True
@@ -495,6 +503,10 @@ def started(words: Sequence[str], environment: Mapping[str, str], log: Path) -> 
         try:
             yield process
         finally:
+            if grace and process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(grace)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

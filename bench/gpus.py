@@ -75,7 +75,7 @@ def measure(job: Any, engine: str, arm: str) -> None:
     from bench.compact_rollouts import PROFILES, Cell, Script, Size
     from tests.recipes.engines.on_cpu import shapes
 
-    state = PartialState()
+    state = PartialState(cpu=not job.cuda)
     ranks, measured, everyone = state.num_processes, {"share": 0.0}, []
     assert ranks > 1, "one process is no engine of several"
     if state.is_main_process:
