@@ -50,7 +50,7 @@ those after the shapers, and `Forward.zero_variance_B` asks the advantages."""
 Span = tuple[int, int, float]
 """`(start, end, value)`: the characters `text[start:end]` of a completion, and what they are worth."""
 
-NEEDS = ("old_logps", "ref_logps", "sampling_logps", "offsets", "entropies")
+NEEDS = ("old_logps", "old_entropies", "ref_logps", "sampling_logps", "offsets", "entropies", "several_updates")
 """What a hook may list in its `needs`."""
 
 ROLES: Mapping[str, str] = {
@@ -202,6 +202,8 @@ class Rollout:
         totals: Counts over all ranks.
         old_logps_B_T: Log-probabilities under the policy that generated, where TRL has computed them, or where a hook
             has "old_logps" among its `needs`.
+        old_entropies_B_T: Entropies of the next-token distributions of the policy that generated, in nats, where a hook
+            has "old_entropies" among its `needs`.
         ref_logps_B_T: Log-probabilities under the reference policy, where TRL has computed them, or where a hook has
             "ref_logps" among its `needs`.
         sampling_logps_B_T: Log-probabilities that the sampler (vLLM, a rollout function) reported.
@@ -243,6 +245,7 @@ class Rollout:
     num_generations: int
     totals: Totals
     old_logps_B_T: torch.Tensor | None = None
+    old_entropies_B_T: torch.Tensor | None = None
     ref_logps_B_T: torch.Tensor | None = None
     sampling_logps_B_T: torch.Tensor | None = None
     teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -387,6 +390,9 @@ class AdvantageHook(Protocol):
       have 0 after the forward stage too. To know these it is run on advantages of 1 and of -1 as well, so it may look
       at the sign of an advantage, but not at its size. Of a forward hook: it acts after the other forward hooks.
     - `makes_signal = True`, of a forward hook: it gives groups without signal (`Forward.zero_variance_B`) advantages.
+    - `signal_everywhere = True`, of a hook before the forward stage: it gives every completion an advantage, so that
+      hooks with `makes_signal` are refused.
+    - `masks_zero_variance = True`, of a mask: it masks the groups without signal, so that these are refused too.
     - `uses_total_reward = False`, of an estimator: it does not read `rollout.rewards_B`, so that shapers are refused.
     - `needs`: names out of `NEEDS`. The run is refused at construction where one of them cannot be had;
       log-probabilities that TRL does not compute are computed once more.
@@ -415,6 +421,8 @@ class LossAggregation(Protocol):
 
     `weights` is the common form. It runs once per generation batch and returns non-negative weights, zero off the
     mask. The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut.
+    Where the batch feeds several optimizer steps, each step's part is multiplied to the size of the whole. With
+    `per_step = True` it is not: `Σ w·l` over a step's tokens is that step's loss, as a sum without a divisor wants it.
 
     `reduce` is for what needs the losses themselves. It runs at each loss forward on one micro-batch and returns a
     scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch is cut,

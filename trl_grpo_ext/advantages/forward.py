@@ -101,12 +101,14 @@ class ZeroVarianceCredit:
 class LowProbability:
     """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
 
-    `π_t` is the probability of the sampled token under the policy being trained, detached. A token's gradient is the
-    larger the less probable it is, so that a few improbable tokens drown the others; this evens them out. α = 0 changes
-    nothing, with α = 1 the advantage is proportional to the probability.
+    `π_t` is the probability of the sampled token under the policy that generated, so that a token has one weight at all
+    updates of a generation batch. A token's gradient is the larger the less probable it is, so that a few improbable
+    tokens drown the others; this evens them out. α = 0 changes nothing, with α = 1 the advantage is proportional to the
+    probability.
 
-    Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929).
-    Their second method, which updates on improbable tokens first, is none of a hook's affairs.
+    Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
+    its authors' code, which weighs by the old policy, once per batch. Their scripts have α = 0.2 for this method alone,
+    and 0.3 beside their second method, which updates on improbable tokens first and is none of a hook's affairs.
 
     Departures: none.
 
@@ -121,12 +123,13 @@ class LowProbability:
     role = "forward"
     per_completion = True
 
-    def __init__(self, *, alpha: float = 0.3) -> None:
+    def __init__(self, *, alpha: float = 0.2) -> None:
         self.alpha = checked_number("low_probability: alpha", alpha, "a number from 0 to 1", lambda x: 0 <= x <= 1)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
-        probabilities_B_T = forward.logps_B_T.to(wide(forward.logps_B_T.dtype)).exp()
+        # Where TRL has no old policy, the one being trained is the one that generated.
+        probabilities_B_T = forward.old_logps_B_T.to(wide(forward.old_logps_B_T.dtype)).exp()
         return (advantages_B_T * (self.alpha * probabilities_B_T + 1 - self.alpha)).to(advantages_B_T.dtype)
 
 
@@ -142,7 +145,7 @@ class FutureKL:
 
     While the policy is the one that generated, every `d` is 0 and nothing changes. So this hook does something only
     where a generation batch feeds several optimizer steps: `num_iterations` above 1, or `steps_per_generation` above
-    `gradient_accumulation_steps`. Elsewhere TRL has no `π_old`, and `d` is 0 throughout.
+    `gradient_accumulation_steps`. A run of one update per generation batch is refused when it is constructed.
 
     Source: FIPO (2603.19835) and its authors' loss `future_kl`, whose names for these parameters are `decay_rate`,
     `clip_ratio_c`, `future_kl_clip_ratio`, `safety_thresh`. The defaults are those of their 32B run, which clips to
@@ -166,6 +169,7 @@ class FutureKL:
     __name__ = "future_kl"
     role = "forward"
     per_completion = True
+    needs = ("several_updates",)
 
     def __init__(
         self,

@@ -27,10 +27,13 @@ class ProcessRewards:
         A_t = coefficient · (G_t - b),   b = mean of G at the first token over the group's scored completions
 
     In the minimum form a low temperature leaves nearly all weight to the worst step. So what comes before it is worth
-    its reward, what comes after about nothing, and a completion gains nothing from further steps that score well.
+    its reward, what comes after about nothing, and a completion gains nothing from further steps that score well. Low
+    is relative to the steps' rewards: 0.1 suits those between -1 and 1. At 1 they are all weighted by little, and `r*`
+    sums to no minimum.
 
-    Source: PURE (2504.15275) for the minimum form, its transformed rewards `r*`; the plain sum of the rewards to go is
-    that of process supervision in GRPO (2402.03300).
+    Source: PURE (2504.15275) for the minimum form, its transformed rewards `r*`, and the temperature 0.1 of its
+    authors' configuration, for rewards between -1 and 1; the plain sum of the rewards to go is that of process
+    supervision in GRPO (2402.03300).
 
     Departures: the papers' own baselines and normalisations are not taken over: here it is one number per group, the
     mean return of whole completions, the completion's own included. γ counts steps, not tokens. Tokens behind the last
@@ -61,7 +64,7 @@ class ProcessRewards:
         *,
         reward: str | None = None,
         form: str = "min",
-        temperature: float = 1.0,
+        temperature: float = 0.1,
         gamma: float = 1.0,
         separator: str | None = None,
         baseline: str = "group",

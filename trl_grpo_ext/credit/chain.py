@@ -145,6 +145,17 @@ def refuse_thrown_away(hooks: Sequence[Any], aggregation: Any = None) -> None:
             f"The advantage hooks {first!r} and {second!r} both give groups without signal an advantage, so the second "
             "would throw away what the first gave. Keep one of them."
         )
+    if makers and (masks := [hook for hook in hooks if getattr(hook, "masks_zero_variance", False)]):
+        raise ConfigurationError(
+            f"The advantage hook {plugin_label(masks[0])!r} masks the groups without signal, to which "
+            f"{plugin_label(makers[0])!r} gives an advantage, so it would do nothing. Keep one of them."
+        )
+    if makers and (givers := [hook for hook in hooks if getattr(hook, "signal_everywhere", False)]):
+        raise ConfigurationError(
+            f"The advantage hook {plugin_label(givers[0])!r} gives every completion an advantage, so there are no "
+            f"groups without signal, for which {plugin_label(makers[0])!r} is, and it would do nothing. Keep one of "
+            "them; a KL penalty may stand in TRL's loss instead (beta)."
+        )
     if makers and getattr(aggregation, "skips_zero_variance", False):
         raise ConfigurationError(
             f"The advantage hook {plugin_label(makers[0])!r} gives groups without signal an advantage, and the loss "

@@ -94,7 +94,17 @@ class Preserving:
 
     def __getattr__(self, name: str) -> Any:
         """Answer with the hook's `needs`, `teachers`, `state_dict` and the like."""
-        if name in ("needs", "teachers", "last", "makes_signal", "per_completion", "state_dict", "load_state_dict"):
+        if name in (
+            "needs",
+            "teachers",
+            "last",
+            "makes_signal",
+            "signal_everywhere",
+            "masks_zero_variance",
+            "per_completion",
+            "state_dict",
+            "load_state_dict",
+        ):
             return getattr(self.__dict__["hook"], name)
         raise AttributeError(name)
 

@@ -131,6 +131,7 @@ class SkipZeroVariance:
 
     def __init__(self, aggregation: Any) -> None:
         self.aggregation = aggregation
+        self.per_step = getattr(aggregation, "per_step", False)
         self.__name__ = f"{plugin_label(aggregation)}, skip_zero_variance"
 
     def weights(self, rollout: Rollout) -> torch.Tensor:

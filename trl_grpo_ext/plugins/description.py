@@ -47,7 +47,8 @@ STATES = {
 DECLARED = {
     "reward": ("reference_column", "takes_rewards", "deterministic", "conformance"),
     "advantage_hook": (
-        *("role", "last", "makes_signal", "uses_total_reward", "needs", "teachers", "per_completion", "conformance"),
+        *("role", "last", "makes_signal", "signal_everywhere", "masks_zero_variance", "uses_total_reward"),
+        *("needs", "teachers", "per_completion", "conformance"),
     ),
     "loss_aggregation": ("needs_step_totals", "conformance"),
 }

@@ -15,7 +15,7 @@ from ..guard.parameters import checked_choice, checked_flag, checked_number, che
 from ..guard.parameters import column as checked_column
 from ..guard.workers import usual_workers
 from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
-from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, equal, read_tests, same_output
+from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, read_tests, same_output
 from ._text.completions import completion_text
 
 _OUTCOMES = (
@@ -31,35 +31,36 @@ class PythonTests:
     The dataset's column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
-    - one source text (HumanEval): one test. If it defines `check` and does not call it, `check(<entry_point>)` is
-      called, with what the column `entry_point` has for that row;
+    - one source text (HumanEval, pytest, unittest, doctests): one test. Definitions that people mean to be run are run.
+      If it defines `check` and does not call it, `check(<entry_point>)` is called, with what the column `entry_point`
+      has for that row;
     - a list of `{"input": ..., "output": ...}`: each is a test, in which the code is a program that reads the one and
       must print the other. White space at the ends of lines does not count.
 
     The code is the completion's last fence marked python, else its last fence, else its whole text.
 
-    A program runs once per test, in a process of its own. All other tests of a completion run in one process, in order,
-    after the code itself, in its namespace (its `__name__` is "solution"). Only the standard library is there. What the
-    process may do is in `rewards._sandbox.run`: with the layers that are required by default, no files but its
-    own, no network, no other process.
+    A program runs once per test, in a process of its own. Otherwise one process holds the code, and another one runs
+    the tests, in order and in one namespace (`rewards._sandbox.judge`); it asks the first for calls and attributes and
+    gets values as data. The standard library and installed packages are there. What the processes may do is in
+    `rewards._sandbox.run`: with the layers that are required by default, no files but their own, no network, no other
+    process.
 
     What an outcome means: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised
     or it ended the process before the tests were through; `died`, it crashed the interpreter, ran out of memory or
-    stored too much; `timeout`, it took longer than `timeout`, which holds for all tests of a completion together;
-    `unparseable_reference`, the tests are in none of the forms; `refused`, the completion is too long. With `partial`,
-    where some tests pass, it is `scored`.
+    stored too much; `timeout`, it took more processor time than `timeout`, which holds for all tests of a completion
+    together; `refused`, the completion is too long. With `partial`, where some tests pass, it is `scored`.
+    `unparseable_reference`: the tests are in none of the forms, or cannot judge this code, because no assert ran, one
+    was kept from running by what the code returned, or one needs what only the code could say: the `==`, order or truth
+    of an object of its own class.
 
-    Can the code forge its verdict? Of a program it cannot: what it prints is compared outside. Nor can it where an
-    assert compares with a literal: the value goes out and is compared there, by type and value, so neither an `__eq__`
-    nor knowledge of the harness helps. A test must also be reported as passed, with a token, so leaving early
-    (`sys.exit(0)`, `os._exit(0)`) or printing does not help either. But any other test, such as
-    `assert isclose(f(2), 0.5)` or `assert f(2)`, is judged by the interpreter that the code runs in: code that replaces
-    `math.isclose`, returns objects that lie about themselves or looks through the frames for the token passes those.
-    Prefer literals and programs.
+    Can the code forge its verdict? It never sees a test, and whatever it does to its process, it can do no more than
+    answer calls with values. What it answers is compared where it cannot reach. What is left is what the tests leave
+    open: a constant is right where only one input is tested.
 
     Args:
         partial: Score the share of tests that pass.
-        timeout: Seconds for the tests of one completion, without the start of the interpreter.
+        timeout: Seconds of processor time that the code may take for all tests of a completion; of the time that it
+            sleeps, half counts. What else the machine does makes no difference.
         memory_mb: Memory, in MiB, beyond the interpreter's own.
         workers: How many completions are tested at a time; None is the number of usable cores, shared with the other
             ranks of this machine (`LOCAL_WORLD_SIZE`), at most 8.
@@ -166,23 +167,33 @@ class PythonTests:
         return [judgement for judgement in judged if judgement is not None]
 
     def _check(self, code: str, checks: Checks, stop: threading.Event) -> Judgement:
-        run = self._run({"code": code, "tests": checks.sources, "stop": not self.partial}, self.timeout, None, stop)
+        run = self._run(code, {**checks.plan, "stop": not self.partial}, self.timeout, b"", stop)
         failure = _failure(run)
-        if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
+        if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER, Outcome.UNPARSEABLE):
             return failure
-        passed = _passed(run.messages, checks)
-        if all(passed):
-            return Judgement(Outcome.RIGHT)
-        if failure is None and {"end": True} not in run.messages:
+        reports = [message for message in run.messages if "status" in message]
+        passed = [message["status"] == "pass" for message in reports if message["status"] != "setup"]
+        wrong = next((message for message in reports if message["status"] == "fail"), None)
+        unjudged = next((message for message in reports if message["status"] == "unjudged"), None)
+        if failure is None and wrong is None and unjudged is not None:
+            failure = Judgement(Outcome.UNPARSEABLE, f"test {unjudged['test']}: {unjudged['detail']}")
+        elif failure is None and wrong is not None:
+            failure = Judgement(Outcome.WRONG, f"test {wrong['test']} failed: {shown(wrong['detail'])}")
+        elif failure is None and {"end": True} not in run.messages:
             failure = Judgement(Outcome.WRONG, "the process ended before its tests did")
-        return self._shared(passed, failure or Judgement(Outcome.WRONG, f"test {passed.index(False)} failed"))
+        if failure is None:
+            if any(passed):
+                return Judgement(Outcome.RIGHT)
+            return Judgement(Outcome.UNPARSEABLE, "no assert ran")
+        passed += [False] * (checks.count - len(passed))
+        return self._shared(passed, failure)
 
     def _try_examples(self, code: str, examples: Examples, stop: threading.Event) -> Judgement:
         passed: list[bool] = []
         first: Judgement | None = None
         left = self.timeout
         for given, wanted in examples.pairs:
-            run = self._run({"code": code}, left, given.encode("utf-8", "replace"), stop)
+            run = self._run(code, None, left, given.encode("utf-8", "replace"), stop)
             left -= run.seconds
             failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
             if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
@@ -197,12 +208,12 @@ class PythonTests:
                 return first
         return self._shared(passed, first) if first is not None else Judgement(Outcome.RIGHT)
 
-    def _run(self, job: dict[str, Any], seconds: float, stdin: bytes | None, stop: threading.Event) -> Run:
+    def _run(self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event) -> Run:
         for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
             run = run_python(
-                job, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
+                code, plan, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
             )
-            if run.ended != "exited" or run.status != -signal.SIGKILL:
+            if run.ended != "exited" or -signal.SIGKILL not in (run.status, run.judge):
                 break
         return run
 
@@ -233,9 +244,11 @@ def fenced_code(text: str) -> str:
 
 
 def _failure(run: Run) -> Judgement | None:
-    """What went wrong with a process, apart from its tests."""
+    """What went wrong with the processes, apart from the tests."""
     if run.ended == "timeout":
         return Judgement(Outcome.TIMEOUT, f"{run.seconds:.1f} s")
+    if run.ended == "tests":
+        return Judgement(Outcome.UNPARSEABLE, "the tests take too long, without the code's doing")
     for message in run.messages:
         if "unread" in message:
             return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(message['unread'])}")
@@ -243,31 +256,22 @@ def _failure(run: Run) -> Judgement | None:
         return Judgement(Outcome.DIED, "it stored too much")
     if run.ended == "output":
         return Judgement(Outcome.WRONG, "it printed or handed over too much")
-    errors = [message.get("failed") or message.get("error") for message in run.messages]
-    if any(isinstance(error, list) and error[:1] == ["MemoryError"] for error in errors):
-        return Judgement(Outcome.DIED, "out of memory")
-    for message in run.messages:
-        if "failed" in message:
-            return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
     if run.status < 0:
         return Judgement(Outcome.DIED, f"ended by signal {-run.status}")
+    if any(message.get("memory") or message.get("failed", [""])[0] == "MemoryError" for message in run.messages):
+        return Judgement(Outcome.DIED, "out of memory")
+    if any("MemoryError" in str(message.get("detail", ""))[:11] for message in run.messages):
+        return Judgement(Outcome.DIED, "out of memory: what the code returned is too much for its tests")
+    for message in run.messages:
+        if message.get("gone") == "closed":
+            return Judgement(Outcome.WRONG, "the process ended before its tests did")
+        if message.get("gone"):
+            return Judgement(Outcome.WRONG, f"it answered what is no value ({shown(message['gone'])})")
+        if "failed" in message:
+            return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
+    if run.judge is not None and run.judge < 0:
+        return Judgement(Outcome.UNPARSEABLE, f"the tests' process was ended by signal {-run.judge}")
     return None
-
-
-def _passed(messages: Sequence[Mapping[str, Any]], checks: Checks) -> list[bool]:
-    """Which tests were reported as passed, once, and handed over what they must, and nothing that is not expected."""
-    reports: dict[int, list[Any]] = {}
-    right: dict[int, bool] = {}
-    for message in messages:
-        slot, test = message.get("slot"), message.get("test")
-        if isinstance(test, int):
-            reports.setdefault(test, []).append(message.get("error", ""))
-        elif isinstance(slot, int) and 0 <= slot < len(checks.expected):
-            right[slot] = right.get(slot, True) and equal(message.get("value"), checks.expected[slot])
-    return [
-        reports.get(test) == [None] and certain <= right.keys() and all(right.get(slot, True) for slot in slots)
-        for test, (slots, certain) in enumerate(zip(checks.slots, checks.certain, strict=True))
-    ]
 
 
 def _checked_layers(name: str, require: Any, memory_mb: int) -> tuple[str, ...]:

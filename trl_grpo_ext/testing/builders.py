@@ -379,6 +379,7 @@ class Scene:
         prompts = setting.prompts or ("What is 2 + 2?",)
         written = [[1.0] * len(row.live) for row in rows]
         logps = partial(self.table, low=-3.0, high=-0.01, width=width, padding=padding, dtype=dtype)
+        entropies = partial(self.table, low=0.01, high=3.0, width=width, padding=padding, dtype=dtype)
         rewards_B = torch.tensor([row.reward for row in rows], dtype=dtype)
         completion_mask_B_T = padded(written, width, 0.0, dtype)
         mask_B_T = self.mask(width, dtype)
@@ -408,6 +409,7 @@ class Scene:
             "totals": self.totals(),
             "sampling_logps_B_T": logps("sampling") if "sampling_logps" in needs else None,
             "old_logps_B_T": logps("old") if "old_logps" in needs else None,
+            "old_entropies_B_T": entropies("old_entropies") if "old_entropies" in needs else None,
             "ref_logps_B_T": logps("ref") if "ref_logps" in needs else None,
             "teacher_logps_B_T": _Teachers(logps, setting.teachers, any_other=tuple(needs) == NEEDS),
             "advantages_B_T": self.incoming(width, dtype) if aggregation else None,

@@ -24,8 +24,8 @@ class GRPOExtConfig(GRPOConfig):
 
     Args:
         rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
-        advantage_hooks: Advantage hooks, in the order in which they act. A mapping may hold `preserve_sign` and
-            `preserve_sum`.
+        advantage_hooks: Advantage hooks. They act by their roles, those of one role in this order. A mapping may hold
+            `preserve_sign` and `preserve_sum`.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
         reward_timeout: Seconds on the wall clock that all reward functions together may take for one generation batch,
@@ -55,7 +55,8 @@ class GRPOExtConfig(GRPOConfig):
         default=None, metadata={"help": f"Reward plugins. {_HOW} A reward's mapping may also hold `weight`."}
     )
     advantage_hooks: list[str] | None = field(
-        default=None, metadata={"help": f"Advantage hooks, in the order in which they act. {_HOW}"}
+        default=None,
+        metadata={"help": f"Advantage hooks, which act by their roles, then in this order. {_HOW}"},
     )
     loss_aggregation: dict[str, Any] | str | None = field(
         default=None, metadata={"help": f"One loss aggregation in place of TRL's own reduction. {_HOW}"}

@@ -150,6 +150,7 @@ def make_rollout(
             optimizer_steps=moment.steps_per_generation / facts.accumulation if moment.training else 1.0,
         ),
         old_logps_B_T=batch.get("old_per_token_logps", scores.old_B_T),
+        old_entropies_B_T=scores.old_entropies_B_T,
         ref_logps_B_T=batch.get("ref_per_token_logps", scores.ref_B_T),
         sampling_logps_B_T=batch.get("sampling_per_token_logps"),
         teacher_logps_B_T=scores.teachers,

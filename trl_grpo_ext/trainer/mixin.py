@@ -155,6 +155,8 @@ class GRPOExtMixin:
         self._own_loss = OwnLoss(type(self), GRPOExtMixin, wanted)
         if self.loss_aggregation is not None:
             upstream.check_loss_type(getattr(args, "loss_type", None))
+        if any("ref_logps" in getattr(hook, "needs", ()) for hook in self.advantage_hooks):
+            upstream.keep_adapter_as_reference(model, args, keywords.get("peft_config"))
         given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         selected = load_rewards(getattr(args, "rewards", None) or [])
         weights = [*(given.weights if isinstance(given, RewardList) else [1.0] * len(given)), *selected.weights]
@@ -215,24 +217,31 @@ class GRPOExtMixin:
         """What the scorer needs of the models of this run."""
         trl: Any = self
 
-        def policy_logps(batch: dict[str, Any], rows_at_once: int) -> torch.Tensor:
+        def policy_pass(
+            batch: dict[str, Any], rows_at_once: int, entropies: bool
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
             """By TRL's own method, so these are the numbers that TRL itself would have computed."""
             images = {key: batch[key] for key in upstream.MULTIMODAL_KEYS if batch.get(key) is not None}
             length = batch["completion_ids"].size(1)
             with torch.no_grad():
                 scored = self._get_per_token_logps_and_entropies(
-                    self.model, *whole_rows(batch), length, batch_size=rows_at_once, **images
+                    self.model,
+                    *whole_rows(batch),
+                    length,
+                    batch_size=rows_at_once,
+                    compute_entropy=entropies,
+                    **images,
                 )
-            logps_B_T: torch.Tensor = scored[0].detach()
-            return logps_B_T
+            return scored[0].detach(), scored[1].detach() if entropies else None
 
         return Models(
-            policy_logps=policy_logps,
+            policy_pass=policy_pass,
             as_reference=upstream.reference_of(self),
             prepared=functools.partial(upstream.prepared_like_policy, self),
             in_tiles=upstream.add_fused_lm_head is not None,
             autocast=self.accelerator.autocast,
             samples_with_logps=trl.use_vllm or trl.rollout_func is not None,
+            one_update=upstream.one_update_of(trl),
             name=trl.model.config._name_or_path,
             temperature=float(trl.temperature),
             trust_remote_code=bool(getattr(self.args, "trust_remote_code", False)),
@@ -349,6 +358,7 @@ class GRPOExtMixin:
         trl: Any = self
         assert self._scored is not None  # shapers are hooks, so the rollout is needed
         batch, moment = shaping.batch(has_reference=trl.beta != 0.0), upstream.moment_of(self)
+        shaping.refuse_images(self._scored.rows, self._scorer.missing(batch))
         scores = self._scorer.scores(batch, self._facts.rows_at_once(moment.training))
         scored = self._scored = self._scored.agreed(self._facts)
         with self._agreement.section():
@@ -483,7 +493,7 @@ class GRPOExtMixin:
         mask_B_T, keep_graph = loss_mask(inputs, moment.precision), torch.is_grad_enabled()
         if moment.training and self._acts_at_forward and self._own_loss.per_token and not self._self_checked:
             slope = upstream.slope_at_ratio_one(self)
-            with upstream.undisturbed(self):
+            with self._agreement.section(), upstream.undisturbed(self):
                 check = SelfCheck(self._with_pass(below), self._facts, settings, moment, slope)
                 check.run(inputs, mask_B_T, self._reaggregation)
             self._self_checked = True

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from packaging.version import Version
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad, use_adapter
@@ -27,7 +28,7 @@ from ..errors import ConfigurationError, UpstreamError
 from .facts import LossSettings, Moment, RunFacts
 
 try:
-    from trl.trainer.utils import add_fused_lm_head as add_fused_lm_head
+    from trl.trainer.utils import add_fused_lm_head as add_fused_lm_head  # again, for the mixin
 except ImportError:  # before TRL 1.16
     add_fused_lm_head = None
 
@@ -74,6 +75,9 @@ SAVING: dict[str, tuple[str, ...]] = {
 }
 """Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
 
+WHERE_THERE: dict[str, tuple[str, ...]] = {"_run_epoch": ("self",)}
+"""Methods that are wrapped in releases of transformers that have them; older ones go without what they are for."""
+
 ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
     "_entropy_bonus_enabled",
@@ -106,7 +110,12 @@ ATTRIBUTES: tuple[str, ...] = (
 )
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a moment and restore)."""
 
-ARGUMENTS: tuple[str, ...] = ("sapo_temperature_pos", "steps_per_generation", "use_bias_correction_kl")
+ARGUMENTS: tuple[str, ...] = (
+    "num_iterations",
+    "sapo_temperature_pos",
+    "steps_per_generation",
+    "use_bias_correction_kl",
+)
 """Fields of `GRPOConfig` that we read."""
 
 BATCH_KEYS: tuple[str, ...] = (
@@ -300,6 +309,48 @@ def loss_settings_of(trainer: Any) -> LossSettings:
         auxiliary_loss=trainer.aux_loss_enabled,
         top_entropy_quantile=trainer.top_entropy_quantile,
     )
+
+
+def one_update_of(trainer: Any) -> str | None:
+    """The settings by which every generation batch feeds one optimizer step alone; None where the policy moves on it.
+
+    This is TRL's own condition for keeping the old policy's log-probabilities.
+    """
+    names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+    iterations, steps, accumulation = (int(getattr(trainer.args, name)) for name in names)
+    if accumulation % (iterations * steps):
+        return None
+    return ", ".join(f"{name}={getattr(trainer.args, name)}" for name in names)
+
+
+def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
+    """Keep a frozen copy of an adapter that is to be trained further, as the adapter `ref`.
+
+    TRL makes one where `beta` is above 0, and takes it for the reference; with `beta` 0 it needs none, and a hook would
+    find the bare model instead of the policy as training began. Of a new adapter (`peft_config`) that is the same.
+
+    Args:
+        model: What the trainer was given.
+        args: Its arguments.
+        peft_config: Of a new adapter.
+
+    Raises:
+        ConfigurationError: PEFT cannot put a second adapter beside it.
+    """
+    beta = getattr(args, "beta", 0.0)
+    if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
+        return
+    trained = model.active_adapter
+    if "ref" in model.peft_config:
+        return
+    try:
+        model.add_adapter("ref", model.peft_config[trained])
+    except ValueError as error:
+        raise ConfigurationError(
+            f"The adapter {trained!r} of the model cannot be kept beside itself as the reference policy: {error}. Name "
+            "a model where the hook takes one (`reference`, `teacher`), or update peft."
+        ) from error
+    set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=trained), adapter_name="ref")
 
 
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:

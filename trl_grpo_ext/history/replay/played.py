@@ -151,6 +151,7 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
             max_completion_length=selection.settings["max_completion_length"],
         ),
         old_logps_B_T=tokens.logps_B_T if "old_logps" in needs else None,
+        old_entropies_B_T=tokens.entropies_B_T if "old_entropies" in needs else None,
         step=batch.step,
         tokenizer=tokenizer,
         offsets=tokens.offsets,

@@ -182,8 +182,11 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         *("reward_total", "Rewards", "Total reward"),
         "The weighted sum that is trained on (band: standard deviation); it should rise, and the held-out points with "
-        "it.",
-        _of_metrics(Panel("reward", [Series("reward", spread="reward_std")])),
+        "it. Where hooks shape rewards, the sum before them stands beside it.",
+        _of_metrics(
+            Panel("reward", [Series("reward", spread="reward_std")]),
+            Panel("reward before the shapers", [Series("raw_reward", spread="raw_reward_std")]),
+        ),
     ),
     Plot(
         *("reward_functions", "Rewards", "Reward per function"),

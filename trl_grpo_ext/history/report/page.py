@@ -257,9 +257,16 @@ def facts(run: Run) -> list[str]:
         except OSError:
             continue
     if times:
-        first, last = (datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M") for time in (min(times), max(times)))
+        first, last = map(_date, (min(times), max(times)))
         texts.append(f"files written {first}" if first == last else f"files written {first} to {last}")
     return texts
+
+
+def _date(time: float) -> str:
+    try:
+        return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # a damaged disk, or a clock set by somebody
+        return f"at a time that no calendar has (time stamp {time:.0f})"
 
 
 def settings(runs: Sequence[Run]) -> list[Line]:
@@ -311,7 +318,7 @@ def _plugins(run: Run) -> dict[str, str]:
 
 
 def _told(record: PluginRecord) -> str:
-    parts = [record.origin, record.target]
+    parts = [record.origin, record.target, f"role {record.role}" if record.role else ""]
     if record.weight is not None:
         parts.append(f"weight {record.weight:g}")
     if record.parameters:
