@@ -156,6 +156,7 @@ def test_a_hook_keeps_shape_mask_rows_and_padding_apart(info: PluginInfo) -> Non
             [rewards[i] for i in order],
             width=3 + padding,
             old_logps_B_T=-entropies,
+            old_entropies_B_T=entropies,
             ref_logps_B_T=-2 * entropies,
         )
         advantages = torch.tensor([0.5, -0.5, 0.0, 1.0], dtype=torch.float64)[order]
@@ -194,6 +195,7 @@ def test_an_aggregation_gives_masked_tokens_no_gradient(info: PluginInfo) -> Non
 # ---------------------------------------------------------------------------------------------- the conformance kit
 
 ACTIVE: dict[str, dict[str, Any]] = {
+    "clip_advantages": {"low": -0.1, "high": 0.1},
     "covariance_clip": {"low": 0.0, "high": 5.0, "ratio": 0.2},
     "repetition_penalty": {"ngram": 1},
 }

@@ -54,6 +54,7 @@ class BothStages:
     """A hook that acts at both stages, and turns some advantages round."""
 
     __name__ = "both_stages"
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         return advantages_B_T * 0.5

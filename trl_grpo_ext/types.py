@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from .errors import PluginOutputError
+from .errors import PluginContractError, PluginOutputError
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTRACT_VERSION",
     "NEEDS",
+    "ROLES",
     "AdvantageHook",
     "Forward",
     "LossAggregation",
@@ -34,19 +35,31 @@ __all__ = [
     "SpanScore",
     "StepTotals",
     "Totals",
+    "acting_order",
     "implements",
+    "role_of",
     "span_reward",
 ]
 
-CONTRACT_VERSION = 1
-"""Raised when a field of `Rollout`, `Forward` or `Totals` changes its meaning; adding a field does not raise it."""
+CONTRACT_VERSION = 2
+"""Raised when a field of `Rollout`, `Forward` or `Totals` changes its meaning, or when something more is asked of a
+plugin; adding a field does not raise it. Version 2: advantage hooks with `on_rollout` say their `role`, rewards are
+those after the shapers, and `Forward.zero_variance_B` asks the advantages."""
 
 
 Span = tuple[int, int, float]
 """`(start, end, value)`: the characters `text[start:end]` of a completion, and what they are worth."""
 
-NEEDS = ("old_logps", "ref_logps", "sampling_logps", "offsets", "entropies")
+NEEDS = ("old_logps", "old_entropies", "ref_logps", "sampling_logps", "offsets", "entropies", "several_updates")
 """What a hook may list in its `needs`."""
+
+ROLES: Mapping[str, str] = {
+    "shaper": "on_rewards",
+    "estimator": "on_rollout",
+    "transform": "on_rollout",
+    "forward": "on_forward",
+}
+"""The roles of advantage hooks, in the order in which they act, and the method that each must have."""
 
 
 class SpanScore(float):
@@ -169,21 +182,28 @@ class Rollout:
         tool_mask_B_T: 1.0 where the model wrote the token and 0.0 where a tool or an environment did; None without
             tools.
         truncated_B: Whether a completion ended at the limit, without an end-of-sequence token.
-        rewards_B_K: Each function's reward; NaN where the function returned None.
+        rewards_B_K: Each function's reward; NaN where the function returned None. Each shaper has a column of its own
+            behind the functions', with what it added; NaN where no function gave a value.
         reward_names: The `K` names.
-        reward_weights_K: The `K` weights.
-        rewards_B: Weighted sum over the functions that gave a value; NaN where none did.
+        reward_weights_K: The `K` weights; 1 for shapers.
+        rewards_B: Weighted sum over the columns that have a value, so the reward after the shapers; NaN where no
+            function gave one. For a shaper, the reward after the shapers before it.
+        raw_rewards_B: Weighted sum of the reward functions alone: `rewards_B` before any shaper.
+        token_rewards_B_T: What shapers added token by token, zero off the mask; its sums over the tokens are in
+            `rewards_B`. None where no shaper gave tokens their own.
         reward_spans: By name of a reward function that returned `SpanScore`s, on whichever rank, each completion's
             spans; None where the function had nothing to say, empty where it gave a plain number. Functions that return
             plain numbers only are not in here. Reading one raises where a completion's text cannot be found in its
             tokens.
         group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
         group_baselines_B: Mean of `rewards_B` over the completion's group, whichever ranks its members are on; NaN
-            where none of them has a reward.
+            where none of them has a reward. The mean of equal rewards is that very number.
         num_generations: `G`.
         totals: Counts over all ranks.
         old_logps_B_T: Log-probabilities under the policy that generated, where TRL has computed them, or where a hook
             has "old_logps" among its `needs`.
+        old_entropies_B_T: Entropies of the next-token distributions of the policy that generated, in nats, where a hook
+            has "old_entropies" among its `needs`.
         ref_logps_B_T: Log-probabilities under the reference policy, where TRL has computed them, or where a hook has
             "ref_logps" among its `needs`.
         sampling_logps_B_T: Log-probabilities that the sampler (vLLM, a rollout function) reported.
@@ -217,12 +237,15 @@ class Rollout:
     reward_names: Sequence[str]
     reward_weights_K: torch.Tensor
     rewards_B: torch.Tensor
+    raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
+    token_rewards_B_T: torch.Tensor | None = None
     reward_spans: Mapping[str, Sequence[Sequence[Span] | None]] = field(default_factory=dict)
     group_ids_B: torch.Tensor
     group_baselines_B: torch.Tensor
     num_generations: int
     totals: Totals
     old_logps_B_T: torch.Tensor | None = None
+    old_entropies_B_T: torch.Tensor | None = None
     ref_logps_B_T: torch.Tensor | None = None
     sampling_logps_B_T: torch.Tensor | None = None
     teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -233,6 +256,11 @@ class Rollout:
     gather: Callable[[torch.Tensor], torch.Tensor] = _identity
     local_rows: slice = field(default_factory=lambda: slice(None))
     offsets: Callable[[int], Sequence[tuple[int, int]]] = _no_offsets
+
+    def __post_init__(self) -> None:
+        """Where nothing else is said, no shaper has acted."""
+        if vars(self)["raw_rewards_B"] is None:
+            object.__setattr__(self, "raw_rewards_B", self.rewards_B)
 
     @property
     def lengths_B(self) -> torch.Tensor:
@@ -292,8 +320,10 @@ class Forward:
         mask_B_T: Loss mask as a float tensor.
         completion_ids_B_T: Completion tokens, padded on the right.
         rewards_B: As in `Rollout`.
+        raw_rewards_B: As in `Rollout`.
         group_baselines_B: As in `Rollout`.
-        zero_variance_B: Whether all rewards of the completion's group are equal.
+        zero_variance_B: Whether the completion's group is without signal: every advantage of every completion in it was
+            exactly 0 after the rollout stage of the hooks, as where all rewards of the group are equal.
         step: Optimizer steps done so far.
         training: False in evaluation.
         gather: As in `Rollout`, over this micro-batch of every rank.
@@ -306,11 +336,17 @@ class Forward:
     ref_logps_B_T: torch.Tensor | None = None
     completion_ids_B_T: torch.Tensor
     rewards_B: torch.Tensor
+    raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
     group_baselines_B: torch.Tensor
     zero_variance_B: torch.Tensor
     step: int = 0
     training: bool = True
     gather: Callable[[torch.Tensor], torch.Tensor] = _identity
+
+    def __post_init__(self) -> None:
+        """Where nothing else is said, no shaper has acted."""
+        if vars(self)["raw_rewards_B"] is None:
+            object.__setattr__(self, "raw_rewards_B", self.rewards_B)
 
 
 @runtime_checkable
@@ -328,15 +364,36 @@ class Reward(Protocol):
 
 
 class AdvantageHook(Protocol):
-    """Which tokens deserve the credit? An object with one or both of these methods, run in the order selected.
+    """Which tokens deserve the credit? An object with a `role`, a string, and the method that the role asks for.
 
-    `on_rollout` runs once per generation batch, `on_forward` at each loss forward, after all `on_rollout`.
-    Both take and return advantages `(B, T)`; values off the mask are ignored. `on_rollout` may also return spans, for
-    each completion a list of `(start, end, value)` or None: their values are then added to the advantages of the
-    tokens that wrote those characters.
+    | `role` | method | what it does |
+    | --- | --- | --- |
+    | `"shaper"` | `on_rewards` | changes rewards before any baseline is taken; any number of them |
+    | `"estimator"` | `on_rollout` | makes advantages out of rewards, whatever advantages come in; at most one |
+    | `"transform"` | `on_rollout` | changes the advantages that come in; any number of them |
+    | `"forward"` | `on_forward` | changes them at each loss forward; any number of them |
 
-    Four further attributes are read where a hook has them:
+    Hooks act in this order, those of one role in the order selected. Without an estimator TRL's own advantages stand;
+    with a shaper they are those that TRL makes of the shaped rewards. `role` is an attribute of the class, or of the
+    object where a parameter decides it. A hook that has `on_rewards` alone is a shaper and one that has `on_forward`
+    alone a forward hook, without saying so. Estimators and transforms may have `on_forward` too.
 
+    `on_rewards` and `on_rollout` run once per generation batch, `on_forward` at each loss forward, after all of these.
+    `on_rewards` returns what is added to each completion's reward, `(B,)`, or `(B, T)` to be summed over the tokens
+    that count; it sees `rollout.advantages_B_T` as None. The others take and return advantages `(B, T)`; values off the
+    mask are ignored. `on_rollout` may also return spans, for each completion a list of `(start, end, value)` or None:
+    their values are then added to the advantages of the tokens that wrote those characters, or, of an estimator, to 0.
+
+    Further attributes are read where a hook has them:
+
+    - `last = True`, of a transform: it is a mask. It acts after the other transforms, and the tokens that it gives 0
+      have 0 after the forward stage too. To know these it is run on advantages of 1 and of -1 as well, so it may look
+      at the sign of an advantage, but not at its size. Of a forward hook: it acts after the other forward hooks.
+    - `makes_signal = True`, of a forward hook: it gives groups without signal (`Forward.zero_variance_B`) advantages.
+    - `signal_everywhere = True`, of a hook before the forward stage: it gives every completion an advantage, so that
+      hooks with `makes_signal` are refused.
+    - `masks_zero_variance = True`, of a mask: it masks the groups without signal, so that these are refused too.
+    - `uses_total_reward = False`, of an estimator: it does not read `rollout.rewards_B`, so that shapers are refused.
     - `needs`: names out of `NEEDS`. The run is refused at construction where one of them cannot be had;
       log-probabilities that TRL does not compute are computed once more.
     - `teachers`: ids or paths of causal language models whose log-probabilities the hook reads from
@@ -345,6 +402,10 @@ class AdvantageHook(Protocol):
       completions beside it.
     - `state_dict()` and `load_state_dict(state)`: what must survive a checkpoint, as a mapping of JSON values.
     """
+
+    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
+        """Return what is added to the rewards, `(B,)` or `(B, T)`."""
+        ...
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor | Sequence[Any]:
         """Return the new advantages `(B, T)`, or spans to add to them."""
@@ -360,6 +421,8 @@ class LossAggregation(Protocol):
 
     `weights` is the common form. It runs once per generation batch and returns non-negative weights, zero off the
     mask. The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut.
+    Where the batch feeds several optimizer steps, each step's part is multiplied to the size of the whole. With
+    `per_step = True` it is not: `Σ w·l` over a step's tokens is that step's loss, as a sum without a divisor wants it.
 
     `reduce` is for what needs the losses themselves. It runs at each loss forward on one micro-batch and returns a
     scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch is cut,
@@ -383,3 +446,62 @@ def implements(plugin: object, method: str) -> bool:
     except Exception:  # a property that raises is no method
         return False
     return callable(found) and getattr(found, "__module__", None) != __name__
+
+
+HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
+"""What an advantage hook may define."""
+
+
+def role_of(hook: Any, subject: str | None = None) -> str:
+    """The role of an advantage hook: what its `role` says, or the one that its only method can have.
+
+    Args:
+        hook: An advantage hook.
+        subject: What messages call it.
+
+    Raises:
+        PluginContractError: It says none and may have several, says one that there is not, or lacks the method of its
+            role; or `last` is set where it means nothing. The message says what to write.
+    """
+    subject = subject or f"The advantage hook {getattr(hook, '__name__', type(hook).__name__)!r}"
+    has = [method for method in HOOK_METHODS if implements(hook, method)]
+    role = getattr(hook, "role", None)
+    if role is None:
+        only = {"on_rewards": "shaper", "on_forward": "forward"}
+        if len(has) == 1 and has[0] in only:
+            role = only[has[0]]
+        else:
+            raise PluginContractError(
+                f"{subject} has {' and '.join(has) or 'no method of a hook'} and no role, which version 2 of the "
+                'contract asks for. Write role = "estimator" in its class if it makes advantages out of the rewards '
+                'and does not look at those that come in, or role = "transform" if it changes those.'
+            )
+    if not isinstance(role, str) or role not in ROLES:
+        raise PluginContractError(f"{subject} has role = {role!r}; it must be one of {', '.join(map(repr, ROLES))}.")
+    if ROLES[role] not in has:
+        raise PluginContractError(
+            f"{subject} has role = {role!r} and no {ROLES[role]}, which is the method of that role; it has "
+            f"{' and '.join(has) or 'none of a hook'}. Define it, or change the role."
+        )
+    allowed = {"shaper": ("on_rewards",), "forward": ("on_forward",)}.get(role, ("on_rollout", "on_forward"))
+    if others := [method for method in has if method not in allowed]:
+        fits = " or ".join(repr(name) for name, method in ROLES.items() if method == others[0])
+        raise PluginContractError(
+            f"{subject} has role = {role!r} and {others[0]} as well, which would never run. Take it out, offer it as a "
+            f"hook of its own, or make the role {fits}."
+        )
+    if getattr(hook, "last", False) and role not in ("transform", "forward"):
+        raise PluginContractError(
+            f"{subject} has last = {hook.last!r} and role = {role!r}: only transforms and forward hooks are ordered. "
+            "Take `last` out."
+        )
+    return role
+
+
+def acting_order(hook: Any) -> tuple[int, bool]:
+    """Where an advantage hook acts, to sort by: by role, the `last` ones of a role after the others.
+
+    Raises:
+        PluginContractError: As `role_of`.
+    """
+    return list(ROLES).index(role_of(hook)), bool(getattr(hook, "last", False))

@@ -49,8 +49,31 @@ def _estimator(
     return Worked(selection, completions(len(rewards)), given, run, f"One group. {note}".strip())
 
 
-def _sign_scaling(selection: Any) -> Mapping[str, Any]:
-    return {"advantage after": [row[0] for row in _after_rollout(selection, [1, 1, 1], [2.0, 0.0, -1.0])]}
+def _transform(incoming: Sequence[float], **overrides: Any) -> Any:
+    """What a transform makes of one advantage for each completion, of one token."""
+
+    def run(selection: Any) -> Mapping[str, Any]:
+        rows = _after_rollout(selection, [1] * len(incoming), incoming, **overrides)
+        return {"advantage after": [row[0] for row in rows]}
+
+    return run
+
+
+def _token_baseline(selection: Any) -> Mapping[str, Any]:
+    policies = {"old_logps_B_T": _rows(LEFT_TO_CHANCE).clamp(min=1e-9).log()}
+    return {"advantages": _after_rollout(selection, [3, 2], [9.0, 9.0], [1.0, 0.0], **policies)}
+
+
+LEFT_TO_CHANCE = ((0.5, 0.5, 0.5), (0.9, 0.8))
+
+
+def _entropy_weights(selection: Any) -> Mapping[str, Any]:
+    entropies = _rows(GROUPS_ENTROPIES)
+    incoming = [1.0, 1.0, -1.0, -1.0]
+    return {"advantages after": _after_rollout(selection, [2] * 4, incoming, old_entropies_B_T=entropies)}
+
+
+GROUPS_ENTROPIES = ((3.0, 1.0), (1.0, 3.0), (4.0, 1.0), (1.0, 4.0))
 
 
 # ------------------------------------------------------------------------------------------------- token by token
@@ -195,17 +218,57 @@ EXAMPLES: dict[str, Worked] = {
         _FOUR,
         note="σ is √2: the squares sum to 6, over three degrees of freedom.",
     ),
+    "constant_baseline": _estimator({"name": "constant_baseline", "baseline": 0.9}, (1.0, 0.0)),
+    "quantile_baseline": _estimator(
+        {"name": "quantile_baseline", "quantile": 0.4, "scale": False},
+        _FOUR,
+        note="Sorted they are 0, 0, 1, 3; 0.4 of the way, at place 1.2 from 0, is 0.2.",
+    ),
+    "best_margin": _estimator({"name": "best_margin", "scale": False}, _FOUR),
     "max_only": _estimator("max_only", _FOUR),
     "leave_one_out": _estimator("leave_one_out", _FOUR),
     "batch_whitening": _estimator("batch_whitening", _FOUR, note="It is all of the batch."),
     "optimal_baseline": _estimator("optimal_baseline", (1.0, 0.0), (2, 6), note="The baseline is 2/8."),
+    "optimal_token_baseline": Worked(
+        "optimal_token_baseline",
+        completions(2),
+        {"probabilities": LEFT_TO_CHANCE, "reward": (1.0, 0.0)},
+        _token_baseline,
+        "W is 0.5, 1, 1.5 and 0.1, 0.3; the baselines are 0.5/0.6 and 1/1.3. The last token has nobody beside it.",
+    ),
     "mean_relative": _estimator("mean_relative", _EIGHT, note="Two successes of eight."),
     "pass_at_k": _estimator({"name": "pass_at_k", "k": 4}, _EIGHT, note="Two successes of eight."),
     "sign_scaling": Worked(
         {"name": "sign_scaling", "positive": 0.1, "negative": 1.0},
         completions(3),
         {"advantage before": (2.0, 0.0, -1.0)},
-        _sign_scaling,
+        _transform([2.0, 0.0, -1.0]),
+    ),
+    "whiten": Worked(
+        "whiten",
+        completions(4),
+        {"advantage before": _FOUR},
+        _transform(_FOUR),
+        "The mean is 1, σ is √2.",
+    ),
+    "clip_advantages": Worked(
+        {"name": "clip_advantages", "low": -2.0, "high": 1.5},
+        completions(4),
+        {"advantage before": (-3.0, -1.0, 0.0, 2.0)},
+        _transform((-3.0, -1.0, 0.0, 2.0)),
+    ),
+    "outcome_filter": Worked(
+        {"name": "outcome_filter", "keep": "mixed_groups"},
+        completions(4),
+        {"prompt": (1, 1, 2, 2), "reward": (1.0, 0.0, 1.0, 1.0), "advantage before": (1.0, -1.0, 1.0, 1.0)},
+        _transform((1.0, -1.0, 1.0, 1.0), rewards=(1.0, 0.0, 1.0, 1.0), groups=(0, 0, 1, 1)),
+    ),
+    "entropy_weighted": Worked(
+        {"name": "entropy_weighted", "base": 1.0, "share": 0.1},
+        completions(4),
+        {"entropies": GROUPS_ENTROPIES, "advantage before": (1.0, 1.0, -1.0, -1.0)},
+        _entropy_weights,
+        "One group. At the first token the successes have 3 and 1 of 4, times 2; the failures 1/4 and 1 of 5/4.",
     ),
     "kl_in_reward": Worked(
         {"name": "kl_in_reward", "coefficient": 0.1, "gamma": 1.0, "estimator": "k1"},

@@ -27,6 +27,7 @@ class KLMeter:
     """
 
     __name__ = "kl_meter"
+    role = "transform"
 
     def __init__(self, *, reference: str = "reference") -> None:
         self.reference = checked_model("kl_meter: reference", reference)

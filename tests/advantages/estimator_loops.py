@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from statistics import mean, stdev
+from statistics import mean, pstdev, stdev
 from typing import Any
 
 
@@ -30,10 +30,37 @@ def centred(rewards: list[float], lengths: list[int]) -> list[float]:
     return [r - mean(rewards) for r in rewards]
 
 
-def normalised(rewards: list[float], lengths: list[int], epsilon: float = 1e-4, std_floor: float = 0.0) -> list[float]:
+def constant_baseline(rewards: list[float], lengths: list[int], baseline: float = 0.5) -> list[float]:
+    return [r - baseline for r in rewards]
+
+
+def normalised(
+    rewards: list[float], lengths: list[int], epsilon: float = 1e-4, std_floor: float = 0.0, std: str = "sample"
+) -> list[float]:
     if len(rewards) == 1:
         return [0.0]
-    return [(r - mean(rewards)) / (max(stdev(rewards), std_floor) + epsilon) for r in rewards]
+    sigma = stdev(rewards) if std == "sample" else pstdev(rewards)
+    return [(r - mean(rewards)) / (max(sigma, std_floor) + epsilon) for r in rewards]
+
+
+def quantile_baseline(
+    rewards: list[float], lengths: list[int], quantile: float = 0.4, scale: bool = True, epsilon: float = 1e-4
+) -> list[float]:
+    if len(rewards) == 1:
+        return [0.0]
+    ordered, place = sorted(rewards), quantile * (len(rewards) - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    baseline = below + (place - math.floor(place)) * (above - below)
+    return [(r - baseline) / (stdev(rewards) + epsilon if scale else 1.0) for r in rewards]
+
+
+def best_margin(rewards: list[float], lengths: list[int], scale: bool = True, epsilon: float = 1e-6) -> list[float]:
+    if len(rewards) == 1:
+        return [0.0]
+    first, second, *_ = sorted(rewards, reverse=True)
+    best = rewards.index(first)
+    margin = (first - second) / (stdev(rewards) + epsilon if scale else 1.0)
+    return [margin if i == best else 0.0 for i in range(len(rewards))]
 
 
 def max_only(rewards: list[float], lengths: list[int]) -> list[float]:
@@ -123,6 +150,12 @@ CASES = {
     "normalised": _grouped(normalised),
     "normalised, large epsilon": _grouped(normalised, epsilon=0.5),
     "normalised, floor": _grouped(normalised, std_floor=1.5),
+    "normalised, population": _grouped(normalised, std="population", std_floor=0.2),
+    "constant_baseline": _grouped(constant_baseline, baseline=-0.25),
+    "quantile_baseline": _grouped(quantile_baseline),
+    "quantile_baseline, unscaled": _grouped(quantile_baseline, quantile=0.75, scale=False),
+    "best_margin": _grouped(best_margin),
+    "best_margin, unscaled": _grouped(best_margin, scale=False),
     "max_only": _grouped(max_only),
     "leave_one_out": _grouped(leave_one_out),
     "batch_whitening": _whitened(),

@@ -79,6 +79,24 @@ def test_two_successes_in_eight_by_hand() -> None:
     assert advantages("mean_relative", rewards) == pytest.approx([3.0] * 2 + [-1.0] * 6)
 
 
+def test_a_quantile_learns_from_the_rare_outcome_alone() -> None:
+    # Two successes of eight: the place of 0.4 is 2.8 of 0 .. 7, among the failures; of six, 1.2 behind them, at 1.
+    few, many = [1.0] * 2 + [0.0] * 6, [1.0] * 6 + [0.0] * 2
+    unscaled = {"name": "quantile_baseline", "quantile": 0.4, "scale": False}
+    assert advantages(unscaled, few) == [1] * 2 + [0] * 6
+    assert advantages(unscaled, many) == [0] * 6 + [-1] * 2
+    # As the authors divide: σ of two in eight is √(3/14).
+    assert advantages("quantile_baseline", few)[0] == pytest.approx(1 / ((3 / 14) ** 0.5 + 1e-4))
+
+
+def test_the_best_alone_has_a_margin() -> None:
+    unscaled = {"name": "best_margin", "scale": False}
+    assert advantages(unscaled, [1.0, 0.0, 0.0, 3.0]) == [0, 0, 0, 2]
+    assert advantages(unscaled, [3.0, 0.0, 0.0, 3.0]) == [0, 0, 0, 0]
+    assert advantages(unscaled, [NAN, -4.0, -1.0, NAN]) == [0, 0, 3, 0]
+    assert advantages("best_margin", [1.0, 0.0, 0.0, 3.0])[3] == pytest.approx(2 / (2**0.5 + 1e-6))
+
+
 def test_batch_whitening_by_hand() -> None:
     # Groups [0, 1] and [2, 6]: r - μ = ∓.5 and ∓2, squares sum to 8.5, σ = √(8.5/3) over four completions.
     rewards, groups = [0.0, 1.0, 2.0, 6.0], [0, 0, 1, 1]
@@ -142,7 +160,7 @@ def test_equals_a_slow_loop_on_any_number_of_ranks(case: Case, data: st.DataObje
 
 # ---------------------------------------------------------------------------------------------- hostile batches
 
-BASELINES = [case for case in CASES.values() if case.name not in ("raw_reward", "max_only")]
+BASELINES = [case for case in CASES.values() if case.name not in ("raw_reward", "constant_baseline", "max_only")]
 every_baseline = pytest.mark.parametrize("case", BASELINES, ids=[n for n, c in CASES.items() if c in BASELINES])
 
 
@@ -200,7 +218,10 @@ GROUP_OF_ANY = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=2,
 GROUP_OF_GAINS = st.lists(st.floats(0.01, 100), min_size=1, max_size=8)
 
 
-@pytest.mark.parametrize("name", ["centred", "normalised", "leave_one_out", "batch_whitening", "optimal_baseline"])
+SHIFTED = ["centred", "normalised", "quantile_baseline", "leave_one_out", "batch_whitening", "optimal_baseline"]
+
+
+@pytest.mark.parametrize("name", SHIFTED)
 @given(rewards=GROUP_OF_ANY, constant=st.floats(-1000, 1000))
 @some
 def test_a_constant_on_all_rewards_changes_nothing(name: str, rewards: list[float], constant: float) -> None:

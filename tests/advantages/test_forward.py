@@ -113,8 +113,16 @@ class TestLowProbability:
         return make_forward(padded([[0.9, 0.5, 0.1]]).log(), torch.zeros(1, 3))
 
     def test_by_hand(self) -> None:
-        assert after_forward(self.forward(), [1.0], "low_probability")[0] == pytest.approx([0.97, 0.85, 0.73])
-        assert after_forward(self.forward(), [-2.0], "low_probability")[0] == pytest.approx([-1.94, -1.70, -1.46])
+        up, down = (after_forward(self.forward(), [a], "low_probability", alpha=0.3)[0] for a in (1.0, -2.0))
+        assert up == pytest.approx([0.97, 0.85, 0.73])
+        assert down == pytest.approx([-1.94, -1.70, -1.46])
+        # α is 0.2 by default, as in the authors' script of this method alone.
+        assert after_forward(self.forward(), [1.0], "low_probability")[0] == pytest.approx([0.98, 0.9, 0.82])
+
+    def test_the_weight_is_the_old_policys_at_every_update(self) -> None:
+        old = padded([[0.9, 0.5, 0.1]]).log()
+        moved = make_forward(old + 0.5, torch.zeros(1, 3), old_logps_B_T=old)
+        assert after_forward(moved, [1.0], "low_probability", alpha=0.3)[0] == pytest.approx([0.97, 0.85, 0.73])
 
     @given(rollouts(), st.floats(0, 1))
     @settings(max_examples=60, deadline=None)
@@ -123,7 +131,7 @@ class TestLowProbability:
         forward = forward_of(rollout)
         for row, values in enumerate(after_forward(forward, advantages, "low_probability", alpha=alpha)):
             for place in live_places(rollout, row):
-                probability = math.exp(float(forward.logps_B_T[row, place]))
+                probability = math.exp(float(forward.old_logps_B_T[row, place]))
                 expected = alpha * advantages[row] * probability + (1 - alpha) * advantages[row]
                 assert values[place] == pytest.approx(expected, abs=1e-12)
 

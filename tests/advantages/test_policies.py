@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -20,7 +22,11 @@ from tests.advantages.token_batches import (
 )
 from tests.contexts import make_rollout, padded
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.types import Rollout
+from trl_grpo_ext.credit.chain import HookChain
+from trl_grpo_ext.credit.flow import run_shaper
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.testing import check
+from trl_grpo_ext.types import Rollout, role_of
 
 LOGPS, REF_LOGPS = [-1.0, -0.5, -2.0], [-1.5, -0.4, -1.0]  # k1: .5, -.1, -1
 
@@ -158,6 +164,77 @@ class TestAdaptiveCoefficient:
             assert row == pytest.approx(expected)
         expected_coefficient = 0.1 * (1 + (0.75 / 0.7 - 1) * 0.3)
         assert [of_rank.coefficient for of_rank in hooks] == pytest.approx([expected_coefficient] * len(sizes))
+
+
+class TestKLOfTheCompletion:
+    """`form: completion`, a shaper: what it adds to the rewards."""
+
+    def test_by_hand(self) -> None:
+        # k1 is .5, -.1, -1: together -.6.
+        added = hook("kl_in_reward", form="completion", coefficient=0.1).on_rewards(three_tokens(rewards=[1.0]))
+        assert added.tolist() == pytest.approx([0.06])
+
+    def test_it_acts_before_the_group_is_compared(self) -> None:
+        # Rewards 1 and 1, penalties of .1·1 and .1·3: what counts is .1 apart from the mean .8.
+        logps = padded([[-1.0, -1.0], [-1.0, -1.0]])
+        refs = padded([[-1.5, -1.5], [-2.5, -2.5]])
+        rollout = make_rollout([2, 2], [1.0, 1.0], old_logps_B_T=logps, ref_logps_B_T=refs)
+        chain = HookChain([hook("centred"), hook("kl_in_reward", form="completion", coefficient=0.1)])
+        shaped = chain.on_rewards(rollout)
+        assert shaped.rewards_B.tolist() == pytest.approx([0.9, 0.7])
+        assert shaped.raw_rewards_B.tolist() == [1, 1]
+        result, _ = chain.on_rollout(torch.zeros(2, dtype=torch.float64), shaped)
+        assert result[:, 0].tolist() == pytest.approx([0.1, -0.1])
+
+    @given(rollouts(), st.floats(0.01, 2), st.sampled_from(["k1", "k2", "k3"]))
+    @settings(max_examples=60, deadline=None)
+    def test_is_the_other_form_at_the_first_token(self, rollout: Rollout, coefficient: float, estimator: str) -> None:
+        none = [0.0] * len(rollout.prompts)
+        to_go = expected_kl(rollout, none, coefficient, 1.0, estimator)
+        parameters: dict[str, Any] = {"coefficient": coefficient, "estimator": estimator}
+        added = hook("kl_in_reward", form="completion", **parameters).on_rewards(rollout).tolist()
+        for row, value in enumerate(added):
+            places = live_places(rollout, row)
+            assert value == pytest.approx(to_go[row][places[0]] if places else 0.0, abs=1e-9)
+        shaped = run_shaper(hook("kl_in_reward", form="completion", **parameters), rollout)
+        assert not shaped[torch.isnan(rollout.rewards_B)].any()
+
+    def test_the_coefficient_adapts_as_in_the_other_form(self) -> None:
+        parameters: dict[str, Any] = {"coefficient": 0.1, "target": 0.3, "horizon": 10}
+        one, other = hook("kl_in_reward", form="completion", **parameters), hook("kl_in_reward", **parameters)
+        for _ in range(3):
+            one.on_rewards(three_tokens())
+            after_rollout_of(other, three_tokens())
+        assert one.coefficient == other.coefficient != 0.1
+        resumed = hook("kl_in_reward", form="completion", **parameters)
+        resumed.load_state_dict(json.loads(json.dumps(one.state_dict())))
+        assert resumed.coefficient == one.coefficient
+        one.on_rewards(three_tokens(training=False))
+        assert resumed.coefficient == one.coefficient  # evaluation leaves it
+
+    def test_it_has_the_method_of_its_role_and_no_other(self) -> None:
+        for form, role, has, lacks in (
+            ("completion", "shaper", "on_rewards", "on_rollout"),
+            ("return_to_go", "transform", "on_rollout", "on_rewards"),
+        ):
+            one = pickle.loads(pickle.dumps(copy.deepcopy(hook("kl_in_reward", form=form))))
+            assert role_of(one) == role
+            assert hasattr(one, has)
+            assert not hasattr(one, lacks)
+
+    def test_a_discount_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"gamma must be 1 where form is 'completion', got 0\.9"):
+            hook("kl_in_reward", form="completion", gamma=0.9)
+
+    def test_it_keeps_every_rule(self) -> None:
+        report = check("advantage_hook", {"name": "kl_in_reward", "form": "completion"})
+        assert report.ok, str(report)
+        report = check("advantage_hook", {"name": "kl_in_reward", "form": "completion", "target": 3.0})
+        assert report.ok, str(report)
+
+
+def after_rollout_of(one: Any, rollout: Rollout) -> None:
+    flow.apply_rollout_hooks(torch.zeros(len(rollout.prompts), dtype=torch.float64), [one], rollout)
 
 
 def test_teacher_by_hand_with_the_reference_as_teacher() -> None:

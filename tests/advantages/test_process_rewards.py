@@ -39,9 +39,17 @@ def stepped(rows: list[list[float]], **overrides: Any) -> Rollout:
 def test_the_minimum_form_by_hand() -> None:
     # exp(-.8), exp(.4), exp(-.6) are .44933, 1.49182, .54881 and sum to 2.48996: weights .18046, .59914, .22041.
     assert min_form([0.8, -0.4, 0.6], 1.0) == pytest.approx([0.14436, -0.23965, 0.13225], abs=1e-5)
-    result = advantages(stepped([[0.8, -0.4, 0.6]]), baseline="none")
+    result = advantages(stepped([[0.8, -0.4, 0.6]]), baseline="none", temperature=1.0)
     to_go = [0.14436 - 0.23965 + 0.13225, -0.23965 + 0.13225, 0.13225]
     assert result[0].tolist() == pytest.approx(to_go, abs=2e-5)
+
+
+def test_the_authors_temperature_leaves_the_worst_step() -> None:
+    # At 0.1, the default, exp(-12) and exp(-10) beside 1: what comes before the worst step is worth about its reward.
+    result = advantages(stepped([[0.8, -0.4, 0.6]]), baseline="none")
+    assert result[0].tolist() == pytest.approx([-0.4, -0.4, 0.0], abs=1e-4)
+    at_one = advantages(stepped([[0.8, -0.4, 0.6]]), baseline="none", temperature=1.0)
+    assert at_one[0, 0].item() == pytest.approx(0.03696, abs=1e-5)  # which is no minimum
 
 
 def test_a_low_temperature_leaves_the_worst_step() -> None:

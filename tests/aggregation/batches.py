@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from tests.contexts import make_rollout
+from tests.contexts import make_rollout, mask_of
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Rollout, StepTotals, Totals, implements
@@ -138,6 +138,7 @@ def rollout_of(rows: Batch, batch: Batch | None = None, width: int | None = None
     rewards_B_K = torch.tensor([row.rewards for row in rows], dtype=torch.float64)
     settings: dict[str, Any] = {
         "mask_B_T": mask_B_T,
+        "completion_mask_B_T": mask_of([len(row.ids) for row in rows], width),
         "completion_ids_B_T": table([row.ids for row in rows], width, PADDING_ID, torch.long),
         "advantages_B_T": mask_B_T * torch.tensor([[row.advantage] for row in rows], dtype=torch.float64),
         "rewards_B_K": rewards_B_K,

@@ -6,10 +6,11 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from tests.aggregation.batches import LIMIT, OPTIMIZER_STEPS, Batch, Completion
+from tests.aggregation.batches import LIMIT, Batch, Completion
 
 
 def tokens(batch: Batch) -> int:
@@ -44,7 +45,7 @@ def constant_length(batch: Batch, row: Completion) -> float:
 
 
 def token_sum(batch: Batch, row: Completion) -> float:
-    return 1 / OPTIMIZER_STEPS
+    return 1.0
 
 
 def prompt_mean(batch: Batch, row: Completion) -> float:
@@ -57,13 +58,18 @@ def length_power(batch: Batch, row: Completion, alpha: float, normalize: bool = 
     return 1 / row.size**alpha / sum(1 / other.size**alpha for other in batch if other.size)
 
 
-def sign(number: float) -> int:
-    return (number > 0) - (number < 0)
+def outcome(batch: Batch, row: Completion) -> int:
+    """Better than the mean of its group, worse, or neither."""
+    scores = [other.reward for other in batch if other.group == row.group and not math.isnan(other.reward)]
+    if math.isnan(row.reward):
+        return 0
+    mean = sum(map(Fraction, scores)) / len(scores)
+    return (row.reward > mean) - (row.reward < mean)
 
 
 def sign_balanced(batch: Batch, row: Completion, over: str) -> float:
     together = live_group(batch, row) if over == "group" else [other for other in batch if other.size]
-    part = [other for other in together if sign(other.advantage) == sign(row.advantage)]
+    part = [other for other in together if outcome(batch, other) == outcome(batch, row)]
     return len(part) / len(together) / tokens(part) / (prompts(batch) if over == "group" else 1)
 
 
@@ -83,7 +89,7 @@ def difficulty_weighted(batch: Batch, row: Completion, reward: int | None = None
     scores = [other.reward if reward is None else other.rewards[reward] for other in group]
     scores = [score for score in scores if not math.isnan(score)]
     share = sum(score > threshold for score in scores) / len(scores) if scores else 0.0
-    x = share if row.advantage > 0 else 1 - share
+    x = share if outcome(batch, row) > 0 else 1 - share
     return (0.4 + (1.5 - 0.4) / (1 + math.exp(10 * (x - 0.75)))) / tokens(batch)
 
 

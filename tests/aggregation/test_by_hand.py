@@ -35,7 +35,7 @@ BY_HAND: dict[str, tuple[Any, float]] = {
     "seq_mean_token_mean": ("seq_mean_token_mean", (2 + 2 + 6) / 3),
     "seq_mean_token_sum": ("seq_mean_token_sum", (4 + 8 + 6) / 3),
     "constant_length": ("constant_length", (4 + 8 + 6) / (3 * 8)),
-    "token_sum": ("token_sum", (4 + 8 + 6) / 2),  # two optimizer steps: each step's share is doubled again
+    "token_sum": ("token_sum", 4 + 8 + 6),
     "prompt_mean": ("prompt_mean", 18 / 7),  # one prompt
     "length_power 0": ({"name": "length_power", "alpha": 0}, 6.0),
     "length_power 1/2": ({"name": "length_power", "alpha": 0.5}, 5.81233),
@@ -75,6 +75,24 @@ def in_groups(groups: list[int]) -> Batch:
 def test_prompt_mean_of_two_prompts() -> None:
     # {1, 2} and {3}: (12/6 + 6/1) / 2.
     assert loss_and_gradient("prompt_mean", in_groups([5, 5, 2]))[0] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("name", ["sign_balanced", "difficulty_weighted"])
+def test_what_hooks_make_of_the_advantages_is_no_outcome(name: str) -> None:
+    # A KL penalty, or a teacher, may turn the sign of a right answer's advantage.
+    turned = [replace(row, advantage=-row.advantage) for row in BATCH]
+    assert weights_of(name, turned) == weights_of(name, BATCH)
+    aggregation, rollout = load_loss_aggregation(name), rollout_of(BATCH)
+    # Nor is what a shaper makes of the rewards.
+    shaped = replace(rollout, rewards_B=rollout.rewards_B.flip(0) - 3.0, raw_rewards_B=rollout.rewards_B)
+    assert torch.equal(flow.token_weights(aggregation, shaped), flow.token_weights(aggregation, rollout))
+
+
+def test_rounding_is_no_outcome() -> None:
+    # .2 is the mean of .1, .2 and .3 but for 3e-17.
+    batch = [completion([1.0] * n, rewards=(reward, 0.0)) for n, reward in ((2, 0.1), (4, 0.2), (1, 0.3))]
+    each = [row[0] for row in weights_of("sign_balanced", batch)]
+    assert each == pytest.approx([1 / 3 / 2, 1 / 3 / 4, 1 / 3])
 
 
 def test_prefix_share_of_ABC_ABD_AEF() -> None:

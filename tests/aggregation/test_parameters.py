@@ -56,12 +56,6 @@ def test_those_without_parameters_take_none(name: str) -> None:
         load_loss_aggregation({"name": name, "alpha": 1})
 
 
-@pytest.mark.parametrize("name", ["sign_balanced", "difficulty_weighted"])
-def test_those_that_need_advantages_say_so(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{name}: rollout.advantages_B_T is None"):
-        flow.token_weights(load_loss_aggregation(name), make_rollout([1]))
-
-
 def test_difficulty_weighted_lists_the_rewards_there_are() -> None:
     aggregation = load_loss_aggregation({"name": "difficulty_weighted", "reward": "correct"})
     with pytest.raises(ConfigurationError, match="no reward function 'correct'; it has solved, style"):

@@ -13,10 +13,13 @@ import pytest
 
 from tests.cli.distributions import MARKED, SLOW, imported, write_distribution
 from tests.cli.terminal import invoke
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.types import role_of
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {
     *("kind", "name", "aliases", "distribution", "version", "builtin", "target", "state", "detail", "summary"),
+    "role",
 }
 DOCUMENTED = '''
 def reward(completions, **columns):
@@ -216,20 +219,32 @@ def test_a_pipe_gets_a_line_for_each_plugin_however_long(folder: Path) -> None:
     lines = done.out.splitlines()
     entries = json.loads(invoke("list", "rewards", "--json", env={"PYTHONPATH": str(folder)}).out)
     assert len(lines) == 1 + len(entries)
-    assert lines[0].split() == ["KIND", "NAME", "ALIASES", "DISTRIBUTION", "VERSION", "STATE", "SUMMARY"]
+    assert lines[0].split() == ["KIND", "NAME", "ALIASES", "DISTRIBUTION", "VERSION", "STATE", "ROLE", "SUMMARY"]
     (fine,) = (line for line in lines if " fine " in line)
-    assert fine.split(maxsplit=6) == [
+    assert fine.split(maxsplit=7) == [
         "reward",
         "fine",
         "good,well",
         "st-fine",
         "2.5",
         "ready",
+        "-",
         "Score 1.0 e.g. always.",
     ]
     longest = max(entries, key=lambda entry: len(entry["summary"]))
     assert any(line.endswith(longest["summary"]) for line in lines)
     assert "\x1b" not in done.out
+
+
+def test_every_hooks_role_is_in_the_list_as_it_is_in_the_object() -> None:
+    entries = {entry["name"]: entry["role"] for entry in json.loads(invoke("list", "hooks", "--json").out)}
+    built = {name: role_of(load_advantage_hooks([name])[0]) for name in entries}
+    assert all(role in entries[name].split(" or ") for name, role in built.items()), (entries, built)
+    assert entries["prefix_tree"] == "estimator or transform"  # its mode decides
+    assert entries["centred"] == "estimator"  # its base class says so
+    assert "  transform  " in invoke("list", "hooks").out
+    assert "role: estimator or transform" in invoke("show", "prefix_tree").out
+    assert {entry["role"] for entry in json.loads(invoke("list", "rewards", "--json").out)} == {None}
 
 
 def test_listing_and_showing_import_no_plugin(folder: Path) -> None:

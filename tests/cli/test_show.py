@@ -30,6 +30,7 @@ class Hook:
     """
 
     needs = ("old_logps",)
+    role = "transform"
 
     def __init__(self, mode: str, *, factor: float = 2.0) -> None:
         self.teachers = (mode,)
@@ -99,7 +100,7 @@ def test_all_that_is_known_of_a_hook(folder: Path) -> None:
             {"name": "factor", "type": "float", "required": False, "default": "2.0", "doc": "What to multiply with."},
         ],
         "columns": [],
-        "declares": {"needs": ["old_logps"], "teachers": "depends on the parameters"},
+        "declares": {"role": "transform", "needs": ["old_logps"], "teachers": "depends on the parameters"},
         "methods": ["on_rollout"],
         "summary": "Scale by `factor`: `A'_t = factor · A_t`.",
         "description": "Scale by `factor`: `A'_t = factor · A_t`.",

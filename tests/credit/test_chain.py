@@ -17,6 +17,7 @@ from trl_grpo_ext.credit.metrics import change_metrics, change_table, unique_nam
 
 class Add:
     def __init__(self, number: float, *stages: str) -> None:
+        self.role = "transform" if "on_rollout" in stages else "forward"
         for stage in stages:
             setattr(self, stage, lambda advantages_B_T, context: advantages_B_T + number)
 
@@ -83,17 +84,17 @@ def test_a_chain_tells_what_each_hook_did() -> None:
     rollout = make_rollout([2, 1])
     result, changes = chain.on_rollout(torch.zeros(2, dtype=torch.float64), rollout)
     assert result.tolist() == [[5, 5], [5, 0]]
-    assert [change.name for change in changes] == ["Add", "Add_3", "Add_4"]
+    assert [change.name for change in changes] == ["Add", "Add_2", "Add_3"]
     assert [change.after_B_T[0, 0].item() for change in changes] == [1, 4, 5]
 
     forward = make_forward(rollout.mask_B_T, rollout.mask_B_T, rollout.mask_B_T)
     result, changes = chain.on_forward(result, forward)
     assert result.tolist() == [[10, 10], [10, 0]]
-    assert [change.name for change in changes] == ["Add_2", "Add_3/forward"]
+    assert [change.name for change in changes] == ["Add_2/forward", "Add_4"]
 
     found = metrics_of(changes, change_tables(changes, rollout.mask_B_T))
-    assert found["advantage/Add_2/mean"] == 7
-    assert found["advantage/Add_3/forward/mass_moved"] == pytest.approx(3 / 7)
+    assert found["advantage/Add_4/mean"] == 10
+    assert found["advantage/Add_2/forward/mass_moved"] == pytest.approx(3 / 5)
     assert len(found) == 8
 
 

@@ -28,6 +28,7 @@ class Multiply:
     """Multiplies the advantages of a row's tokens by these factors."""
 
     needs = ("old_logps",)
+    role = "transform"
 
     def __init__(self, factors: Any = (1.0, 2.0)) -> None:
         self.factors = factors
@@ -45,6 +46,8 @@ class Multiply:
 
 class Spans:
     """Gives the second character -3."""
+
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> list[Any]:
         return [[(1, 2, -3.0)] for _ in rollout.texts]

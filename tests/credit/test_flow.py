@@ -20,7 +20,8 @@ TOTALS = Totals(tokens=7, sequences=3, prompts=1, max_completion_length=8)
 
 
 def hook(**methods: Any) -> Any:
-    return SimpleNamespace(__name__="my_hook", **methods)
+    role = "transform" if "on_rollout" in methods else "forward"
+    return SimpleNamespace(__name__="my_hook", role=role, **methods)
 
 
 class TestExpandAdvantages:

@@ -12,10 +12,11 @@ from trl_grpo_ext.credit.groups import (
     gather_rewards,
     group_count,
     group_extremes,
+    group_is_equal,
     group_mean,
     group_std,
     group_sum,
-    rewards_differ,
+    weighted_rewards,
 )
 
 NAN = math.nan
@@ -69,10 +70,15 @@ def test_a_small_mean_beside_a_large_value_is_not_lost() -> None:
     torch.testing.assert_close(means[0], torch.tensor(1 / 4096), rtol=1e-6, atol=0)
 
 
-def test_rewards_differ_by_more_than_rounding() -> None:
-    rewards = numbers(0.1, 0.1 + 1e-9, 100, 100 + 1e-5, 0, 1e-5, 5, NAN, NAN, NAN)
+def test_equal_is_the_same_number() -> None:
+    rewards = numbers(0.1, 0.1 + 1e-9, 100, 100, 0, -0.0, 5, NAN, NAN, NAN)
     groups = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
-    assert rewards_differ(rewards, groups).tolist() == [False] * 4 + [True] * 2 + [False] * 4
+    assert group_is_equal(rewards, groups).tolist() == [False] * 2 + [True] * 8
+
+
+def test_weighted_sums_leave_out_what_no_function_gave() -> None:
+    rewards = torch.stack([numbers(1, NAN, NAN), numbers(2, 3, NAN)], dim=1)
+    assert same(weighted_rewards(rewards, numbers(0.5, 10)), [20.5, 30, NAN])
 
 
 def test_gathered_rewards_are_those_of_all_ranks_with_groups_from_zero() -> None:

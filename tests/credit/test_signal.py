@@ -10,10 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contexts import make_rollout
+from tests.contexts import make_rollout, mask_of
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.credit.signal import SkipZeroVariance, groups_have_signal, with_signal_only
+from trl_grpo_ext.credit.signal import (
+    SkipZeroVariance,
+    groups_have_signal,
+    has_signal,
+    rewards_are_equal,
+    with_signal_only,
+)
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
 from trl_grpo_ext.plugins.loading import available, implements, parse_selection
 from trl_grpo_ext.trainer.config import GRPOExtConfig
@@ -28,29 +34,38 @@ BY_WEIGHTS = [
 loaded = cache(load_loss_aggregation)
 
 
-def signal(rewards: list[float], advantages: list[float], groups: list[int]) -> list[bool]:
-    table = torch.tensor(rewards, dtype=torch.float64), torch.tensor(advantages, dtype=torch.float64)
-    return groups_have_signal(*table, torch.tensor(groups)).tolist()
+def test_a_completion_has_signal_where_a_token_that_counts_has_an_advantage() -> None:
+    mask_B_T = mask_of([2, 2, 1, 0])
+    advantages_B_T = torch.tensor([[0.0, 1e-30], [0.0, -0.0], [0.0, 5.0], [5.0, 5.0]], dtype=torch.float64)
+    assert has_signal(advantages_B_T, mask_B_T).tolist() == [True, False, False, False]
+    assert has_signal(torch.tensor([1e-30, 0.0, -2.0, 5.0]), mask_B_T).tolist() == [True, False, True, False]
+
+
+def test_a_group_has_signal_where_one_of_its_completions_has() -> None:
+    groups = torch.tensor([2, 0, 2, 0, 1])
+    has = torch.tensor([False, False, True, False, False])
+    assert groups_have_signal(has, groups).tolist() == [True, False, True, False, False]
+
+
+WEIGHTS = torch.tensor([1.0, 1.0, 0.0])
 
 
 @pytest.mark.parametrize(
-    ("rewards", "advantages", "expected"),
+    ("rows", "summed", "each"),
     [
-        ([1.0, 0.0], [0.7, 0.7], True),
-        ([1.0, 1.0], [0.0, 0.0], False),
-        ([0.1, 0.1 + 1e-9], [0.0, 0.0], False),  # the same number, summed in another order
-        ([100.0, 100.0 + 1e-5], [0.05, 0.05], False),  # float32 at 100, divided by TRL's 1e-4
-        ([1.0, 1.0], [0.5, 0.0], True),  # a hook gave a token credit all the same
-        ([1.0, NAN], [0.0, 0.0], False),  # one reward alone has no spread
-        ([NAN, NAN], [0.0, 0.0], False),
-        ([1.0, NAN, 0.0], [0.7, 0.0, 0.7], True),
+        ([[1, 0, 3], [0, 1, 4]], True, False),  # the same sum of different rewards
+        ([[0.3, 0.2, 3], [0.3, 0.2, 4]], True, True),  # a function of weight 0 has no say
+        ([[100, 0, 0], [100.00001, 0, 0]], False, False),
+        ([[1, NAN, 0], [1, 0, 0]], True, True),  # one reward alone has no spread
+        ([[NAN, NAN, NAN], [NAN, NAN, NAN]], True, True),
+        ([[1, NAN, 0], [NAN, NAN, NAN], [0, NAN, 0]], False, False),
     ],
 )
-def test_which_groups_have_signal(rewards: list[float], advantages: list[float], expected: bool) -> None:
-    assert signal(rewards, advantages, [0] * len(rewards)) == [expected]
-    # Beside other groups, in any order of the rows.
-    beside = signal([*rewards, 1.0, 0.0], [*advantages, 0.7, 0.7], [*([1] * len(rewards)), 0, 0])
-    assert beside == [True, expected]
+def test_where_trls_advantages_are_zero_but_for_rounding(rows: list[list[float]], summed: bool, each: bool) -> None:
+    rewards = torch.tensor(rows, dtype=torch.float64)
+    groups = torch.zeros(len(rows), dtype=torch.long)
+    for setting, expected in (("sum_then_normalize", summed), ("normalize_then_sum", each)):
+        assert rewards_are_equal(rewards, WEIGHTS, groups, setting).tolist() == [expected] * len(rows), setting
 
 
 def two_groups(advantages: list[float] | None = None, **overrides: Any) -> Rollout:
@@ -96,6 +111,7 @@ def test_any_weights_are_those_of_a_batch_that_never_had_them(name: str, groups:
         return Rollout(**{**vars(rollout), "advantages_B_T": flow.expand_advantages(values, rollout.mask_B_T)})
 
     weights_B_T = flow.token_weights(SkipZeroVariance(loaded(name)), batch(groups))
+    groups = [(pair, varies and any(pair)) for pair, varies in groups]  # without a token there is no signal
     kept_B = torch.tensor([varies for _, varies in groups for _ in range(2)])
     assert not weights_B_T[~kept_B].any()
     with_signal = [group for group in groups if group[1]]

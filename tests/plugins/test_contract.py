@@ -18,6 +18,7 @@ built = []
 
 class Hook:
     contract_version = {version}
+    role = "transform"
 
     def __init__(self):
         built.append(self)

@@ -277,6 +277,8 @@ class Refuses:
 
 
 class Early:
+    role = "transform"
+
     def on_rollout(self, advantages, rollout):
         return advantages
 

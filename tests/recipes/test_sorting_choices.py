@@ -26,6 +26,7 @@ class Watch(TrainerCallback):
     """An advantage hook that keeps what was rolled out, and a callback that keeps weights and gradients."""
 
     __name__ = "watch"
+    role = "transform"
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []

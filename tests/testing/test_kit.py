@@ -55,6 +55,7 @@ class Looks:
     """Keeps what it saw of row 0."""
 
     needs = ("offsets",)
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> Any:
         SEEN.append((rollout.texts[0], rollout.columns["level"][0], rollout.offsets(0)))
@@ -274,6 +275,8 @@ def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
 
 def test_a_hook_that_never_acted_is_told_apart_from_one_that_did() -> None:
     class Idle:
+        role = "transform"
+
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
             return advantages_B_T
 

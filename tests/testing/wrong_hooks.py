@@ -15,6 +15,7 @@ class Right:
 
     needs = ("ref_logps",)
     per_completion = True
+    role = "transform"
 
     def __init__(self) -> None:
         self.batches = 0
@@ -42,6 +43,7 @@ class Spans:
     """Right too: credit by characters."""
 
     needs = ("offsets",)
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> list[Any]:
         return [[(0, 1, 0.5)] if text else None for text in rollout.texts]
@@ -50,6 +52,8 @@ class Spans:
 class NoNegativeRewards:
     """Right too: it refuses in words what it cannot take."""
 
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         if bool((rollout.rewards_B < 0).any()):
             raise PluginOutputError("rewards must not be negative")
@@ -57,6 +61,8 @@ class NoNegativeRewards:
 
 
 class RaisesOnNegativeRewards:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         assert not bool((rollout.rewards_B < 0).any())
         return advantages_B_T * 2.0
@@ -67,17 +73,22 @@ class Nothing:
 
 
 class Raises:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         raise KeyError("difficulty")
 
 
 class ReadsWhatItDoesNotList:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T - 0.1 * torch.where(rollout.mask_B_T > 0, rollout.ref_logps_B_T, 0.0)
 
 
 class NeedsAnUnknown:
     needs = ("logits",)
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T
@@ -85,17 +96,22 @@ class NeedsAnUnknown:
 
 class NeedsAString:
     needs = "offsets"
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T
 
 
 class OnePerCompletion:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T.sum(dim=1)
 
 
 class Double:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T.double()
 
@@ -106,12 +122,16 @@ class SumsThePadding:
 
 
 class DividesByTheSpread:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         above_B = rollout.rewards_B - rollout.group_baselines_B
-        return (above_B / above_B.abs()).unsqueeze(1).expand_as(advantages_B_T)
+        return advantages_B_T + (above_B / above_B.abs()).unsqueeze(1)
 
 
 class Learns:
+    role = "transform"
+
     def __init__(self) -> None:
         self.scale = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
 
@@ -120,6 +140,8 @@ class Learns:
 
 
 class InPlace:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T.mul_(2.0)
 
@@ -130,6 +152,8 @@ class InPlaceInTheContext:
 
 
 class PaysTheFirstOfAGroup:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         groups_N = rollout.gather(rollout.group_ids_B)
         first_N = torch.cat([groups_N[:1] == groups_N[:1], groups_N[1:] != groups_N[:-1]])
@@ -137,6 +161,8 @@ class PaysTheFirstOfAGroup:
 
 
 class CalculatesWithGroupIds:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T * (1 + rollout.group_ids_B).to(advantages_B_T.dtype).unsqueeze(1)
 
@@ -147,11 +173,15 @@ class DividesByTheWidth:
 
 
 class MeanOfThisRank:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T - rollout.rewards_B.nan_to_num().mean()
 
 
 class GathersSometimes:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         if bool((rollout.lengths_B == rollout.lengths_B[0]).all()) or float(rollout.lengths_B.max()) > 3:
             rollout.gather(rollout.lengths_B)
@@ -167,6 +197,8 @@ class SaysPerCompletion:
 
 
 class WantsOneNumber:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         live_B_T = rollout.mask_B_T > 0
         for row, live in zip(advantages_B_T, live_B_T, strict=True):
@@ -177,6 +209,8 @@ class WantsOneNumber:
 
 class Noisy:
     """Too little for the rules that compare up to the last digits."""
+
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T + 1e-9 * int.from_bytes(os.urandom(2)) / 2**16
@@ -206,6 +240,8 @@ class CountsEvaluations(Right):
 class RemembersSilently:
     """Without a state_dict, so that only the advantages tell."""
 
+    role = "transform"
+
     def __init__(self) -> None:
         self.factor = 1.0
 
@@ -215,7 +251,90 @@ class RemembersSilently:
         return advantages_B_T * self.factor
 
 
+class SaysItIsAnEstimator:
+    role = "estimator"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T + rollout.rewards_B.nan_to_num().unsqueeze(1)
+
+
+class Overwrites:
+    role = "transform"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return rollout.rewards_B.nan_to_num().unsqueeze(1).expand_as(advantages_B_T)
+
+
+class MasksTheSmall:
+    role = "transform"
+    last = True
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return torch.where(advantages_B_T.abs() < 0.5, 0.0, advantages_B_T)
+
+
+class RoundsTheMean:
+    role = "estimator"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        rewards_N, groups_N = rollout.gather(rollout.rewards_B), rollout.gather(rollout.group_ids_B)
+        means_B = torch.stack([rewards_N[groups_N == group].nanmean() for group in rollout.group_ids_B])
+        return (rollout.rewards_B - means_B).nan_to_num().unsqueeze(1).expand_as(advantages_B_T)
+
+
+class NoRole:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T * 2.0
+
+
+class ShapesTheWidth:
+    def on_rewards(self, rollout: Any) -> torch.Tensor:
+        return rollout.lengths_B / rollout.mask_B_T.size(1)
+
+
+class ShapesOnePerGroup:
+    def on_rewards(self, rollout: Any) -> torch.Tensor:
+        return rollout.rewards_B.nan_to_num()[:1]
+
+
+class ShapesWithThisRanksMean:
+    def on_rewards(self, rollout: Any) -> torch.Tensor:
+        return rollout.rewards_B.nan_to_num().mean() - rollout.lengths_B
+
+
+class Estimates:
+    """Right too: an estimator."""
+
+    role = "estimator"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        above_B = (rollout.rewards_B - rollout.group_baselines_B).nan_to_num()
+        return above_B.to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
+
+
+class Masks:
+    """Right too: a mask that goes by the sign."""
+
+    role = "transform"
+    last = True
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return torch.where(rollout.truncated_B.unsqueeze(1), advantages_B_T.clamp(max=0), advantages_B_T)
+
+
+class Shapes:
+    """Right too: a shaper that looks at all ranks."""
+
+    needs = ("old_logps",)
+
+    def on_rewards(self, rollout: Any) -> torch.Tensor:
+        longest = rollout.gather(rollout.lengths_B).max().clamp(min=1.0)
+        return 0.1 * torch.where(rollout.mask_B_T > 0, rollout.old_logps_B_T, 0.0) / longest
+
+
 class Lambda:
+    role = "transform"
+
     def __init__(self) -> None:
         self.key = lambda value: value
 
@@ -225,11 +344,17 @@ class Lambda:
 
 BREAKS: list[tuple[str, type]] = [
     ("hook.form", Nothing),
+    ("hook.form", NoRole),
     ("hook.run", Raises),
     ("hook.needs", ReadsWhatItDoesNotList),
     ("hook.needs", NeedsAnUnknown),
     ("hook.needs", NeedsAString),
     ("hook.shape", OnePerCompletion),
+    ("hook.shape", ShapesOnePerGroup),
+    ("hook.role", SaysItIsAnEstimator),
+    ("hook.role", Overwrites),
+    ("hook.role", MasksTheSmall),
+    ("hook.equal_rewards", RoundsTheMean),
     ("hook.dtype", Double),
     ("hook.mask", SumsThePadding),
     ("hook.finite", DividesByTheSpread),
@@ -240,7 +365,9 @@ BREAKS: list[tuple[str, type]] = [
     ("hook.row_permutation", PaysTheFirstOfAGroup),
     ("hook.group_permutation", CalculatesWithGroupIds),
     ("hook.padding", DividesByTheWidth),
+    ("hook.padding", ShapesTheWidth),
     ("hook.split", MeanOfThisRank),
+    ("hook.split", ShapesWithThisRanksMean),
     ("hook.gathers", GathersSometimes),
     ("hook.micro_batches", SaysPerCompletion),
     ("hook.composition", WantsOneNumber),

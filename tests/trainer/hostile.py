@@ -43,6 +43,8 @@ class HostileReduce:
 class HostileRollout:
     """The same for a hook at the rollout stage."""
 
+    role = "transform"
+
     def __init__(self, name: str, bad: Hook) -> None:
         self.__name__, self.bad = name, bad
 

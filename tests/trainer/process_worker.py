@@ -100,6 +100,8 @@ class Float64CompactTrainer(GRPOExtMixin, Float64ChunkedTrainer):
 class Watch:
     """Changes nothing and keeps what this rank saw of each generation batch."""
 
+    role = "transform"
+
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
 

@@ -23,6 +23,8 @@ from trl_grpo_ext.types import CONTRACT_VERSION, SpanScore, StepTotals, Totals, 
 class Watch:
     """Changes nothing and keeps what it sees."""
 
+    role = "transform"
+
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []
         self.forwards: list[Forward] = []
@@ -60,7 +62,7 @@ def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None
 
 
 def test_the_contract_has_a_version() -> None:
-    assert CONTRACT_VERSION == 1
+    assert CONTRACT_VERSION == 2
 
 
 # ---------------------------------------------------------------------------------------------- texts and tokens

@@ -19,11 +19,14 @@ class Scale:
     """Multiplies the advantages at one of the stages."""
 
     def __init__(self, factor: float, stage: str = "on_rollout") -> None:
+        self.role = {"on_rollout": "transform", "on_forward": "forward"}[stage]
         setattr(self, stage, lambda advantages_B_T, context: advantages_B_T * factor)
 
 
 class Watch:
     """Changes nothing and keeps what it sees."""
+
+    role = "transform"
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []

@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.support import (
+    Recorder,
+    Run,
     arguments,
     length_reward,
     prompts,
@@ -28,6 +30,8 @@ from trl_grpo_ext.trainer.logps import completion_logps
 class Needs:
     """Keeps the rollouts of a hook with these needs and teachers."""
 
+    role = "transform"
+
     def __init__(self, *needs: str, teachers: tuple[str, ...] = ()) -> None:
         self.needs, self.teachers = needs, teachers
         self.rollouts: list[Rollout] = []
@@ -43,8 +47,8 @@ def rollout_of(hook: Needs, model: Path, folder: Path, **settings: Any) -> Rollo
     return hook.rollouts[-1]
 
 
-def slowly(model: Any, rollout: Rollout, temperature: float = 1.0) -> list[list[float]]:
-    """Log-probabilities of every live token, one sequence without padding at a time."""
+def slowly(model: Any, rollout: Rollout, temperature: float = 1.0, entropies: bool = False) -> list[list[float]]:
+    """Log-probabilities of every live token, or entropies, one sequence without padding at a time."""
     result = []
     for row in range(len(rollout.texts)):
         prompt = rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0]
@@ -53,6 +57,9 @@ def slowly(model: Any, rollout: Rollout, temperature: float = 1.0) -> list[list[
             logits = model(torch.cat([prompt, completion]).unsqueeze(0)).logits[0].double() / temperature
         logps = logits.log_softmax(-1)
         places = range(len(prompt) - 1, len(prompt) + len(completion) - 1)
+        if entropies:
+            result.append([float(-(logps[place].exp() * logps[place]).sum()) for place in places])
+            continue
         result.append([float(logps[place, token]) for place, token in zip(places, completion, strict=True)])
     return result
 
@@ -113,6 +120,72 @@ def test_the_reference_of_an_adapter_is_the_model_without_it(
     assert rollout.old_logps_B_T is not None
     assert rollout.ref_logps_B_T is not None
     assert float((rollout.old_logps_B_T - rollout.ref_logps_B_T).abs().max()) > 0.01  # the adapter does something
+
+
+class Peft:
+    """A policy whose adapter has been trained before, as a user hands it to the trainer."""
+
+    def __init__(self, tiny_model: Path, adapter: LoraConfig) -> None:
+        torch.manual_seed(3)  # the adapter's numbers are drawn
+        base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        self.model = get_peft_model(base, adapter)
+        self.tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
+
+    def train(self, folder: Path, hooks: list[Any], **settings: Any) -> Run:
+        recorder = Recorder()
+        trainer = GRPOExtTrainer(
+            self.model,
+            length_reward,
+            arguments(folder, **settings),
+            train_dataset=prompts(4),
+            processing_class=self.tokenizer,
+            rollout_func=scripted_rollout,
+            callbacks=[recorder],
+            advantage_hooks=hooks,
+        )
+        trainer.train()
+        return Run(trainer, recorder.gradients, recorder.logs)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e-9])
+def test_the_reference_of_an_adapter_trained_further_is_the_policy_as_training_began(
+    tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float
+) -> None:
+    hook = Needs("old_logps", "ref_logps")
+    run = Peft(tiny_model, adapter).train(tmp_path, [hook], beta=beta)
+    first, second = hook.rollouts
+    live = first.mask_B_T > 0
+    assert first.old_logps_B_T is not None
+    assert first.ref_logps_B_T is not None
+    torch.testing.assert_close(first.old_logps_B_T[live], first.ref_logps_B_T[live])  # no penalty before any update
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with pytest.raises(AssertionError):  # which the bare model is not
+        assert_equal_on_the_mask(first.ref_logps_B_T, slowly(base, first), first)
+    assert second.old_logps_B_T is not None
+    assert second.ref_logps_B_T is not None
+    assert float((second.old_logps_B_T - second.ref_logps_B_T)[second.mask_B_T > 0].abs().max()) > 0.01
+    assert not any(".ref." in name for name in run.gradients[0])  # it stays as it was
+
+
+def test_keeping_the_adapter_changes_nothing_for_the_training(
+    tiny_model: Path, tmp_path: Path, adapter: LoraConfig
+) -> None:
+    asked = Peft(tiny_model, adapter).train(tmp_path / "a", [Needs("ref_logps")])
+    plain = Peft(tiny_model, adapter).train(tmp_path / "b", [Needs()])
+    assert "ref" not in plain.trainer.model.peft_config
+    for one, other in zip(asked.gradients, plain.gradients, strict=True):
+        assert one
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_the_old_policys_entropies(tiny_model: Path, tmp_path: Path) -> None:
+    hook = Needs("old_entropies")
+    for number, settings in enumerate(({}, {"num_iterations": 2})):
+        hook.rollouts.clear()
+        rollout = rollout_of(hook, tiny_model, tmp_path / str(number), max_steps=1, **settings)
+        assert rollout.old_entropies_B_T is not None
+        model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        assert_equal_on_the_mask(rollout.old_entropies_B_T, slowly(model, rollout, entropies=True), rollout)
 
 
 def test_the_adapter_is_back_when_training_goes_on(tiny_model: Path, tmp_path: Path, adapter: LoraConfig) -> None:
@@ -243,7 +316,7 @@ def test_a_teacher_that_is_not_there(tiny_model: Path, tmp_path: Path, hook: Any
         ({"name": "teacher_log_ratio", "teacher": "reference"}, "'teacher_log_ratio' needs a reference policy"),
         (Needs("entropies"), "'Needs' needs entropies, and has only on_rollout"),
         (Needs("sampling_logps"), "'Needs' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
-        (Needs("gradients"), "'Needs' needs 'gradients', which there is not. There are: old_logps, ref_logps"),
+        (Needs("gradients"), "'Needs' needs 'gradients', which there is not. There are: old_logps, old_entropies"),
         ({"name": "kl_in_reward", "preserve_sum": True}, "'kl_in_reward' needs a reference policy"),
     ],
     ids=["kl", "teacher", "entropies", "sampling", "unknown", "preserving"],
@@ -267,6 +340,7 @@ def test_with_a_reference_it_is_built(tiny_model: Path, tmp_path: Path) -> None:
 
 class _Unaligned:
     needs: ClassVar = ("offsets",)
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         return advantages_B_T

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.support import arguments, length_reward, prompts, train, trl_metrics
+from tests.support import arguments, length_reward, prompts, scripted_rollout, train, trl_metrics
 from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, GRPOExtTrainer
 from trl_grpo_ext.errors import (
     ConfigurationError,
@@ -89,6 +90,54 @@ def test_a_loss_that_reads_a_copy_of_the_advantages(tiny_model: Path, tmp_path: 
 
     with pytest.raises(SelfCheckError, match="does not depend on the advantages"):
         train(tiny_model, tmp_path, Mine, max_steps=1, **plugins)
+
+
+@pytest.mark.parametrize("plugins", [{"loss_aggregation": "token_mean"}, {"advantage_hooks": ["entropy_shaping"]}])
+def test_a_first_micro_batch_without_a_live_token_is_no_check_that_passes(
+    tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]
+) -> None:
+    class Doubled(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            inputs = {**inputs, "advantages": inputs["advantages"].clone()} if "advantage_hooks" in plugins else inputs
+            return super()._compute_loss(model, inputs) * 2
+
+    class Mine(GRPOExtMixin, Doubled):
+        pass
+
+    def endless(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+        output = scripted_rollout(prompts_, trainer)
+        output["completion_ids"] = [[5] * trainer.max_completion_length for _ in prompts_]
+        output["logprobs"] = [[-1.0] * trainer.max_completion_length for _ in prompts_]
+        return output
+
+    # Every completion runs into the limit and is masked: nothing counts.
+    settings = {"mask_truncated_completions": True, "max_steps": 1, **plugins}
+    says = "weight of a token" if "loss_aggregation" in plugins else "does not depend on the advantages"
+    with pytest.raises(SelfCheckError, match=says):
+        train(tiny_model, tmp_path / "wrong", Mine, trainer_arguments={"rollout_func": endless}, **settings)
+    train(tiny_model, tmp_path / "right", trainer_arguments={"rollout_func": endless}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "does_nothing"),
+    [
+        ({"num_iterations": 1}, True),
+        ({"num_iterations": 2}, False),
+        ({"steps_per_generation": 2}, False),
+        ({"steps_per_generation": 1, "gradient_accumulation_steps": 2}, True),
+        ({"num_iterations": 2, "steps_per_generation": 1, "gradient_accumulation_steps": 2}, True),
+    ],
+)
+def test_future_kl_where_the_policy_never_moves(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, Any], does_nothing: bool
+) -> None:
+    config = arguments(tmp_path, advantage_hooks=["future_kl"], per_device_train_batch_size=4, **settings)
+    make = functools.partial(GRPOExtTrainer, str(tiny_model), length_reward, config, train_dataset=prompts(4))
+    if not does_nothing:
+        assert make()
+        return
+    with pytest.raises(ConfigurationError, match=r"'future_kl' acts on how far the policy has moved .*num_iterations="):
+        make()
 
 
 def test_another_kl_than_trls(tiny_model: Path, tmp_path: Path) -> None:

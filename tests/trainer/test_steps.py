@@ -84,6 +84,29 @@ def test_the_token_sum_is_that_of_the_step(tiny_model: Path, tmp_path: Path) -> 
             assert relative_gap(mine, {name: gradient * 2 for name, gradient in half.items()}) < 1e-5
 
 
+def test_the_token_sum_does_not_grow_in_a_short_last_step(tiny_model: Path, tmp_path: Path) -> None:
+    # Three micro-batches of 4 rows, each a generation batch: a step of two, and one of one, then the epoch is over.
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 1,
+        "prompt_count": 3,
+        "num_train_epochs": 1,
+        "max_steps": -1,
+        "learning_rate": 0.0,
+        "loss_aggregation": "token_sum",
+    }
+    alone = train(tiny_model, tmp_path / "alone", gradient_accumulation_steps=1, **settings)
+    together = train(tiny_model, tmp_path / "together", gradient_accumulation_steps=2, **settings)
+    first, second, third = alone.gradients
+    assert len(together.gradients) == 2
+    both = {name: first[name] + second[name] for name in first}
+    assert relative_gap(together.gradients[0], both) < 1e-5
+    assert relative_gap(together.gradients[1], third) < 1e-5
+    skipping = {**settings, "loss_aggregation": {"name": "token_sum", "skip_zero_variance": True}}
+    skipped = train(tiny_model, tmp_path / "skipped", gradient_accumulation_steps=2, **skipping)
+    assert relative_gap(skipped.gradients[1], third) < 1e-5
+
+
 @pytest.mark.parametrize(("per_generation", "per_step"), [(2, 4), (3, 2)])
 def test_steps_that_cross_generation_batches_are_refused_at_construction(
     tiny_model: Path, tmp_path: Path, per_generation: int, per_step: int

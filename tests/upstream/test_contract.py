@@ -413,5 +413,9 @@ def test_only_the_public_face_of_trl_is_imported() -> None:
                 imported |= {(node.module, alias.name) for alias in node.names}
     assert imported
     assert {module for module, _ in imported} == {"trl", "trl.models", "trl.trainer.utils"}
-    assert {name for module, name in imported if module == "trl.trainer.utils"} == {"RepeatSampler", "use_adapter"}
+    assert {name for module, name in imported if module == "trl.trainer.utils"} == {
+        "RepeatSampler",
+        "pad",
+        "use_adapter",
+    }
     assert all(name in dir(importlib.import_module(str(module))) and not is_private(name) for module, name in imported)

@@ -1,8 +1,9 @@
 """Estimators: from the rewards of a group to one advantage for each completion, the same on all of its tokens.
 
-They replace the advantages that come in, so an estimator stands first in a chain. What they share: rewards and groups
-are those of all ranks, a completion that no reward function scored gets advantage 0 and has no part in any statistic,
-and in a group of equal rewards every difference from the mean is exactly 0.
+Their role is "estimator": a chain has at most one, it runs before every transform wherever a selection lists it, and
+TRL's own advantages make way for its. Rewards are the shaped ones where there is a shaper. What estimators share:
+rewards and groups are those of all ranks, a completion that no reward function scored gets advantage 0 and has no part
+in any statistic, and in a group of equal rewards every difference from the mean is exactly 0.
 """
 
 from __future__ import annotations
@@ -12,14 +13,24 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from ..credit.groups import gather_rewards, group_count, group_extremes, group_mean, group_std, group_sum
+from ..credit.groups import (
+    gather_rewards,
+    group_count,
+    group_extremes,
+    group_mean,
+    group_quantile,
+    group_std,
+    group_sum,
+)
 from ..errors import PluginOutputError
-from ..guard.parameters import checked_choice, checked_number, checked_whole
+from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
 from ..types import Rollout
 
 
 class _Estimator(ABC):
     """An advantage for each completion from the rewards; a subclass says which."""
+
+    role = "estimator"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`, constant over each completion's tokens."""
@@ -37,8 +48,7 @@ class RawReward(_Estimator):
 
     Unbiased, and of the largest variance: with rewards of 0 and 1 only successes have a gradient, and an easy prompt
     has more of it than a hard one. The point to start from when the effect of a baseline is in question, and, with
-    rewards of both signs, what `sign_scaling` expects in front of it. It replaces the advantages that come in on every
-    token, so it stands first in a chain.
+    rewards of both signs, what `sign_scaling` expects in front of it.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
 
@@ -55,8 +65,7 @@ class Centred(_Estimator):
     """A completion's reward minus the mean reward of its group: `A_i = r_i - μ`.
 
     Without the division by the group's standard deviation, which makes prompts that are nearly always solved, or
-    nearly never, count more than those in between. It replaces the advantages that come in on every token, so it stands
-    first in a chain.
+    nearly never, count more than those in between.
 
     Source: Dr. GRPO (2503.20783), its advantage. The other half of the method, a constant divisor instead of each
     completion's length, is the aggregation `constant_length`.
@@ -73,9 +82,8 @@ class Centred(_Estimator):
 class Normalised(_Estimator):
     """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
 
-    Without a floor TRL's own advantages under `scale_rewards="group"`, and the same numbers. It replaces the advantages
-    that come in on every token, so it stands first in a chain: there it makes a run independent of what `scale_rewards`
-    says.
+    Without a floor TRL's own advantages under `scale_rewards="group"`, and the same numbers, whatever the run's
+    `scale_rewards` is.
 
     Where rewards are graded (a classifier's probability, a length), a group whose completions are nearly alike has a
     tiny σ, and dividing by it makes differences of no account as large as any. A floor bounds how much a difference of
@@ -83,15 +91,17 @@ class Normalised(_Estimator):
 
     Source: GRPO (2402.03300), outcome supervision.
 
-    Departures: the paper has no ε and does not say which σ; as in TRL, σ is unbiased (n - 1) and ε is 1e-4. The floor
-    is ours. A completion that no reward function scored gets advantage 0 and has no part in μ and σ; one that is the
-    only scored completion of its group gets 0 as well. In a group of equal rewards all advantages are exactly 0; TRL's
-    are what rounding leaves of it.
+    Departures: the paper has no ε and does not say which σ; as in TRL, σ is the sample's (n - 1) and ε is 1e-4. With
+    the population's (n) advantages are √(n/(n-1)) times as large: for three right answers out of five .8165 and -1.2247
+    instead of .7303 and -1.0954. The floor is ours. A completion that no reward function scored gets advantage 0 and
+    has no part in μ and σ; one that is the only scored completion of its group gets 0 as well. In a group of equal
+    rewards all advantages are exactly 0; TRL's are what rounding leaves of it.
 
     Args:
         epsilon: ε, in units of the reward; positive.
         std_floor: The least σ to divide by, in units of the reward; not negative. With 0.1 no difference of rewards is
             stretched more than tenfold.
+        std: "sample", which divides the sum of squares by n - 1, or "population", which divides it by n.
 
     Raises:
         ConfigurationError: A parameter is out of its range.
@@ -99,15 +109,121 @@ class Normalised(_Estimator):
 
     __name__ = "normalised"
 
-    def __init__(self, *, epsilon: float = 1e-4, std_floor: float = 0.0) -> None:
+    def __init__(self, *, epsilon: float = 1e-4, std_floor: float = 0.0, std: str = "sample") -> None:
         self.epsilon = checked_number("normalised: epsilon", epsilon, "a positive number", lambda x: x > 0)
         self.std_floor = checked_number(
             "normalised: std_floor", std_floor, "a number that is not negative", lambda x: x >= 0
         )
+        self.std = checked_choice("normalised: std", std, ("sample", "population"))
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        stds_N = group_std(rewards_N, groups_N).clamp(min=self.std_floor)
-        return (rewards_N - group_mean(rewards_N, groups_N)) / (stds_N + self.epsilon)
+        stds_N = group_std(rewards_N, groups_N)
+        if self.std == "population":
+            counts_N = group_count(rewards_N, groups_N).clamp(min=1)
+            stds_N = stds_N * ((counts_N - 1) / counts_N).sqrt()
+        return (rewards_N - group_mean(rewards_N, groups_N)) / (stds_N.clamp(min=self.std_floor) + self.epsilon)
+
+
+class ConstantBaseline(_Estimator):
+    """A completion's reward minus a number: `A_i = r_i - b`.
+
+    The same bar for all prompts: with rewards of 0 and 1 and b = 0.9 a success gets 0.1 and a failure -0.9, whatever
+    the others of its group got. It needs no group, so it serves where a prompt has one completion or where successes
+    and failures should weigh as set and not as they happen to be mixed. Groups whose rewards are equal are learnt from
+    too, unless they equal b.
+
+    Source: REINFORCE with a baseline (Williams, 1992).
+
+    Departures: Williams lets a baseline adapt; this one stays. A completion that no reward function scored gets
+    advantage 0.
+
+    Args:
+        baseline: b, in units of the reward.
+
+    Raises:
+        ConfigurationError: `baseline` is no finite number.
+    """
+
+    __name__ = "constant_baseline"
+
+    def __init__(self, *, baseline: float = 0.5) -> None:
+        self.baseline = checked_number("constant_baseline: baseline", baseline, "a finite number")
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        return rewards_N - self.baseline
+
+
+class QuantileBaseline(_Estimator):
+    """A completion's reward minus a quantile of its group's rewards: `A_i = (r_i - Q_K(r)) / (σ + ε)`.
+
+    With rewards of 0 and 1 the quantile is 0 where at most a share of about `1 - K` succeeds, and 1 where more do. So
+    of a hard prompt only the successes are learnt from, of an easy one only the failures, and most completions get
+    exactly 0. A mean is pulled by a few outliers and then pushes away from many completions that were ordinary; the
+    quantile is not.
+
+    Source: Quantile Advantage Estimation (2509.22611), and its authors' code: the quantile is interpolated between the
+    two rewards beside it, σ is the sample's (n - 1), about the mean.
+
+    Departures: ε is 1e-4, theirs 1e-6. A completion that no reward function scored gets advantage 0 and has no part in
+    the statistics; one that is the only scored completion of its group gets 0 as well.
+
+    Args:
+        quantile: K, above 0 and below 1. The authors use 0.4.
+        scale: Whether to divide by `σ + ε`.
+        epsilon: ε, in units of the reward; positive.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "quantile_baseline"
+
+    def __init__(self, *, quantile: float = 0.4, scale: bool = True, epsilon: float = 1e-4) -> None:
+        wanted = "a number above 0 and below 1"
+        self.quantile = checked_number("quantile_baseline: quantile", quantile, wanted, lambda x: 0 < x < 1)
+        self.scale = checked_flag("quantile_baseline: scale", scale)
+        self.epsilon = checked_number("quantile_baseline: epsilon", epsilon, "a positive number", lambda x: x > 0)
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        apart_N = rewards_N - group_quantile(rewards_N, groups_N, self.quantile)
+        return apart_N / (group_std(rewards_N, groups_N) + self.epsilon) if self.scale else apart_N
+
+
+class BestMargin(_Estimator):
+    """Only the best of a group is learnt from, with what it is ahead of the second: `A = (r_1st - r_2nd) / (σ + ε)`.
+
+    All others get 0, and so does the best where another shares its reward. It is the gradient of the group's largest
+    reward, `max_j r_j`, with the largest reward of the other completions as the baseline: what counts is whether one of
+    the samples is good.
+
+    Source: Optimizing Language Models for Inference Time Objectives using Reinforcement Learning (2503.19595), as
+    `grpo_passk` of verl has it, which adds the division by the sample standard deviation. Pass@k for k below the size
+    of the group is `pass_at_k`.
+
+    Departures: a completion that no reward function scored gets advantage 0 and is not the second; one that is the only
+    scored completion of its group gets 0, where verl refuses such a group.
+
+    Args:
+        scale: Whether to divide by `σ + ε`.
+        epsilon: ε, in units of the reward; positive. verl's is 1e-6.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "best_margin"
+
+    def __init__(self, *, scale: bool = True, epsilon: float = 1e-6) -> None:
+        self.scale = checked_flag("best_margin: scale", scale)
+        self.epsilon = checked_number("best_margin: epsilon", epsilon, "a positive number", lambda x: x > 0)
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        _, highest_N = group_extremes(rewards_N, groups_N)
+        best_N = rewards_N == highest_N
+        _, second_N = group_extremes(rewards_N.masked_fill(best_N, torch.nan), groups_N)
+        alone_N = best_N & (group_sum(best_N.to(rewards_N), groups_N) == 1) & ~torch.isnan(second_N)
+        margin_N = torch.where(alone_N, highest_N - second_N, 0.0)
+        return margin_N / (group_std(rewards_N, groups_N) + self.epsilon) if self.scale else margin_N
 
 
 class MaxOnly(_Estimator):
@@ -115,8 +231,7 @@ class MaxOnly(_Estimator):
 
     Completions that share the highest reward all keep it. A partial success beside a better completion earns nothing,
     so the policy does not settle on partial successes. There is no baseline: nothing pushes away from failures, and a
-    highest reward below 0 pushes away from the best completion, so it is for rewards that are not negative. It replaces
-    the advantages that come in on every token, so it stands first in a chain.
+    highest reward below 0 pushes away from the best completion, so it is for rewards that are not negative.
 
     Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17, beside `raw_reward`, `centred` and
     `normalised`.
@@ -135,8 +250,7 @@ class LeaveOneOut(_Estimator):
     """A completion's reward minus the mean reward of the others in its group: `A_i = r_i - mean_{j≠i} r_j`.
 
     The baseline does not contain the completion's own reward, so the policy gradient is unbiased. There is no division
-    by the group's standard deviation. It replaces the advantages that come in (TRL's, or an earlier hook's) on every
-    token, so it stands first in a chain.
+    by the group's standard deviation.
 
     Source: RLOO (2402.14740), eq. 6.
 
@@ -157,8 +271,7 @@ class BatchWhitening(_Estimator):
 
     σ is the unbiased standard deviation of `r - b` over the scored completions of all prompts and ranks. One divisor
     leaves prompts in the proportion that their rewards have, where a divisor per group (`normalised`) blows up those
-    that are nearly always or nearly never solved. It replaces the advantages that come in on every token, so it stands
-    first in a chain.
+    that are nearly always or nearly never solved.
 
     Late in training, or with hard prompts, nearly all rewards of a batch agree and σ tends to 0; the few that differ
     would then get advantages of any size. The floor bounds how much a difference of rewards is stretched.
@@ -166,8 +279,9 @@ class BatchWhitening(_Estimator):
     Source: REINFORCE++ (2501.03262): with the group's mean as baseline its variant REINFORCE++-baseline.
 
     Departures: the floor is ours. σ is over completions; implementations of the paper (OpenRLHF, verl) take it, and a
-    mean that they subtract, over tokens, so that long completions count more in it. The paper's KL penalty inside the
-    reward is not part of this hook. A completion that no reward function scored gets advantage 0 and has no part in b
+    mean that they subtract, over tokens, so that long completions count more in it: that is `centred` (or
+    `raw_reward`), then `whiten`, where a KL penalty on the tokens (`kl_in_reward`) may stand between the two. A
+    completion that no reward function scored gets advantage 0 and has no part in b
     and σ.
 
     Args:
@@ -197,8 +311,7 @@ class OptimalBaseline(_Estimator):
 
     Among constant baselines of a group this one gives the policy gradient the least variance, if the squared norm of a
     completion's gradient grows with its length `L` and the gradients of different tokens are uncorrelated. `L` counts
-    the tokens that count in the loss. With equal lengths it is `centred`. It replaces the advantages that come in on
-    every token, so it stands first in a chain.
+    the tokens that count in the loss. With equal lengths it is `centred`.
 
     Source: On-Policy RL with Optimal Reward Baseline (2505.23585).
 
@@ -222,8 +335,7 @@ class MeanRelative(_Estimator):
     With rewards of 0 and 1, μ is the share of successes, and dividing the gradient of the success rate by it gives the
     gradient of its logarithm, in expectation up to terms that vanish as groups grow: maximum likelihood of a right
     answer instead of the expected number of them. Hard prompts weigh more: one success among G completions gets
-    `G - 1`, and every failure -1. A group without a success gets 0. It replaces the advantages that come in on every
-    token, so it stands first in a chain.
+    `G - 1`, and every failure -1. A group without a success gets 0.
 
     Source: Maximum Likelihood Reinforcement Learning (2602.02710).
 
@@ -260,8 +372,7 @@ class PassAtK(_Estimator):
 
     They sum to zero over a group. All are 0 where no completion succeeds, and where so many do that every set holds a
     success: what is solved well enough is left alone, which keeps the policy exploring. k = 1 is `normalised`, with
-    the biased standard deviation and no ε. It replaces the advantages that come in on every token, so it stands first
-    in a chain.
+    the biased standard deviation and no ε.
 
     Source: Pass@k Training for Adaptively Balancing Exploration and Exploitation (2508.10751), the analytical solution.
 

@@ -35,6 +35,7 @@ class EntropyShaping:
     """
 
     __name__ = "entropy_shaping"
+    role = "forward"
     per_completion = True
 
     def __init__(self, *, alpha: float = 0.4, kappa: float = 2.0) -> None:
@@ -51,18 +52,18 @@ class EntropyShaping:
 class ZeroVarianceCredit:
     """Learn from prompts that are always, or never, solved: there a token's entropy `H_t` makes its advantage.
 
-    In groups whose rewards are all equal, for which GRPO's advantage is 0:
+    In groups without signal, where every advantage is exactly 0 because all rewards are equal:
 
     - right completions: `A_t = α·H_t`,
     - wrong ones: `A_t = -α·(max_s H_s - H_t)`, with the maximum over the completion's live tokens.
 
     So decisions are rewarded more than routine, and mistakes are punished where the policy was sure of itself, which
-    leaves it free to explore. Other completions, and those that no reward function scored, keep the advantages that
-    come in. A completion is right if its reward is above `correct_above`.
+    leaves it free to explore. Completions of other groups, and those that no reward function scored, keep the
+    advantages that come in. So do those that a mask has set to 0. A completion is right if its reward, before any
+    shaper, is above `correct_above`.
 
-    Entropies are those of the policy being trained, in nats. This hook acts at the loss forward: aggregations that
-    leave groups without signal out (`skip_zero_variance`) have taken these tokens out of the loss by then; do not
-    combine.
+    Entropies are those of the policy being trained, in nats. `skip_zero_variance` would take these tokens out of the
+    loss; the two are refused together.
 
     Source: RL-ZVP (2509.21880).
 
@@ -77,7 +78,10 @@ class ZeroVarianceCredit:
     """
 
     __name__ = "zero_variance_credit"
+    role = "forward"
     needs = ("entropies",)
+    per_completion = True
+    makes_signal = True
 
     def __init__(self, *, alpha: float = 0.1, correct_above: float = 0.5) -> None:
         self.alpha = checked_number("zero_variance_credit: alpha", alpha, "a positive number", lambda x: x > 0)
@@ -88,21 +92,23 @@ class ZeroVarianceCredit:
         live_B_T = forward.mask_B_T > 0
         entropies_B_T = torch.where(live_B_T, forward.entropies_B_T, 0.0).to(wide(forward.entropies_B_T.dtype))
         highest_B = entropies_B_T.amax(dim=1, keepdim=True)
-        right_B = (forward.rewards_B > self.correct_above).unsqueeze(1)
+        right_B = (forward.raw_rewards_B > self.correct_above).unsqueeze(1)
         credit_B_T = self.alpha * torch.where(right_B, entropies_B_T, entropies_B_T - highest_B)
-        equal_B = forward.zero_variance_B & ~torch.isnan(forward.rewards_B)
+        equal_B = forward.zero_variance_B & ~torch.isnan(forward.raw_rewards_B)
         return torch.where(equal_B.unsqueeze(1), credit_B_T.to(advantages_B_T.dtype), advantages_B_T)
 
 
 class LowProbability:
     """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
 
-    `π_t` is the probability of the sampled token under the policy being trained, detached. A token's gradient is the
-    larger the less probable it is, so that a few improbable tokens drown the others; this evens them out. α = 0 changes
-    nothing, with α = 1 the advantage is proportional to the probability.
+    `π_t` is the probability of the sampled token under the policy that generated, so that a token has one weight at all
+    updates of a generation batch. A token's gradient is the larger the less probable it is, so that a few improbable
+    tokens drown the others; this evens them out. α = 0 changes nothing, with α = 1 the advantage is proportional to the
+    probability.
 
-    Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929).
-    Their second method, which updates on improbable tokens first, is none of a hook's affairs.
+    Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
+    its authors' code, which weighs by the old policy, once per batch. Their scripts have α = 0.2 for this method alone,
+    and 0.3 beside their second method, which updates on improbable tokens first and is none of a hook's affairs.
 
     Departures: none.
 
@@ -114,14 +120,16 @@ class LowProbability:
     """
 
     __name__ = "low_probability"
+    role = "forward"
     per_completion = True
 
-    def __init__(self, *, alpha: float = 0.3) -> None:
+    def __init__(self, *, alpha: float = 0.2) -> None:
         self.alpha = checked_number("low_probability: alpha", alpha, "a number from 0 to 1", lambda x: 0 <= x <= 1)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
-        probabilities_B_T = forward.logps_B_T.to(wide(forward.logps_B_T.dtype)).exp()
+        # Where TRL has no old policy, the one being trained is the one that generated.
+        probabilities_B_T = forward.old_logps_B_T.to(wide(forward.old_logps_B_T.dtype)).exp()
         return (advantages_B_T * (self.alpha * probabilities_B_T + 1 - self.alpha)).to(advantages_B_T.dtype)
 
 
@@ -137,7 +145,7 @@ class FutureKL:
 
     While the policy is the one that generated, every `d` is 0 and nothing changes. So this hook does something only
     where a generation batch feeds several optimizer steps: `num_iterations` above 1, or `steps_per_generation` above
-    `gradient_accumulation_steps`. Elsewhere TRL has no `π_old`, and `d` is 0 throughout.
+    `gradient_accumulation_steps`. A run of one update per generation batch is refused when it is constructed.
 
     Source: FIPO (2603.19835) and its authors' loss `future_kl`, whose names for these parameters are `decay_rate`,
     `clip_ratio_c`, `future_kl_clip_ratio`, `safety_thresh`. The defaults are those of their 32B run, which clips to
@@ -159,7 +167,9 @@ class FutureKL:
     """
 
     __name__ = "future_kl"
+    role = "forward"
     per_completion = True
+    needs = ("several_updates",)
 
     def __init__(
         self,
@@ -226,6 +236,7 @@ class CovarianceClip:
     """
 
     __name__ = "covariance_clip"
+    role = "forward"
 
     def __init__(self, *, low: float = 1.0, high: float = 5.0, ratio: float = 0.0002) -> None:
         self.low = checked_number("covariance_clip: low", low, "a finite number")

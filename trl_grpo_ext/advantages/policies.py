@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,13 +10,20 @@ import torch
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number
 from ..types import Rollout
-from .returns import discounted_returns, live_tokens_behind, wide
+from .returns import discounted_returns, live_tokens_behind, live_tokens_first, wide
 
 
 class KLInReward:
-    """Take a KL penalty off each token's return: `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`.
+    """Take a KL penalty off the reward: each token's return, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or the sum.
 
-    `L` is the completion's last live token and the sum runs over its live tokens; `L-t` and `s-t` count live tokens, so
+    - `form: return_to_go` is a transform, as above: each token pays for itself and what follows. It acts behind the
+      estimator, so what a completion pays is not compared with what its group pays. Every completion pays, whether a
+      reward function scored it or not.
+    - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: the whole penalty is a part of the completion's reward
+      before means and standard deviations of the group are taken, so what counts is how much more a completion pays
+      than the others. A completion without a reward stays without.
+
+    `L` is the completion's last live token and sums run over its live tokens; `L-t` and `s-t` count live tokens, so
     what a tool wrote is passed over. `KL_s` estimates how far the policy that generated is from the reference at token
     `s`, with `ℓ = log π_old` and `r = log π_ref` of the sampled token:
 
@@ -26,7 +33,7 @@ class KLInReward:
 
     As a reward with γ = 1, k1 has the gradient of the KL divergence; k2 and k3 have not. TRL's own penalty (`beta`) is
     k3 in the loss, whose gradient is not that of the KL divergence either. Use this hook instead of it: with `beta`
-    above 0 the penalty counts twice. Every completion is penalised, whether a reward function scored it or not.
+    above 0 the penalty counts twice.
 
     With a `target` the coefficient adapts. After each generation batch of training, of `N` completions,
     `β ← β·(1 + clip(KL/target - 1, -0.2, 0.2)·N/horizon)`, where KL is the mean, over the completions of all ranks, of
@@ -36,24 +43,29 @@ class KLInReward:
     those of http://joschu.net/blog/kl-approx.html; A Comedy of Estimators (2512.21852) compares them in the reward and
     in the loss.
 
-    Departures: there is no critic, so the penalty's return has no baseline, and the advantage that comes in stands for
-    the reward at the end of the completion. Completions without a live token are not in the mean of the adaptive
+    Departures: there is no critic, so the penalty's return has no baseline but, in form "completion", that of the
+    estimator, and in form "return_to_go" the advantage that comes in stands for the reward at the end of the
+    completion. Completions without a live token are not in the mean of the adaptive
     coefficient, and `N/horizon` counts as 1 where it is larger, so that β stays positive.
 
     Args:
-        reference: Id or path of a causal language model with the policy's tokenizer, or "reference" for the policy that
-            TRL keeps as the reference: there is one with an adapter, and with `beta` above 0.
+        reference: Id or path of a causal language model with the policy's tokenizer, or "reference" for the policy as
+            training began: there is one with an adapter, and with `beta` above 0.
         coefficient: β, positive; where it starts if there is a target.
-        gamma: γ, in (0, 1].
+        gamma: γ, in (0, 1]; 1 in form "completion".
         estimator: "k1", "k2" or "k3".
         target: The KL per completion to steer to, in nats, positive. None keeps β as it is.
         horizon: Completions over which the coefficient adapts, positive. Without a target not used.
+        form: "return_to_go" or "completion".
 
     Raises:
-        ConfigurationError: A parameter is out of its range.
+        ConfigurationError: A parameter is out of its range, or γ is not 1 in form "completion".
     """
 
     __name__ = "kl_in_reward"
+    signal_everywhere = True
+    on_rollout: Callable[[torch.Tensor, Rollout], torch.Tensor]
+    on_rewards: Callable[[Rollout], torch.Tensor]
 
     def __init__(
         self,
@@ -64,6 +76,7 @@ class KLInReward:
         estimator: str = "k1",
         target: float | None = None,
         horizon: float = 10_000,
+        form: str = "return_to_go",
     ) -> None:
         def positive(parameter: str, value: object) -> float:
             return checked_number(f"kl_in_reward: {parameter}", value, "a positive number", lambda x: x > 0)
@@ -75,19 +88,41 @@ class KLInReward:
         self.estimator = checked_choice("kl_in_reward: estimator", estimator, ("k1", "k2", "k3"))
         self.target = None if target is None else positive("target", target)
         self.horizon = positive("horizon", horizon)
+        self.form = checked_choice("kl_in_reward: form", form, ("return_to_go", "completion"))
+        self.role = "shaper" if self.form == "completion" else "transform"
+        if self.role == "shaper":  # a hook has the methods of its role and no others
+            self.on_rewards = self._on_rewards
+            if self.gamma != 1:
+                raise ConfigurationError(
+                    f"kl_in_reward: gamma must be 1 where form is 'completion', got {gamma!r}: the penalty of a whole "
+                    "completion is a sum without order. Leave it out, or take form: return_to_go."
+                )
+        else:
+            self.on_rollout = self._on_rollout
 
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+    def _on_rewards(self, rollout: Rollout) -> torch.Tensor:
+        """Return what is added to the rewards, `(B,)`; with a target, adapt the coefficient for the next batch."""
+        returns_B_T = self._penalty_to_go(rollout, wide(rollout.rewards_B.dtype))
+        # At the first live token it is the completion's.
+        first_B_1 = live_tokens_first(rollout.mask_B_T > 0)[:, :1]
+        return -returns_B_T.gather(1, first_B_1).squeeze(1).to(rollout.rewards_B.dtype)
+
+    def _on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`; with a target, adapt the coefficient for the next batch."""
-        live_B_T = rollout.mask_B_T > 0
         dtype = wide(advantages_B_T.dtype)
+        discounts_B_T = self.gamma ** live_tokens_behind(rollout.mask_B_T > 0).to(dtype)
+        return (discounts_B_T * advantages_B_T - self._penalty_to_go(rollout, dtype)).to(advantages_B_T.dtype)
+
+    def _penalty_to_go(self, rollout: Rollout, dtype: torch.dtype) -> torch.Tensor:
+        """β times the return-to-go of the KL estimates, `(B, T)`; β is adapted afterwards."""
+        live_B_T = rollout.mask_B_T > 0
         logps_B_T = needed("kl_in_reward", "old_logps_B_T", rollout.old_logps_B_T).to(dtype)
         ref_logps_B_T = logps_of("kl_in_reward", self.reference, rollout).to(dtype)
         kl_B_T = kl_estimate(logps_B_T, ref_logps_B_T, self.estimator)
         penalty_B_T = self.coefficient * discounted_returns(kl_B_T, live_B_T, self.gamma)
-        discounts_B_T = self.gamma ** live_tokens_behind(live_B_T).to(dtype)
         if self.target is not None and rollout.training:
             self._adapt(torch.where(live_B_T, logps_B_T - ref_logps_B_T, 0.0).sum(dim=1), rollout)
-        return (discounts_B_T * advantages_B_T - penalty_B_T).to(advantages_B_T.dtype)
+        return penalty_B_T
 
     def state_dict(self) -> dict[str, Any]:
         """The coefficient as it is now, where it adapts."""
@@ -128,8 +163,8 @@ class TeacherLogRatio:
 
     In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
     teacher, token by token: distillation on what the student itself writes. It needs no reward and no group. In mode
-    "replace" it stands first in a chain; in mode "add" it is added to the advantages that come in. Every completion
-    gets it, whether a reward function scored it or not.
+    "replace" it is the estimator; in mode "add", a transform, it is added to the advantages that come in. Every
+    completion gets it, whether a reward function scored it or not.
 
     Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient.
 
@@ -148,6 +183,8 @@ class TeacherLogRatio:
     """
 
     __name__ = "teacher_log_ratio"
+    signal_everywhere = True
+    uses_total_reward = False
 
     def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
         self.teacher = checked_model("teacher_log_ratio: teacher", teacher)
@@ -156,6 +193,7 @@ class TeacherLogRatio:
             "teacher_log_ratio: coefficient", coefficient, "a positive number", lambda x: x > 0
         )
         self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
+        self.role = "estimator" if self.mode == "replace" else "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..credit.prefixes import groups_with_prefixes
 from ..guard.parameters import checked_choice
 from ..types import Rollout
 from .returns import live_tokens_behind, wide
@@ -24,9 +25,13 @@ class PrefixTree:
 
     Source: TEMPO (2509.18314), which adds this temporal-difference term to GRPO's advantage (mode "add").
 
-    Departures: in mode "replace" the term stands alone. It is in units of the reward and not divided by the group's
-    standard deviation. Behind the last token `V` is the completion's own reward, even where a longer completion goes on
-    from there. Completions that no reward function scored get nothing ("add": keep what came in) and are in no mean.
+    Departures: in mode "replace" the term stands alone. As in the paper it is in units of the reward, while TRL's own
+    advantages are in standard deviations of the group (`scale_rewards: group`). So what it adds is the smaller beside
+    them the less a group's rewards differ: with rewards of 0 and 1 a token's term is at most 1, where one success of
+    eight has the advantage 2.47, and with rewards of 0 and 10 ten times as much beside the same 2.47. With
+    `scale_rewards: none`, or `centred` in front, both are in units of the reward. Behind the last token
+    `V` is the completion's own reward, even where a longer completion goes on from there. Completions that no reward
+    function scored get nothing ("add": keep what came in) and are in no mean.
 
     Args:
         mode: "replace" the advantages that come in, or "add" to them.
@@ -39,40 +44,20 @@ class PrefixTree:
 
     def __init__(self, *, mode: str = "replace") -> None:
         self.mode = checked_choice("prefix_tree: mode", mode, ("replace", "add"))
+        self.role = "estimator" if self.mode == "replace" else "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         rewards_N = rollout.gather(rollout.rewards_B)
-        groups_N = rollout.gather(rollout.group_ids_B)
-        ids_N_T = rollout.gather(rollout.completion_ids_B_T)
-        written_N_T = rollout.gather(rollout.completion_mask_B_T) > 0
         live_B_T = rollout.mask_B_T > 0
-        width = live_B_T.size(1)  # what others wrote beyond is beyond every shared prefix
         new_B_T = torch.zeros(live_B_T.shape, dtype=wide(rewards_N.dtype), device=rewards_N.device)
-        for group in set(rollout.group_ids_B.tolist()):
-            rows_B, members_N = rollout.group_ids_B == group, groups_N == group
-            shared_b_G = shared_prefixes(
-                rollout.completion_ids_B_T[rows_B],
-                rollout.completion_mask_B_T[rows_B] > 0,
-                ids_N_T[members_N, :width],
-                written_N_T[members_N, :width],
-            )
-            gaps_b_T = value_gaps(shared_b_G, rollout.rewards_B[rows_B], rewards_N[members_N], width)
-            new_B_T[rows_B] = credit_of_live_tokens(gaps_b_T.to(new_B_T.dtype), live_B_T[rows_B])
+        for group in groups_with_prefixes(rollout):
+            rewards_b, rewards_G = rollout.rewards_B[group.rows_B], rewards_N[group.members_N]
+            gaps_b_T = value_gaps(group.lengths_b_G, rewards_b, rewards_G, live_B_T.size(1))
+            new_B_T[group.rows_B] = credit_of_live_tokens(gaps_b_T.to(new_B_T.dtype), live_B_T[group.rows_B])
         if self.mode == "add":
             new_B_T = advantages_B_T + new_B_T
         return new_B_T.to(advantages_B_T.dtype)
-
-
-def shared_prefixes(
-    ids_b_T: torch.Tensor, written_b_T: torch.Tensor, ids_G_T: torch.Tensor, written_G_T: torch.Tensor
-) -> torch.Tensor:
-    """How many tokens each of `b` completions shares with each of `G` before the two part, `(b, G)`, integer."""
-    lengths = []
-    for ids_T, written_T in zip(ids_G_T, written_G_T, strict=True):
-        same_b_T = (ids_b_T == ids_T) & written_b_T & written_T
-        lengths.append(same_b_T.cumprod(dim=1, dtype=torch.uint8).sum(dim=1))
-    return torch.stack(lengths, dim=1)
 
 
 def value_gaps(shared_b_G: torch.Tensor, rewards_b: torch.Tensor, rewards_G: torch.Tensor, width: int) -> torch.Tensor:

@@ -27,10 +27,13 @@ class ProcessRewards:
         A_t = coefficient · (G_t - b),   b = mean of G at the first token over the group's scored completions
 
     In the minimum form a low temperature leaves nearly all weight to the worst step. So what comes before it is worth
-    its reward, what comes after about nothing, and a completion gains nothing from further steps that score well.
+    its reward, what comes after about nothing, and a completion gains nothing from further steps that score well. Low
+    is relative to the steps' rewards: 0.1 suits those between -1 and 1. At 1 they are all weighted by little, and `r*`
+    sums to no minimum.
 
-    Source: PURE (2504.15275) for the minimum form, its transformed rewards `r*`; the plain sum of the rewards to go is
-    that of process supervision in GRPO (2402.03300).
+    Source: PURE (2504.15275) for the minimum form, its transformed rewards `r*`, and the temperature 0.1 of its
+    authors' configuration, for rewards between -1 and 1; the plain sum of the rewards to go is that of process
+    supervision in GRPO (2402.03300).
 
     Departures: the papers' own baselines and normalisations are not taken over: here it is one number per group, the
     mean return of whole completions, the completion's own included. γ counts steps, not tokens. Tokens behind the last
@@ -53,6 +56,7 @@ class ProcessRewards:
     """
 
     __name__ = "process_rewards"
+    uses_total_reward = False
     needs = ("offsets",)
 
     def __init__(
@@ -60,7 +64,7 @@ class ProcessRewards:
         *,
         reward: str | None = None,
         form: str = "min",
-        temperature: float = 1.0,
+        temperature: float = 0.1,
         gamma: float = 1.0,
         separator: str | None = None,
         baseline: str = "group",
@@ -72,6 +76,7 @@ class ProcessRewards:
         self.form = checked_choice("process_rewards: form", form, ("min", "sum"))
         self.baseline = checked_choice("process_rewards: baseline", baseline, ("group", "none"))
         self.mode = checked_choice("process_rewards: mode", mode, ("replace", "add"))
+        self.role = "estimator" if self.mode == "replace" else "transform"
         self.temperature = checked_number("process_rewards: temperature", temperature, "positive", lambda v: v > 0)
         self.gamma = checked_number("process_rewards: gamma", gamma, "from 0 to 1", lambda v: 0 <= v <= 1)
         self.coefficient = checked_number("process_rewards: coefficient", coefficient, "a finite number")

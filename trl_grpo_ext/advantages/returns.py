@@ -1,4 +1,4 @@
-"""Sums over what is still to come in a completion, counted in live tokens, and the hook that is such a sum.
+"""Sums over what is past or still to come in a completion, counted in live tokens, and the estimators made of them.
 
 A live token is one on the loss mask. What a tool wrote in between is neither in the sums nor in the distances.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from ..credit.groups import gather_rewards, group_extremes, group_mean
+from ..errors import ConfigurationError
 from ..guard.parameters import checked_number
 from ..types import Rollout
 
@@ -20,56 +22,132 @@ class GroupMeanGAE:
     - `A_t = Σ_{s≥t} (γλ)^(s-t) δ_s`,
 
     where `s-t` counts live tokens. So the credit for the outcome fades with the distance to the end: λ says how fast.
-    With γ = λ = 1 every token gets `R - μ`. It replaces the advantages that come in.
+    With γ = λ = 1 every token gets `R - μ`. In a group of equal rewards all get exactly 0 if γ is 1.
 
-    Source: Generalized Advantage Estimation (1506.02438).
+    With one λ for all, the beginning of a long completion hears nothing of its outcome: after 100 tokens 0.95 has left
+    0.6 % of it. With a `length_alpha` each completion has its own, `λ = max(1 - 1/(α·l), 0)` of its live tokens `l`, so
+    that the credit fades over the same share of any completion.
 
-    Departures: the value is the group's mean for every token instead of a learnt function of the prefix. A completion
-    that no reward function scored gets advantage 0 and is not in the mean.
+    Source: Generalized Advantage Estimation (1506.02438); the λ by length is VAPO's (2504.05118), whose α is 0.05.
+
+    Departures: the value is the group's mean for every token instead of a learnt function of the prefix, where VAPO has
+    a critic. Its λ would be negative below 1/α tokens and is 0 there. A completion that no reward function scored gets
+    advantage 0 and is not in the mean.
 
     Args:
         gamma: γ, discount per token, in (0, 1].
         gae_lambda: λ, in [0, 1].
+        length_alpha: α, positive, in place of `gae_lambda`. None for the same λ for all.
 
     Raises:
-        ConfigurationError: A parameter is out of its range.
+        ConfigurationError: A parameter is out of its range, or both λ and α are given.
     """
 
     __name__ = "group_mean_gae"
+    role = "estimator"
 
-    def __init__(self, *, gamma: float = 1.0, gae_lambda: float = 0.95) -> None:
+    def __init__(self, *, gamma: float = 1.0, gae_lambda: float = 0.95, length_alpha: float | None = None) -> None:
         self.gamma = checked_number("group_mean_gae: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
         self.gae_lambda = checked_number(
             "group_mean_gae: gae_lambda", gae_lambda, "a number from 0 to 1", lambda x: 0 <= x <= 1
         )
+        self.length_alpha = length_alpha
+        if length_alpha is not None:
+            checked_number("group_mean_gae: length_alpha", length_alpha, "a positive number", lambda x: x > 0)
+            if gae_lambda != 0.95:
+                raise ConfigurationError(
+                    f"group_mean_gae: gae_lambda={gae_lambda!r} has no effect beside length_alpha={length_alpha!r}, "
+                    "which gives each completion a λ of its own. Leave one of them out."
+                )
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         live_B_T = rollout.mask_B_T > 0
-        dtype = wide(rollout.rewards_B.dtype)
-        scored_B = ~torch.isnan(rollout.rewards_B)
-        rewards_B = torch.where(scored_B, rollout.rewards_B, 0.0).to(dtype)
-        means_B = torch.where(scored_B, rollout.group_baselines_B, 0.0).to(dtype)
+        rewards_N, groups_N = gather_rewards(rollout)
+        scored_N = ~torch.isnan(rewards_N)
+        means_N = group_mean(rewards_N, groups_N)  # equal rewards are their mean, to the last bit
+        at_the_end_B, means_B = (
+            torch.where(scored_N, values_N, 0.0)[rollout.local_rows] for values_N in (rewards_N - means_N, means_N)
+        )
         last_B_T = live_tokens_behind(live_B_T) == 0
         on_the_way_B = (self.gamma - 1) * means_B
-        deltas_B_T = torch.where(last_B_T, (rewards_B - means_B).unsqueeze(1), on_the_way_B.unsqueeze(1))
-        new_B_T = discounted_returns(deltas_B_T, live_B_T, self.gamma * self.gae_lambda)
+        deltas_B_T = torch.where(last_B_T, at_the_end_B.unsqueeze(1), on_the_way_B.unsqueeze(1))
+        new_B_T = discounted_returns(deltas_B_T, live_B_T, self.gamma * self._lambda(live_B_T, deltas_B_T.dtype))
         return new_B_T.to(advantages_B_T.dtype)
 
+    def _lambda(self, live_B_T: torch.Tensor, dtype: torch.dtype) -> float | torch.Tensor:
+        """The λ of all completions, or each one's, `(B, 1)`."""
+        if self.length_alpha is None:
+            return self.gae_lambda
+        lengths_B_1 = live_B_T.sum(dim=1, keepdim=True).clamp(min=1).to(dtype)
+        return (1 - 1 / (self.length_alpha * lengths_B_1)).clamp(min=0)
 
-def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: float) -> torch.Tensor:
+
+class OptimalTokenBaseline:
+    """A completion's reward minus a baseline for each token: `A_{i,t} = r_i - Σ_j W_{j,t} r_j / Σ_j W_{j,t}`.
+
+    The sums run over the group's scored completions that have a `t`-th live token, and `W_{j,t} = Σ_{s≤t} (1 - π_s)`
+    measures how much completion j has left to chance up to there, with the probability `π_s` of its s-th live token
+    under the policy that generated. The baseline follows those who decided most: it is the one of least variance for
+    each token if the squared norms of the tokens' gradients add up to W. The longest completion's tokens beyond all
+    others get 0, as there is nobody to compare with. It needs the old policy's log-probabilities, which take a forward
+    pass where TRL has none.
+
+    Source: The Optimal Token Baseline (2602.07078), `optimal_token_baseline` of verl, where the squared norm of token
+    s is taken as that of its gradient in the logits, `1 - 2π_s + Σ_v π_v²`.
+
+    Departures: `Σ_v π_v²`, over the whole vocabulary, is not among what TRL's forward pass returns. It is the
+    expectation of the sampled token's own `π_s`, which stands for it here, so `1 - π_s` has the expectation of the
+    authors' term, and the variance of one sample. Tokens are counted by live ones, and not by place. No importance
+    weights of the sampler are in W. A completion that no reward function scored gets advantage 0 and is in no baseline.
+    Where every W is 0, the baseline is the mean.
+    """
+
+    __name__ = "optimal_token_baseline"
+    role = "estimator"
+    needs = ("old_logps",)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        if rollout.old_logps_B_T is None:
+            raise ConfigurationError("optimal_token_baseline: rollout.old_logps_B_T must be given, got None.")
+        rewards_N, groups_N = gather_rewards(rollout)
+        live_B_T = rollout.mask_B_T > 0
+        order_B_T = live_tokens_first(live_B_T)
+        left_to_chance_B_T = -torch.expm1(rollout.old_logps_B_T.to(rewards_N.dtype)).clamp(max=0.0)
+        energies_B_S = torch.where(live_B_T, left_to_chance_B_T, 0.0).gather(1, order_B_T).cumsum(dim=1)
+        energies_N_S = rollout.gather(energies_B_S)
+        lengths_N = rollout.gather(live_B_T.sum(dim=1))
+        steps_S = torch.arange(energies_N_S.size(1), device=lengths_N.device)
+        scored_N_1 = ~torch.isnan(rewards_N).unsqueeze(1)
+        there_N_S = ((steps_S < lengths_N.unsqueeze(1)) & scored_N_1).to(rewards_N.dtype)
+
+        counts_N_S = columns_summed(there_N_S, groups_N)
+        energy_N_S = columns_summed(there_N_S * energies_N_S, groups_N)
+        weights_N_S = torch.where(energy_N_S > 0, energies_N_S, 1.0) * there_N_S
+        # Above the group's lowest reward, so that equal rewards are their own baseline to the last bit.
+        lowest_N, _ = group_extremes(rewards_N, groups_N)
+        above_N_1 = (rewards_N - lowest_N).nan_to_num(nan=0.0).unsqueeze(1)
+        weighted_N_S = columns_summed(weights_N_S * above_N_1, groups_N)
+        baselines_N_S = weighted_N_S / columns_summed(weights_N_S, groups_N).clamp(min=1e-30)
+        apart_N_S = torch.where((there_N_S > 0) & (counts_N_S > 1), above_N_1 - baselines_N_S, 0.0)
+        apart_B_S = apart_N_S[rollout.local_rows, : order_B_T.size(1)]
+        return torch.zeros_like(apart_B_S).scatter(1, order_B_T, apart_B_S).to(advantages_B_T.dtype)
+
+
+def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: float | torch.Tensor) -> torch.Tensor:
     """Return-to-go `G_t = Σ_{s≥t} γ^(s-t) v_s` over live tokens, where `s-t` counts live tokens.
 
     Args:
         values_B_T: `v`; ignored off the live tokens, whatever stands there.
         live_B_T: Which tokens are live, bool.
-        gamma: γ, in [0, 1].
+        gamma: γ, in [0, 1]; or one of each completion, `(B, 1)`.
 
     Returns:
         `(B, T)`, zero off the live tokens, in float32 or the wider dtype of `values_B_T`.
     """
     zero = torch.zeros((), dtype=wide(values_B_T.dtype), device=values_B_T.device)
-    live_first_B_T = (~live_B_T).to(torch.uint8).argsort(dim=1, stable=True)
+    live_first_B_T = live_tokens_first(live_B_T)
     returns_B_T = torch.where(live_B_T, values_B_T.to(zero.dtype), zero).gather(1, live_first_B_T)
     # By doubling: before a round each entry sums `reach` tokens, after it twice as many. log2(T) rounds, no powers that
     # overflow, and every term is only ever added, so padding changes no bit.
@@ -81,6 +159,16 @@ def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: 
         reach *= 2
     in_place_B_T = torch.zeros_like(returns_B_T).scatter(1, live_first_B_T, returns_B_T)
     return torch.where(live_B_T, in_place_B_T, zero)
+
+
+def columns_summed(table_N_S: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """Each row's group's sum in every column, `(N, S)`."""
+    return torch.zeros_like(table_N_S).index_add(0, groups_N, table_N_S)[groups_N]
+
+
+def live_tokens_first(live_B_T: torch.Tensor) -> torch.Tensor:
+    """Places of a completion's tokens, the live ones first and in their order, `(B, T)`, integer."""
+    return (~live_B_T).to(torch.uint8).argsort(dim=1, stable=True)
 
 
 def live_tokens_behind(live_B_T: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,7 @@ class SpanCredit:
     """
 
     __name__ = "span_credit"
+    role = "estimator"
     needs = ("offsets",)
 
     def __init__(
@@ -149,6 +150,7 @@ class SegmentWeights:
     """
 
     __name__ = "segment_weights"
+    role = "transform"
     needs = ("offsets",)
 
     def __init__(

@@ -1,12 +1,239 @@
-"""Transforms: they change the advantages that come in, by their sign or by what the completion's tokens are."""
+"""Transforms: they change the advantages that come in, by their size, their sign, or what the completion is."""
 
 from __future__ import annotations
 
 import torch
 
+from ..credit.groups import gather_groups, group_extremes
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import Rollout
+from .returns import columns_summed, live_tokens_first, wide
+
+
+class Whiten:
+    """Advantages in standard deviations from their mean over the batch: `A' = (A - mean) / (σ + 1e-8)`.
+
+    σ is the sample's (n - 1). Mean and σ are taken over the completions of all ranks, each with the mean of its
+    tokens' advantages, or over their live tokens, so that long completions count more. One mean and one divisor for
+    all prompts. Advantages that are all equal become exactly 0.
+
+    With it methods that end in a whitened batch can be spelled: `[raw_reward, kl_in_reward, {name: whiten, over:
+    tokens}]` is REINFORCE++, with `centred` in front its variant with a baseline, and `[{name: kl_in_reward, form:
+    completion}, normalised, whiten]` takes the penalty off the rewards, compares within the group and whitens what
+    comes out.
+
+    Where the advantages that come in do not average to 0, those that are 0 get some: a group of equal rewards is then
+    pushed away from, or pulled to, as a part of the batch. Over tokens that is the rule, and hooks for groups without
+    signal are refused beside it. Behind `batch_whitening` there is nothing left to whiten over completions.
+
+    Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
+
+    Departures: the divisor is `σ + 1e-8`, where verl has `√(σ² + 1e-8)`, which is the same but for a σ below about
+    1e-4. A completion that no reward function scored and no hook gave an advantage stays at 0 and has no part in mean
+    and σ, nor has one without a live token.
+
+    Args:
+        over: "completions" or "tokens".
+
+    Raises:
+        ConfigurationError: `over` is neither.
+    """
+
+    __name__ = "whiten"
+    role = "transform"
+
+    def __init__(self, *, over: str = "completions") -> None:
+        self.over = checked_choice("whiten: over", over, ("completions", "tokens"))
+        self.signal_everywhere = self.over == "tokens"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        live_B_T = rollout.mask_B_T > 0
+        values_B_T = torch.where(live_B_T, advantages_B_T, 0.0).to(wide(advantages_B_T.dtype))
+        counted_B = live_B_T.any(dim=1) & ~(torch.isnan(rollout.rewards_B) & ~values_B_T.any(dim=1))
+        counted_N = rollout.gather(counted_B.to(values_B_T.dtype)) > 0
+        if not bool(counted_N.any()):
+            return advantages_B_T
+        # Distances to the lowest: those of equal advantages are 0, and stay so.
+        lowest_B = values_B_T.masked_fill(~(live_B_T & counted_B.unsqueeze(1)), torch.inf).amin(dim=1)
+        lowest = rollout.gather(lowest_B)[counted_N].min()
+        above_B_T = torch.where(live_B_T, values_B_T - lowest, 0.0)
+        entries_B_E, there_B_E = above_B_T, live_B_T
+        if self.over == "completions":
+            lengths_B = live_B_T.sum(dim=1).clamp(min=1).to(values_B_T.dtype)
+            entries_B_E, there_B_E = (row_sums(above_B_T) / lengths_B).unsqueeze(1), live_B_T.any(dim=1, keepdim=True)
+        count = rollout.gather(there_B_E.sum(dim=1).to(values_B_T.dtype))[counted_N].sum()
+        mean = rollout.gather(row_sums(entries_B_E))[counted_N].sum() / count
+        squares_B = row_sums(torch.where(there_B_E, (entries_B_E - mean).square(), 0.0))
+        sigma = (rollout.gather(squares_B)[counted_N].sum() / (count - 1).clamp(min=1)).sqrt()
+        # A mean that is what rounding leaves of 0 is 0, or it would give what has no advantage one of its size.
+        centred = bool((lowest + mean).abs() <= 1e-6 * sigma)
+        apart_B_T = values_B_T if centred else above_B_T - mean
+        whitened_B_T = (apart_B_T / (sigma + 1e-8)).to(advantages_B_T.dtype)
+        return torch.where(counted_B.unsqueeze(1), whitened_B_T, advantages_B_T)
+
+
+class ClipAdvantages:
+    """Bound the advantages: `A' = min(max(A, low), high)`, token by token.
+
+    Bounds what a single token may weigh, where a small divisor, a KL penalty or a teacher makes a few advantages huge.
+    0 lies between the bounds, so no sign turns and nothing without an advantage gets one.
+
+    Source: none of its own; `advantage_clip` of ROLL, whose recipes clip at 2, bounds both sides alike.
+
+    Departures: the two sides have bounds of their own.
+
+    Args:
+        low: The least advantage, not positive.
+        high: The greatest, not negative; not 0 where `low` is.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "clip_advantages"
+    role = "transform"
+
+    def __init__(self, *, low: float = -2.0, high: float = 2.0) -> None:
+        self.low = checked_number("clip_advantages: low", low, "a number that is not positive", lambda x: x <= 0)
+        self.high = checked_number("clip_advantages: high", high, "a number that is not negative", lambda x: x >= 0)
+        if low == high == 0:
+            raise ConfigurationError(
+                "clip_advantages: high must be positive where low is 0, got 0 for both; otherwise nothing would be "
+                "learnt."
+            )
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        return advantages_B_T.clamp(min=self.low, max=self.high)
+
+
+class OutcomeFilter:
+    """Learn from some outcomes only: the advantages of all other completions are 0.
+
+    - `keep: successes`: completions that succeed, so that nothing pushes away from failures;
+    - `keep: failures`: completions that fail;
+    - `keep: mixed_groups`: all completions of prompts with both a success and a failure.
+
+    A completion succeeds where its reward, the weighted total before any shaper, is above `threshold`. The filter acts
+    after all other transforms, and what it takes away stays away at the loss forward. The tokens of rejected
+    completions stay in the denominators of the loss and under a KL penalty; a group whose completions are all rejected
+    is one without signal, which `skip_zero_variance` leaves out.
+
+    Source: A Minimalist Approach to LLM Reasoning (2504.11343). With `raw_reward` in front, `successes` is RAFT++ and
+    `mixed_groups` is Reinforce-Rej.
+
+    Departures: the authors' code keeps rewards above 0 in RAFT++, and in Reinforce-Rej the groups whose rewards have a
+    standard deviation above 0: for rewards of two values it is the same. A completion that no reward function scored
+    neither succeeds nor fails, and is kept only with `mixed_groups`, with its group.
+
+    Args:
+        keep: "successes", "failures" or "mixed_groups".
+        threshold: A completion succeeds where its reward is greater than this. 0.5 suits rewards of 0 and 1.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "outcome_filter"
+    role = "transform"
+    last = True
+
+    def __init__(self, *, keep: str = "mixed_groups", threshold: float = 0.5) -> None:
+        self.keep = checked_choice("outcome_filter: keep", keep, ("successes", "failures", "mixed_groups"))
+        self.masks_zero_variance = self.keep == "mixed_groups"
+        self.threshold = checked_number("outcome_filter: threshold", threshold, "a finite number")
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        rewards_N, groups_N = rollout.gather(rollout.raw_rewards_B), gather_groups(rollout)
+        succeeds_N = torch.where(torch.isnan(rewards_N), torch.nan, (rewards_N > self.threshold).to(rewards_N.dtype))
+        if self.keep == "mixed_groups":
+            lowest_N, highest_N = group_extremes(succeeds_N, groups_N)
+            kept_N = lowest_N < highest_N
+        else:
+            kept_N = succeeds_N == (1.0 if self.keep == "successes" else 0.0)
+        kept_B = kept_N[rollout.local_rows]
+        return torch.where(kept_B.unsqueeze(1), advantages_B_T, torch.zeros_like(advantages_B_T))
+
+
+class EntropyWeighted:
+    """Scale advantages by a token's share of its group's entropy: `A'_{i,t} = A_{i,t}·(α₁ + α₂·w_{i,t})`.
+
+    With the entropies `H` of the policy that generated, in nats, and `d_t` the number of the group's completions that
+    have a positive advantage at their t-th live token,
+
+    - positive advantages: `w_{i,t} = d_t · H_{i,t} / Σ_k H_{k,t}` over those completions: where the policy was
+      uncertain, success is credited more;
+    - negative advantages: the same of the negative ones, with `1/H` for `H`: where the policy was sure of itself,
+      failure is punished more.
+
+    The weights w average to 1 over the completions that are compared. With `level: sequence` the mean entropy of a
+    completion takes the place of `H_{i,t}`, the sign of its summed advantages says on which side it is, and all of its
+    tokens have one weight. The entropies take a forward pass of
+    their own at each generation batch, even where TRL has made one for the old log-probabilities.
+
+    Source: GTPO and GRPO-S (2508.04349), the shaped rewards of tokens (eq. 3 and 5) and of sequences (eq. 9). The
+    paper's rewards are 1 and -1: that is `raw_reward` with such rewards in front of this hook.
+
+    Departures: any advantages are scaled, while the authors shape the rewards and then normalise them (eq. 6), those of
+    right and of wrong completions apart: after that the outcome itself is in no advantage, as each side averages to 0.
+    Here `whiten` behind this hook normalises both sides together. Tokens are counted by live ones. 1e-8 is added to an
+    entropy before it is compared.
+
+    Args:
+        base: α₁, not negative.
+        share: α₂, not negative; not 0, or nothing would change. The paper's examples have 1 and 0.1.
+        level: "token" or "sequence".
+
+    Raises:
+        ConfigurationError: A parameter is out of its range, or the rollout has no entropies.
+    """
+
+    __name__ = "entropy_weighted"
+    role = "transform"
+    needs = ("old_entropies",)
+
+    def __init__(self, *, base: float = 1.0, share: float = 0.1, level: str = "token") -> None:
+        wanted = "a number that is not negative"
+        self.base = checked_number("entropy_weighted: base", base, wanted, lambda x: x >= 0)
+        self.share = checked_number("entropy_weighted: share", share, "a positive number", lambda x: x > 0)
+        self.level = checked_choice("entropy_weighted: level", level, ("token", "sequence"))
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        if rollout.old_entropies_B_T is None:
+            raise ConfigurationError("entropy_weighted: rollout.old_entropies_B_T must be given, got None.")
+        live_B_T = rollout.mask_B_T > 0
+        dtype = wide(advantages_B_T.dtype)
+        entropies_B_E = torch.where(live_B_T, rollout.old_entropies_B_T.to(dtype), 0.0).clamp(min=0.0)
+        signed_B_E = torch.where(live_B_T, advantages_B_T, 0.0).to(dtype)
+        order_B_E = live_tokens_first(live_B_T)
+        if self.level == "sequence":
+            lengths_B = live_B_T.sum(dim=1).clamp(min=1).to(dtype)
+            entropies_B_E = (row_sums(entropies_B_E) / lengths_B).unsqueeze(1)
+            signed_B_E, order_B_E = row_sums(signed_B_E).unsqueeze(1), torch.zeros_like(order_B_E[:, :1])
+        groups_N = gather_groups(rollout)
+        weights_B_E = torch.zeros_like(entropies_B_E)
+        for sign, power in ((1.0, 1.0), (-1.0, -1.0)):
+            chosen_B_S = (signed_B_E.sign() == sign).to(dtype).gather(1, order_B_E)
+            amounts_B_S = chosen_B_S * ((entropies_B_E + 1e-8) ** power).gather(1, order_B_E)
+            counts_B_S, sums_B_S = (
+                columns_summed(rollout.gather(table_B_S), groups_N)[rollout.local_rows, : table_B_S.size(1)]
+                for table_B_S in (chosen_B_S, amounts_B_S)
+            )
+            shares_B_S = amounts_B_S * counts_B_S / torch.where(chosen_B_S > 0, sums_B_S, 1.0)
+            weights_B_E = weights_B_E + torch.zeros_like(shares_B_S).scatter(1, order_B_E, shares_B_S)
+        return (advantages_B_T * (self.base + self.share * weights_B_E)).to(advantages_B_T.dtype)
+
+
+def row_sums(values_B_T: torch.Tensor) -> torch.Tensor:
+    """Each row's sum, neighbours first, so that zeros behind the last value change no bit."""
+    while values_B_T.size(1) > 1:
+        values_B_T = torch.nn.functional.pad(values_B_T, (0, values_B_T.size(1) % 2))
+        values_B_T = values_B_T[:, 0::2] + values_B_T[:, 1::2]
+    return values_B_T.squeeze(1)
 
 
 class SignScaling:
@@ -14,8 +241,7 @@ class SignScaling:
 
     Pushing away from what failed keeps the rest of the distribution in place, where pulling towards what succeeded
     narrows it. A small λ⁺ therefore keeps entropy and pass@k for large k. λ⁺ = 0 learns from failures alone, λ⁻ = 0
-    from successes alone. It acts on the advantages that come in, token by token, so it stands behind the hook, or TRL's
-    own advantages, that it scales.
+    from successes alone. It acts on the advantages that come in, an estimator's or TRL's own, token by token.
 
     Source: The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning (2506.01347), Weighted-REINFORCE,
     whose λ is 0.1.
@@ -32,6 +258,7 @@ class SignScaling:
     """
 
     __name__ = "sign_scaling"
+    role = "transform"
 
     def __init__(self, *, positive: float = 0.1, negative: float = 1.0) -> None:
         wanted = "a finite number that is not negative"
@@ -56,8 +283,8 @@ class TruncationMasking:
 
     TRL's `mask_truncated_completions` takes the tokens out of the loss mask, and with it out of every count, of the KL
     penalty and of the entropy bonus. Here they stay: their policy gradient is 0, yet they count in the denominators of
-    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. Hooks
-    that come later in the chain may give such tokens an advantage again.
+    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. It
+    is a mask: it acts after all other transforms, and what it takes away stays away at the loss forward.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
 
@@ -71,6 +298,8 @@ class TruncationMasking:
     """
 
     __name__ = "truncation_masking"
+    role = "transform"
+    last = True
 
     def __init__(self, *, keep: str = "nothing") -> None:
         self.keep = checked_choice("truncation_masking: keep", keep, ("nothing", "negative"))
@@ -107,6 +336,7 @@ class RepetitionPenalty:
     """
 
     __name__ = "repetition_penalty"
+    role = "transform"
 
     def __init__(self, *, ngram: int = 40, penalty: float = 0.05) -> None:
         self.ngram = checked_whole("repetition_penalty: ngram", ngram, 1)

@@ -123,16 +123,15 @@ class TokenSum:
 
     Source: REINFORCE (Williams, 1992), whose estimate sums over an episode's steps.
 
-    Departures: the sum runs over all episodes of a step instead of one. `weights` are per generation batch, so with
-    several optimizer steps per batch a token's weight is `1 / optimizer_steps`, which the trainer multiplies again for
-    each step's share.
+    Departures: the sum runs over all episodes of a step instead of one.
     """
 
     __name__ = "token_sum"
+    per_step = True
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
-        """Return weights `(B, T)`, 1 on the mask where the generation batch feeds one optimizer step."""
-        return rollout.mask_B_T / rollout.totals.optimizer_steps
+        """Return weights `(B, T)`, 1 on the mask."""
+        return rollout.mask_B_T
 
 
 class TokenMeanStep:

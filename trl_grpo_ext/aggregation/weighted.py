@@ -6,33 +6,33 @@ from collections.abc import Callable
 
 import torch
 
-from ..credit.groups import gather_groups, group_mean, group_sum
+from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum
+from ..credit.prefixes import groups_with_prefixes
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_text
 from ..types import Rollout
 
 
 class SignBalanced:
-    """A token mean within each sign of the advantage, weighted by how many completions have it.
+    """A token mean within each sign of the outcome, weighted by how many completions have it.
 
-    `w_i = 1/Q · (G_s / G) / Σ_{j in s} |o_j|`, where `s` are the completions of the group whose advantage has the sign
-    of completion i's, and `G_s` is their number. In a plain token mean the longer side wins: where wrong answers are
-    long, pushing them down outweighs pulling the right ones up. Here the sides' weights don't depend on their lengths,
-    while within a side every token counts the same.
+    `w_i = 1/Q · (G_s / G) / Σ_{j in s} |o_j|`, where `s` are the completions of the group whose outcome has the sign of
+    completion i's, `G_s` is their number, and an outcome is the completion's reward minus its group's mean. In a plain
+    token mean the longer side wins: where wrong answers are long, pushing them down outweighs pulling the right ones
+    up. Here the sides' weights don't depend on their lengths, while within a side every token counts the same.
 
-    Source: Balanced Aggregation (2605.04077).
+    Source: Balanced Aggregation (2605.04077), whose sign is that of GRPO's advantage, which is the outcome's.
 
-    Departures: completions with advantage zero form a third part; they have no policy gradient but may carry a KL
-    penalty. A completion's sign is that of the sum of its tokens' advantages, after the rollout stage of the hooks.
-    `G_s` and `G` count the completions with a live token; a group with none counts in Q.
+    Departures: the sign is of the rewards before any shaper, whatever hooks make of the advantages. Completions whose
+    reward is the mean, or that no reward function scored, form a third part; they may carry a KL penalty. `G_s` and `G`
+    count the completions with a live token; a group with none counts in Q.
 
     Args:
         over: Where the parts are made: "group" as in the paper, or "batch", which takes the generation batch of all
-            ranks as one group. In a batch, rounding may give the completions of a group with equal rewards either sign;
-            `skip_zero_variance` leaves such groups out.
+            ranks as one group; an outcome is relative to the own group's mean in both.
 
     Raises:
-        ConfigurationError: `over` is neither; or, from `weights`, the rollout holds no advantages.
+        ConfigurationError: `over` is neither.
     """
 
     __name__ = "sign_balanced"
@@ -42,8 +42,7 @@ class SignBalanced:
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`, the same for all tokens of a completion."""
-        signs_B = _totals("sign_balanced", rollout).sign()
-        signs_N, lengths_N = rollout.gather(signs_B), rollout.gather(rollout.lengths_B)
+        signs_N, lengths_N = _outcomes(rollout), rollout.gather(rollout.lengths_B)
         groups_N = gather_groups(rollout)
         if self.over == "batch":
             groups_N = torch.zeros_like(groups_N)
@@ -59,15 +58,15 @@ class DifficultyWeighted:
     """A token mean with each completion scaled by how surprising its outcome is: `w = v(x_i) / Σ_j |o_j|`.
 
     `v(x) = A + (B - A) / (1 + exp(k (x - x0)))` falls from B to A. With ρ the solved share of the group, `x = ρ` for a
-    completion with a positive advantage and `x = 1 - ρ` for the others: a right answer to a hard prompt counts most,
-    and so does a wrong answer to an easy one.
+    completion better than the mean of its group and `x = 1 - ρ` for the others: a right answer to a hard prompt counts
+    most, and so does a wrong answer to an easy one.
 
     Source: the difficulty-aware advantage reweighting of GRPO-LEAD (2504.09696).
 
-    Departures: the authors scale the advantage and we the token's loss, so a KL penalty is scaled, too. A completion's
-    advantage is the sum over its tokens, after the rollout stage of the hooks. ρ is the share of the scored completions
-    of the group (live or not) whose reward is above `threshold`, 0 where none is scored. The token mean is over the
-    generation batch and all ranks.
+    Departures: the authors scale the advantage, by its sign, and we the token's loss, by the sign of the reward minus
+    the group's mean, both before any shaper, whatever hooks make of the advantages; so a KL penalty is scaled, too. ρ
+    is the share of the scored completions of the group (live or not) whose reward is above `threshold`, 0 where none is
+    scored. The token mean is over the generation batch and all ranks.
 
     Args:
         low: A, the factor of what was to be expected; not negative.
@@ -79,7 +78,7 @@ class DifficultyWeighted:
 
     Raises:
         ConfigurationError: A parameter is out of its range; from `weights`, the run has no reward function of that
-            name, or the rollout holds no advantages.
+            name.
     """
 
     __name__ = "difficulty_weighted"
@@ -107,21 +106,21 @@ class DifficultyWeighted:
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`, the same for all tokens of a completion."""
-        positive_B = _totals("difficulty_weighted", rollout) > 0
+        better_B = _outcomes(rollout)[rollout.local_rows] > 0
         rewards_N = rollout.gather(self._rewards(rollout))
         solved_N = (
             (rewards_N > self.threshold).to(rollout.mask_B_T.dtype).masked_fill(torch.isnan(rewards_N), torch.nan)
         )
         solved_share_N = group_mean(solved_N, gather_groups(rollout)).nan_to_num(nan=0.0)
         solved_share_B = solved_share_N[rollout.local_rows]
-        expected_B = torch.where(positive_B, solved_share_B, 1 - solved_share_B)
+        expected_B = torch.where(better_B, solved_share_B, 1 - solved_share_B)
         surprise_B = torch.sigmoid(-self.steepness * (expected_B - self.midpoint))
         factors_B = self.low + (self.high - self.low) * surprise_B
         return rollout.mask_B_T * factors_B.unsqueeze(1) / max(rollout.totals.tokens, 1)
 
     def _rewards(self, rollout: Rollout) -> torch.Tensor:
         if self.reward is None:
-            return rollout.rewards_B
+            return rollout.raw_rewards_B
         names = list(rollout.reward_names)
         if self.reward not in names:
             raise ConfigurationError(
@@ -148,26 +147,24 @@ class PrefixShare:
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`."""
-        ids_N_T = rollout.gather(rollout.completion_ids_B_T)
         live_N_T = rollout.gather(rollout.mask_B_T) > 0
-        groups_N = rollout.gather(rollout.group_ids_B)
         width = rollout.mask_B_T.size(1)
         sharers_B_T = torch.ones_like(rollout.mask_B_T)
-        for group in set(rollout.group_ids_B.tolist()):
-            rows_B, members_N = rollout.group_ids_B == group, groups_N == group
-            ids_b_T, ids_G_T = rollout.completion_ids_B_T[rows_B], ids_N_T[members_N, :width]
-            same_b_G_T = (ids_b_T.unsqueeze(1) == ids_G_T).cumprod(dim=2, dtype=torch.uint8) > 0
-            # Both ids are real where both tokens are live, and so are all before them: padding never matches.
-            shared_b_G_T = same_b_G_T & live_N_T[members_N, :width]
-            sharers_B_T[rows_B] = shared_b_G_T.sum(dim=1).clamp(min=1).to(sharers_B_T.dtype)
+        place_T = torch.arange(width, device=live_N_T.device)
+        for group in groups_with_prefixes(rollout):
+            shares_b_G_T = place_T < group.lengths_b_G.unsqueeze(2)
+            counted_b_G_T = shares_b_G_T & live_N_T[group.members_N, :width]
+            sharers_B_T[group.rows_B] = counted_b_G_T.sum(dim=1).clamp(min=1).to(sharers_B_T.dtype)
         return rollout.mask_B_T / sharers_B_T / max(rollout.totals.tokens, 1)
 
 
-def _totals(label: str, rollout: Rollout) -> torch.Tensor:
-    """The sum of each completion's advantages, whose sign says how it did, `(B,)`."""
-    if rollout.advantages_B_T is None:
-        raise ConfigurationError(
-            f"{label}: rollout.advantages_B_T is None, and the weights depend on the advantages' signs. The trainer "
-            "sets it; a rollout made by hand must, too."
-        )
-    return (rollout.advantages_B_T * rollout.mask_B_T).sum(dim=1)
+def _outcomes(rollout: Rollout) -> torch.Tensor:
+    """Whether each completion did better than the mean of its group (1), worse (-1) or neither (0), `(N,)`.
+
+    By the rewards, before any shaper. What hooks made of the advantages is no outcome: a KL penalty, or a teacher, may
+    turn the sign of a right answer's. One that no reward function scored did neither.
+    """
+    rewards_N, groups_N = rollout.gather(rollout.raw_rewards_B), gather_groups(rollout)
+    apart_N = rewards_N - group_mean(rewards_N, groups_N)
+    _, furthest_N = group_extremes(apart_N.abs(), groups_N)
+    return torch.where(apart_N.abs() > 1e-6 * furthest_N, apart_N, 0.0).sign()  # less is what rounding leaves of 0

@@ -41,7 +41,7 @@ def list_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
-    """List the installed plugins: kind, name, distribution, version, state, and a line of their docs.
+    """List the installed plugins: kind, name, distribution, version, state, a hook's role, and a line of their docs.
 
     Imports none of them.
     """
@@ -93,6 +93,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
         "state": entry.state,
         "detail": entry.detail,
         "summary": entry.summary,
+        "role": entry.role or None,
     }
 
 
@@ -111,7 +112,10 @@ def _print(entries: list[Entry], console: Console) -> None:
 def _print_table(entries: list[Entry], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     longest = max(cell_len(name) for entry in entries for name in (entry.info.name, *map(_also, entry.info.aliases)))
+    roles = any(entry.role for entry in entries)
     table.add_column("name", overflow="fold", min_width=min(longest, 32), max_width=32)
+    if roles:
+        table.add_column("role", overflow="fold", max_width=12)
     table.add_column("distribution", overflow="fold", max_width=24)
     table.add_column("state", overflow="fold", max_width=11)
     table.add_column("what it does", overflow="fold", ratio=1)
@@ -119,7 +123,8 @@ def _print_table(entries: list[Entry], console: Console) -> None:
         name = Text(one_line(entry.info.name), style="bold")
         for alias in entry.info.aliases:
             name.append(f"\n{_also(alias)}", style="not bold dim")
-        table.add_row(name, Text(_source(entry)), _state(entry), Text("\n").join(_words(entry)))
+        role = [Text(_role(entry))] if roles else []
+        table.add_row(name, *role, Text(_source(entry)), _state(entry), Text("\n").join(_words(entry)))
     console.print(table)
 
 
@@ -129,7 +134,8 @@ def _print_stacked(entries: list[Entry], console: Console) -> None:
         for alias in entry.info.aliases:
             name.append(f" {_also(alias)}", style="not bold dim")
         paragraph(console, name)
-        source = Text(f"{_source(entry)}, ").append_text(_state(entry))
+        role = f"{_role(entry)}, " if entry.role else ""
+        source = Text(f"{role}{_source(entry)}, ").append_text(_state(entry))
         for text in (source, *_words(entry)):
             paragraph(console, text, indent=2)
 
@@ -146,12 +152,12 @@ def _words(entry: Entry) -> list[Text]:
 def _print_lines(entries: list[Entry]) -> None:
     """A line for each plugin, however long, for `grep` and the like."""
     rows: list[tuple[str, ...]] = (
-        [("KIND", "NAME", "ALIASES", "DISTRIBUTION", "VERSION", "STATE", "SUMMARY")] if entries else []
+        [("KIND", "NAME", "ALIASES", "DISTRIBUTION", "VERSION", "STATE", "ROLE", "SUMMARY")] if entries else []
     )
     for entry in entries:
         info = entry.info
         aliases = ",".join(info.aliases) or "-"
-        provenance = (info.distribution or "-", info.version or "-", entry.state)
+        provenance = (info.distribution or "-", info.version or "-", entry.state, entry.role or "-")
         rows.append(tuple(one_line(cell) for cell in (info.kind, info.name, aliases, *provenance, entry.summary)))
     widths = [min(40, max(cell_len(cell) for cell in column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -161,6 +167,10 @@ def _print_lines(entries: list[Entry]) -> None:
 
 def _source(entry: Entry) -> str:
     return one_line(f"{entry.info.distribution} {entry.info.version or '(version unknown)'}")
+
+
+def _role(entry: Entry) -> str:
+    return one_line(entry.role)
 
 
 def _state(entry: Entry) -> Text:

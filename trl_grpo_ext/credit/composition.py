@@ -11,6 +11,10 @@ Both are corrections of what the hook returned, towards what came in:
   a completion have one sign their ratios stay as the hook made them. Of all ways to restore the sum it is the one that
   is nearest to the hook's advantages in relative entropy. Where it cannot be done, because the hook left no advantage
   of the sign that is needed, the completion keeps what came in.
+
+Shapers and estimators have no advantages come in that they could preserve, and refuse both. A mask (`last = True`)
+refuses `preserve_sum`, which would give masked completions their advantages back. A hook that gives advantages to
+groups without signal refuses both, which would take all of them away.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from typing import Any
 
 import torch
 
-from ..types import Forward, Rollout, implements
+from ..errors import ConfigurationError
+from ..types import Forward, Rollout, implements, role_of
 from .flow import plugin_label, run_hook
 
 
@@ -53,9 +58,30 @@ class Preserving:
         hook: Any advantage hook.
         preserve_sign: Whether signs are kept.
         preserve_sum: Whether each completion's sum is kept.
+
+    Raises:
+        ConfigurationError: The hook is a shaper or an estimator, which no advantages come in to, gives advantages where
+            none come in, or is a mask whose sums are to be kept.
+        PluginContractError: Its role is missing or not true.
     """
 
     def __init__(self, hook: Any, *, preserve_sign: bool = False, preserve_sum: bool = False) -> None:
+        self.role, wanted = role_of(hook), "preserve_sum" if preserve_sum else "preserve_sign"
+        if self.role in ("shaper", "estimator"):
+            raise ConfigurationError(
+                f"{wanted} of the advantage hook {plugin_label(hook)!r} cannot be kept: it is {_described(self.role)}, "
+                "so no advantages come in that it could preserve. Take it out, or put it on a transform behind it."
+            )
+        if preserve_sum and self.role == "transform" and getattr(hook, "last", False):
+            raise ConfigurationError(
+                f"preserve_sum of the advantage hook {plugin_label(hook)!r} cannot be kept: it is a mask, and "
+                "completions that it masks would get their advantages back. Take preserve_sum out."
+            )
+        if getattr(hook, "makes_signal", False):
+            raise ConfigurationError(
+                f"{wanted} of the advantage hook {plugin_label(hook)!r} would leave nothing of it: it gives advantages "
+                "where none come in. Take it out."
+            )
         self.hook = hook
         self.preserve_sign = preserve_sign
         self.preserve_sum = preserve_sum
@@ -68,7 +94,17 @@ class Preserving:
 
     def __getattr__(self, name: str) -> Any:
         """Answer with the hook's `needs`, `teachers`, `state_dict` and the like."""
-        if name in ("needs", "teachers", "per_completion", "state_dict", "load_state_dict"):
+        if name in (
+            "needs",
+            "teachers",
+            "last",
+            "makes_signal",
+            "signal_everywhere",
+            "masks_zero_variance",
+            "per_completion",
+            "state_dict",
+            "load_state_dict",
+        ):
             return getattr(self.__dict__["hook"], name)
         raise AttributeError(name)
 
@@ -82,3 +118,7 @@ class Preserving:
         if self.preserve_sign:
             after_B_T = kept_signs(before_B_T, after_B_T)
         return kept_sums(before_B_T, after_B_T) if self.preserve_sum else after_B_T
+
+
+def _described(role: str) -> str:
+    return {"shaper": "a shaper, which acts on rewards", "estimator": "an estimator"}[role]

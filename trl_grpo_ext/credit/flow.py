@@ -1,6 +1,7 @@
 """The flow from group advantages to a scalar loss, as pure functions over tensors. Nothing in here knows TRL.
 
-    A (B,) ──expand──▶ A (B, T) ──hooks──▶ A (B, T) ──TRL's loss, autograd──▶ l (B, T) ──weights──▶ Σ w·l
+    r (B,) ──shapers──▶ r (B,) ──TRL or an estimator──▶ A (B, T) ──transforms, forward hooks──▶ A (B, T)
+    A (B, T) ──TRL's loss, autograd──▶ l (B, T) ──weights──▶ Σ w·l
 
 Dimensions are those of `types`: `B` completions on this rank, `T` completion tokens.
 """
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
-from ..types import Forward, Rollout, Totals, implements
+from ..types import Forward, Rollout, Totals, implements, role_of
+from .groups import gather_groups, group_mean
 
 Observe = Callable[[Any, torch.Tensor, torch.Tensor], None]
 """Called after each hook with the hook and the advantages `(B, T)` before and after it."""
@@ -43,13 +46,13 @@ def expand_advantages(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch
 def apply_rollout_hooks(
     advantages: torch.Tensor, hooks: Sequence[Any], rollout: Rollout, observe: Observe | None = None
 ) -> torch.Tensor:
-    """Run every hook's `on_rollout` in order; hooks without it are passed over.
+    """Run every hook's `on_rollout`, in the order given; hooks without it are passed over.
 
     Args:
         advantages: `(B,)` or `(B, T)`.
-        hooks: Advantage hooks.
+        hooks: Advantage hooks; `HookChain` puts them in the order of their roles.
         rollout: The generation batch.
-        observe: Told what each hook did.
+        observe: Handed what each hook did.
 
     Returns:
         `(B, T)`, detached, zero off the mask.
@@ -58,14 +61,21 @@ def apply_rollout_hooks(
         PluginOutputError: A hook returned something else than finite advantages `(B, T)`.
         PluginRunError: A hook raised.
     """
-    return _apply(hooks, "on_rollout", advantages, rollout, observe)
+    return _apply(hooks, "on_rollout", advantages, rollout, observe, _identity)
 
 
 def apply_forward_hooks(
-    advantages: torch.Tensor, hooks: Sequence[Any], forward: Forward, observe: Observe | None = None
+    advantages: torch.Tensor,
+    hooks: Sequence[Any],
+    forward: Forward,
+    observe: Observe | None = None,
+    held: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Run every hook's `on_forward` in order; the same contract as `apply_rollout_hooks`, at one loss forward."""
-    return _apply(hooks, "on_forward", advantages, forward, observe)
+    """Run every hook's `on_forward`; the same contract as `apply_rollout_hooks`, at one loss forward.
+
+    `held` makes of a hook's advantages those that keep what must hold for the loss, a mask.
+    """
+    return _apply(hooks, "on_forward", advantages, forward, observe, held or _identity)
 
 
 def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Rollout | Forward) -> torch.Tensor:
@@ -79,10 +89,70 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
     with torch.no_grad(), _named(label, hook):
         result = getattr(hook, method)(advantages_B_T, context)
         if isinstance(context, Rollout) and isinstance(result, list | tuple):
-            result = advantages_B_T + context.span_values(result).to(advantages_B_T.dtype)
+            result = context.span_values(result).to(advantages_B_T.dtype)
+            if role_of(hook) != "estimator":
+                result = advantages_B_T + result
     result_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
     _refuse(~torch.isfinite(result_B_T), result_B_T, f"{label} must return finite advantages", "finite")
     return result_B_T
+
+
+def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
+    """What a shaper adds to each completion's reward, `(B,)` or `(B, T)`, held to the contract.
+
+    Completions that no reward function scored get nothing: what stands there may be NaN, and comes back as 0, as what
+    stands off the mask does.
+
+    Raises:
+        PluginOutputError: Something else than finite rewards `(B,)` or `(B, T)` came back.
+        PluginRunError: The hook raised.
+    """
+    label = f"advantage hook {plugin_label(hook)!r}: on_rewards"
+    with torch.no_grad(), _named(label, hook):
+        result = hook.on_rewards(rollout)
+    scored_B, live_B_T = ~torch.isnan(rollout.rewards_B), rollout.mask_B_T > 0
+    if isinstance(result, torch.Tensor) and result.dim() == 1:
+        added = _tensor_like(rollout.rewards_B, result, label, "(completions,) or (completions, tokens)").detach()
+        counts = scored_B
+    else:
+        added = _tensor_like(live_B_T, result, label, "(completions,) or (completions, tokens)").detach()
+        counts = scored_B.unsqueeze(1) & live_B_T
+    added = torch.where(counts, added, torch.zeros_like(added))
+    _refuse(~torch.isfinite(added), added, f"{label} must return finite rewards", "finite")
+    return added
+
+
+def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
+    """The rollout with what one shaper adds: a column of its own beside the reward functions', of weight 1.
+
+    Gathers twice, for the means of the groups.
+
+    Args:
+        hook: A shaper.
+        rollout: The generation batch.
+        name: Of the column.
+
+    Raises:
+        PluginOutputError, PluginRunError: As `run_shaper`.
+    """
+    added, tokens_B_T = run_shaper(hook, rollout), rollout.token_rewards_B_T
+    if added.dim() == 2:
+        tokens_B_T = added if tokens_B_T is None else tokens_B_T + added
+        added = added.to(torch.promote_types(added.dtype, torch.float32)).sum(dim=1)
+    column_B = added.to(rollout.rewards_B_K.dtype).masked_fill(torch.isnan(rollout.rewards_B), torch.nan)
+    rewards_B_K = torch.cat([rollout.rewards_B_K, column_B.unsqueeze(1)], dim=1)
+    weights_K = torch.cat([rollout.reward_weights_K, rollout.reward_weights_K.new_ones(1)])
+    rewards_B = rollout.rewards_B + column_B
+    means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
+    return replace(
+        rollout,
+        rewards_B_K=rewards_B_K,
+        reward_names=(*rollout.reward_names, name),
+        reward_weights_K=weights_K,
+        rewards_B=rewards_B,
+        token_rewards_B_T=tokens_B_T,
+        group_baselines_B=means_N[rollout.local_rows],
+    )
 
 
 def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
@@ -213,14 +283,23 @@ def importance_ratio(
     return torch.exp(log_ratio_B_T)
 
 
+def _identity(advantages_B_T: torch.Tensor) -> torch.Tensor:
+    return advantages_B_T
+
+
 def _apply(
-    hooks: Sequence[Any], method: str, advantages: torch.Tensor, context: Rollout | Forward, observe: Observe | None
+    hooks: Sequence[Any],
+    method: str,
+    advantages: torch.Tensor,
+    context: Rollout | Forward,
+    observe: Observe | None,
+    held: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     advantages_B_T = expand_advantages(advantages, context.mask_B_T)
     for hook in hooks:
         if not implements(hook, method):
             continue
-        before_B_T, advantages_B_T = advantages_B_T, run_hook(hook, method, advantages_B_T, context)
+        before_B_T, advantages_B_T = advantages_B_T, held(run_hook(hook, method, advantages_B_T, context))
         if observe is not None:
             observe(hook, before_B_T, advantages_B_T)
     return advantages_B_T
@@ -241,15 +320,14 @@ def _named(label: str, plugin: object) -> Iterator[None]:
         raise PluginRunError(f"{label} raised {type(error).__name__}: {error}") from error
 
 
-def _tensor_like(mask_B_T: torch.Tensor, result: Any, label: str) -> torch.Tensor:
+def _tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(completions, tokens)") -> torch.Tensor:
     if not isinstance(result, torch.Tensor):
         raise PluginOutputError(
-            f"{label}: expected a tensor of shape {tuple(mask_B_T.shape)}, got {type(result).__name__}.", "shape"
+            f"{label}: expected a tensor of shape {tuple(shaped.shape)}, got {type(result).__name__}.", "shape"
         )
-    if result.shape != mask_B_T.shape:
+    if result.shape != shaped.shape:
         raise PluginOutputError(
-            f"{label}: expected shape {tuple(mask_B_T.shape)} (completions, tokens), got {tuple(result.shape)}.",
-            "shape",
+            f"{label}: expected shape {tuple(shaped.shape)} {axes}, got {tuple(result.shape)}.", "shape"
         )
     if not result.is_floating_point():
         raise PluginOutputError(f"{label}: expected a floating point tensor, got {result.dtype}.", "shape")
@@ -258,5 +336,6 @@ def _tensor_like(mask_B_T: torch.Tensor, result: Any, label: str) -> torch.Tenso
 
 def _refuse(bad: torch.Tensor, values: torch.Tensor, rule: str, breaks: str) -> None:
     if bool(bad.any()):
-        row, token = (int(i) for i in bad.nonzero()[0])
-        raise PluginOutputError(f"{rule}; got {values[row, token].item()} at row {row}, token {token}.", breaks)
+        place = bad.nonzero()[0].tolist()
+        where = ", ".join(f"{axis} {index}" for axis, index in zip(("row", "token"), place, strict=False))
+        raise PluginOutputError(f"{rule}; got {values[tuple(place)].item()} at {where}.", breaks)

@@ -16,12 +16,14 @@ import torch
 
 from ..types import Rollout
 
-SPREAD = 1e-6
-"""Rewards of a group that differ by no more, relative to the largest of them or to 1, are equal."""
+
+def weighted_rewards(rewards_B_K: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
+    """Weighted sums over the columns that have a value, as TRL takes them; NaN where none has."""
+    return (rewards_B_K * weights_K).nansum(dim=1).masked_fill(rewards_B_K.isnan().all(dim=1), torch.nan)
 
 
 def gather_rewards(rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rewards, in float32 at least, and groups of all ranks' completions. Gathers twice."""
+    """Rewards after the shapers, in float32 at least, and groups of all ranks' completions. Gathers twice."""
     precise = torch.promote_types(rollout.rewards_B.dtype, torch.float32)
     return rollout.gather(rollout.rewards_B.to(precise)), gather_groups(rollout)
 
@@ -82,7 +84,28 @@ def group_std(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
     return (group_sum(squares_N, groups_N) / (group_count(values_N, groups_N) - 1).clamp(min=1)).sqrt()
 
 
-def rewards_differ(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
-    """Whether the rewards of each row's group differ by more than `SPREAD`, bool; not where it has no reward."""
-    lowest_N, highest_N = group_extremes(rewards_N, groups_N)
-    return highest_N - lowest_N > SPREAD * torch.maximum(lowest_N.abs(), highest_N.abs()).clamp(min=1.0)
+def group_quantile(values_N: torch.Tensor, groups_N: torch.Tensor, quantile: float) -> torch.Tensor:
+    """Each row's group's quantile, interpolated between the two values beside it; NaN where the group has none.
+
+    Args:
+        values_N: Values.
+        groups_N: Groups.
+        quantile: From 0, the lowest, to 1, the highest.
+    """
+    counts_N = group_count(values_N, groups_N).long()
+    # By group, and within one by value; rows without a value come last there.
+    by_value_N = values_N.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(stable=True)
+    order_N = by_value_N[groups_N[by_value_N].argsort(stable=True)]
+    sizes_Q = torch.bincount(groups_N, minlength=len(groups_N))
+    starts_N = (sizes_Q.cumsum(0) - sizes_Q)[groups_N]
+    place_N = quantile * (counts_N - 1).clamp(min=0).double()
+    below_N, above_N = (values_N[order_N[starts_N + edge_N.long()]] for edge_N in (place_N.floor(), place_N.ceil()))
+    # Of equal values it is that very value.
+    between_N = below_N + (place_N - place_N.floor()).to(values_N.dtype) * (above_N - below_N)
+    return between_N.masked_fill(counts_N == 0, torch.nan)
+
+
+def group_is_equal(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """Whether all values of each row's group are one number, bool; so it is where the group has none."""
+    lowest_N, highest_N = group_extremes(values_N, groups_N)
+    return (lowest_N == highest_N) | torch.isnan(lowest_N)

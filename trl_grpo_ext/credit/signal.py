@@ -1,7 +1,13 @@
-"""Groups without signal: every completion got the same reward, so nothing in the group says what was better.
+"""Signal: what there is to learn from a completion, decided here and nowhere else.
 
-Their tokens have no policy gradient, yet they stand in the denominator of a mean and make every other token count less.
-`skip_zero_variance: true` beside any aggregation by weights leaves them out of it:
+A completion has signal if its advantage after the rollout stage of the hooks is not exactly 0 on every token that
+counts; a group has signal if one of its completions has. `groups/zero_variance`, `Forward.zero_variance_B`,
+`skip_zero_variance` and compact updates ask this. There is no threshold: estimators make exact zeros where a group's
+rewards are equal, because the mean of equal numbers is that number (`groups.group_mean`). TRL's own leave rounding
+there; where hooks, an aggregation or compact updates are selected it is taken away (`rewards_are_equal`).
+
+Tokens without signal have no policy gradient, yet they stand in the denominator of a mean and make every other token
+count less. `skip_zero_variance: true` beside any aggregation by weights leaves groups without signal out of it:
 
     loss_aggregation: {name: token_mean, skip_zero_variance: true}
 """
@@ -14,74 +20,99 @@ from typing import Any
 import torch
 
 from ..types import Rollout
-from .groups import group_extremes, rewards_differ
-
-ROUNDING = 1e-3
-"""Advantages up to this size, on the same scale, are what rounding leaves of zero: TRL divides by a std of 0 + 1e-4."""
+from .flow import expand_advantages, plugin_label
+from .groups import group_extremes, group_is_equal, weighted_rewards
 
 
-def groups_have_signal(
-    rewards_N: torch.Tensor, largest_advantages_N: torch.Tensor, group_ids_N: torch.Tensor
-) -> torch.Tensor:
-    """Which groups give a gradient.
-
-    A group has signal if its rewards differ, or if hooks gave some token of it an advantage all the same (a KL term in
-    the reward, a teacher).
+def has_signal(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    """Whether each completion has signal, `(B,)`, bool.
 
     Args:
-        rewards_N: Rewards of all ranks' completions; NaN, where no function gave one, is left out.
-        largest_advantages_N: The largest |A| of each completion's live tokens.
-        group_ids_N: `0` to `Q - 1`.
-
-    Returns:
-        `(Q,)`, bool.
+        advantages: `(B,)` or `(B, T)`.
+        mask_B_T: Where tokens count, not 0.
     """
-    groups_N = torch.unique(group_ids_N, return_inverse=True)[1]  # a number may be left out
-    _, largest_reward_N = group_extremes(rewards_N.abs(), groups_N)
-    scale_N = largest_reward_N.nan_to_num(nan=1.0).clamp(min=1.0)
-    _, largest_advantage_N = group_extremes(largest_advantages_N, groups_N)
-    signal_N = rewards_differ(rewards_N, groups_N) | (largest_advantage_N > ROUNDING * scale_N)
-    signal_Q = signal_N.new_zeros(int(group_ids_N.max()) + 1)
-    signal_Q[group_ids_N] = signal_N
-    return signal_Q
+    return (expand_advantages(advantages, mask_B_T) != 0).any(dim=1)
+
+
+def groups_have_signal(signal_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """Whether each completion's group has signal, `(N,)`, bool.
+
+    Args:
+        signal_N: Whether each completion of all ranks has, bool.
+        groups_N: Groups, numbered from 0.
+    """
+    _, highest_N = group_extremes(signal_N.float(), groups_N)
+    return highest_N > 0
+
+
+def rewards_are_equal(
+    rewards_N_K: torch.Tensor, weights_K: torch.Tensor, groups_N: torch.Tensor, multi_objective_aggregation: str
+) -> torch.Tensor:
+    """Where TRL's own advantages are 0 but for rounding, `(N,)`, bool: in groups whose rewards are equal.
+
+    There TRL has `(r - mean) / (0 + 1e-4)`, which is what rounding leaves of 0, ten thousand times over. Equal is what
+    TRL's setting compares: the weighted sums under `sum_then_normalize`, each function's rewards by themselves under
+    `normalize_then_sum`, where equal sums of different rewards have advantages.
+
+    Args:
+        rewards_N_K: Each function's rewards, of all ranks; NaN for none.
+        weights_K: Weights.
+        groups_N: Groups, numbered from 0.
+        multi_objective_aggregation: TRL's setting.
+    """
+    if multi_objective_aggregation == "normalize_then_sum":
+        compared = list(rewards_N_K[:, weights_K != 0].unbind(dim=1))
+    else:
+        compared = [weighted_rewards(rewards_N_K, weights_K)]
+    equal_N = torch.ones_like(groups_N, dtype=torch.bool)
+    for values_N in compared:
+        equal_N &= group_is_equal(values_N, groups_N)
+    return equal_N
 
 
 def signal_table(rollout: Rollout) -> torch.Tensor:
-    """What decides about signal, of each completion, `(B, 4)`: reward, largest |A|, group, live tokens.
+    """What decides about signal, of each completion, `(B, 3)`: whether it has, its group, its live tokens.
 
     Raises:
         ValueError: `rollout.advantages_B_T` is None.
     """
     if rollout.advantages_B_T is None:
         raise ValueError("Signal is decided by the advantages, and rollout.advantages_B_T is None.")
-    largest_B = (rollout.advantages_B_T * rollout.mask_B_T).abs().amax(dim=1)
-    columns = [rollout.rewards_B, largest_B, rollout.group_ids_B, rollout.lengths_B]
+    columns = [has_signal(rollout.advantages_B_T, rollout.mask_B_T), rollout.group_ids_B, rollout.lengths_B]
     return torch.stack([column.to(torch.float32) for column in columns], dim=1)
 
 
 def signal_of(table_N_C: torch.Tensor) -> torch.Tensor:
-    """Which groups have signal, `(Q,)`, from the `signal_table` of all ranks."""
-    return groups_have_signal(table_N_C[:, 0], table_N_C[:, 1], table_N_C[:, 2].long())
+    """Whether each completion's group has signal, `(N,)`, from the `signal_table` of all ranks."""
+    groups_N = torch.unique(table_N_C[:, 1].long(), return_inverse=True)[1]
+    return groups_have_signal(table_N_C[:, 0] > 0, groups_N)
+
+
+def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
+    """Which groups have signal, `(Q,)`, in the order of their ids, from the `signal_table` of all ranks."""
+    ids_N = table_N_C[:, 1].long()
+    signal_Q = torch.zeros(int(ids_N.max()) + 1, dtype=torch.bool, device=ids_N.device)
+    signal_Q[ids_N] = signal_of(table_N_C)
+    return signal_Q[torch.unique(ids_N)]  # a number may be left out
 
 
 def share_without_signal(table_N_C: torch.Tensor) -> float:
     """Share of the groups that are without signal, from the `signal_table` of all ranks."""
-    return 1.0 - float(signal_of(table_N_C).float().mean())
+    return 1.0 - float(groups_of(table_N_C).double().mean())
 
 
 def with_signal_only(rollout: Rollout) -> Rollout:
     """The rollout as if groups without signal had never been sampled: their masks are empty, and no count has them."""
     table_N_C = rollout.gather(signal_table(rollout))
-    signal_Q = signal_of(table_N_C)
-    signal_N = signal_Q[table_N_C[:, 2].long()]
+    signal_N = signal_of(table_N_C)
     return replace(
         rollout,
         mask_B_T=rollout.mask_B_T * signal_N[rollout.local_rows].unsqueeze(1),
         totals=replace(
             rollout.totals,
-            tokens=round(float(table_N_C[signal_N, 3].double().sum())),
+            tokens=round(float(table_N_C[signal_N, 2].double().sum())),
             sequences=int(signal_N.sum()),
-            prompts=int(signal_Q.sum()),
+            prompts=int(groups_of(table_N_C).sum()),
         ),
     )
 
@@ -89,15 +120,19 @@ def with_signal_only(rollout: Rollout) -> Rollout:
 class SkipZeroVariance:
     """An aggregation by weights that does not see groups without signal. Their tokens get weight 0.
 
-    A KL penalty on those tokens goes with them. What a hook does at the loss forward is not known yet and not counted.
+    A KL penalty on those tokens goes with them. What a hook does at the loss forward is not known yet and not counted,
+    which is why forward hooks that give groups without signal one (`makes_signal`) are refused beside it.
 
     Args:
         aggregation: An object with `weights`.
     """
 
+    skips_zero_variance = True
+
     def __init__(self, aggregation: Any) -> None:
         self.aggregation = aggregation
-        self.__name__ = f"{getattr(aggregation, '__name__', type(aggregation).__name__)}, skip_zero_variance"
+        self.per_step = getattr(aggregation, "per_step", False)
+        self.__name__ = f"{plugin_label(aggregation)}, skip_zero_variance"
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`."""

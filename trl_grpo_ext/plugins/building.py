@@ -21,7 +21,9 @@ REQUIRED: dict[Kind, str] = {
         "instances are such callables"
     ),
     "advantage_hook": (
-        "a class whose instances have on_rollout(advantages_B_T, rollout), on_forward(advantages_B_T, forward) or both"
+        "a class with a role, whose instances have the method of that role: on_rewards(rollout) of a shaper, "
+        "on_rollout(advantages_B_T, rollout) of an estimator or a transform, on_forward(advantages_B_T, forward) of a "
+        "forward hook"
     ),
     "loss_aggregation": (
         "a class whose instances have exactly one of weights(rollout) and reduce(loss_B_T, mask_B_T, totals)"
@@ -83,7 +85,7 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
 def check_contract(info: PluginInfo, exported: Any) -> None:
     """Refuse a plugin that was written for a contract that this package does not have.
 
-    `contract_version = 1` on a plugin (its class, or its function) says which it was written for. Nothing has to: a
+    `contract_version = 2` on a plugin (its class, or its function) says which it was written for. Nothing has to: a
     plugin that says nothing is taken to fit, and is held to its distribution's own requirement on trl-grpo-ext by pip.
 
     Args:

@@ -26,6 +26,7 @@ from typing import Any
 import griffe
 
 from ..errors import ConfigurationError, PluginError, UnknownPluginError
+from ..types import HOOK_METHODS, ROLES
 from .building import PASSED_BY_TRL, import_plugin
 from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, near
 from .metadata import normal
@@ -45,14 +46,17 @@ STATES = {
 
 DECLARED = {
     "reward": ("reference_column", "takes_rewards", "deterministic", "conformance"),
-    "advantage_hook": ("needs", "teachers", "per_completion", "conformance"),
+    "advantage_hook": (
+        *("role", "last", "makes_signal", "signal_everywhere", "masks_zero_variance", "uses_total_reward"),
+        *("needs", "teachers", "per_completion", "conformance"),
+    ),
     "loss_aggregation": ("needs_step_totals", "conformance"),
 }
 """By kind, the attributes with which a plugin says something of itself."""
 
 BY_PARAMETERS = "depends on the parameters"
 PLACEHOLDER = "REPLACE_ME"
-_METHODS = ("on_rollout", "on_forward", "weights", "reduce", "state_dict")
+_METHODS = (*HOOK_METHODS, "weights", "reduce", "state_dict")
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,14 @@ class Entry:
         state: One of the `STATES`.
         detail: Why it is not ready; empty where it is.
         summary: The first sentence of its docstring; empty where there is none or it cannot be read.
+        role: Of an advantage hook, as `Definition.role`; empty where its text does not say.
     """
 
     info: PluginInfo
     state: str
     detail: str
     summary: str
+    role: str = ""
 
 
 @dataclass(frozen=True)
@@ -256,7 +262,7 @@ def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo
 def _guessed_kind(found: Definition | SourceError) -> Kind:
     """The kind of what a dotted path names, by its methods; a reward where there are none of the other kinds'."""
     methods = found.methods if isinstance(found, Definition) else ()
-    if {"on_rollout", "on_forward"}.intersection(methods):
+    if {*HOOK_METHODS}.intersection(methods):
         return "advantage_hook"
     return "loss_aggregation" if {"weights", "reduce"}.intersection(methods) else "reward"
 
@@ -276,7 +282,8 @@ def _look(info: PluginInfo, same_name: Sequence[PluginInfo]) -> tuple[Entry, Def
     malformed = SourceError("no attribute", f"its target {info.target!r} is not of the form module:attribute")
     found = find_definition(module, attribute) if module and attribute else malformed
     summary = first_sentence(_docstring(found.node)) if isinstance(found, Definition) else ""
-    return Entry(info, *_state(info, same_name, found), summary), found
+    role = found.role if isinstance(found, Definition) and info.kind == "advantage_hook" else ""
+    return Entry(info, *_state(info, same_name, found), summary, role), found
 
 
 def _state(info: PluginInfo, same_name: Sequence[PluginInfo], found: Definition | SourceError) -> tuple[str, str]:
@@ -324,6 +331,8 @@ def _from_text(docs: PluginDocs, found: Definition) -> tuple[PluginDocs, bool]:
         if docs.info.kind == "reward" and (call := found.method("__call__")):
             columns = _columns(_parameters(call)[1:])
         declares = {name: found.declaration(name) for name in DECLARED[docs.info.kind]}
+        if "role" in declares:
+            declares["role"] = found.role or declares["role"]
     except RecursionError:  # somebody's expressions
         return docs, False
     texts = [*map(_docstring, found.classes), _docstring(found.node), _docstring(found.node.module)]
@@ -691,6 +700,21 @@ class Definition:
     def methods(self) -> tuple[str, ...]:
         """Which of the methods of the kinds of plugin it has."""
         return tuple(name for name in _METHODS if self.method(name))
+
+    @property
+    def role(self) -> str:
+        """An advantage hook's: one, or several with " or " between where its parameters decide; empty if not known."""
+        said = self.declaration("role")
+        if said is None:
+            has = [method for method in HOOK_METHODS if self.method(method)]
+            only = [role for role, method in ROLES.items() if has == [method]]
+            return only[0] if len(only) == 1 else ""
+        if said != BY_PARAMETERS:
+            return str(said)
+        makers = (one.members.get("__init__") for one in self.classes)
+        source = next((maker.source for maker in makers if isinstance(maker, griffe.Function)), "")
+        lines = "\n".join(line for line in source.split("\n") if "self.role" in line)
+        return " or ".join(role for role in ROLES if re.search(rf"""(["']){role}\1""", lines))
 
     def declaration(self, name: str) -> Any:
         """An attribute's value as the text has it, `BY_PARAMETERS` or the expression; None where nothing sets it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError
-from ..types import implements
+from ..types import HOOK_METHODS, acting_order, implements, role_of
 from .building import REQUIRED, broken, build, check_parameters, described, import_plugin
 from .discovery import (
     ENVIRONMENT_VARIABLE,
@@ -50,7 +50,7 @@ __all__ = [
 
 _METHODS: dict[Kind, tuple[str, ...]] = {
     "reward": ("__call__",),
-    "advantage_hook": ("on_rollout", "on_forward"),
+    "advantage_hook": HOOK_METHODS,
     "loss_aggregation": ("weights", "reduce"),
 }
 
@@ -131,6 +131,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         BrokenPluginError: Importing it failed, or its module has no such attribute. The cause is chained.
         PluginParameterError: It does not take these parameters, or refused their values.
         PluginTypeError: It is not of this kind.
+        PluginContractError: It was written for another contract, or is an advantage hook that does not say its role.
         ConfigurationError, UnknownPluginError, AmbiguousPluginError, PluginBlockedError: As for `find`.
     """
     if not isinstance(selection_or_object, str | Mapping | Selection):
@@ -196,12 +197,17 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
 
 
 def load_advantage_hooks(selections: Any) -> list[Any]:
-    """Load advantage hooks, in the order in which they will run. Takes one selection or object, or a list of them.
+    """Load advantage hooks and put them in the order in which they act: by their roles, then as selected.
+
+    Args:
+        selections: One selection or object, or a list of them.
 
     Raises:
+        PluginContractError: A hook does not say its role.
         PluginError, ConfigurationError: As for `resolve`.
     """
-    return LoadedList.made_of(_resolve_several("advantage_hook", selections))
+    loaded = _resolve_several("advantage_hook", selections)
+    return LoadedList.made_of(sorted(loaded, key=lambda item: acting_order(item.object)))
 
 
 def load_loss_aggregation(selection: Any) -> Any:
@@ -310,7 +316,10 @@ def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
     has = [method for method in _METHODS[kind] if implements(plugin, method)]
     if kind == "reward" and not callable(plugin):  # an instance may carry a `__call__` that its class lacks
         has = []
-    if len(has) == 1 or (has and kind == "advantage_hook"):
+    if has and kind == "advantage_hook":
+        role_of(plugin, subject)
+        return
+    if len(has) == 1:
         return
     what = f"{subject} is {described(plugin)}, not {with_article(kind)}"
     if has:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from ..credit.groups import group_mean
 from ..errors import PluginOutputError
 from ..guard.outcomes import shown
 from ..types import NEEDS, Forward, Rollout, Span, StepTotals, Totals
@@ -83,9 +84,7 @@ def make_rollout(
         "reward_weights_K": torch.ones(1, dtype=torch.float64),
         "rewards_B": rewards_B,
         "group_ids_B": torch.tensor(groups),
-        "group_baselines_B": torch.stack(
-            [rewards_B[[other == group for other in groups]].nanmean() for group in groups]
-        ),
+        "group_baselines_B": group_mean(rewards_B, torch.unique(torch.tensor(groups), return_inverse=True)[1]),
         "num_generations": rows // len(set(groups)),
         "totals": Totals(tokens=sum(lengths), sequences=rows, prompts=len(set(groups)), max_completion_length=limit),
     }
@@ -311,7 +310,9 @@ class Scene:
         means = {}
         for group in {row.group for row in self.rows}:
             scored = [row.reward for row in self.rows if row.group == group and not math.isnan(row.reward)]
-            means[group] = sum(scored) / len(scored) if scored else math.nan
+            # As in a run: the mean of equal numbers is that number.
+            low = min(scored, default=math.nan)
+            means[group] = low + sum(reward - low for reward in scored) / max(len(scored), 1)
         return [means[row.group] for row in self.rows]
 
     def totals(self, **overrides: Any) -> Totals:
@@ -378,6 +379,7 @@ class Scene:
         prompts = setting.prompts or ("What is 2 + 2?",)
         written = [[1.0] * len(row.live) for row in rows]
         logps = partial(self.table, low=-3.0, high=-0.01, width=width, padding=padding, dtype=dtype)
+        entropies = partial(self.table, low=0.01, high=3.0, width=width, padding=padding, dtype=dtype)
         rewards_B = torch.tensor([row.reward for row in rows], dtype=dtype)
         completion_mask_B_T = padded(written, width, 0.0, dtype)
         mask_B_T = self.mask(width, dtype)
@@ -407,6 +409,7 @@ class Scene:
             "totals": self.totals(),
             "sampling_logps_B_T": logps("sampling") if "sampling_logps" in needs else None,
             "old_logps_B_T": logps("old") if "old_logps" in needs else None,
+            "old_entropies_B_T": entropies("old_entropies") if "old_entropies" in needs else None,
             "ref_logps_B_T": logps("ref") if "ref_logps" in needs else None,
             "teacher_logps_B_T": _Teachers(logps, setting.teachers, any_other=tuple(needs) == NEEDS),
             "advantages_B_T": self.incoming(width, dtype) if aggregation else None,
@@ -543,6 +546,13 @@ def odd(setting: Setting) -> dict[str, Scene]:
     }
 
 
+def equal_rewards(setting: Setting) -> list[Scene]:
+    """Batches in which all rewards of a group are one number that no float is, so that sums of it are rounded."""
+    lives = [(1,) * length for length in (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 3, 1, 2, 1)]
+    scenes = [_scene(setting, 2, lives, [0.3] * 7 + [0.7] * 7), _scene(setting, 2, lives[:6], [100.1] * 3 + [0.1] * 3)]
+    return [_scored(scene, range(len(scene.rows)), None) for scene in scenes]
+
+
 def with_empty_rows(setting: Setting) -> dict[str, Scene]:
     """Batches in which some completion has no token that counts, beside others that have."""
     return {
@@ -576,10 +586,13 @@ def negative(setting: Setting) -> Scene:
     return _scene(setting, 2, [(1, 1), (1,), (1, 1, 1), (1,)], [-1.0, -2.0, 0.5, -0.5])
 
 
-def _scored(scene: Scene, places: Collection[int], rewards: tuple[float, float]) -> Scene:
-    """Give the rows at some places these rewards."""
-    pairs = enumerate(scene.rows)
-    return replace(scene, rows=tuple(replace(row, rewards=rewards) if n in places else row for n, row in pairs))
+def _scored(scene: Scene, places: Collection[int], rewards: tuple[float, float] | None) -> Scene:
+    """Give the rows at some places these rewards; with None what the first function gave, and 0.1."""
+    rows = tuple(
+        replace(row, rewards=rewards or (row.rewards[0], 0.1)) if place in places else row
+        for place, row in enumerate(scene.rows)
+    )
+    return replace(scene, rows=rows)
 
 
 def wider(scene: Scene) -> int:

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from ..credit.flow import run_hook
-from ..errors import PluginRunError, TRLGRPOExtError
-from ..types import NEEDS, Forward, Rollout, implements
-from .builders import Scene, Setting, negative, nothing_live, odd, with_empty_rows
+from ..credit.flow import run_hook, run_shaper
+from ..errors import PluginContractError, PluginRunError, TRLGRPOExtError
+from ..types import HOOK_METHODS, NEEDS, Forward, Rollout, implements, role_of
+from .builders import Scene, Setting, equal_rewards, negative, nothing_live, odd, with_empty_rows
 from .rules import Broken, NotChecked, over, raised
-from .trials import Trials, fresh, same
+from .trials import Trials, fresh, number, same
 
-STAGES = ("on_rollout", "on_forward")
+_NOTHING = 1e-9
+"""Advantages up to this size are, in float64, what rounding leaves of zero."""
 
 
 class HookChecks(Trials):
@@ -29,12 +30,20 @@ class HookChecks(Trials):
         if isinstance(teachers, tuple | list):
             setting = replace(setting, teachers=tuple(name for name in teachers if isinstance(name, str)))
         super().__init__(plugin, setting, deterministic)
-        self.stages = [stage for stage in STAGES if implements(plugin, stage)]
+        self.stages = [stage for stage in HOOK_METHODS if implements(plugin, stage)]
+        self.at_rollout = next((stage for stage in self.stages if stage != "on_forward"), None)
 
     # ------------------------------------------------------------------------------------------ running it
 
     def _context(self, scene: Scene, stage: str, **settings: Any) -> Rollout | Forward:
-        return scene.rollout(**settings) if stage == "on_rollout" else scene.forward(**settings)
+        return scene.forward(**settings) if stage == "on_forward" else scene.rollout(**settings)
+
+    def _run(self, hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
+        """What the flow makes of one method, `(B, T)`; a reward for a completion stands on each of its tokens."""
+        if stage != "on_rewards":
+            return run_hook(hook, stage, advantages_B_T, context)
+        added = run_shaper(hook, context)
+        return added if added.dim() == 2 else added.unsqueeze(1).expand_as(context.mask_B_T) * context.mask_B_T
 
     def _results(
         self, scene: Scene, *, plugin: Any = None, width: int | None = None, padding: float = 0.0
@@ -43,13 +52,18 @@ class HookChecks(Trials):
         hook = self.plugin if plugin is None else plugin
         # The advantages that come in are always zero off the mask: the flow sees to it.
         return [
-            (stage, run_hook(fresh(hook), stage, scene.incoming(width), self._context(scene, stage, **settings)))
+            (stage, self._run(fresh(hook), stage, scene.incoming(width), self._context(scene, stage, **settings)))
             for stage in self.stages
         ]
 
     def _raw(self, stage: str, advantages_B_T: torch.Tensor, context: Any) -> Any:
         with torch.no_grad():
-            return getattr(fresh(self.plugin), stage)(advantages_B_T, context)
+            return self._call(fresh(self.plugin), stage, advantages_B_T, context)
+
+    @staticmethod
+    def _call(hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> Any:
+        given = (context,) if stage == "on_rewards" else (advantages_B_T, context)
+        return getattr(hook, stage)(*given)
 
     def _unsent(self, scene: Scene) -> Iterator[tuple[Any, dict[str, torch.Tensor], Callable[[], Any]]]:
         for stage in self.stages:
@@ -58,32 +72,103 @@ class HookChecks(Trials):
             def call(stage: str = stage, incoming_B_T: torch.Tensor = incoming_B_T, context: Any = context) -> Any:
                 return self._raw(stage, incoming_B_T, context)
 
-            yield context, {"advantages_B_T": incoming_B_T}, call
+            yield context, {} if stage == "on_rewards" else {"advantages_B_T": incoming_B_T}, call
 
     def _rollout(self, scene: Scene, **settings: Any) -> Rollout:
         return scene.rollout(**settings)
 
     def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:
-        return run_hook(fresh(self.plugin), "on_rollout", scene.incoming()[rollout.local_rows], rollout)
+        assert self.at_rollout is not None
+        return self._run(fresh(self.plugin), self.at_rollout, scene.incoming()[rollout.local_rows], rollout)
 
     def _chain(self, hook: Any, scene: Scene, training: bool = True) -> torch.Tensor:
-        """Both stages of one hook object, one after the other."""
+        """The stages of one hook object, one after the other."""
         advantages_B_T = scene.incoming()
         for stage in self.stages:
-            advantages_B_T = run_hook(hook, stage, advantages_B_T, self._context(scene, stage, training=training))
+            advantages_B_T = self._run(hook, stage, advantages_B_T, self._context(scene, stage, training=training))
         return advantages_B_T
 
     def _rollout_only(self) -> None:
-        if "on_rollout" not in self.stages:
-            raise NotChecked("it has no on_rollout")
+        if self.at_rollout is None:
+            raise NotChecked("it acts at the loss forward alone")
+
+    def _takes_advantages_only(self) -> None:
+        if self.at_rollout == "on_rewards":
+            raise NotChecked("it is a shaper: it takes no advantages")
 
     # ------------------------------------------------------------------------------------------ its rules
 
     def form(self) -> None:
-        """One or both methods."""
+        """A method, and the role that goes with it."""
         if not self.stages:
             has = [name for name in dir(self.plugin) if not name.startswith("_")][:8]
-            raise Broken(f"it has neither on_rollout nor on_forward; it has {', '.join(has) or 'nothing'}")
+            raise Broken(f"it has none of {', '.join(HOOK_METHODS)}; it has {', '.join(has) or 'nothing'}")
+        try:
+            role_of(self.plugin, "it")
+        except PluginContractError as error:
+            raise Broken(str(error)) from error
+
+    def role(self) -> None:
+        """An estimator does not see the advantages that come in, a transform does; a mask keeps or takes away."""
+        self._deterministic_only()
+        role = role_of(self.plugin)
+        if self.at_rollout != "on_rollout":
+            raise NotChecked(f"it is a {role} hook" if role == "forward" else f"it is a {role}")
+        moved = []
+
+        def judge(scene: Scene) -> None:
+            rollout, mask_B_T = scene.rollout(), scene.mask()
+            given = (scene.incoming(), 2.0 * scene.incoming() + mask_B_T)
+            one_B_T, other_B_T = (run_hook(fresh(self.plugin), "on_rollout", a_B_T, rollout) for a_B_T in given)
+            if role == "estimator":
+                what = "it is an estimator, and with other advantages coming in"
+                same(one_B_T, other_B_T, what, scene, mask_B_T)
+                return
+            moved.append(not torch.equal(one_B_T, other_B_T))
+            if getattr(self.plugin, "last", False):
+                for before_B_T, after_B_T in zip(given, (one_B_T, other_B_T), strict=True):
+                    kept_B_T = (before_B_T != 0) & ~self._taken(before_B_T, rollout)
+                    what = "whether it, a mask, leaves an advantage, and whether it leaves 1 of the same sign"
+                    same((after_B_T != 0).double(), kept_B_T.double(), what, scene, mask_B_T, exactly=True)
+
+        self._over(self.ordinary, judge)
+        if role == "transform" and moved and not any(moved):
+            raise Broken(
+                "it is a transform, and what it returns does not depend on the advantages that come in: write "
+                'role = "estimator"'
+            )
+
+    def _taken(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Where a mask gives an advantage of 1, or of -1, of the same sign 0."""
+        ones_B_T = torch.ones_like(advantages_B_T)
+        up_B_T, down_B_T = (
+            run_hook(fresh(self.plugin), "on_rollout", sign * ones_B_T, rollout) for sign in (1.0, -1.0)
+        )
+        return torch.where(advantages_B_T >= 0, up_B_T, down_B_T) == 0
+
+    def equal_rewards(self) -> None:
+        """Exactly 0 or not at all near it."""
+        self._deterministic_only()
+        if role_of(self.plugin) != "estimator":
+            raise NotChecked("it is no estimator")
+
+        def judge(scene: Scene) -> None:
+            exact_B_T, rounded_B_T = (
+                run_hook(fresh(self.plugin), "on_rollout", scene.incoming(dtype=dtype), scene.rollout(dtype=dtype))
+                for dtype in (torch.float64, torch.float32)
+            )
+            near_B_T = (exact_B_T.abs() < _NOTHING) & ((exact_B_T != 0) | (rounded_B_T != 0))
+            if bool(near_B_T.any()):
+                row, token = (int(i) for i in near_B_T.nonzero()[0])
+                values = number(exact_B_T[row, token]), number(rounded_B_T[row, token])
+                advice = "take means with trl_grpo_ext.credit.groups.group_mean, or of differences between rewards"
+                raise Broken(
+                    f"where all rewards of a group are equal, {values[0]} in float64 and {values[1]} in float32 at row "
+                    f"{row}, token {token}; {advice}",
+                    str(scene),
+                )
+
+        self._over(equal_rewards(self.setting), judge)
 
     def run(self) -> None:
         """No exception on ordinary batches."""
@@ -101,8 +186,8 @@ class HookChecks(Trials):
 
         def judge(scene: Scene) -> None:
             try:
-                if "on_rollout" in self.stages:
-                    self._raw("on_rollout", scene.incoming(), scene.rollout(needs=tuple(needs)))
+                if self.at_rollout is not None:
+                    self._raw(self.at_rollout, scene.incoming(), scene.rollout(needs=tuple(needs)))
                 if "on_forward" in self.stages:
                     self._raw("on_forward", scene.incoming(), scene.forward(ref="ref_logps" in needs))
             except Exception as error:  # the plugin's own, whatever it is
@@ -119,6 +204,7 @@ class HookChecks(Trials):
 
     def dtype(self) -> None:
         """The advantages' dtype and device come back."""
+        self._takes_advantages_only()
 
         def judge(scene: Scene) -> None:
             for dtype in (torch.float32, torch.float64):
@@ -160,7 +246,7 @@ class HookChecks(Trials):
         def judge(scene: Scene) -> None:
             for stage in self.stages:
                 with torch.enable_grad():
-                    result = getattr(fresh(self.plugin), stage)(scene.incoming(), self._context(scene, stage))
+                    result = self._call(fresh(self.plugin), stage, scene.incoming(), self._context(scene, stage))
                 if isinstance(result, torch.Tensor) and result.requires_grad:
                     advice = "compute it under torch.no_grad() or detach it"
                     raise Broken(f"what {stage} returned requires grad ({result.grad_fn}); {advice}", str(scene))
@@ -215,6 +301,7 @@ class HookChecks(Trials):
 
     def composition(self) -> None:
         """Token-level advantages in, and its own result."""
+        self._takes_advantages_only()
 
         def judge(scene: Scene) -> None:
             for stage, result_B_T in self._results(scene):
@@ -267,7 +354,7 @@ class HookChecks(Trials):
         self._over(self.varied, judge)
 
     def share_changed(self) -> float:
-        """Share of the batches' live tokens whose advantage the hook changed: 0 means it never acted."""
+        """Share of the batches' live tokens whose advantage, or reward, the hook changed: 0 means it never acted."""
         changed = live = 0
         for scene in (replace(scene, advantages="token") for scene in self.varied):
             mask_B_T = scene.mask()
@@ -275,7 +362,8 @@ class HookChecks(Trials):
                 result_B_T = self._chain(fresh(self.plugin), scene)
             except TRLGRPOExtError:  # a rule has reported it
                 continue
-            different_B_T = ~torch.isclose(result_B_T, scene.incoming()) & (mask_B_T > 0)
+            before_B_T = torch.zeros_like(result_B_T) if self.at_rollout == "on_rewards" else scene.incoming()
+            different_B_T = ~torch.isclose(result_B_T, before_B_T) & (mask_B_T > 0)
             changed, live = changed + int(different_B_T.sum()), live + int((mask_B_T > 0).sum())
         return changed / max(live, 1)
 

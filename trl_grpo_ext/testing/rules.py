@@ -157,7 +157,11 @@ RULES: tuple[Rule, ...] = (
     *_rules(
         "advantage_hook",
         "hook",
-        ("form", "has on_rollout, on_forward or both", "The trainer calls these two methods and no other."),
+        (
+            "form",
+            "has a role, and the method of it: on_rewards, on_rollout or on_forward",
+            "The chain is built by roles, and the trainer calls these methods and no other.",
+        ),
         (
             "run",
             "runs on an ordinary generation batch and on an ordinary micro-batch",
@@ -171,8 +175,22 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "shape",
-            "returns one advantage per token, (B, T), or spans from on_rollout",
+            "returns one advantage per token, (B, T), or spans from on_rollout; a shaper one reward per completion, "
+            "(B,), or per token, (B, T)",
             "The loss takes (B, T). A result that only broadcasts would pay the wrong tokens.",
+        ),
+        (
+            "role",
+            "an estimator does not look at the advantages that come in, a transform does, and a mask (`last = True`) "
+            "gives a token 0 by its sign or place and not by the size of its advantage",
+            "The chain puts hooks in the order of their roles. A transform that overwrites throws away what the hooks "
+            "before it made, and zeros that depend on the size cannot be held after the forward stage.",
+        ),
+        (
+            "equal_rewards",
+            "an estimator gives groups of equal rewards exactly 0, or something that is clearly not rounding",
+            "What has an advantage has signal: a group with 3e-8 runs forward and backward, counts in denominators, "
+            "and no other hook may learn from it.",
         ),
         (
             "dtype",
@@ -236,7 +254,7 @@ RULES: tuple[Rule, ...] = (
         (
             "composition",
             "takes advantages that differ from token to token, and its own result",
-            "Hooks are chained in any order, so what comes in is whatever the hook before it made.",
+            "Any transform may stand before another, so what comes in is whatever the hook before it made.",
         ),
         (
             "determinism",

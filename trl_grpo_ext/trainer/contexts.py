@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..credit.alignment import token_offsets
-from ..credit.groups import group_mean, rewards_differ
+from ..credit.groups import group_mean, weighted_rewards
 from ..errors import AlignmentError, ConfigurationError, UpstreamError
 from ..types import Forward, Rollout, Span, StepTotals, Totals
 from .batch import BatchKeys, counting_mask
@@ -150,6 +150,7 @@ def make_rollout(
             optimizer_steps=moment.steps_per_generation / facts.accumulation if moment.training else 1.0,
         ),
         old_logps_B_T=batch.get("old_per_token_logps", scores.old_B_T),
+        old_entropies_B_T=scores.old_entropies_B_T,
         ref_logps_B_T=batch.get("ref_per_token_logps", scores.ref_B_T),
         sampling_logps_B_T=batch.get("sampling_per_token_logps"),
         teacher_logps_B_T=scores.teachers,
@@ -160,13 +161,6 @@ def make_rollout(
         local_rows=local,
         offsets=functools.cache(lambda row: token_offsets(facts.tokenizer, scored.completion_ids[row], texts[row])),
     )
-
-
-def weighted_rewards(rewards_N_K: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
-    """Weighted sums over the functions that gave a reward, as TRL takes them; NaN where none did."""
-    rewards_N = (rewards_N_K * weights_K).nansum(dim=1)
-    rewards_N[torch.isnan(rewards_N_K).all(dim=1)] = torch.nan
-    return rewards_N
 
 
 def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: Scored) -> None:
@@ -184,17 +178,26 @@ def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: Scored) -> None:
     )
 
 
-def row_entries(rollout: Rollout, scored: Scored, first_place: int) -> dict[str, torch.Tensor]:
-    """What each row takes along to its loss forward, by the names of `BatchKeys`."""
-    rewards_N = weighted_rewards(scored.rewards_N_K, rollout.reward_weights_K)
-    numbers_N = torch.arange(len(rewards_N), device=rewards_N.device)
-    differ_N = rewards_differ(rewards_N, numbers_N // rollout.num_generations)
-    return {
+def row_entries(
+    rollout: Rollout, signal_N: torch.Tensor, held_signs_B_T: torch.Tensor | None, first_place: int
+) -> dict[str, torch.Tensor]:
+    """What each row takes along to its loss forward, by the names of `BatchKeys`.
+
+    Args:
+        rollout: The generation batch.
+        signal_N: Whether the group of each completion of all ranks has signal.
+        held_signs_B_T: What masks leave an advantage, or None.
+        first_place: Running number of the batch's first completion.
+    """
+    numbers_N = torch.arange(len(signal_N), device=signal_N.device)
+    entries = {
         BatchKeys.reward: rollout.rewards_B,
+        BatchKeys.raw_reward: rollout.raw_rewards_B,
         BatchKeys.baseline: rollout.group_baselines_B,
-        BatchKeys.zero_variance: ~differ_N[rollout.local_rows],
+        BatchKeys.zero_variance: ~signal_N[rollout.local_rows],
         BatchKeys.place: first_place + numbers_N[rollout.local_rows],
     }
+    return entries if held_signs_B_T is None else {**entries, BatchKeys.held_signs: held_signs_B_T}
 
 
 def make_forward(
@@ -221,6 +224,7 @@ def make_forward(
         ref_logps_B_T=batch.get("ref_per_token_logps"),
         completion_ids_B_T=batch["completion_ids"],
         rewards_B=batch[BatchKeys.reward],
+        raw_rewards_B=batch[BatchKeys.raw_reward],
         group_baselines_B=batch[BatchKeys.baseline],
         zero_variance_B=batch[BatchKeys.zero_variance],
         step=moment.step,

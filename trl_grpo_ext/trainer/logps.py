@@ -1,4 +1,4 @@
-"""Log-probabilities that hooks need and TRL does not compute: the old policy's, the reference's, a teacher's.
+"""Log-probabilities and entropies that hooks need and TRL does not compute: old policy's, reference's, teacher's.
 
 What a hook needs is known from its `needs` and `teachers`. What cannot be had is an error at construction, before any
 weights are loaded for it.
@@ -23,9 +23,10 @@ from .batch import whole_rows
 
 @dataclass(frozen=True)
 class Scores:
-    """Log-probabilities `(B, T)` of one generation batch that TRL has not computed; None and empty without need."""
+    """What TRL has not computed of one generation batch, `(B, T)`: None and empty without need."""
 
     old_B_T: torch.Tensor | None = None
+    old_entropies_B_T: torch.Tensor | None = None
     ref_B_T: torch.Tensor | None = None
     teachers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
@@ -35,21 +36,24 @@ class Models:
     """The models of a run, as far as scoring needs them.
 
     Attributes:
-        policy_logps: TRL's own pass of the policy over a batch, so many rows at a time: `(batch, rows) -> (B, T)`.
+        policy_pass: TRL's own pass of the policy over a batch, so many rows at a time, with entropies or without:
+            `(batch, rows, entropies) -> (B, T), (B, T) or None`.
         as_reference: Inside, the policy's pass is the reference's. None where there is no reference policy.
         prepared: Puts a teacher where the policy is, sharded as it is.
         autocast: The precision of the policy's passes.
         samples_with_logps: Whether the sampler reports log-probabilities.
+        one_update: Where a generation batch feeds one optimizer step alone, the settings that make it so; else None.
         name: Of the policy.
         temperature: That logits are divided by.
         trust_remote_code: Whether a teacher's own code may run.
     """
 
-    policy_logps: Callable[[dict[str, Any], int], torch.Tensor]
+    policy_pass: Callable[[dict[str, Any], int, bool], tuple[torch.Tensor, torch.Tensor | None]]
     as_reference: Callable[[], AbstractContextManager[Any]] | None
     prepared: Callable[[Any], Any]
     autocast: Callable[[], AbstractContextManager[Any]]
     samples_with_logps: bool
+    one_update: str | None
     name: str
     temperature: float
     trust_remote_code: bool
@@ -81,15 +85,16 @@ class Scorer:
 
     def scores(self, batch: dict[str, Any], rows_at_once: int) -> Scores:
         """Score one generation batch. All ranks call it, since sharded models need all of them."""
-        old_B_T = ref_B_T = None
-        if "old_logps" in self.needs and "old_per_token_logps" not in batch:
-            old_B_T = self._models.policy_logps(batch, rows_at_once)
+        old_B_T = old_entropies_B_T = ref_B_T = None
+        with_entropies = "old_entropies" in self.needs
+        if with_entropies or ("old_logps" in self.needs and "old_per_token_logps" not in batch):
+            old_B_T, old_entropies_B_T = self._models.policy_pass(batch, rows_at_once, with_entropies)
         if "ref_logps" in self.needs and "ref_per_token_logps" not in batch:
             assert self._models.as_reference is not None  # checked at construction
             with self._models.as_reference():
-                ref_B_T = self._models.policy_logps(batch, rows_at_once)
+                ref_B_T, _ = self._models.policy_pass(batch, rows_at_once, False)
         teachers = {name: self._teacher_logps(model, batch, rows_at_once) for name, model in self._teachers.items()}
-        return Scores(old_B_T, ref_B_T, teachers)
+        return Scores(old_B_T, old_entropies_B_T, ref_B_T, teachers)
 
     def _teacher_logps(self, model: Any, batch: dict[str, Any], rows_at_once: int) -> torch.Tensor:
         ids, mask = whole_rows(batch)
@@ -157,7 +162,14 @@ def _check(hook: Any, models: Models, tokenizer: Any) -> None:
     if "entropies" in needs and not implements(hook, "on_forward"):
         raise ConfigurationError(
             f"{label} needs entropies, and has only on_rollout. They come with the policy's loss forward: give it "
-            "on_forward(advantages_B_T, forward), where forward.entropies_B_T has them."
+            "on_forward(advantages_B_T, forward), where forward.entropies_B_T has them, or list old_entropies, those "
+            "of the policy that generated, which rollout.old_entropies_B_T has."
+        )
+    if "several_updates" in needs and models.one_update is not None:
+        raise ConfigurationError(
+            f"{label} acts on how far the policy has moved since it generated, and in this run it never has: each "
+            f"generation batch feeds one optimizer step ({models.one_update}). Set num_iterations to 2 or more, or "
+            "steps_per_generation above gradient_accumulation_steps, or take the hook out."
         )
     if "sampling_logps" in needs and not models.samples_with_logps:
         raise ConfigurationError(

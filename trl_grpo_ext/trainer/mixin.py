@@ -7,8 +7,9 @@
 | `training_step` | its time |
 | `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
 | `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; weights `(B, T)`; records; metrics |
+| `_generate` | what was generated, for shapers |
 | `_generate_single_turn` | a bar |
-| `_calculate_rewards` | what rewards return checked, their errors and limits on all ranks, their spans; bars |
+| `_calculate_rewards` | what rewards return checked, their errors and limits on all ranks, their spans; bars; shapers |
 | `compute_loss` | a micro-step of several parts; stop if the selected plugins were bypassed |
 | `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
 | `_get_per_token_logps_and_entropies` | passes in order of length (`compact`); forward hooks; what the KL term needs |
@@ -35,7 +36,7 @@ from trl import GRPOTrainer
 from ..credit import flow
 from ..credit.chain import Change, HookChain, change_tables, metrics_of
 from ..credit.metrics import row_table, weight_metrics
-from ..credit.signal import share_without_signal, signal_table
+from ..credit.signal import rewards_are_equal, share_without_signal, signal_of, signal_table
 from ..errors import ConfigurationError, UpstreamError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
@@ -45,7 +46,7 @@ from ..records.log import LiveLog
 from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder, write_records
-from ..types import Rollout, Totals
+from ..types import Totals
 from . import upstream
 from .batch import BatchKeys, whole_rows
 from .compact.updates import CompactUpdates, freedom_of, loss_of_parts
@@ -61,6 +62,7 @@ from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
 from .reaggregation import LossForward, Reaggregation, trl_weights
 from .self_check import SelfCheck
+from .shaping import Shaping
 
 
 class GRPOExtMixin:
@@ -79,12 +81,12 @@ class GRPOExtMixin:
         processing_class: As in TRL.
         reward_processing_classes: As in TRL, for the `reward_funcs` given here.
         *arguments: As in TRL.
-        advantage_hooks: Selections or hook objects, in the order in which they act.
+        advantage_hooks: Selections or hook objects. They act by their roles, those of one role in this order.
         loss_aggregation: A selection or an aggregation object.
         **keywords: As in TRL.
 
     Attributes:
-        advantage_hooks: The hooks in use.
+        advantage_hooks: The hooks in use, in the order in which they act.
         loss_aggregation: The aggregation in use, or None.
         plugin_manifest: The plugins that this trainer was constructed with.
 
@@ -100,6 +102,8 @@ class GRPOExtMixin:
     reward_weights: torch.Tensor
     state: Any
     _scored: Scored | None = None
+    _shaping: Shaping | None = None
+    _show_columns: Callable[[Sequence[str]], None] | None = None
     _places = 0
     _undealt_totals: Totals | None = None
     _loss_forward: LossForward | None = None
@@ -140,9 +144,10 @@ class GRPOExtMixin:
         aggregation = _given_once("loss_aggregation", loss_aggregation, getattr(args, "loss_aggregation", None))
         loaded_aggregation = None if aggregation is None else resolve_loss_aggregation(aggregation)
         self.loss_aggregation: Any = loaded_aggregation and loaded_aggregation.object
-        self._chain = HookChain(self.advantage_hooks)
+        self._chain = HookChain(self.advantage_hooks, self.loss_aggregation)
+        self._changes_advantages = self._chain.acts("on_rollout") or self._chain.acts("on_forward")
         wanted = Wanted(
-            hooks=bool(self.advantage_hooks),
+            hooks=self._changes_advantages,
             forward_hooks=self._chain.acts("on_forward"),
             aggregation=None if self.loss_aggregation is None else flow.plugin_label(self.loss_aggregation),
             compact=getattr(args, "compact_updates", "off") == "exact",
@@ -150,6 +155,8 @@ class GRPOExtMixin:
         self._own_loss = OwnLoss(type(self), GRPOExtMixin, wanted)
         if self.loss_aggregation is not None:
             upstream.check_loss_type(getattr(args, "loss_type", None))
+        if any("ref_logps" in getattr(hook, "needs", ()) for hook in self.advantage_hooks):
+            upstream.keep_adapter_as_reference(model, args, keywords.get("peft_config"))
         given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         selected = load_rewards(getattr(args, "rewards", None) or [])
         weights = [*(given.weights if isinstance(given, RewardList) else [1.0] * len(given)), *selected.weights]
@@ -177,6 +184,8 @@ class GRPOExtMixin:
         self._agreement = Agreement(self._facts.rank, self._facts.ranks, self._facts.gather, self.accelerator.device)
         self._phases = PhaseClock()
         self._compact = self._compact_updates() if wanted.compact else None
+        self._shaping = Shaping(self._facts, upstream.batch_shape_of(trl)) if self._chain.acts("on_rewards") else None
+        self._trls_advantages = not upstream.makes_own_advantages(type(self), GRPOExtMixin)
         self._scorer = Scorer(self.advantage_hooks, self._models(), self._facts.tokenizer)
         self._recorder = TokenRecorder(n, self.args.seed) if (n := getattr(self.args, "token_records", 0)) else None
         self._reaggregation: Reaggregation | None = None
@@ -208,23 +217,30 @@ class GRPOExtMixin:
         """What the scorer needs of the models of this run."""
         trl: Any = self
 
-        def policy_logps(batch: dict[str, Any], rows_at_once: int) -> torch.Tensor:
+        def policy_pass(
+            batch: dict[str, Any], rows_at_once: int, entropies: bool
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
             """By TRL's own method, so these are the numbers that TRL itself would have computed."""
             images = {key: batch[key] for key in upstream.MULTIMODAL_KEYS if batch.get(key) is not None}
             length = batch["completion_ids"].size(1)
             with torch.no_grad():
                 scored = self._get_per_token_logps_and_entropies(
-                    self.model, *whole_rows(batch), length, batch_size=rows_at_once, **images
+                    self.model,
+                    *whole_rows(batch),
+                    length,
+                    batch_size=rows_at_once,
+                    compute_entropy=entropies,
+                    **images,
                 )
-            logps_B_T: torch.Tensor = scored[0].detach()
-            return logps_B_T
+            return scored[0].detach(), scored[1].detach() if entropies else None
 
         return Models(
-            policy_logps=policy_logps,
+            policy_pass=policy_pass,
             as_reference=upstream.reference_of(self),
             prepared=functools.partial(upstream.prepared_like_policy, self),
             autocast=self.accelerator.autocast,
             samples_with_logps=trl.use_vllm or trl.rollout_func is not None,
+            one_update=upstream.one_update_of(trl),
             name=trl.model.config._name_or_path,
             temperature=float(trl.temperature),
             trust_remote_code=bool(getattr(self.args, "trust_remote_code", False)),
@@ -299,6 +315,12 @@ class GRPOExtMixin:
         for micro_batch, step in zip(micro_batches, steps, strict=True):
             micro_batch[BatchKeys.totals] = replace(totals, step=step)
 
+    def _generate(self, prompts: Any) -> Any:
+        generated = super()._generate(prompts)  # type: ignore[misc]
+        if self._shaping is not None:
+            self._shaping.saw_generated(generated)
+        return generated
+
     def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **keywords: Any) -> Any:
         generate: Callable[..., Any] = super()._generate_single_turn  # type: ignore[misc]
         trl: Any = self
@@ -311,6 +333,8 @@ class GRPOExtMixin:
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         watch, failure = RewardWatch(reward_limit(self.args, self._facts.ranks)), None
+        if self._show_columns is not None:
+            self._show_columns(())
         try:
             with self._phases.during("rewards"), self._watched_rewards(watch, len(prompts)), watch.limited():
                 rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
@@ -324,8 +348,29 @@ class GRPOExtMixin:
                 raise failure
             watch.check_finite(rewards_N_K, self._facts.reward_names)
         self._log_metrics(watch.counts(rewards_N_K, self._facts.reward_names, self._facts.gather))
-        if self._needs_rollout:
+        if self._needs_rollout or self._compact is not None:
             self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, **watch.beside)
+        return rewards_N_K if self._shaping is None else self._shaped(self._shaping)
+
+    def _shaped(self, shaping: Shaping) -> torch.Tensor:
+        """The rewards of all ranks, with a column for what each shaper adds."""
+        trl: Any = self
+        assert self._scored is not None  # shapers are hooks, so the rollout is needed
+        batch, moment = shaping.batch(has_reference=trl.beta != 0.0), upstream.moment_of(self)
+        scores = self._scorer.scores(batch, self._facts.rows_at_once(moment.training))
+        scored = self._scored = self._scored.agreed(self._facts)
+        with self._agreement.section():
+            weights_K, collective = self.reward_weights, self._agreement.gather
+            raw = make_rollout(self._facts, moment, batch, scored, scores, weights_K, collective)
+            shaping.rollout = rollout = self._chain.on_rewards(raw)
+        added_N_S = self._facts.gather(rollout.rewards_B_K[:, len(raw.reward_names) :])
+        rewards_N_K = torch.cat([scored.rewards_N_K, added_N_S], dim=1)
+        scored.rewards_N_K = rewards_N_K
+        assert self._show_columns is not None
+        self._show_columns(rollout.reward_names[len(raw.reward_names) :])
+        raw_N = self._facts.gather(rollout.raw_rewards_B)
+        known_N = raw_N[~torch.isnan(raw_N)]
+        self._log_metrics({"raw_reward": float(known_N.mean()), "raw_reward_std": float(known_N.std())})
         return rewards_N_K
 
     @contextmanager
@@ -346,22 +391,34 @@ class GRPOExtMixin:
             trl.reward_funcs = functions
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        below: Callable[[Any], dict[str, Any]] = super()._generate_and_score_completions  # type: ignore[misc]
+        batch = below(inputs) if self._shaping is None else self._with_columns(below, inputs, self._shaping)
+        scored, self._scored = self._scored, None
         if not self._needs_rollout:
+            if self._compact is not None and scored is not None:
+                self._take_rounding_away(batch, scored)
             return batch
         upstream.check_batch(batch)
         moment = upstream.moment_of(self)
-        scores = self._scorer.scores(batch, self._facts.rows_at_once(moment.training))
-        scored, self._scored = self._scored and self._scored.agreed(self._facts), None
+        if self._shaping is None:
+            scores = self._scorer.scores(batch, self._facts.rows_at_once(moment.training))
+            scored = scored and scored.agreed(self._facts)
         with self._agreement.section():
-            weights_K, collective = self.reward_weights, self._agreement.gather
-            rollout = make_rollout(self._facts, moment, batch, scored, scores, weights_K, collective)
+            if self._shaping is None:
+                weights_K, collective = self.reward_weights, self._agreement.gather
+                rollout = make_rollout(self._facts, moment, batch, scored, scores, weights_K, collective)
+            else:
+                rollout = self._shaping.check(batch)
+            assert scored is not None  # or there would be no rollout
+            if self._changes_advantages or self._reaggregation is not None or self._compact is not None:
+                self._take_rounding_away(batch, scored)
             advantages_B_T, changes = self._chain.on_rollout(batch["advantages"], rollout)
+            held_signs_B_T = self._chain.held_signs(rollout)
             rollout = replace(rollout, advantages_B_T=advantages_B_T)
             if self._reaggregation is not None and self._reaggregation.by_weights:
                 batch[BatchKeys.weights] = flow.token_weights(self._reaggregation.aggregation, rollout)
-        assert scored is not None  # or there would be no rollout
-        batch.update(row_entries(rollout, scored, self._places))
+        signal_N_C = self._facts.gather(signal_table(rollout))
+        batch.update(row_entries(rollout, signal_of(signal_N_C), held_signs_B_T, self._places))
         self._places += rollout.totals.sequences
         if self._recorder is not None and moment.training:
             at_first_B_T = flow.expand_advantages(batch["advantages"], rollout.mask_B_T)
@@ -373,10 +430,32 @@ class GRPOExtMixin:
         if self._reaggregation is not None:
             self._check_one_batch()
             self._undealt_totals = rollout.totals
-            self._log_signal(rollout)
+            self._log_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})
             if self._reaggregation.by_weights:
                 self._log_weights(batch[BatchKeys.weights], advantages_B_T, rollout.mask_B_T)
         return batch
+
+    def _with_columns(self, below: Callable[[Any], dict[str, Any]], inputs: Any, shaping: Shaping) -> dict[str, Any]:
+        """TRL's batch, of rewards that have a column for each shaper."""
+        try:
+            with upstream.reward_columns(self) as self._show_columns, shaping.listening():
+                return below(inputs)
+        finally:
+            self._show_columns = None
+
+    def _take_rounding_away(self, batch: dict[str, Any], scored: Scored) -> None:
+        """Make TRL's own advantages exactly 0 where they are 0 but for rounding: where a group's rewards are equal."""
+        if not self._trls_advantages:
+            return
+        trl: Any = self
+        moment, rewards_N_K = upstream.moment_of(self), scored.rewards_N_K
+        more = rewards_N_K.size(1) - len(self.reward_weights)
+        weights_K = torch.cat([self.reward_weights, self.reward_weights.new_ones(more)]).to(rewards_N_K.device)
+        groups_N = torch.arange(len(rewards_N_K), device=rewards_N_K.device) // self._facts.group_size(moment.training)
+        equal_N = rewards_are_equal(rewards_N_K, weights_K, groups_N, trl.multi_objective_aggregation)
+        rows, advantages_B = len(scored.prompts), batch["advantages"]
+        equal_B = equal_N[self._facts.rank * rows : (self._facts.rank + 1) * rows]
+        batch["advantages"] = torch.where(equal_B, torch.zeros_like(advantages_B), advantages_B)
 
     def _check_one_batch(self) -> None:
         """Refuse weights of a second generation batch before those of the first are dealt."""
@@ -394,7 +473,7 @@ class GRPOExtMixin:
         below: Callable[..., Any] = super().compute_loss  # type: ignore[misc]
         self._loss_path_ran = False
         loss = loss_of_parts(lambda batch: below(model, batch, *arguments, **keywords), model, inputs, self.accelerator)
-        needed = self._acts_at_forward or (self.advantage_hooks and not self._own_loss.owners)  # those were tried out
+        needed = self._acts_at_forward or (self._changes_advantages and not self._own_loss.owners)  # those were tried
         if needed and not self._loss_path_ran:
             raise UpstreamError(
                 f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) does not go "
@@ -412,7 +491,7 @@ class GRPOExtMixin:
         mask_B_T, keep_graph = loss_mask(inputs, moment.precision), torch.is_grad_enabled()
         if moment.training and self._acts_at_forward and self._own_loss.per_token and not self._self_checked:
             slope = upstream.slope_at_ratio_one(self)
-            with upstream.undisturbed(self):
+            with self._agreement.section(), upstream.undisturbed(self):
                 check = SelfCheck(self._with_pass(below), self._facts, settings, moment, slope)
                 check.run(inputs, mask_B_T, self._reaggregation)
             self._self_checked = True
@@ -457,7 +536,10 @@ class GRPOExtMixin:
             policy_pass = functools.partial(self._compact.logps, policy_pass)
         forward = self._loss_forward
         if forward is None:  # the old policy's or the reference's pass, at generation
-            return policy_pass(model, *arguments, **keywords)
+            result = policy_pass(model, *arguments, **keywords)
+            if self._shaping is not None:
+                self._shaping.saw_logps(result[0])
+            return result
         acts = self._chain.acts("on_forward")
         if acts and len(arguments) <= upstream.ENTROPY_ARGUMENT:
             keywords.setdefault("compute_entropy", True)  # which a loss of somebody's own may not have asked for
@@ -479,7 +561,8 @@ class GRPOExtMixin:
         inputs = forward.inputs
         with self._agreement.section():
             context = make_forward(upstream.moment_of(self), inputs, logps_B_T, entropies_B_T, self._agreement.gather)
-            changed, forward.changes = self._chain.on_forward(inputs["advantages"], context)
+            held_signs_B_T = inputs.get(BatchKeys.held_signs)
+            changed, forward.changes = self._chain.on_forward(inputs["advantages"], context, held_signs_B_T)
             inputs["advantages"] = self._own_loss.advantages(changed, forward.mask_B_T)
         self._log_changes(forward.changes, inputs[BatchKeys.place], forward.mask_B_T)
 
@@ -540,9 +623,6 @@ class GRPOExtMixin:
         for place, mean in zip(places_N, rows_N_C[:, 0].tolist(), strict=True):
             if (row := place - self._places + len(logged)) >= 0:  # else it has left the table
                 logged[row] = mean
-
-    def _log_signal(self, rollout: Rollout) -> None:
-        self._log_metrics({"groups/zero_variance": share_without_signal(self._facts.gather(signal_table(rollout)))})
 
     def _log_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
         rows_N_C = self._facts.gather(row_table(weights_B_T, advantages_B_T, mask_B_T))

@@ -84,8 +84,10 @@ class Reaggregation:
         loss_B_T, others = self.pieces(trl_loss, forward, settings, moment)
         if self.by_weights:
             # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
-            # step takes `accumulation` of the batch's `steps_per_generation` micro-batches.
-            share = moment.steps_per_generation / moment.accumulation
+            # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
+            # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
+            per_step = getattr(self.aggregation, "per_step", False)
+            share = 1.0 if per_step else moment.steps_per_generation / moment.accumulation
             weights_B_T: torch.Tensor = forward.inputs[BatchKeys.weights]
             forward.weights_B_T = weights_B_T * share
             return (weights_B_T * loss_B_T).sum() * (self._facts.ranks * share) + others

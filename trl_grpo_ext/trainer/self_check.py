@@ -50,6 +50,8 @@ class SelfCheck:
         """Compare on one training batch.
 
         With forward hooks and no aggregation only the first half matters: that the advantages handed over are used.
+        Where no token of the micro-batch counts, every token is made to count, so that there is something to compare.
+        TRL's loss gathers its metrics over all ranks, so it is called equally often on each, whatever comes out.
 
         Args:
             inputs: The micro-batch.
@@ -60,18 +62,19 @@ class SelfCheck:
             SelfCheckError: Names what is off, with both values.
         """
         ones_B_T, wave_B_T = torch.ones_like(mask_B_T, dtype=torch.float32), wave_like(inputs["completion_mask"])
+        if not bool((mask_B_T > 0).any()):
+            mask_B_T = torch.ones_like(mask_B_T)
+        old_B_T = -1.0 - wave_B_T.abs()
+        logps_B_T = (old_B_T + 0.1 * wave_B_T).requires_grad_()
+        ref_B_T = old_B_T - 0.3 * wave_B_T
         with torch.enable_grad():
             at_one = self._asked(inputs, mask_B_T, -ones_B_T, ones_B_T, old=-ones_B_T, ref=-ones_B_T)
+            loss, forward = self._asked(inputs, mask_B_T, logps_B_T, wave_B_T, old=old_B_T, ref=ref_B_T)
             slope_B_T = self._slope(*at_one)
             if reaggregation is None:
                 return
             weights_B_T = trl_weights(at_one[1], self._settings, self._facts, self._moment)
             self._compare("weight of a token", slope_B_T.abs() / self._slope_at_ratio_one, weights_B_T)
-
-            old_B_T = -1.0 - wave_B_T.abs()
-            logps_B_T = (old_B_T + 0.1 * wave_B_T).requires_grad_()
-            ref_B_T = old_B_T - 0.3 * wave_B_T
-            loss, forward = self._asked(inputs, mask_B_T, logps_B_T, wave_B_T, old=old_B_T, ref=ref_B_T)
             pieces_B_T, _ = reaggregation.pieces(loss, forward, self._settings, self._moment)
             sum_of_pieces = (weights_B_T * pieces_B_T).sum()
             (gradient_B_T,) = torch.autograd.grad(loss, logps_B_T, retain_graph=True)
@@ -91,7 +94,7 @@ class SelfCheck:
     ) -> tuple[torch.Tensor, LossForward]:
         """TRL's loss on made-up numbers, and what it was computed from."""
         leaf_B_T = expand_advantages(advantages_B_T, mask_B_T).clone().requires_grad_()
-        batch = made_up_batch(inputs, old, ref)
+        batch = made_up_batch(inputs, old, ref, all_live=bool((mask_B_T > 0).all()))
         loss = loss_on(self._loss_of, batch, logps_B_T, handed_over=advantages_B_T, in_the_pass=leaf_B_T)
         return loss, LossForward({**batch, "advantages": leaf_B_T}, mask_B_T, logps_B_T=logps_B_T)
 

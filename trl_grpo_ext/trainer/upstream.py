@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -18,8 +19,10 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from packaging.version import Version
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
-from trl.trainer.utils import use_adapter
+from trl.trainer.utils import pad, use_adapter
 
 from ..errors import ConfigurationError, UpstreamError
 from .facts import LossSettings, Moment, RunFacts
@@ -28,6 +31,7 @@ OLDEST_TESTED = "1.14"
 NEWEST_TESTED = "1.16"
 
 METHODS: dict[str, tuple[str, ...]] = {
+    "_generate": ("self", "prompts"),
     "_generate_and_score_completions": ("self", "inputs"),
     "_generate_single_turn": ("self", "prompt_ids"),
     "_prepare_inputs": ("self", "generation_batch"),
@@ -81,9 +85,12 @@ ATTRIBUTES: tuple[str, ...] = (
     "epsilon_high",
     "importance_sampling_level",
     "loss_type",
+    "mask_truncated_completions",
     "max_completion_length",
+    "multi_objective_aggregation",
     "num_generations",
     "num_generations_eval",
+    "pad_to_multiple_of",
     "reward_func_names",
     "reward_funcs",
     "reward_weights",
@@ -95,7 +102,12 @@ ATTRIBUTES: tuple[str, ...] = (
 )
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a moment and restore)."""
 
-ARGUMENTS: tuple[str, ...] = ("sapo_temperature_pos", "steps_per_generation", "use_bias_correction_kl")
+ARGUMENTS: tuple[str, ...] = (
+    "num_iterations",
+    "sapo_temperature_pos",
+    "steps_per_generation",
+    "use_bias_correction_kl",
+)
 """Fields of `GRPOConfig` that we read."""
 
 BATCH_KEYS: tuple[str, ...] = (
@@ -223,6 +235,13 @@ def check_own_loss(owner: type, wanted: str) -> None:
         )
 
 
+def makes_own_advantages(trainer_class: type, mixin: type) -> bool:
+    """Whether a class below ours and above `GRPOTrainer` may have made the advantages of a batch other than TRL's."""
+    order = trainer_class.__mro__
+    between = order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
+    return any("_generate_and_score_completions" in vars(owner) for owner in between)
+
+
 def check_batch(batch: dict[str, Any]) -> None:
     """Check that a scored generation batch has the entries that we read.
 
@@ -284,6 +303,48 @@ def loss_settings_of(trainer: Any) -> LossSettings:
     )
 
 
+def one_update_of(trainer: Any) -> str | None:
+    """The settings by which every generation batch feeds one optimizer step alone; None where the policy moves on it.
+
+    This is TRL's own condition for keeping the old policy's log-probabilities.
+    """
+    names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+    iterations, steps, accumulation = (int(getattr(trainer.args, name)) for name in names)
+    if accumulation % (iterations * steps):
+        return None
+    return ", ".join(f"{name}={getattr(trainer.args, name)}" for name in names)
+
+
+def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
+    """Keep a frozen copy of an adapter that is to be trained further, as the adapter `ref`.
+
+    TRL makes one where `beta` is above 0, and takes it for the reference; with `beta` 0 it needs none, and a hook would
+    find the bare model instead of the policy as training began. Of a new adapter (`peft_config`) that is the same.
+
+    Args:
+        model: What the trainer was given.
+        args: Its arguments.
+        peft_config: Of a new adapter.
+
+    Raises:
+        ConfigurationError: PEFT cannot put a second adapter beside it.
+    """
+    beta = getattr(args, "beta", 0.0)
+    if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
+        return
+    trained = model.active_adapter
+    if "ref" in model.peft_config:
+        return
+    try:
+        model.add_adapter("ref", model.peft_config[trained])
+    except ValueError as error:
+        raise ConfigurationError(
+            f"The adapter {trained!r} of the model cannot be kept beside itself as the reference policy: {error}. Name "
+            "a model where the hook takes one (`reference`, `teacher`), or update peft."
+        ) from error
+    set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=trained), adapter_name="ref")
+
+
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
     """A context in which the policy's pass is the reference's: its adapter off, or TRL's `ref` adapter on.
 
@@ -302,6 +363,61 @@ def prepared_like_policy(trainer: Any, model: Any) -> Any:
     if trainer.is_fsdp_enabled:
         return prepare_fsdp(model, trainer.accelerator)
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How TRL makes tensors of the tokens of a generation batch.
+
+    Attributes:
+        pad_id: The padding token.
+        pad_to_multiple_of: What the width is a multiple of, or None.
+        masks_truncated: Completions that ended at the limit have an empty mask.
+    """
+
+    pad_id: int
+    pad_to_multiple_of: int | None
+    masks_truncated: bool
+
+
+def batch_shape_of(trainer: Any) -> BatchShape:
+    """Read off a trainer how it makes tensors of tokens."""
+    return BatchShape(
+        pad_id=trainer._tokenizer.pad_token_id,
+        pad_to_multiple_of=trainer.pad_to_multiple_of,
+        masks_truncated=bool(trainer.mask_truncated_completions),
+    )
+
+
+def padded(
+    rows: Sequence[Sequence[float]], shape: BatchShape, value: float, side: str, device: torch.device
+) -> torch.Tensor:
+    """Rows of different lengths as one tensor, by TRL's own function."""
+    tensors = [torch.tensor(row) for row in rows]
+    result: torch.Tensor = pad(
+        tensors, padding_value=value, padding_side=side, pad_to_multiple_of=shape.pad_to_multiple_of
+    )
+    return result.to(device)
+
+
+@contextmanager
+def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Inside, TRL finds as many reward functions, names and weights as there are columns of rewards.
+
+    Yields:
+        What makes it so: takes the names of the columns that are more than there are reward functions, of weight 1.
+    """
+    names, functions, weights = trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights
+
+    def more(added: Sequence[str]) -> None:
+        trainer.reward_func_names = [*names, *added]
+        trainer.reward_funcs = [*functions, *[None] * len(added)]
+        trainer.reward_weights = torch.cat([weights, weights.new_ones(len(added))])
+
+    try:
+        yield more
+    finally:
+        trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights = names, functions, weights
 
 
 def slope_at_ratio_one(trainer: Any) -> float:

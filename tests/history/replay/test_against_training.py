@@ -30,7 +30,10 @@ CASES: dict[str, dict[str, Any]] = {
         "advantage_hooks": [*CHAIN, {"name": "low_probability", "alpha": 0.5}],
         "loss_aggregation": "prompt_mean",
     },
-    "old policy": {"advantage_hooks": ["zero_variance_credit", "future_kl"], "loss_aggregation": "sign_balanced"},
+    "old policy": {
+        "advantage_hooks": ["zero_variance_credit", "entropy_weighted"],
+        "loss_aggregation": "sign_balanced",
+    },
     "power mean": {"advantage_hooks": CHAIN, "loss_aggregation": {"name": "power_mean", "p": 3}},
     "tail mean": {"loss_aggregation": "tail_mean"},
     "step mean": {"loss_aggregation": "token_mean_step"},

@@ -98,6 +98,8 @@ def test_how_far_they_agree_and_where_not(compared: Comparison) -> None:
 
 def test_moved_between_tokens_sees_what_stays_within_a_completion(tmp_path: Path) -> None:
     class FirstTokenOnly:
+        role = "transform"
+
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: object) -> torch.Tensor:
             kept = advantages_B_T * (torch.arange(advantages_B_T.size(1)) == 0)
             return kept * rollout.lengths_B.unsqueeze(1)  # type: ignore[attr-defined]

@@ -112,6 +112,7 @@ def test_the_tokenizers_tokens_and_the_one_that_ends_them(tmp_path: Path) -> Non
 def test_spans_reach_the_tokens_that_wrote_them(tmp_path: Path, tokenizer: str | None) -> None:
     class Mark:
         needs = ("offsets",)
+        role = "transform"
 
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
             return rollout.span_values(rollout.reward_spans["spans"])
@@ -131,6 +132,7 @@ def test_spans_reach_the_tokens_that_wrote_them(tmp_path: Path, tokenizer: str |
 def test_spans_count_the_last_message_of_the_assistant(tmp_path: Path) -> None:
     class Mark:
         needs = ("offsets",)
+        role = "transform"
 
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
             return rollout.span_values(rollout.reward_spans["first"])

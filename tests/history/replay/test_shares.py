@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.contexts import make_rollout, mask_of
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
+from trl_grpo_ext.credit.groups import weighted_rewards
 from trl_grpo_ext.history.replay.comparison import by_tenth, flipped_pairs, pearson, quarters, ranks, spearman
-from trl_grpo_ext.history.replay.played import group_advantages, weighted_sum
+from trl_grpo_ext.history.replay.played import group_advantages
 from trl_grpo_ext.history.replay.saved import groups_by_runs, infer_num_generations
 from trl_grpo_ext.history.replay.selections import DEFAULTS, EQUIVALENT, LEFT_OUT
 from trl_grpo_ext.trainer import upstream
@@ -82,7 +83,7 @@ def test_quarters_leave_out_what_has_no_live_token_and_keep_equal_lengths_togeth
 @given(st.lists(st.none() | NUMBERS, min_size=6, max_size=6), st.sampled_from(["group", "batch", "none"]))
 def test_advantages_against_the_standard_library(rewards: list[float | None], scale: str) -> None:
     rewards_B_1 = torch.tensor([[math.nan if r is None else r] for r in rewards], dtype=torch.float64)
-    rewards_B = weighted_sum(rewards_B_1, torch.ones(1).double())
+    rewards_B = weighted_rewards(rewards_B_1, torch.ones(1).double())
     found = group_advantages(rewards_B, rewards_B_1, torch.ones(1).double(), 3, scale, "sum_then_normalize")
     everybody = [r for r in rewards if r is not None]
     expected = []

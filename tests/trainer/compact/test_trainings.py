@@ -121,6 +121,8 @@ def test_the_same_in_the_precision_of_training(tiny_model: Path, tmp_path: Path,
 class Waves:
     """Advantages that differ from token to token, and change their sign."""
 
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T * (torch.cos(1.7 * torch.arange(advantages_B_T.size(1))) + 0.3)
 
@@ -201,6 +203,8 @@ def test_the_metrics_by_hand(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_one_row_with_a_signal_leaves_micro_steps_of_placeholders(tiny_model: Path, tmp_path: Path) -> None:
     class One:
+        role = "transform"
+
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
             return advantages_B_T * (torch.arange(len(advantages_B_T)) == 5).unsqueeze(1)
 

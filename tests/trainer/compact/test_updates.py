@@ -101,7 +101,8 @@ class Bench:
             batch["trl_grpo_ext_totals"] = Totals(
                 tokens=total, sequences=size * case.micro_steps, prompts=1, max_completion_length=10, processes=1
             )
-            batch["trl_grpo_ext_reward"] = batch["trl_grpo_ext_baseline"] = torch.zeros(size, dtype=torch.float64)
+            for key in ("reward", "raw_reward", "baseline"):
+                batch[f"trl_grpo_ext_{key}"] = torch.zeros(size, dtype=torch.float64)
             batch["trl_grpo_ext_zero_variance"] = torch.zeros(size, dtype=torch.bool)
         return batches
 

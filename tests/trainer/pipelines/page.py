@@ -82,6 +82,8 @@ def constant(values: Sequence[float], rows: Sequence[Row]) -> list[list[float]]:
 class Falling:
     """The first token of a completion gets all of the advantage, the second half of it, and so on."""
 
+    role = "transform"
+
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
         self.rollouts: list[Any] = []
@@ -103,6 +105,8 @@ class FallingForward:
 
 class Doubled:
     """Twice the advantage, at the rollout."""
+
+    role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return 2.0 * advantages_B_T

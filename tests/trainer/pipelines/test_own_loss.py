@@ -224,6 +224,8 @@ def test_a_loss_on_top_that_replaces_ours_is_refused(tiny_model: Path, tmp_path:
 
 
 class RaisedByOne:
+    role = "transform"
+
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T + 1.0
 

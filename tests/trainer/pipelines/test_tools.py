@@ -246,6 +246,8 @@ def test_credit_by_spans_in_a_conversation(tool_model: Path, tmp_path: Path) -> 
 
 def test_hooks_cannot_give_a_tool_credit_nor_aggregations_weight(tool_model: Path, tmp_path: Path) -> None:
     class Everywhere:
+        role = "transform"
+
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
             return torch.ones_like(advantages_B_T)
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ...credit.flow import plugin_label
-from ...credit.signal import ROUNDING
 from ...errors import ConfigurationError
 from .played import Played
 from .saved import SavedBatch, join_key, number_of
@@ -233,6 +232,8 @@ class Comparison:
 
 
 _QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
+_NOTHING = 1e-3
+"""Advantages, and differences of them, up to this size have no sign here: they are what rounding leaves of zero."""
 _SAME = 1e-6
 """Shares of the mass that differ by no more, relative to the largest, differ by rounding."""
 
@@ -371,7 +372,7 @@ def pair(
     worst = steps_N.argsort(descending=True, stable=True)[:show].tolist()
     rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]  # by place
     turned = _turned(base, other, batches)
-    both_signs = [signs(one.advantages_N, ROUNDING) for one in (base, other)]
+    both_signs = [signs(one.advantages_N, _NOTHING) for one in (base, other)]
     return Pair(
         base=names[0],
         other=names[1],
@@ -436,7 +437,7 @@ def _turned(base: Totals, other: Totals, batches: Sequence[SavedBatch]) -> dict[
     first = 0
     for batch in batches:
         rows, size = slice(first, first + len(batch.texts)), batch.num_generations
-        pairs_Q = flipped_pairs(base.advantages_N[rows], other.advantages_N[rows], size, ROUNDING)
+        pairs_Q = flipped_pairs(base.advantages_N[rows], other.advantages_N[rows], size, _NOTHING)
         turned |= {first + group * size: int(pairs) for group, pairs in enumerate(pairs_Q.tolist())}
         first = rows.stop
     return turned

@@ -20,13 +20,14 @@ import torch
 
 from ...credit import flow
 from ...credit.chain import HookChain
-from ...credit.groups import group_mean, group_std, rewards_differ
-from ...credit.signal import signal_of, signal_table
+from ...credit.flow import plugin_label
+from ...credit.groups import group_mean, group_std, weighted_rewards
+from ...credit.signal import groups_of, signal_of, signal_table
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import NOT_COLUMNS, call
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...guard.reward_watch import RewardWatch
-from ...types import Forward, Rollout, Span, StepTotals, Totals, implements
+from ...types import Forward, Rollout, Span, StepTotals, Totals, implements, role_of
 from .saved import SavedBatch, text_of_message
 from .selections import ReplaySelection, RewardSource, check_replayable
 from .tokens import Tokens
@@ -80,11 +81,12 @@ def play(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scorer: 
     check_replayable(selection, batch, tokens)
     scores = scorer.scores(selection, batch, tokens)
     rollout = _rollout(selection, batch, tokens, scores, tokenizer)
-    chain = HookChain(selection.hooks)
+    chain = HookChain(selection.hooks, selection.aggregation)
+    rollout = chain.on_rewards(rollout)
     advantages_B = group_advantages(
         rollout.rewards_B,
         rollout.rewards_B_K,
-        scores.weights_K,
+        rollout.reward_weights_K,
         batch.num_generations,
         selection.settings["scale_rewards"],
         selection.settings["multi_objective_aggregation"],
@@ -95,18 +97,19 @@ def play(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scorer: 
     if implements(selection.aggregation, "weights"):
         weights_B_T = flow.token_weights(selection.aggregation, rollout)
     if chain.acts("on_forward"):
-        advantages_B_T, _ = chain.on_forward(advantages_B_T, _forward(rollout, tokens))
+        forward = _forward(rollout, tokens, signal_of(signal_table(rollout)))
+        advantages_B_T, _ = chain.on_forward(advantages_B_T, forward, chain.held_signs(rollout))
     if weights_B_T is None:
         weights_B_T = _slopes(selection.aggregation, advantages_B_T, rollout)
     return Played(
-        reward_names=scores.names,
-        rewards_B_K=scores.rewards_B_K,
+        reward_names=rollout.reward_names,
+        rewards_B_K=rollout.rewards_B_K,
         rewards_B=rollout.rewards_B,
         outcomes={name: dict(counts) for name, counts in scores.outcomes.items()},
         advantages_B_T=advantages_B_T,
         weights_B_T=weights_B_T,
         mask_B_T=rollout.mask_B_T,
-        signal_Q=signal_of(signal_table(replace(rollout, advantages_B_T=advantages_B_T))),
+        signal_Q=groups_of(signal_table(replace(rollout, advantages_B_T=advantages_B_T))),
     )
 
 
@@ -114,7 +117,7 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
     count, size = len(batch.texts), batch.num_generations
     rewards_B = scores.saved_sum_B
     if rewards_B is None:
-        rewards_B = weighted_sum(scores.rewards_B_K, scores.weights_K)
+        rewards_B = weighted_rewards(scores.rewards_B_K, scores.weights_K)
     groups_B = torch.arange(count) // size
     truncated_B = torch.tensor(batch.truncated or [False] * count)
     mask_B_T = tokens.mask_B_T
@@ -148,6 +151,7 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
             max_completion_length=selection.settings["max_completion_length"],
         ),
         old_logps_B_T=tokens.logps_B_T if "old_logps" in needs else None,
+        old_entropies_B_T=tokens.entropies_B_T if "old_entropies" in needs else None,
         step=batch.step,
         tokenizer=tokenizer,
         offsets=tokens.offsets,
@@ -163,7 +167,7 @@ def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
     return torch.where(tokens.completion_mask_B_T > 0, written_B_T, 1.0)
 
 
-def _forward(rollout: Rollout, tokens: Tokens) -> Forward:
+def _forward(rollout: Rollout, tokens: Tokens, signal_B: torch.Tensor) -> Forward:
     assert tokens.logps_B_T is not None  # `check_replayable` has seen to it
     assert tokens.entropies_B_T is not None
     return Forward(
@@ -173,8 +177,9 @@ def _forward(rollout: Rollout, tokens: Tokens) -> Forward:
         mask_B_T=rollout.mask_B_T,
         completion_ids_B_T=rollout.completion_ids_B_T,
         rewards_B=rollout.rewards_B,
+        raw_rewards_B=rollout.raw_rewards_B,
         group_baselines_B=rollout.group_baselines_B,
-        zero_variance_B=~rewards_differ(rollout.rewards_B, rollout.group_ids_B),
+        zero_variance_B=~signal_B,
         step=rollout.step,
     )
 
@@ -252,6 +257,7 @@ class Scorer:
         found = {source.name: self._one(source, selection, batch, tokens) for source in sources}
         columns = [[math.nan if value is None else float(value) for value in one.values] for one in found.values()]
         as_saved = selection.rewards is None and selection.settings["reward_weights"] is None
+        as_saved &= len(found) == len(batch.reward_names)
         return Scores(
             names=list(found),
             weights_K=torch.tensor([source.weight for source in sources], dtype=torch.float32),
@@ -322,7 +328,8 @@ class Scorer:
 
 
 def _saved_sources(selection: ReplaySelection, batch: SavedBatch) -> list[RewardSource]:
-    names = batch.reward_names
+    shapers = {plugin_label(hook) for hook in selection.hooks if role_of(hook) == "shaper"}
+    names = [name for name in batch.reward_names if name not in shapers]  # what these added is computed again
     if not names:
         raise ConfigurationError(
             f"{selection.name} lists no rewards, and {batch.where} has none either. Add `rewards:` to the selection."
@@ -377,11 +384,6 @@ def _nothing(name: str, value: float) -> None:
 # ------------------------------------------------------------------------------------------------ TRL's advantages
 
 
-def weighted_sum(rewards_B_K: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
-    """Each completion's reward `(B,)`: the weighted sum of what the functions gave; NaN where none gave anything."""
-    return (rewards_B_K * weights_K).nansum(dim=1).masked_fill(rewards_B_K.isnan().all(dim=1), torch.nan)
-
-
 def group_advantages(
     rewards_B: torch.Tensor,
     rewards_B_K: torch.Tensor,
@@ -411,7 +413,7 @@ def group_advantages(
 
     if multi_objective_aggregation == "normalize_then_sum":
         columns = [scaled(rewards, groups_B) for rewards in rewards_B_K.unbind(dim=1)]
-        advantages_B = scaled(weighted_sum(torch.stack(columns, dim=1), weights_K), batch_B)
+        advantages_B = scaled(weighted_rewards(torch.stack(columns, dim=1), weights_K), batch_B)
     else:
         advantages_B = rewards_B - group_mean(rewards_B, groups_B)
         if scale_rewards != "none":

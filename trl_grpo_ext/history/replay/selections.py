@@ -55,6 +55,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
+_FROM_THE_POLICY = {"old_logps", "old_entropies", "entropies"}
 _NOT_HERE = {
     "ref_logps": "log-probabilities under a reference",
     "sampling_logps": "the sampler's log-probabilities",
@@ -104,7 +105,7 @@ class ReplaySelection:
     def reads_log_probabilities(self) -> bool:
         """Whether a hook acts at the loss forward, or says that it needs what is computed there."""
         needs = {need for hook in self.hooks for need in getattr(hook, "needs", ())}
-        return bool(self.at_forward or needs & {"old_logps", "entropies"})
+        return bool(self.at_forward or needs & _FROM_THE_POLICY)
 
     @property
     def at_forward(self) -> list[str]:
@@ -165,7 +166,7 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Toke
             if need in needs:
                 raise ConfigurationError(f"{label} needs {what}, which nothing saves.")
         at_forward = implements(hook, "on_forward")
-        if (at_forward or needs & {"old_logps", "entropies"}) and tokens.logps_B_T is None:
+        if (at_forward or needs & _FROM_THE_POLICY) and tokens.logps_B_T is None:
             does = "acts at the loss forward" if at_forward else "reads the old policy"
             why = (
                 f"which {tokens.without_logps} of the {len(batch.texts)} completions of {batch.where} do not have: "

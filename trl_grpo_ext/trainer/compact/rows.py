@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...credit.signal import has_signal
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, joined
 from .plan import Lengths, Plan
 
@@ -35,10 +36,8 @@ class Layout:
 
 def row_table(batch: dict[str, Any]) -> torch.Tensor:
     """`(B, 3)`: prompt tokens, completion tokens, and 2 for a row with a signal, 1 without, 0 where nothing counts."""
-    counting_B_T = counting_mask(batch) != 0
-    advantages = batch["advantages"]
-    acting = (advantages if advantages.dim() == 2 else advantages.unsqueeze(1)) != 0
-    kind_B = counting_B_T.any(dim=1).long() + (acting & counting_B_T).any(dim=1).long()
+    counting_B_T = counting_mask(batch)
+    kind_B = (counting_B_T != 0).any(dim=1).long() + has_signal(batch["advantages"], counting_B_T).long()
     lengths = (_width(batch["prompt_mask"].flip(1)), _width(batch["completion_mask"]))
     return torch.stack([*lengths, kind_B], dim=1)
 

@@ -6,6 +6,8 @@ from typing import Any
 class Scale:
     """Multiply every advantage."""
 
+    role = "transform"
+
     def __init__(self, factor: float = 0.5) -> None:
         self.factor = factor
 

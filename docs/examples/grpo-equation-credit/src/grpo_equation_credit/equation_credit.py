@@ -48,6 +48,8 @@ class EquationCredit:
     conformance: Mapping[str, Any] = {"completions": ["3+4=7", "so 3+4=8 and 1+1=2", "no sums", "9-4 = <<9-4=5>>5"]}
     """What the conformance kit is to try it on."""
 
+    role = "transform"
+
     def __init__(self, *, right: float = 0.5, wrong: float = -0.5, pay: str = "equation", most: int = 8) -> None:
         for name, value in (("right", right), ("wrong", wrong)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

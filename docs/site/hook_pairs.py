@@ -1,0 +1,118 @@
+"""The tables of `docs/hook_pairs.md`, from the hooks themselves: `python -m docs.site.hook_pairs`.
+
+Every two built-in hooks are put into a chain, in either order. `tests/credit/test_pairs.py` compares the page, and
+shows for each pair that is accepted that both hooks change the gradient.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trl_grpo_ext import available, load_advantage_hooks
+from trl_grpo_ext.credit.chain import HookChain
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.types import acting_order, role_of
+
+PAGE = Path(__file__).parents[1] / "hook_pairs.md"
+BEGIN, END = "<!-- tables: python -m docs.site.hook_pairs -->", "<!-- end of the tables -->"
+
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "kl_in_reward": ({}, {"form": "completion"}),
+    "prefix_tree": ({}, {"mode": "add"}),
+    "process_rewards": ({}, {"mode": "add"}),
+    "teacher_log_ratio": ({}, {"mode": "add"}),
+}
+"""Parameters of the hooks whose role depends on them, one set for each role."""
+
+ACCEPTED, REORDERED, REFUSED = "", "⇄", "✗"
+
+
+@dataclass(frozen=True, eq=False)
+class Hook:
+    """A row of the table.
+
+    Attributes:
+        label: Its name, with the parameters that decide about its role.
+        selection: What selects it.
+        role: Its role; "mask" for a transform that is `last`.
+        loaded: The hook.
+    """
+
+    label: str
+    selection: Mapping[str, Any]
+    role: str
+    loaded: Any
+
+
+@cache
+def hooks() -> tuple[Hook, ...]:
+    """All built-in hooks, in the order in which they act."""
+    found = []
+    for name in sorted(info.name for info in available("advantage_hook") if info.builtin):
+        for parameters in VARIANTS.get(name, ({},)):
+            selection = {"name": name, **parameters}
+            (hook,) = load_advantage_hooks([selection])
+            words = ", ".join(f"{key}: {value}" for key, value in parameters.items())
+            role = "mask" if role_of(hook) == "transform" and getattr(hook, "last", False) else role_of(hook)
+            found.append(Hook(f"{name} ({words})" if words else name, selection, role, hook))
+    return tuple(sorted(found, key=lambda hook: (acting_order(hook.loaded), hook.label)))
+
+
+@cache
+def verdict(first: Hook, second: Hook) -> tuple[str, str]:
+    """What becomes of two hooks selected in this order, and, where they are refused, the sentence that says so."""
+    try:
+        HookChain([first.loaded, second.loaded])
+    except ConfigurationError as error:
+        return REFUSED, str(error)
+    return (ACCEPTED if acting_order(first.loaded) <= acting_order(second.loaded) else REORDERED), ""
+
+
+def tables() -> str:
+    """The table of all ordered pairs, and the sentences of those that are refused."""
+    rows = hooks()
+    numbers = range(1, len(rows) + 1)
+    lines = [
+        f"|   | listed first | role | {' | '.join(map(str, numbers))} |",
+        f"| --: | --- | --- | {' | '.join([':-:'] * len(rows))} |",
+    ]
+    why: dict[str, list[str]] = {}
+    for number, first in zip(numbers, rows, strict=True):
+        cells = []
+        for second in rows:
+            if first is second:
+                cells.append("–")
+                continue
+            symbol, sentence = verdict(first, second)
+            cells.append(symbol)
+            if sentence:
+                reason = sentence
+                for hook in (first, second):
+                    reason = reason.replace(repr(hook.selection["name"]), "…")
+                why.setdefault(reason, []).append(f"{number} with {rows.index(second) + 1}")
+        lines.append(f"| {number} | `{first.label}` | {first.role} | {' | '.join(cells)} |")
+    reasons = [f"- {reason} ({_pairs(pairs)})" for reason, pairs in why.items()]
+    return "\n".join([*lines, "", "Refused, with the names left out:", "", *reasons])
+
+
+def _pairs(pairs: list[str]) -> str:
+    return f"{len(pairs)} pairs" if len(pairs) > 6 else ", ".join(pairs)
+
+
+def renewed(text: str) -> str:
+    """The page with its tables as they are now."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{PAGE} has lost one of the lines {BEGIN!r} and {END!r}.")
+    return f"{before}{BEGIN}\n\n{tables()}\n\n{end}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}: {len(hooks())} hooks.\n")

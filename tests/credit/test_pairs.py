@@ -1,0 +1,224 @@
+"""Every two built-in hooks together: refused, or each changes the gradient beside the other, in whatever order.
+
+The policy is a linear layer over fixed features of every token, so the gradient is that of Σ A · log π, by autograd.
+The batch has something for each hook: groups of mixed and of equal rewards, right, wrong and 0; completions that were
+cut off; thoughts and answers; repeated tokens, but not in all groups; spans; shared beginnings; a policy that has moved
+since it generated.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from docs.site.hook_pairs import PAGE, REFUSED, REORDERED, VARIANTS, Hook, hooks, renewed, verdict
+from trl_grpo_ext import Forward, Rollout, available, load_advantage_hooks
+from trl_grpo_ext.credit.chain import HookChain
+from trl_grpo_ext.credit.signal import signal_of, signal_table
+from trl_grpo_ext.errors import PluginOutputError
+from trl_grpo_ext.history.replay.played import group_advantages
+from trl_grpo_ext.plugins.description import overview
+from trl_grpo_ext.plugins.discovery import scan
+from trl_grpo_ext.testing.builders import make_forward, make_rollout
+from trl_grpo_ext.types import role_of
+
+G, T, FEATURES, VOCABULARY = 4, 10, 6, 12
+
+PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "batch_whitening": {"std_floor": 1.0},  # or there would be nothing left to whiten
+    "clip_advantages": {"low": -0.3, "high": 0.3},
+    "constant_baseline": {"baseline": 0.2},  # or no group would be without signal
+    "covariance_clip": {"low": 0.01, "high": 50.0, "ratio": 0.2},
+    "future_kl": {"epsilon_low": 0.2},
+    "kl_in_reward": {"coefficient": 1.0},
+    "outcome_filter": {"keep": "failures", "threshold": 0.95},  # the best of one group is one
+    "pass_at_k": {"k": 2},
+    "process_rewards": {"coefficient": 5.0},
+    "repetition_penalty": {"ngram": 1, "penalty": 0.05},
+    "segment_weights": {"answer": 2.0, "think": 0.5},
+}
+"""What lets a hook act on this batch, where its defaults do not."""
+
+STOPPED = {"kl_in_reward (form: completion)", "mean_relative"}
+"""Accepted, and stopped by a sentence as soon as a reward less its penalty is negative."""
+
+REWARDS = (
+    *(1.0, 0.2, 0.6, 0.2),
+    *(0.9, 0.3, 0.7, 0.2),
+    *(1.0, 1.0, 1.0, 1.0),
+    *(0.2, 0.2, 0.2, 0.2),
+    *(0.0, 0.0, 0.0, 0.0),
+)
+"""Of five groups: two mixed, one all right, two all wrong. None is negative, as `mean_relative` asks."""
+
+CUT = {1, 4, 9, 13, 17}
+"""Completions that ended at the limit: a wrong one, a right one, and one of either group without signal."""
+
+
+class Policy:
+    """Log-probabilities and entropies of the sampled tokens, from weights `(features, vocabulary)`."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.rows = len(REWARDS)
+        drawn = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+        self.features_B_T_F = drawn(self.rows, T, FEATURES)
+        self.ids_B_T = torch.randint(1, VOCABULARY, (self.rows, T), generator=generator)
+        for group in range(0, self.rows, G):  # two of each group begin alike, and every completion repeats a token
+            self.ids_B_T[group + 1, :3] = self.ids_B_T[group, :3]
+            self.ids_B_T[group + 2, :2] = self.ids_B_T[group, :2]
+        self.ids_B_T[:, 5] = self.ids_B_T[:, 3]
+        self.ids_B_T[-G:] = torch.stack([1 + torch.randperm(VOCABULARY - 1, generator=generator)[:T] for _ in range(G)])
+        self.lengths = [T - row % 3 for row in range(self.rows)]
+        self.weights = {"now": drawn(FEATURES, VOCABULARY)}
+        for name in ("old", "ref"):
+            self.weights[name] = self.weights["now"] + 0.1 * drawn(FEATURES, VOCABULARY)
+
+    def logps(self, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        all_B_T_V = (self.features_B_T_F @ weights).log_softmax(dim=-1)
+        chosen_B_T = all_B_T_V.gather(-1, self.ids_B_T.unsqueeze(-1)).squeeze(-1)
+        return chosen_B_T, -(all_B_T_V.exp() * all_B_T_V).sum(-1)
+
+
+POLICY = Policy()
+LOGPS = {name: POLICY.logps(weights) for name, weights in POLICY.weights.items()}
+
+
+def batch() -> Rollout:
+    pieces = ["<think>", "a", "b", "</think>", *"cdefgh"]
+    rows = [pieces[:length] for length in POLICY.lengths]
+    starts = [[0, *itertools.accumulate(map(len, row))] for row in rows]
+    spans = [[(0, 8, reward / 2), (8, starts[i][-1], reward / 2)] for i, reward in enumerate(REWARDS)]
+    rewards_B_2 = torch.tensor([[reward, 0.1 * (row % 3)] for row, reward in enumerate(REWARDS)], dtype=torch.float64)
+    rewards_B_2[2 * G :, 1] = 0.0  # or the groups of equal rewards would not be
+    return make_rollout(
+        POLICY.lengths,
+        REWARDS,
+        [row // G for row in range(len(REWARDS))],
+        limit=T,
+        texts=["".join(row) for row in rows],
+        completions=["".join(row) for row in rows],
+        offsets=lambda row: list(itertools.pairwise(starts[row])),
+        completion_ids_B_T=POLICY.ids_B_T,
+        truncated_B=torch.tensor([row in CUT for row in range(len(REWARDS))]),
+        rewards_B_K=rewards_B_2,
+        reward_names=("points", "plain"),
+        reward_weights_K=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        reward_spans={"points": spans},
+        num_generations=G,
+        old_logps_B_T=LOGPS["old"][0],
+        old_entropies_B_T=LOGPS["old"][1],
+        ref_logps_B_T=LOGPS["ref"][0],
+        sampling_logps_B_T=LOGPS["old"][0],
+    )
+
+
+BATCH = batch()
+
+
+def forward_of(rollout: Rollout) -> Forward:
+    logps_B_T, entropies_B_T = LOGPS["now"]
+    return make_forward(
+        logps_B_T,
+        entropies_B_T,
+        rollout.mask_B_T,
+        old_logps_B_T=LOGPS["old"][0],
+        ref_logps_B_T=LOGPS["ref"][0],
+        completion_ids_B_T=rollout.completion_ids_B_T,
+        rewards_B=rollout.rewards_B,
+        raw_rewards_B=rollout.raw_rewards_B,
+        group_baselines_B=rollout.group_baselines_B,
+        zero_variance_B=~signal_of(signal_table(rollout)),
+    )
+
+
+def selection_of(hook: Hook) -> dict[str, Any]:
+    return {**PARAMETERS.get(str(hook.selection["name"]), {}), **hook.selection}
+
+
+def gradient(selections: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """What a run with these hooks, in this order, would do to the policy at one step."""
+    return _gradient(tuple(json.dumps(selection) for selection in selections))
+
+
+@functools.cache
+def _loaded(selection: str) -> Any:
+    (hook,) = load_advantage_hooks([json.loads(selection)])
+    return hook
+
+
+@functools.cache
+def _gradient(selections: tuple[str, ...]) -> torch.Tensor:
+    chain = HookChain([_loaded(selection) for selection in selections])
+    rollout = chain.on_rewards(BATCH)
+    weights_K, rewards_B_K = rollout.reward_weights_K, rollout.rewards_B_K
+    trls_B = group_advantages(rollout.rewards_B, rewards_B_K, weights_K, G, "group", "sum_then_normalize")
+    advantages_B_T, _ = chain.on_rollout(trls_B, rollout)
+    rollout = Rollout(**{**vars(rollout), "advantages_B_T": advantages_B_T})
+    advantages_B_T, _ = chain.on_forward(advantages_B_T, forward_of(rollout), chain.held_signs(rollout))
+    weights = POLICY.weights["now"].clone().requires_grad_()
+    loss = -(advantages_B_T * POLICY.logps(weights)[0]).sum()
+    return torch.autograd.grad(loss, weights)[0]
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return float((one - other).norm()) > 1e-6 * float(torch.maximum(one.norm(), other.norm()))
+
+
+def test_the_page_is_what_the_hooks_say() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert renewed(text) == text, "run: python -m docs.site.hook_pairs"
+
+
+def test_every_hook_is_there_in_every_role_that_it_may_have() -> None:
+    installed = scan()
+    builtin = [info for info in available("advantage_hook") if info.builtin]
+    said = {entry.info.name: set(entry.role.split(" or ")) for entry in overview(builtin, installed.plugins)}
+    found: dict[str, set[str]] = {}
+    for hook in hooks():
+        (loaded,) = load_advantage_hooks([hook.selection])
+        found.setdefault(str(hook.selection["name"]), set()).add(role_of(loaded))
+    assert found == said
+    assert VARIANTS.keys() <= found.keys()
+
+
+@pytest.mark.parametrize("hook", hooks(), ids=lambda hook: hook.label)
+def test_a_hook_changes_the_gradient_alone(hook: Hook) -> None:
+    nothing = gradient([])
+    assert differ(gradient([selection_of(hook)]), nothing) or hook.label == "normalised"  # which is TRL's own
+
+
+@pytest.mark.parametrize("first", hooks(), ids=lambda hook: hook.label)
+def test_both_hooks_of_a_pair_change_the_gradient(first: Hook) -> None:
+    one = selection_of(first)
+    for second in hooks():
+        if second is first:
+            continue
+        other, (symbol, sentence) = selection_of(second), verdict(first, second)
+        assert verdict(second, first)[0] != symbol or symbol != REORDERED
+        if {first.label, second.label} == STOPPED:
+            with pytest.raises(PluginOutputError, match="mean_relative: rewards must not be negative"):
+                gradient([one, other])
+            continue
+        if symbol == REFUSED:
+            assert verdict(second, first)[0] == REFUSED
+            assert all(repr(hook.selection["name"]) in sentence for hook in (first, second))
+            continue
+        both = gradient([one, other])
+        for alone in (one, other):
+            missing = other if alone is one else one
+            without = [alone] if "normalised" not in (one["name"], other["name"]) else _beside_normalised(alone)
+            assert differ(both, gradient(without)), f"{missing} does nothing beside {alone}"
+        if first.role != second.role:
+            assert torch.equal(both, gradient([other, one])), f"the order of {one} and {other} matters"
+
+
+def _beside_normalised(alone: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """`normalised` is what TRL does without an estimator: beside it stands what another estimator would have made."""
+    return [alone] if alone["name"] == "normalised" else [{"name": "centred"}, alone]

@@ -1,0 +1,244 @@
+"""Numbers that a reader works out from a paper, a course or a blog, through the hooks and through TRL itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import Run, length_reward, train
+from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.credit import flow
+from trl_grpo_ext.credit.chain import HookChain
+from trl_grpo_ext.testing.builders import make_rollout
+from trl_grpo_ext.trainer.made_up import loss_on
+from trl_grpo_ext.types import Rollout
+
+
+def advantages(selection: list[Any], rewards: list[float], groups: list[int] | None = None) -> list[float]:
+    """What a chain makes of the rewards of completions of one token each."""
+    rollout = make_rollout([1] * len(rewards), rewards, groups)
+    incoming = torch.full((len(rewards),), 9.0, dtype=torch.float64)
+    result_B_T, _ = HookChain(load_advantage_hooks(selection)).on_rollout(incoming, rollout)
+    numbers: list[float] = result_B_T.squeeze(1).tolist()
+    return numbers
+
+
+def exactly(std: str, **parameters: Any) -> dict[str, Any]:
+    return {"name": "normalised", "std": std, "epsilon": 1e-12, **parameters}
+
+
+def test_sample_and_population_standard_deviations() -> None:
+    assert advantages([exactly("population")], [1.0, 0.0, 0.5]) == pytest.approx([1.2247, -1.2247, 0], abs=5e-5)
+    assert advantages([exactly("sample")], [1.0, 0.0, 0.5]) == pytest.approx([1, -1, 0], abs=5e-5)
+    three_of_five = [1.0, 1.0, 0.0, 1.0, 0.0]
+    right, wrong = advantages([exactly("population")], three_of_five)[1:3]
+    assert (right, wrong) == pytest.approx((0.8165, -1.2247), abs=5e-5)
+    right, wrong = advantages([exactly("sample")], three_of_five)[1:3]
+    assert (right, wrong) == pytest.approx((0.7303, -1.0954), abs=5e-5)
+
+
+def test_within_the_group_then_over_the_batch() -> None:
+    rewards, groups = [0.3, 0.5, 0.2, 0.4, 0.1, 0.8, 0.2, 0.3], [0] * 4 + [1] * 4
+    by_group = [{"name": "normalised", "std_floor": 0.1, "epsilon": 1e-9}]
+    expected = [-0.387, 1.162, -1.162, 0.387, -0.804, 1.447, -0.482, -0.161]
+    assert advantages(by_group, rewards, groups) == pytest.approx(expected, abs=5e-4)
+    exact = advantages(by_group, rewards, groups)
+    whitened = [(a - sum(exact) / 8) / (stdev(exact) + 1e-8) for a in exact]
+    assert advantages([*by_group, "whiten"], rewards, groups) == pytest.approx(whitened, abs=1e-9)
+    assert sum(exact) == pytest.approx(0, abs=1e-12)  # so the mean takes nothing away
+    # σ of [.3, .5, .2, .4] is .129, above the floor; with a floor above it every difference is divided by that.
+    floored = advantages([{**by_group[0], "std_floor": 0.5}], rewards, groups)
+    assert floored[:4] == pytest.approx([-0.1, 0.3, -0.3, 0.1], abs=1e-6)
+
+
+def test_a_fixed_baseline() -> None:
+    hooks = [{"name": "constant_baseline", "baseline": 0.9}]
+    assert advantages(hooks, [1.0, 0.0]) == pytest.approx([0.1, -0.9])
+
+
+def test_raw_and_centred_deviations() -> None:
+    # Their divisors are read off the advantages: r - b over them.
+    rewards, groups = [11.0, 9.0, 0.0, 2.0], [0, 0, 1, 1]
+    raw = advantages([{"name": "batch_whitening", "baseline": "batch"}], rewards, groups)
+    centred = advantages([{"name": "batch_whitening", "baseline": "group"}], rewards, groups)
+    assert (11 - 5.5) / raw[0] == pytest.approx(5.323, abs=5e-4)
+    assert 1 / centred[0] == pytest.approx(1.155, abs=5e-4)
+    assert advantages(["raw_reward", "whiten"], rewards, groups) == pytest.approx(raw)
+    assert advantages(["centred", "whiten"], rewards, groups) == pytest.approx(centred)
+
+
+PAIRS = ((0.7, 0.5), (0.1, 0.3), (0.3, 0.2), (0.2, 0.4))
+RATIOS, CLIPPED = (1.4, 1 / 3, 1.5, 0.5), (1.2, 0.8, 1.2, 0.8)
+
+
+def test_ratios() -> None:
+    policy, old = (torch.tensor([values], dtype=torch.float64) for values in zip(*PAIRS, strict=True))
+    ratios = flow.importance_ratio(policy.log(), old.log(), torch.ones_like(policy), "token")
+    assert ratios[0].tolist() == pytest.approx(list(RATIOS))
+
+
+class Keeping:
+    """Keeps the losses that TRL's `_compute_loss` returns, and the batch of the first."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.batch: dict[str, Any] = {}
+
+    def around(self, trainer_class: type) -> type:
+        keeping = self
+
+        class Kept(trainer_class):  # type: ignore[misc]
+            def _compute_loss(self, model: Any, inputs: Any) -> Any:
+                loss = super()._compute_loss(model, inputs)
+                if self._replaced_pass is None:
+                    keeping.losses.append(float(loss.detach()))
+                    keeping.batch = keeping.batch or dict(inputs)
+                return loss
+
+        return Kept
+
+
+@pytest.fixture(scope="module")
+def one_update(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Run, Keeping]]:
+    from trl_grpo_ext import GRPOExtTrainer
+
+    def run(**settings: Any) -> tuple[Run, Keeping]:
+        keeping = Keeping()
+        folder = tmp_path_factory.mktemp("numbers")
+        fixed = {"loss_type": "grpo", "max_steps": 1, "reward_funcs": length_reward, **settings}
+        return train(tiny_model, folder, keeping.around(GRPOExtTrainer), **fixed), keeping
+
+    return run
+
+
+def size(gradient: dict[str, torch.Tensor]) -> float:
+    return math.sqrt(sum(float(values.double().square().sum()) for values in gradient.values()))
+
+
+def test_ratios_are_clipped_at_02_in_trls_loss(one_update: Callable[..., tuple[Run, Keeping]]) -> None:
+    run, keeping = one_update(epsilon=0.2)
+    trainer, batch = run.trainer, dict(keeping.batch)
+    policy, old = (torch.tensor(values, dtype=torch.float32) for values in zip(*PAIRS, strict=True))
+    # One live token in each of the first four rows; the others count nothing.
+    mask_B_T = torch.zeros_like(batch["completion_mask"])
+    mask_B_T[:4, 0] = 1
+    logps_B_T, old_B_T = (torch.zeros(mask_B_T.shape) for _ in range(2))
+    logps_B_T[:4, 0], old_B_T[:4, 0] = policy.log(), old.log()
+    batch |= {"completion_mask": mask_B_T, "old_per_token_logps": old_B_T}
+    for sign in (1.0, -1.0):
+        advantages_B = torch.full((len(mask_B_T),), sign)
+        leaf_B_T = logps_B_T.clone().requires_grad_()
+        loss_of = trainer._with_pass(trainer._compute_loss)
+        loss = loss_on(loss_of, batch, leaf_B_T, handed_over=advantages_B, in_the_pass=advantages_B)
+        pairs = zip(RATIOS, CLIPPED, strict=True)
+        worst = [min(sign * ratio, sign * clipped) for ratio, clipped in pairs]
+        assert loss.item() == pytest.approx(-sum(worst) / len(mask_B_T), rel=1e-6)
+        # What is clipped has no gradient: 1.4 and 1.5 where the advantage is positive, 1/3 and .5 where it is negative.
+        (slope_B_T,) = torch.autograd.grad(loss, leaf_B_T)
+        moving = [ratio == chosen * sign for ratio, chosen in zip(RATIOS, worst, strict=True)]
+        assert [bool(value) for value in slope_B_T[:4, 0]] == moving
+
+
+def test_with_one_update_per_rollout_the_loss_is_0_and_the_gradient_is_not(
+    one_update: Callable[..., tuple[Run, Keeping]],
+) -> None:
+    # Each ratio is 1 and a group's advantages sum to 0; under `grpo` each completion counts alike.
+    run, keeping = one_update(num_iterations=1, beta=0.0)
+    assert keeping.losses[0] == pytest.approx(0.0, abs=1e-6)
+    assert size(run.gradients[0]) > 0.1
+
+
+def test_the_kl_term_is_0_at_step_0_and_its_gradient_too(one_update: Callable[..., tuple[Run, Keeping]]) -> None:
+    without, _ = one_update(beta=0.0, num_iterations=1)
+    run, keeping = one_update(beta=0.5, num_iterations=1)
+    assert keeping.losses[0] == pytest.approx(0.0, abs=1e-6)
+    assert run.logs[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    difference = {name: run.gradients[0][name] - gradient for name, gradient in without.gradients[0].items()}
+    assert size(difference) < 1e-5 * size(without.gradients[0])
+    # Nor has the penalty in the reward anything to take off yet.
+    hooks = {"advantage_hooks": [{"name": "kl_in_reward", "form": "completion", "coefficient": 5.0}]}
+    penalised, _ = one_update(beta=1e-9, num_iterations=1, trainer_arguments=hooks)
+    difference = {name: penalised.gradients[0][name] - gradient for name, gradient in without.gradients[0].items()}
+    assert size(difference) < 1e-4 * size(without.gradients[0])
+
+
+class Watch:
+    """Keeps what comes out of the transforms before it."""
+
+    role = "transform"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[torch.Tensor, Rollout]] = []
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        self.seen.append((advantages_B_T, rollout))
+        return advantages_B_T
+
+
+def test_a_penalised_reward_is_compared_in_its_group_and_then_in_the_batch(tiny_model: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    penalty = {"name": "kl_in_reward", "form": "completion", "coefficient": 0.3, "reference": str(tiny_model)}
+    # Listed in any order, they act by their roles.
+    hooks = ["whiten", watch, {"name": "normalised", "std_floor": 0.1, "epsilon": 1e-8}, penalty]
+    run = train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": hooks}, max_steps=2)
+    (_, first), (advantages_B_T, second) = watch.seen
+    assert torch.equal(first.rewards_B, first.raw_rewards_B)  # the policy is its reference yet
+    assert second.old_logps_B_T is not None
+    moved_B_T = (second.old_logps_B_T - second.teacher_logps_B_T[str(tiny_model)]) * second.mask_B_T
+    raw = second.raw_rewards_B.tolist()
+    rewards = [reward - 0.3 * kl for reward, kl in zip(raw, moved_B_T.sum(dim=1).tolist(), strict=True)]
+    assert second.rewards_B.tolist() == pytest.approx(rewards, abs=1e-5)
+    assert rewards != pytest.approx(raw, abs=1e-2)
+    compared: list[float] = []
+    for group in (rewards[:4], rewards[4:]):
+        compared += [(r - sum(group) / 4) / (max(stdev(group), 0.1) + 1e-8) for r in group]
+    mean, sigma = sum(compared) / 8, stdev(compared)
+    assert advantages_B_T[:, 0].tolist() == pytest.approx([(a - mean) / (sigma + 1e-8) for a in compared], abs=1e-4)
+    assert run.logs[1]["raw_reward"] == pytest.approx(sum(raw) / 8, abs=1e-5)
+    assert run.logs[1]["reward"] == pytest.approx(sum(rewards) / 8, abs=1e-5)
+
+
+# ---------------------------------------------------------------------------- signs of tokens in TRL's losses
+
+
+def slopes(run: Run, batch: dict[str, Any], advantages_B_T: torch.Tensor, gap: float) -> torch.Tensor:
+    """∂loss/∂log π where every token is `gap` more likely than when it was sampled."""
+    old_B_T = torch.full(batch["completion_mask"].shape, -1.0)
+    batch = {**batch, "completion_mask": torch.ones_like(batch["completion_mask"]), "old_per_token_logps": old_B_T}
+    batch["sampling_per_token_logps"] = old_B_T
+    leaf_B_T = (old_B_T + gap).requires_grad_()
+    loss_of = run.trainer._with_pass(run.trainer._compute_loss)
+    loss = loss_on(loss_of, batch, leaf_B_T, handed_over=advantages_B_T, in_the_pass=advantages_B_T)
+    return torch.autograd.grad(loss, leaf_B_T)[0]
+
+
+def test_sapos_temperature_is_that_of_each_tokens_sign(one_update: Callable[..., tuple[Run, Keeping]]) -> None:
+    run, keeping = one_update(loss_type="sapo", sapo_temperature_pos=1.0, sapo_temperature_neg=2.0)
+    shape = keeping.batch["completion_mask"].shape
+    signs_B_T = torch.ones(shape)
+    signs_B_T[:, ::2] = -1.0
+    both = slopes(run, keeping.batch, signs_B_T, 0.3)
+    up, down = (slopes(run, keeping.batch, sign * torch.ones(shape), 0.3) for sign in (1.0, -1.0))
+    torch.testing.assert_close(both, torch.where(signs_B_T > 0, up, down))
+    assert not torch.allclose(up, -down)  # the two temperatures are two
+
+
+def test_the_off_policy_mask_drops_the_negative_tokens_of_a_completion_and_keeps_the_others(
+    one_update: Callable[..., tuple[Run, Keeping]],
+) -> None:
+    run, keeping = one_update(off_policy_mask_threshold=0.1)
+    signs_B_T = torch.ones(keeping.batch["completion_mask"].shape)
+    signs_B_T[:, ::2] = -1.0
+    near, far = slopes(run, keeping.batch, signs_B_T, -0.05), slopes(run, keeping.batch, signs_B_T, -0.15)
+    assert near.bool().all()  # a mean KL of .05 is below the threshold
+    assert torch.equal(far.bool(), signs_B_T > 0)  # one of .15 is not
+    # With one advantage per completion it is DeepSeek-V3.2's rule: all of the completion, or nothing.
+    whole_B_T = torch.ones_like(signs_B_T)
+    whole_B_T[::2] = -1.0
+    assert torch.equal(slopes(run, keeping.batch, whole_B_T, -0.15).bool(), whole_B_T > 0)

@@ -1,0 +1,219 @@
+"""What has signal is decided once, after the chain: in real trainings, with skipping, compacting and RL-ZVP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import Run, relative_gap, train
+from trl_grpo_ext import Rollout
+from trl_grpo_ext.credit.signal import has_signal
+from trl_grpo_ext.errors import ConfigurationError
+
+ZVP = {"name": "zero_variance_credit", "alpha": 0.1}
+
+
+def run(model: Path, folder: Path, *hooks: Any, **settings: Any) -> Run:
+    return train(model, folder, trainer_arguments={"advantage_hooks": [*hooks]}, **{"max_steps": 1, **settings})
+
+
+def logged(run: Run) -> list[float]:
+    """The advantages that the loss got, as TRL's table has them: one for each completion, their mean."""
+    return list(run.trainer._logs["advantages"])
+
+
+def gradient_is_zero(run: Run) -> bool:
+    return not any(bool(gradient.any()) for gradient in run.gradients[0].values())
+
+
+class Penalty:
+    """Takes 0.05 from the first token of every other completion."""
+
+    role = "transform"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        penalty_B_T = torch.zeros_like(advantages_B_T)
+        penalty_B_T[::2, 0] = 0.05
+        return advantages_B_T - penalty_B_T
+
+
+class Watch:
+    """Keeps the advantages behind the other hooks."""
+
+    role = "transform"
+    last = True
+
+    def __init__(self) -> None:
+        self.signal: list[list[bool]] = []
+        self.lengths: list[float] = []
+        self.truncated: list[bool] = []
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        self.signal.append(has_signal(advantages_B_T, rollout.mask_B_T).tolist())
+        self.lengths, self.truncated = rollout.lengths_B.tolist(), rollout.truncated_B.tolist()
+        return advantages_B_T
+
+
+def always(value: float) -> Any:
+    def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [value] * len(completion_ids)
+
+    return reward
+
+
+def uneven(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    return [float(i % 4 == 0) for i in range(len(completion_ids))]
+
+
+def test_equal_totals_of_different_rewards_are_signal_where_trl_normalises_each(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    # 0.5 · 1 + 0 for one completion of four, 0.5 · 0 + 0.5 for the others: equal totals of which the z-scores do not
+    # cancel, since the second function counts twice as much.
+    def rest(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [0.5 * (1.0 - value) for value in uneven(completion_ids)]
+
+    settings: dict[str, Any] = {
+        "reward_funcs": [uneven, rest],
+        "reward_weights": [0.5, 1.0],
+        "multi_objective_aggregation": "normalize_then_sum",
+    }
+    watch = Watch()
+    kept = run(tiny_model, tmp_path / "kept", ZVP, watch, **settings)
+    plain = run(tiny_model, tmp_path / "plain", Watch(), **settings)
+    assert all(watch.signal[0])
+    assert max(logged(plain)) > 0.4
+    assert min(logged(plain)) < -1.3
+    assert logged(kept) == logged(plain)  # the hook has nothing to do
+    assert relative_gap(kept.gradients[0], plain.gradients[0]) < 1e-6
+    settings["multi_objective_aggregation"] = "sum_then_normalize"
+    summed = run(tiny_model, tmp_path / "summed", ZVP, **settings)
+    assert logged(summed) != logged(plain)  # where totals are what is compared, it has
+
+
+def test_groups_to_which_a_hook_gave_signal_are_not_skipped(tiny_model: Path, tmp_path: Path) -> None:
+    skipping = {"name": "token_mean", "skip_zero_variance": True}
+    settings: dict[str, Any] = {"reward_funcs": always(100.0)}
+    kept = run(tiny_model, tmp_path / "kept", Penalty(), loss_aggregation=skipping, **settings)
+    plain = run(tiny_model, tmp_path / "plain", Penalty(), loss_aggregation="token_mean", **settings)
+    assert not gradient_is_zero(plain)
+    assert relative_gap(kept.gradients[0], plain.gradients[0]) == 0
+    assert kept.logs[0]["groups/zero_variance"] == 0
+    nothing = run(tiny_model, tmp_path / "nothing", loss_aggregation=skipping, **settings)
+    assert gradient_is_zero(nothing)
+    assert nothing.logs[0]["groups/zero_variance"] == 1
+
+
+@pytest.mark.parametrize("value", [0.3, 0.1, 100.1])
+@pytest.mark.parametrize(
+    "hooks", [["group_mean_gae"], ["normalised"], ["batch_whitening"], ["prefix_tree"], []], ids=str
+)
+def test_equal_rewards_have_no_signal_to_the_bit_and_compact_updates_run_none_of_them(
+    tiny_model: Path, tmp_path: Path, hooks: list[str], value: float
+) -> None:
+    watch = Watch()
+    settings: dict[str, Any] = {"reward_funcs": always(value), "num_generations": 7, "per_device_train_batch_size": 14}
+    compact = run(tiny_model, tmp_path, *hooks, watch, compact_updates="exact", **settings)
+    assert not any(watch.signal[0])
+    assert compact.logs[0]["compact/rows_dropped"] == 1
+    assert gradient_is_zero(compact)
+
+
+@pytest.mark.parametrize("setting", ["sum_then_normalize", "normalize_then_sum"])
+def test_what_rounding_leaves_of_trls_own_advantages_is_no_signal(
+    tiny_model: Path, tmp_path: Path, setting: str
+) -> None:
+    settings: dict[str, Any] = {
+        "reward_funcs": [always(0.3), always(100.1)],
+        "multi_objective_aggregation": setting,
+        "num_generations": 7,
+        "per_device_train_batch_size": 14,
+        "max_steps": 1,
+    }
+    alone = train(tiny_model, tmp_path / "alone", **settings)
+    assert not gradient_is_zero(alone)  # TRL's own, where nothing is selected
+    for name, selected in {
+        "weighted": {"loss_aggregation": "token_mean"},
+        "compact": {"compact_updates": "exact"},
+    }.items():
+        run = train(tiny_model, tmp_path / name, **settings, **selected)
+        assert gradient_is_zero(run), name
+
+
+def test_a_mask_holds_after_the_forward_stage_whatever_the_order(tiny_model: Path, tmp_path: Path) -> None:
+    for name, hooks in {"behind": [ZVP, "truncation_masking"], "in front": ["truncation_masking", ZVP]}.items():
+        watch = Watch()
+        trained = run(tiny_model, tmp_path / name, *hooks, watch, reward_funcs=always(1.0), prompt_count=8)
+        # Of every cut completion nothing is learnt, and of every other one by its entropy.
+        assert any(watch.truncated)
+        assert not all(watch.truncated)
+        assert [value == 0 for value in logged(trained)] == watch.truncated
+
+
+def test_a_mask_that_keeps_negative_advantages_keeps_them_after_the_forward_stage(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    mask = {"name": "truncation_masking", "keep": "negative"}
+    for reward, expected in ((1.0, True), (0.0, False)):  # right completions get credit, wrong ones blame
+        watch = Watch()
+        trained = run(tiny_model, tmp_path / str(reward), ZVP, mask, watch, reward_funcs=always(reward))
+        cut = [value for value, is_cut in zip(logged(trained), watch.truncated, strict=True) if is_cut]
+        assert cut
+        assert all((value == 0) == expected for value in cut)
+
+
+@pytest.mark.parametrize("hooks", [[ZVP], [ZVP, "truncation_masking"], [ZVP, "truncation_masking", "entropy_shaping"]])
+def test_compact_updates_take_it_apart_and_together(tiny_model: Path, tmp_path: Path, hooks: list[Any]) -> None:
+    settings: dict[str, Any] = {
+        "reward_funcs": lambda prompts, completion_ids, **columns: [
+            float(prompt[0] in "ac") * (0.5 if prompt[0] == "a" else row % 2) for row, prompt in enumerate(prompts)
+        ],
+        "prompt_count": 8,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+    }
+    plain = run(tiny_model, tmp_path / "plain", *hooks, **settings)
+    compact = run(tiny_model, tmp_path / "compact", *hooks, compact_updates="exact", **settings)
+    assert compact.trainer._compact.freedom.sort
+    assert compact.logs[0]["compact/computed_tokens"] < 16 * 10 + 16 * 3
+    assert relative_gap(compact.gradients[0], plain.gradients[0]) < 1e-5
+    assert not gradient_is_zero(plain)
+
+
+# ---------------------------------------------------------------------------------------------- refused, reordered
+
+
+REFUSED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
+    "two estimators": (["normalised", "batch_whitening"], {}, "'normalised' and 'batch_whitening' are both estimators"),
+    "an estimator by its mode": (["centred", "prefix_tree"], {}, "'centred' and 'prefix_tree' are both estimators"),
+    "skipping what it is for": (
+        [ZVP],
+        {"loss_aggregation": {"name": "token_mean", "skip_zero_variance": True}},
+        "'zero_variance_credit' gives groups without signal .* 'token_mean, skip_zero_variance' gives their tokens",
+    ),
+    "twice": ([ZVP, ZVP], {}, "'zero_variance_credit' and 'zero_variance_credit' both give groups without signal"),
+}
+
+
+@pytest.mark.parametrize(("hooks", "settings", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_would_be_thrown_away_is_refused_at_construction(
+    tiny_model: Path, tmp_path: Path, hooks: list[Any], settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        run(tiny_model, tmp_path, *hooks, **settings)
+
+
+PENALTY = {"name": "repetition_penalty", "ngram": 1, "penalty": 0.5}
+
+
+def test_the_order_of_a_selection_is_that_of_the_roles(tiny_model: Path, tmp_path: Path) -> None:
+    first = run(tiny_model, tmp_path / "first", PENALTY, "leave_one_out")
+    second = run(tiny_model, tmp_path / "second", "leave_one_out", PENALTY)
+    without = run(tiny_model, tmp_path / "without", "leave_one_out")
+    assert [hook.__name__ for hook in first.trainer.advantage_hooks] == ["leave_one_out", "repetition_penalty"]
+    assert relative_gap(first.gradients[0], second.gradients[0]) == 0
+    assert relative_gap(first.gradients[0], without.gradients[0]) > 1e-3
+    assert first.logs[0] == second.logs[0]

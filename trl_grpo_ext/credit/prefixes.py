@@ -1,0 +1,54 @@
+"""Where the completions of a group part: how many of their first tokens any two of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..types import Rollout
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """Of one group that has completions on this rank.
+
+    Attributes:
+        rows_B: Which rows of this rank are the group's, `b` of them, bool.
+        members_N: Which completions of all ranks are the group's, `G` of them, bool.
+        lengths_b_G: How many tokens each of the `b` shares with each of the `G` before the two part, integer. Tokens
+            are those of the completion, whoever wrote them and whether they count or not; it shares all with itself.
+    """
+
+    rows_B: torch.Tensor
+    members_N: torch.Tensor
+    lengths_b_G: torch.Tensor
+
+
+def groups_with_prefixes(rollout: Rollout) -> Iterator[SharedPrefixes]:
+    """Each group that has completions on this rank. Gathers three times, the token ids of all ranks among it."""
+    groups_N = rollout.gather(rollout.group_ids_B)
+    ids_N_T = rollout.gather(rollout.completion_ids_B_T)
+    written_N_T = rollout.gather(rollout.completion_mask_B_T) > 0
+    width = rollout.mask_B_T.size(1)  # what others wrote beyond is beyond every shared prefix
+    for group in sorted(set(rollout.group_ids_B.tolist())):
+        rows_B, members_N = rollout.group_ids_B == group, groups_N == group
+        lengths_b_G = shared_prefixes(
+            rollout.completion_ids_B_T[rows_B],
+            rollout.completion_mask_B_T[rows_B] > 0,
+            ids_N_T[members_N, :width],
+            written_N_T[members_N, :width],
+        )
+        yield SharedPrefixes(rows_B, members_N, lengths_b_G)
+
+
+def shared_prefixes(
+    ids_b_T: torch.Tensor, written_b_T: torch.Tensor, ids_G_T: torch.Tensor, written_G_T: torch.Tensor
+) -> torch.Tensor:
+    """How many tokens each of `b` completions shares with each of `G` before the two part, `(b, G)`, integer."""
+    lengths = []
+    for ids_T, written_T in zip(ids_G_T, written_G_T, strict=True):
+        same_b_T = (ids_b_T == ids_T) & written_b_T & written_T
+        lengths.append(same_b_T.cumprod(dim=1, dtype=torch.uint8).sum(dim=1))
+    return torch.stack(lengths, dim=1)
