@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tests.support import (
     Recorder,
@@ -24,7 +24,8 @@ from tests.support import (
 )
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer.logps import completion_logps
+from trl_grpo_ext.trainer import upstream
+from trl_grpo_ext.trainer.logps import completion_logps, tiled_logps
 
 
 class Needs:
@@ -258,14 +259,38 @@ def test_a_reference_of_its_own_for_full_fine_tuning(tiny_model: Path, tmp_path:
         assert relative_gap(one, other) < 1e-5
 
 
-def test_positions_do_not_count_the_padding(teacher: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("tiled", [False, True])
+def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool, tiled: bool) -> None:
+    if tiled and upstream.add_fused_lm_head is None:
+        pytest.skip("this TRL gives no other model its head")
+    if absolute:
+        torch.manual_seed(0)
+        shape = {"vocab_size": 16, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
+        model: Any = GPT2LMHeadModel(GPT2Config(**shape)).eval()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    logps: Any = completion_logps
+    if tiled:
+        upstream.add_fused_lm_head(model)
+        logps = tiled_logps
     ids, mask = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
     padded_ids, padded_mask = torch.tensor([[0, 0, 5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 1, 1, 1]])
     with torch.no_grad():
-        torch.testing.assert_close(
-            completion_logps(model, ids, mask, 2), completion_logps(model, padded_ids, padded_mask, 2)
-        )
+        expected = model(input_ids=ids).logits[0].log_softmax(-1)[[1, 2], [7, 8]]
+        for found in (logps(model, ids, mask, 2), logps(model, padded_ids, padded_mask, 2)):
+            torch.testing.assert_close(found[0], expected)
+
+
+def test_a_teacher_never_makes_all_logits(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
+    if upstream.add_fused_lm_head is None:
+        pytest.skip("this TRL gives no other model its head")
+    trainer = made(tiny_model, tmp_path, Needs(teachers=(str(teacher),)), beta=0.04, max_steps=1)
+    [model] = trainer._scorer._teachers.values()
+    projected: list[int] = []
+    model.get_output_embeddings().register_forward_hook(lambda *call: projected.append(1))
+    trainer.train()
+    assert not projected
 
 
 def made(model: Path, folder: Path, hook: Any, **settings: Any) -> GRPOExtTrainer:

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ class Models:
         policy_pass: TRL's own pass of the policy over a batch, so many rows at a time, with entropies or without:
             `(batch, rows, entropies) -> (B, T), (B, T) or None`.
         as_reference: Inside, the policy's pass is the reference's. None where there is no reference policy.
-        prepared: Puts a teacher where the policy is, sharded as it is.
+        prepared: Puts a teacher where the policy is, sharded as it is, with TRL's head where `in_tiles`.
+        in_tiles: Whether TRL gives a model a head that projects logits in tiles, as it does to the policy.
         autocast: The precision of the policy's passes.
         samples_with_logps: Whether the sampler reports log-probabilities.
         one_update: Where a generation batch feeds one optimizer step alone, the settings that make it so; else None.
@@ -51,6 +53,7 @@ class Models:
     policy_pass: Callable[[dict[str, Any], int, bool], tuple[torch.Tensor, torch.Tensor | None]]
     as_reference: Callable[[], AbstractContextManager[Any]] | None
     prepared: Callable[[Any], Any]
+    in_tiles: bool
     autocast: Callable[[], AbstractContextManager[Any]]
     samples_with_logps: bool
     one_update: str | None
@@ -99,18 +102,39 @@ class Scorer:
     def _teacher_logps(self, model: Any, batch: dict[str, Any], rows_at_once: int) -> torch.Tensor:
         ids, mask = whole_rows(batch)
         length, temperature = batch["completion_ids"].size(1), float(self._models.temperature)
+        logps = tiled_logps if self._models.in_tiles else partial(completion_logps, temperature=temperature)
         parts = []
         for first in range(0, ids.size(0), rows_at_once):
             rows = slice(first, first + rows_at_once)
             with torch.no_grad(), self._models.autocast():
-                parts.append(completion_logps(model, ids[rows], mask[rows], length, temperature))
+                parts.append(logps(model, ids[rows], mask[rows], length))
         return torch.cat(parts)
+
+
+def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
+    """Log-probabilities of the last `length` tokens by TRL's own head, which never holds all logits of a row.
+
+    Args:
+        model: With that head, which knows the temperature.
+        ids: `(B, P + T)`, prompts padded on the left.
+        attention_mask: Of the same shape.
+        length: `T`.
+
+    Returns:
+        `(B, T)` in float32, 0 where the mask is 0.
+    """
+    labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token behind each place that has a label
+    labels[:, :-length] = -100
+    positions = _positions(model, attention_mask)
+    scored = model(input_ids=ids, attention_mask=attention_mask, labels=labels, fused_lm_head=True, **positions)
+    logps_B_T: torch.Tensor = scored.log_probs[:, -length:]
+    return logps_B_T
 
 
 def completion_logps(
     model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int, temperature: float = 1.0
 ) -> torch.Tensor:
-    """Log-probabilities of the last `length` tokens under a causal language model, in float32.
+    """Log-probabilities of the last `length` tokens under a causal language model, in float32, from its logits.
 
     Args:
         model: Takes `input_ids` and `attention_mask` and returns `logits`.
@@ -122,11 +146,8 @@ def completion_logps(
     Returns:
         `(B, T)`.
     """
-    takes = inspect.signature(_unwrapped(model).forward).parameters
-    extra: dict[str, Any] = {}
-    if "position_ids" in takes:
-        extra["position_ids"] = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
-    if "logits_to_keep" in takes:
+    extra: dict[str, Any] = _positions(model, attention_mask)
+    if "logits_to_keep" in _takes(model):
         extra["logits_to_keep"] = length + 1
     logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **extra).logits
     logits = logits[:, -length - 1 : -1]
@@ -138,8 +159,15 @@ def completion_logps(
     return torch.stack(rows)
 
 
-def _unwrapped(model: Any) -> Any:
-    return getattr(model, "module", model)
+def _positions(model: Any, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Positions that do not count the padding, for a model that takes them."""
+    if "position_ids" not in _takes(model):
+        return {}
+    return {"position_ids": (attention_mask.long().cumsum(1) - 1).clamp(min=0)}
+
+
+def _takes(model: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(getattr(model, "module", model).forward).parameters
 
 
 # ------------------------------------------------------------------ at construction

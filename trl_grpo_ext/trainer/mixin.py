@@ -182,7 +182,7 @@ class GRPOExtMixin:
             trl.add_callback(states)
         self._facts = upstream.facts_of(trl)
         self._agreement = Agreement(self._facts.rank, self._facts.ranks, self._facts.gather, self.accelerator.device)
-        self._phases = PhaseClock()
+        self._phases = PhaseClock(self.accelerator.device)
         self._compact = self._compact_updates() if wanted.compact else None
         self._shaping = Shaping(self._facts, upstream.batch_shape_of(trl)) if self._chain.acts("on_rewards") else None
         self._trls_advantages = not upstream.makes_own_advantages(type(self), GRPOExtMixin)
@@ -238,6 +238,7 @@ class GRPOExtMixin:
             policy_pass=policy_pass,
             as_reference=upstream.reference_of(self),
             prepared=functools.partial(upstream.prepared_like_policy, self),
+            in_tiles=upstream.add_fused_lm_head is not None,
             autocast=self.accelerator.autocast,
             samples_with_logps=trl.use_vllm or trl.rollout_func is not None,
             one_update=upstream.one_update_of(trl),

@@ -27,6 +27,11 @@ from trl.trainer.utils import pad, use_adapter
 from ..errors import ConfigurationError, UpstreamError
 from .facts import LossSettings, Moment, RunFacts
 
+try:
+    from trl.trainer.utils import add_fused_lm_head
+except ImportError:  # before TRL 1.16
+    add_fused_lm_head = None
+
 OLDEST_TESTED = "1.14"
 NEWEST_TESTED = "1.16"
 
@@ -357,7 +362,9 @@ def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | No
 
 
 def prepared_like_policy(trainer: Any, model: Any) -> Any:
-    """Put another model where the policy is, sharded as it is."""
+    """Put another model where the policy is, sharded as it is, with the head that TRL gives the policy."""
+    if add_fused_lm_head is not None:
+        add_fused_lm_head(model, temperature=trainer.temperature)
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
     if trainer.is_fsdp_enabled:

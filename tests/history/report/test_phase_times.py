@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import length_reward, prompts, scripted_rollout, train
+from trl_grpo_ext.trainer.phase_times import PhaseClock
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +68,36 @@ def test_each_phase_gets_its_own_time_and_they_add_up(tiny_model: Path, tmp_path
     evaluations = [log for log in run.trainer.state.log_history if "eval_runtime" in log]
     assert len(evaluations) == 2
     assert not [key for log in evaluations for key in log if "time/" in key]
+
+
+def test_the_clock_waits_for_the_device_around_an_optimizer_step() -> None:
+    waited: list[str] = []
+
+    class Device:
+        """Is busy for so many seconds when it is waited for."""
+
+        busy = 0.0
+
+        def synchronize(self) -> None:
+            time.sleep(self.busy)
+            waited.append("wait")
+
+    clock, device = PhaseClock(torch.device("cpu")), Device()
+    clock._device = device
+    device.busy = 0.5  # with the optimizer's last step
+    with clock.during("update"):
+        device.busy = 0.0
+        with clock.during("generation"):
+            pass
+    with clock.during("update"):  # the next micro-step
+        assert waited == ["wait"]
+        device.busy = 0.2  # with the gradient
+    seconds = clock.take()
+    assert waited == ["wait", "wait"]
+    assert 0.2 <= seconds["time/update"] < 0.5
+    assert seconds["time/generation"] < 0.2
+    with clock.during("update"):
+        assert waited == ["wait"] * 3
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -318,12 +318,18 @@ def loss_of_parts(compute: Callable[[dict[str, Any]], torch.Tensor], model: Any,
 
 @contextmanager
 def _accumulating(accelerator: Any, model: Any) -> Iterator[None]:
-    """A backward inside only adds to the gradients; whatever makes ranks meet or weights move waits."""
+    """A backward inside only adds to the gradients; whatever makes ranks meet or weights move waits.
+
+    Where the whole micro-step only accumulates, the trainer's own `no_sync` is around it. A second one inside would end
+    it under FSDP2, whose `no_sync` sets a switch back and not to what it was: each micro-step would exchange gradients.
+    With `sync_each_batch`, which keeps FSDP's gradients sharded at all times, every part exchanges.
+    """
     state = accelerator.gradient_state
-    synced = state.sync_gradients
+    synced, always = state.sync_gradients, state.plugin_kwargs.get("sync_each_batch", False)
+    left_alone = always or not (synced or accelerator.distributed_type == "DEEPSPEED")  # which has none around it
     state._set_sync_gradients(False)
     try:
-        with accelerator.no_sync(model):
+        with nullcontext() if left_alone else accelerator.no_sync(model):
             yield
     finally:
         state._set_sync_gradients(synced)
