@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -194,3 +197,46 @@ def test_the_command_exits_with_2_and_one_line_where_it_cannot(
     assert (done.status, done.out) == (2, "")
     assert message in done.err
     assert done.err.count("\n") == 1
+
+
+WITHOUT_NETWORK = """
+import socket, sys
+asked = []
+
+def refuse(*arguments, **keywords):
+    asked.append(arguments)
+    raise OSError("the network is not to be asked")
+
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+from trl_grpo_ext.cli.main import main
+try:
+    main()
+finally:
+    assert not asked, asked
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "status", "says"),
+    [
+        ("rows.jsonl", 0, "gsm8k_accuracy on 1 rows"),
+        ("rows.JSONL", 0, "gsm8k_accuracy on 1 rows"),
+        ("rows", 2, "rows is a file, but none of .jsonl, .json, .csv, .parquet"),
+        ("rows.txt", 2, "rows.txt is a file, but none of"),
+    ],
+)
+def test_a_file_that_is_here_is_no_question_for_a_hub(tmp_path: Path, name: str, status: int, says: str) -> None:
+    (tmp_path / name).write_text(json.dumps(GOOD[0]) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NETWORK, "audit", name, "--reward", "gsm8k_accuracy"],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert says in " ".join((done.stdout + done.stderr).split())
+    assert "Traceback" not in done.stderr

@@ -15,12 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.launch.safe_checkpoint_worker import make
+from tests.launch.safe_checkpoint_worker import SafeTrainer, make
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
+from trl_grpo_ext.launch.checkpoints.in_use import FolderLock
 from trl_grpo_ext.launch.checkpoints.safe import Staging
-from trl_grpo_ext.launch.checkpoints.whole import checkpoint_problem, last_complete_checkpoint
+from trl_grpo_ext.launch.checkpoints.whole import UNFINISHED, checkpoint_problem, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = ("sweep_full", "sweep_lora", "sweep_replaces", "sweep_two_renames", "sweep_stock")
@@ -95,7 +96,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_what_was_there(tiny_model: Path
             continue
         assert row["ours"] == row["theirs"] == "old"
         ours = [f"trl_grpo_ext_{name}" for name in ("log.jsonl", "plugins.json", "settings.json")]
-        assert row["listing"] == ["README.md", "checkpoint-1", *ours]
+        assert row["listing"] == ["README.md", "_in_use", "checkpoint-1", *ours]  # the parent goes on
         assert "checkpoint-2 could not be written to" in row["message"]
         assert "MB were written until then" in row["message"]
         assert "checkpoint-1 takes 0." in row["message"]
@@ -227,3 +228,103 @@ def test_a_failed_rank_takes_no_file_from_under_another_that_is_about_to_rename_
     failed.fail(OSError(27, "File too large"))
     assert [path.name for path in failed.checkpoint.iterdir()] == [".trl_grpo_ext_plugins.json.42"]
     assert "checkpoint-2 could not be written" in str(failed.failure)
+
+
+# ------------------------------------------------------------------ one run in one folder
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from trl_grpo_ext.launch.checkpoints.in_use import FolderLock
+FolderLock(Path(sys.argv[1]), 1).acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.slow
+def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tiny_model: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / UNFINISHED / "7" / "checkpoint-1" / "model.safetensors"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.touch()  # what the first is about to write
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        before = files_of(tmp_path)
+        with pytest.raises(CheckpointError, match=rf"is in use: process {holder.pid} on .* choose another output_dir"):
+            make(tiny_model, tmp_path, max_steps=1).train()
+        assert files_of(tmp_path) >= before
+        assert not (tmp_path / "checkpoint-1").exists()
+    finally:
+        holder.kill()
+        holder.wait()
+        assert holder.stdout is not None
+        holder.stdout.close()
+    make(tiny_model, tmp_path, max_steps=1).train()  # the lock is gone with its holder, the file is not
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+    assert not (tmp_path / "_in_use").exists()
+
+
+def test_machines_of_one_run_do_not_refuse_each_other_and_forks_do_not_keep_the_lock(tmp_path: Path) -> None:
+    first, second, other = (FolderLock(tmp_path, number) for number in (5, 5, 6))
+    first.acquire()
+    second.acquire()
+    with pytest.raises(CheckpointError, match="in use"):
+        other.acquire()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # lives on after the lock is given back
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(reading)
+    second.release()
+    assert (tmp_path / "_in_use").exists()
+    first.release()
+    other.acquire()
+    other.release()
+    os.close(writing)
+    os.waitpid(child, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, tmp_path: Path) -> None:
+    class Robbed(SafeTrainer):
+        """Something removes the weights while the last files are being written."""
+
+        def _save_rng_state(self, output_dir: str) -> None:
+            super()._save_rng_state(output_dir)
+            if self.state.global_step == 2:
+                Path(output_dir, "model.safetensors").unlink()
+
+    trainer = make(tiny_model, tmp_path, Robbed, max_steps=2, save_total_limit=1)
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 was written .* is not whole: it has no weights"):
+        trainer.train()
+    assert not (tmp_path / "checkpoint-2").exists()
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+
+
+@pytest.mark.parametrize("plan", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
+def test_a_finished_run_that_is_resumed_trains_no_step_and_says_so(
+    tiny_model: Path, tmp_path: Path, plan: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    done = make(tiny_model, tmp_path, **plan)
+    done.train()
+    steps = done.state.global_step
+    weights = {name: value.clone() for name, value in done.model.state_dict().items()}
+    again = make(tiny_model, tmp_path, **plan)
+    with caplog.at_level(logging.WARNING):
+        again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == steps
+    assert f"is finished: its checkpoint is at step {steps} of {steps}" in caplog.text
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{steps}")
+    assert all(torch.equal(value, weights[name]) for name, value in again.model.state_dict().items())
+    more = make(tiny_model, tmp_path, max_steps=steps + 1)
+    more.train(resume_from_checkpoint=True)
+    assert more.state.global_step == steps + 1

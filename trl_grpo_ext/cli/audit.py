@@ -30,7 +30,8 @@ from .console import messages, one_line, printable, results
 __all__ = ["Audit", "Finding", "audit"]
 
 PROBLEMS = 1
-_FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+_FORMATS = {".jsonl": "from_json", ".json": "from_json", ".csv": "from_csv", ".parquet": "from_parquet"}
+"""Methods of `datasets.Dataset`: unlike `load_dataset`, they ask no hub about a file that is here."""
 
 RENDERINGS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "${}$")
 """How a reference is made into a completion. One of them has to be right, or the last explicit answer in it, boxed."""
@@ -386,14 +387,17 @@ def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[
 
     datasets.disable_progress_bars()
     path = Path(data)
-    if path.suffix in _FORMATS and not path.is_file():
+    read = _FORMATS.get(path.suffix.lower())
+    if read and not path.is_file():
         raise ConfigurationError(f"There is no file {data}.")
+    if path.is_file() and not read:
+        raise ConfigurationError(f"{data} is a file, but none of {', '.join(_FORMATS)}. Name it by what is in it.")
     try:
         if path.is_dir():
             loaded = datasets.load_from_disk(data)
             loaded = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
-        elif path.suffix in _FORMATS:
-            loaded = datasets.load_dataset(_FORMATS[path.suffix], data_files=data, split="train")
+        elif read:
+            loaded = getattr(datasets.Dataset, read)(data)
         else:
             loaded = datasets.load_dataset(data, config, split=split)
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:

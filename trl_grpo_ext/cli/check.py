@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,6 +96,10 @@ def check_command(
     from ..plugins.discovery import scan
 
     installed = scan()
+    for broken in installed.unreadable:
+        messages().print(Text(one_line(f"The metadata of an installed distribution cannot be read: {broken}")))
+    if installed.unreadable:  # torch looks through all entry points for devices when it is imported, and would fail
+        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     if selection is not None:
         subjects = _selected(selection, wanted, installed)
     else:

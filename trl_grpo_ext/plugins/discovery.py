@@ -27,7 +27,7 @@ from ..errors import (
     PluginBlockedError,
     UnknownPluginError,
 )
-from .metadata import directory, installed_distributions, normal, owner_of, provenance
+from .metadata import OURS, directory, installed_distributions, normal, owner_of, provenance
 from .selection import KINDS, LABELS, Kind, Selection, parse_selection, with_article
 
 ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
@@ -37,7 +37,6 @@ GROUPS: dict[Kind, str] = {
     "loss_aggregation": "trl_grpo_ext.loss_aggregations",
 }
 
-_OURS = "trl-grpo-ext"
 _KIND_OF_GROUP = {group: kind for kind, group in GROUPS.items()}
 _KIND_OF_ALIASES = {f"{group}.aliases": kind for kind, group in GROUPS.items()}
 _warned: set[str] = set()
@@ -129,7 +128,7 @@ class Installed:
 def scan() -> Installed:
     """Read the entry points of all that is installed. One distribution's broken metadata must not hurt the others."""
     found, by_name, unreadable = set(), {}, []
-    for key, distribution in installed_distributions():
+    for key, distribution in installed_distributions(_warn_of_duplicate):
         by_name[key] = distribution
         try:
             declared = list(distribution.entry_points)
@@ -147,10 +146,30 @@ def scan() -> Installed:
         for entry in entry_points:
             kind = _KIND_OF_GROUP[entry.group]
             called_too = tuple(alias for of, value, alias in aliases if (of, value) == (kind, entry.name))
-            mine = PluginInfo(kind, entry.name, name, version, entry.value, key == _OURS, aliases=called_too)
+            mine = PluginInfo(kind, entry.name, name, version, entry.value, key == OURS, aliases=called_too)
             found.add(mine)
     order = sorted(found, key=lambda info: (KINDS.index(info.kind), info.name, info.distribution or "", info.target))
     return Installed(order, by_name, unreadable)
+
+
+def _warn_of_duplicate(kept: Distribution, passed_over: Distribution) -> None:
+    """Two distributions of one name in one folder: half an upgrade, or names that only look different."""
+    places = directory(kept), directory(passed_over)
+    if places[1] in _warned or not any(_has_plugins(one) for one in (kept, passed_over)):
+        return
+    _warned.add(places[1])
+    warnings.warn(
+        f"{places[1]} and {places[0]} are distributions of one name to Python's packaging (case, '-', '_' and '.' "
+        "do not count); the plugins of the second are used and those of the first are not. Remove or rename one.",
+        stacklevel=5,
+    )
+
+
+def _has_plugins(distribution: Distribution) -> bool:
+    try:
+        return any(entry.group in _KIND_OF_GROUP for entry in distribution.entry_points)
+    except Exception:  # unreadable, as in `scan`
+        return True
 
 
 def _permitted() -> frozenset[str] | None:
@@ -212,7 +231,7 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> tuple[Pl
     owner = owner_of(module, installed.distributions)
     if owner is not None:
         name, version = provenance(*owner)
-        info = replace(info, distribution=name, version=version, builtin=owner[0] == _OURS)
+        info = replace(info, distribution=name, version=version, builtin=owner[0] == OURS)
     if not is_allowed(info):
         raise PluginBlockedError(_blocked([info]))
     return info, why_not

@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.parser import HeaderParser
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+
+OURS = "trl-grpo-ext"
+_PACKAGE = __name__.partition(".")[0]
 
 
 def normal(name: str) -> str:
@@ -44,17 +47,53 @@ def _text(distribution: Distribution, file: str) -> str:
         return ""
 
 
-def installed_distributions() -> Iterator[tuple[str, Distribution]]:
-    """Each installed distribution once, by normalised name: the first on the path is the one that Python imports."""
-    seen = set()
+def installed_distributions(
+    on_duplicate: Callable[[Distribution, Distribution], None] = lambda kept, passed_over: None,
+) -> Iterator[tuple[str, Distribution]]:
+    """Each installed distribution once, by normalised name: the first on the path is the one that Python imports.
+
+    This package itself is the distribution that the running code belongs to, wherever on the path it stands.
+
+    Args:
+        on_duplicate: Gets two distributions of one normalised name in one folder, of which the second is passed over.
+    """
+    seen: dict[str, Distribution] = {}
+    running = _running()
     for distribution in distributions():
         name = next(iter(_stem(distribution)), None) or _fields(distribution).get("name") or ""
         if not name or name.startswith("~"):  # pip renames to ~name what it failed to remove
             continue
         has_metadata = any(_text(distribution, file) for file in ("entry_points.txt", "METADATA", "PKG-INFO"))
-        if has_metadata and (key := normal(name)) not in seen:
-            seen.add(key)
+        if not has_metadata:
+            continue
+        key = normal(name)
+        if key == OURS and running is not None:
+            distribution = running
+        if key not in seen:
+            seen[key] = distribution
             yield key, distribution
+        elif _folder(seen[key]) == _folder(distribution) and directory(seen[key]) != directory(distribution):
+            on_duplicate(seen[key], distribution)
+
+
+def _folder(distribution: Distribution) -> Path | None:
+    path = directory(distribution)
+    return Path(path).resolve().parent if path else None
+
+
+def _running() -> Distribution | None:
+    """The distribution of the code that runs: it lies beside it, is installed from there, or has nothing else in it."""
+    ours = list(distributions(name=OURS))
+    root = Path(__file__).resolve().parents[2]
+    for belongs in (
+        lambda one: _folder(one) == root,
+        lambda one: _is_editable(one) and _url(one) == root.as_uri(),
+        lambda one: _entry_point_packages(one) <= {_PACKAGE},
+    ):
+        for one in ours:
+            if belongs(one):
+                return one
+    return None
 
 
 def metadata_directory(name: str) -> str:
@@ -113,6 +152,13 @@ def _is_editable(distribution: Distribution) -> bool:
         return bool(json.loads(_text(distribution, "direct_url.json"))["dir_info"]["editable"])
     except (ValueError, KeyError, TypeError):
         return False
+
+
+def _url(distribution: Distribution) -> str:
+    try:
+        return str(json.loads(_text(distribution, "direct_url.json"))["url"]).rstrip("/")
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _entry_point_packages(distribution: Distribution) -> set[str]:

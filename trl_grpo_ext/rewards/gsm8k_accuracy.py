@@ -20,10 +20,11 @@ class GSM8KAccuracy:
     r"""Score 1.0 where the completion's final number is the reference's, 0.0 where it is not or there is none.
 
     How the final number is found (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18", else the last number) is
-    described in `rewards._text.final_answer`. Numbers are compared by value and exactly: 18, 18.00, $18 and
-    36/2 are one number, 7.41 is not 7, and 33.33 is not 33.333. The only tolerance is 1e-9 of the reference, for what
-    floating point leaves over (17.999999999999996). A percent sign and units are ignored. "60 million" equals both
-    60 and 60,000,000, because GSM8K asks for either.
+    described in `rewards._text.final_answer`. A number that is only a part of an expression (`18!`, `\sqrt{18}`, "half
+    of 18") is not the answer, nor is one that the text denies ("not 18"). Numbers are compared by value and exactly:
+    18, 18.00, $18 and 36/2 are one number, 7.41 is not 7, and 33.33 is not 33.333. The only tolerance is 1e-9 of the
+    reference, for what floating point leaves over (17.999999999999996). A percent sign and units are ignored. "60
+    million" equals both 60 and 60,000,000, because GSM8K asks for either.
 
     `gsm8k_accuracy` in this module is an instance with the defaults, for a dotted path.
 

@@ -64,6 +64,7 @@ SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
     "_push_from_checkpoint": ("self", "checkpoint_folder"),
+    "_run_epoch": ("self",),
     "_save": ("self", "output_dir"),
     "_save_checkpoint": ("self", "model", "trial"),
     "_save_optimizer_and_scheduler": ("self", "output_dir"),

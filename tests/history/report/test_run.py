@@ -19,6 +19,8 @@ from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report.drawing import live_values
+from trl_grpo_ext.history.report.figures import save_pngs
+from trl_grpo_ext.history.report.page import write_page
 from trl_grpo_ext.history.report.run import LOG, STATE
 
 HISTORY = [{"loss": 0.5, "reward": 1.0, "step": 1}, {"loss": 0.25, "reward": 2.0, "step": 2}]
@@ -97,6 +99,37 @@ def test_entries_are_ordered_and_what_is_no_number_is_none(tmp_path: Path) -> No
     run = load_run(tmp_path)
     assert run.history == [{"step": 1, "loss": None}, {"step": 2, "loss": None}]
     assert run.series("loss") == ([], [])
+
+
+@pytest.mark.parametrize("large", ["1" + "0" * 400, "-1" + "0" * 400, "1e999", "1e308", "-1e308"])
+def test_what_is_too_large_to_be_drawn_is_a_sentence_on_the_page(tmp_path: Path, large: str) -> None:
+    lines = [
+        '{"step": 1, "loss": 1.0, "reward": 0.5}',
+        f'{{"step": 2, "loss": {large}, "reward": 1.0}}',
+        f'{{"step": {large}, "loss": 2.0}}',
+        f'{{"step": 4, "loss": 3.0, "reward": {large}, "reward_std": {large}}}',
+        '{"step": 5, "loss": 1.0, "reward_std": 1e308, "reward": -1e308}',
+    ]
+    (tmp_path / LOG).write_text("\n".join(lines) + "\n")
+    run = load_run(tmp_path)
+    assert [entry["step"] for entry in run.history] == [1, 2, 4, 5]
+    assert run.series("loss") == ([1, 4, 5], [1.0, 3.0, 1.0])
+    assert told(run, LOG, "too large to be drawn", "'loss'")
+    write_page([run], tmp_path / "report.html", limit=10)
+    assert "too large to be drawn" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert save_pngs([run], tmp_path)
+
+
+def test_a_time_stamp_beyond_the_year_9999_is_a_sentence_on_the_page() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        run = load_run(write_history(Path(folder), HISTORY))
+        for file in Path(folder).iterdir():
+            os.utime(file, (2**39, 2**39))
+            if file.stat().st_mtime < 2**39:
+                pytest.skip("no file system here keeps such a time")
+        write_page([run], Path(folder) / "report.html", limit=10)
+        text = (Path(folder) / "report.html").read_text(encoding="utf-8")
+        assert f"files written at a time that no calendar has (time stamp {2**39})" in text
 
 
 def test_a_line_being_written_is_left_out_in_silence_and_a_broken_one_is_told(tmp_path: Path) -> None:

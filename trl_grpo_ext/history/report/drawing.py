@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ...guard.printable import escaped
-from .run import Run
+from .run import LARGEST_NUMBER, Run
 
 INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -364,7 +364,7 @@ def weights(runs: Sequence[Run]) -> Figure | Absent:
 
 
 def live_values(run: Run, path: Path, column: str) -> Any:
-    """A column's finite values at the live tokens of one file's trained rows, `(N,)`; None where it has none.
+    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None where it has none.
 
     What does not fit together, as many values as tokens, is told as damage.
     """
@@ -381,7 +381,7 @@ def live_values(run: Run, path: Path, column: str) -> Any:
     if values.shape != live.shape:
         run.tell(f"{path} was left out of the figures: its columns {column} and live do not fit together.")
         return None
-    kept = values[live & np.isfinite(values)]
+    kept = values[live & (np.abs(values) <= LARGEST_NUMBER)]
     return kept if kept.size else None
 
 

@@ -257,9 +257,16 @@ def facts(run: Run) -> list[str]:
         except OSError:
             continue
     if times:
-        first, last = (datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M") for time in (min(times), max(times)))
+        first, last = map(_date, (min(times), max(times)))
         texts.append(f"files written {first}" if first == last else f"files written {first} to {last}")
     return texts
+
+
+def _date(time: float) -> str:
+    try:
+        return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # a damaged disk, or a clock set by somebody
+        return f"at a time that no calendar has (time stamp {time:.0f})"
 
 
 def settings(runs: Sequence[Run]) -> list[Line]:

@@ -23,7 +23,7 @@ import numpy
 
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...records.token_records import COLUMNS
-from .run import Run
+from .run import Run, is_number
 
 TOKENS = 1_000_000
 """Tokens whose numbers a page holds at most. 500,000 of them after two hooks, with their text, took 6 MB."""
@@ -474,10 +474,8 @@ def _short(value: Any, size: int = 500) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A finite number as such, anything else as None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if value - value == 0 else None
+    """A finite number of a size that can be drawn as such, anything else as None."""
+    return float(value) if is_number(value) else None
 
 
 def _at(values: Sequence[Any] | None, index: int) -> Any:

@@ -18,7 +18,6 @@ used becomes a sentence and never an error: which file, what is wrong, and what 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
+from ...guard.printable import escaped
 from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
 from ...records.settings import FILE as SETTINGS
@@ -57,6 +57,12 @@ _TABLE_COLUMNS = ("step", "prompt", "completion", "advantage")
 LARGEST = 512 * 2**20
 """Bytes of a JSON file past which it is not read."""
 
+LARGEST_NUMBER = 1e100
+"""Metrics beyond this (and below its negative) are left out: sums and differences of them leave the range of floats."""
+
+LARGEST_STEP = 10**12
+"""Steps beyond this are nobody's."""
+
 Tell = Callable[[str], None]
 """Takes one sentence on what is missing."""
 
@@ -70,7 +76,8 @@ class Run:
     Attributes:
         folder: Where it lies.
         name: What it is called; unique among those that `load_runs` returned.
-        history: The log entries of training and evaluation, ordered by `step`; numbers that are not finite are None.
+        history: The log entries of training and evaluation, ordered by `step`; numbers that are not finite, or larger
+            than `LARGEST_NUMBER`, are None.
         settings: Hyper-parameters that were set, with those that are always shown.
         manifest: The plugins; None where there is no record of them.
         records: Token record files, by step.
@@ -200,7 +207,7 @@ def load_runs(folders: Sequence[str | Path]) -> list[Run]:
 def _history(folder: Path, tell: Tell) -> History:
     live: History = []
     if is_file(folder / LOG):
-        live = entries_of(read_json_lines(folder / LOG, tell, "Curves may lack a point.")) or []
+        live = entries_of(read_json_lines(folder / LOG, tell, "Curves may lack a point."), folder / LOG, tell) or []
     found = [history for history in (live, *_saved_histories(folder, tell)) if history]
     agreeing = [history for history in found if not live or _agree(live, history)]
     if len(agreeing) < len(found):
@@ -228,7 +235,7 @@ def _saved_histories(folder: Path, tell: Tell) -> Iterator[History]:
             break
     if is_file(folder / METRICS):
         content = read_json(folder / METRICS, tell, lost)
-        recorded = entries_of(content.get("history")) if isinstance(content, dict) else None
+        recorded = entries_of(content.get("history"), folder / METRICS, tell) if isinstance(content, dict) else None
         if recorded:
             yield recorded
         elif content is not None:
@@ -237,7 +244,7 @@ def _saved_histories(folder: Path, tell: Tell) -> Iterator[History]:
 
 def _state_history(path: Path, tell: Tell, lost: str) -> History:
     content = read_json(path, tell, lost)
-    history = entries_of(content.get("log_history")) if isinstance(content, dict) else None
+    history = entries_of(content.get("log_history"), path, tell) if isinstance(content, dict) else None
     if history is None and content is not None:
         tell(f"{path} is no state of transformers' Trainer: it has no log_history. {lost}")
     return history or []
@@ -321,22 +328,44 @@ def read_json_lines(path: Path, tell: Tell, what_then: str) -> list[Any]:
     return values
 
 
-def entries_of(values: Any) -> list[dict[str, Any]] | None:
-    """The log entries among the values of a list: mappings with a step. None where there is no list."""
+def entries_of(values: Any, path: Path, tell: Tell) -> list[dict[str, Any]] | None:
+    """The log entries among the values of a list: mappings with a step. None where there is no list.
+
+    Args:
+        values: What stood in the file.
+        path: The file.
+        tell: Takes a sentence where entries or numbers are too large to be used.
+    """
     if not isinstance(values, list):
         return None
-    entries = [value for value in values if isinstance(value, dict) and is_number(value.get("step"))]
-    return [{str(key): plain_value(value) for key, value in entry.items()} for entry in entries]
-
-
-def plain_value(value: Any) -> Any:
-    """A logged value: a number that is not finite becomes None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    entries, strange = [], []
+    for value in values:
+        if not isinstance(value, dict) or not isinstance(value.get("step"), int | float):
+            continue
+        if not is_number(value["step"]) or abs(value["step"]) > LARGEST_STEP:
+            strange += ["step"] if not isinstance(value["step"], bool) else []
+            continue
+        strange += [str(key) for key, number in value.items() if _is_too_large(number)]
+        entries.append({str(key): None if _is_unusable(number) else number for key, number in value.items()})
+    if strange:
+        tell(
+            f"{path} holds {len(strange)} numbers too large to be drawn (the first is a {escaped(strange[0])[:80]!r}): "
+            f"steps beyond {LARGEST_STEP:,} or metrics beyond {LARGEST_NUMBER:g}. They were left out."
+        )
+    return entries
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a number that can be drawn, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def _is_unusable(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not is_number(value)
+
+
+def _is_too_large(value: Any) -> bool:
+    return _is_unusable(value) and value == value  # not-a-number is not a large one
 
 
 def is_file(path: Path) -> bool:

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import secrets
 import shutil
@@ -45,17 +46,28 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from ...errors import CheckpointError, ConfigurationError
 from ...guard.agreement import Agreement
 from ...trainer import upstream
+from .in_use import FolderLock
 from .stop_signal import SaveOnSignal
-from .whole import REPLACED, STATE, UNFINISHED, checkpoint_steps, last_complete_checkpoint, put_back
+from .whole import (
+    REPLACED,
+    STATE,
+    UNFINISHED,
+    checkpoint_problem,
+    checkpoint_steps,
+    last_complete_checkpoint,
+    put_back,
+)
 
 _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """What writing raises on a full disk: Python, PyTorch's archive writer, safetensors."""
+
+logger = logging.getLogger(__name__)
 
 _NO_STEP = 2**62
 _RENAME_EXCHANGE = 2
@@ -77,6 +89,7 @@ class SafeCheckpoints:
 
     args: Any
     state: Any
+    control: Any
     accelerator: Any
     model: Any
     _staging: Staging | None = None
@@ -94,6 +107,7 @@ class SafeCheckpoints:
                 "with them. Remove enable_jit_checkpoint."
             )
         self.add_callback(self._stop)  # type: ignore[attr-defined]
+        self.add_callback(_SayFinished())  # type: ignore[attr-defined]
 
     @property
     def stopped_by_signal(self) -> signal.Signals | None:
@@ -104,7 +118,9 @@ class SafeCheckpoints:
         return self._stop.stopped_by
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
-        """Train as the trainer does, after removing what a killed save left.
+        """Train as the trainer does, after removing what a killed save left; alone in its folder (see `in_use`).
+
+        A run that is resumed where it had ended is finished: that is logged, and no step is trained.
 
         Args:
             resume_from_checkpoint: As in the trainer; True means the newest checkpoint that is whole on all machines.
@@ -112,17 +128,33 @@ class SafeCheckpoints:
             **keywords: As in the trainer.
 
         Raises:
-            CheckpointError: There is no such checkpoint; or one could not be written, on this rank or on another.
+            CheckpointError: There is no such checkpoint; one could not be written, on this rank or on another; or
+                another run is at work in the same folder.
         """
-        with self._meeting():
-            if self.args.local_process_index == 0:
-                remove_leftovers(Path(self.args.output_dir))
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = self._agreed_checkpoint()
+        lock = FolderLock(Path(self.args.output_dir), self._number_of_rank_0())
         try:
+            with self._meeting():
+                if self.args.local_process_index == 0:
+                    lock.acquire()
+            with self._meeting():
+                if self.args.local_process_index == 0:
+                    remove_leftovers(Path(self.args.output_dir))
+            if resume_from_checkpoint is True:
+                resume_from_checkpoint = self._agreed_checkpoint()
             return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
         finally:
+            lock.release()
             self._stop.restore(deliver=False)  # done already, unless an error is on its way
+
+    def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
+        """As in the trainer, which looks after each step whether it was the last one: there may be none to do.
+
+        transformers trains one step more whenever a run that has done all of them is resumed.
+        """
+        if _is_finished(self.state):
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*arguments, **keywords)  # type: ignore[misc]
 
     def _load_from_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
         """As in the trainer; parameters keep their types.
@@ -167,6 +199,8 @@ class SafeCheckpoints:
             with self._meeting(), staging.explained():
                 staging.flush()
             with self._meeting(), staging.explained():
+                if self.args.should_save:  # elsewhere a part of it is all there should be
+                    staging.check()
                 staging.publish()
             if staging.publishes:
                 self._rotate(staging)
@@ -316,6 +350,24 @@ class SafeCheckpoints:
                 return str(Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}")
 
 
+def _is_finished(state: Any) -> bool:
+    return bool(0 < state.max_steps <= state.global_step)
+
+
+class _SayFinished(TrainerCallback):
+    """Says that a run which is resumed has nothing left to do."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        if _is_finished(state) and state.is_world_process_zero:
+            logger.warning(
+                "The run in %s is finished: its checkpoint is at step %s of %s, so nothing is trained. Raise max_steps "
+                "(or num_train_epochs) to go on, or leave resume_from_checkpoint away to begin again.",
+                args.output_dir,
+                state.global_step,
+                state.max_steps,
+            )
+
+
 class _OutOfStepError(OSError):
     """A failure in the middle of calls that the ranks make together; its cause is the failure."""
 
@@ -364,6 +416,18 @@ class Staging:
                 for file in files:
                     _sync(os.path.join(folder, file))  # noqa: PTH118 - `os.walk` gives strings
                 _sync(folder)
+
+    def check(self) -> None:
+        """Make sure that all is there and whole, whatever else has been at work in the folder.
+
+        Raises:
+            CheckpointError: Something is missing or cut short.
+        """
+        if self.publishes and (problem := checkpoint_problem(self.checkpoint)):
+            raise CheckpointError(
+                f"{self.name} was written to {self.run_dir} and is not whole: {problem}. It was not published, and "
+                "what was there before is as it was. Does something else remove files there?"
+            )
 
     def publish(self) -> None:
         """Put the checkpoint at its place in one step, also where one of that name is there already."""

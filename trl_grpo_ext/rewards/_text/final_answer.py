@@ -19,6 +19,10 @@ Within an explicit answer:
   is" or `####` ("the answer is found by ...", a markdown heading) is not taken for an answer.
 - English number words count where no digits stand in their place.
 
+A number that is only a part of an expression (`18!`, `\sqrt{18}`, "18 squared"; see `operands`) is not the answer, and
+where such a one stands last, nothing is. A number that the text denies ("not 18") is passed over; if that denies it as
+the answer ("the answer is not 18"), so are those of the same value before it.
+
 Dates, times such as 12:30, ordinals and labels of list items or steps are read only where there is nothing else.
 A range means its end ("5-7" is 7). Every function here is linear in the text and raises on no text.
 """
@@ -27,10 +31,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from .numerals import Number, fold, number_at, numbers_from_end, words_at
+from .operands import is_denied, is_operand
 
 _ATTEMPTS = 64  # markers tried from the end; more than that without an answer is noise
 _WINDOW = 2000  # characters of one sentence, line or box that are looked at
@@ -50,6 +57,8 @@ _NEXT_TASK = re.compile(
 
 # Literals only, so that the scan runs at the speed of a character-set search; what they are is decided afterwards.
 _MARKER = re.compile(r"\\boxed|\\fbox|#####*|<answer>|<Answer>|<ANSWER>|answer|Answer|ANSWER|A:|A :|A\*\*:|Ans:|答案")
+_STATED_BEFORE = re.compile(rf"(?:{_MARKER.pattern})[^0-9\n]*$")
+_STATED_AFTER = re.compile(r"[^.\n]{0,40}\b(?:answer|solution|result|total|correct|right|wrong|incorrect|false)\b")
 _ANSWER_LINK = re.compile(
     r"""[*_`"'})\]]{0,6}
     (?:\s{0,3}\([^()\n]{0,60}\))?
@@ -89,6 +98,7 @@ _UNIT = (
     r"\s{0,2}(?:\\(?:text|mathrm)\s?\{[^{}\n]{0,40}\}|\\?[%$°)\]}]|\*\*"
     r"|(?!(?:[xX]|of|because|since|as|so|and|or|if|which|but|where|with)\b)[A-Za-z²³]{1,20})"
 )
+_SCRIPTED = re.compile(r"\\?[A-Za-z]{1,8}\s?[\^_]\s?\{?\s?-?[0-9]")
 _EQUALS = re.compile(r"=>|=|≈|≃|⇒|→|\\approx(?![a-z])|\\implies(?![a-z])")
 _OPERATOR = re.compile(
     rf"(?:[A-Za-z](?=\s?=))?(?:{_UNIT}){{0,4}}+\s{{0,3}}"
@@ -108,8 +118,9 @@ def extract_final_answer(text: str) -> Fraction | None:
 def final_number(text: str) -> Number | None:
     """Like `extract_final_answer`, with where the number stands (offsets of the folded answer part) and its face."""
     text = _answer_part(fold(text))
-    last = _last_number(text, 0, len(text))
-    return _explicit(text, last) or last
+    denied: set[Fraction] = set()
+    last = _last_number(text, 0, len(text), denied)
+    return _explicit(text, last, denied) or last
 
 
 def parse_reference(reference: Any) -> Fraction | None:
@@ -150,14 +161,14 @@ def _answer_part(text: str) -> str:
     return text
 
 
-def _explicit(text: str, last: Number | None) -> Number | None:
-    """Return the number of the last explicit answer. `last` is the last number of `text`."""
+def _explicit(text: str, last: Number | None, denied: Collection[Fraction] = ()) -> Number | None:
+    """Return the number of the last explicit answer that is not `denied`. `last` is the last number of `text`."""
     for marker in reversed(deque(_MARKER.finditer(text), maxlen=_ATTEMPTS)):
         literal = marker[0].lower()
         if literal[0] == "\\":
-            found = _block(text, marker.end(), _closing_brace(text, marker.end()))
+            found = _block(text, marker.end(), _closing_brace(text, marker.end()), is_box=True)
         elif literal[0] == "#":
-            found = _direct(text, marker.end())
+            found = _sentence(text, marker.end(), last)
         elif literal[0] == "<":
             close = text.find("</", marker.end())
             found = _block(text, marker.end(), close if close >= 0 else len(text))
@@ -165,16 +176,22 @@ def _explicit(text: str, last: Number | None) -> Number | None:
             found = _after_letter(text, marker, last)
         else:
             found = _after_word(text, marker, last)
-        if found:
+        if found and found.value not in denied:
             return found
     return None
 
 
-def _block(text: str, start: int, end: int) -> Number | None:
-    found = _direct(text, start, end)
-    if found is None:
-        return _last_number(text, max(start, end - _WINDOW), end)
+def _block(text: str, start: int, end: int, *, is_box: bool = False) -> Number | None:
+    found = _direct(text, start, end, is_box=is_box)
+    if found is None or found.operand:
+        return _last_number(text, max(start, end - _WINDOW), end, is_box=is_box) or found
     return _continued(text, start, found, end) or found
+
+
+def _sentence(text: str, start: int, last: Number | None) -> Number | None:
+    """The number right after a marker; where that only opens an expression, what the text comes to in the end."""
+    found = _direct(text, start)
+    return last if found and found.operand and last and last.start >= found.start else found
 
 
 def _closing_brace(text: str, start: int) -> int:
@@ -207,7 +224,7 @@ def _after_word(text: str, marker: re.Match[str], last: Number | None) -> Number
     link = _ANSWER_LINK.match(text, end)
     if link is None:
         if _FINAL.search(before) and number_at(text, end + 1):
-            return _direct(text, end)
+            return _sentence(text, end, last)
         is_heading = _HEADING_START.search(before) and (tail := _HEADING_TAIL.match(text, end))
         return _header(text, tail.end(), last) if is_heading and tail else None
     colon = link["colon"] or text[link.end() : link.end() + 4].lstrip(" *_").startswith(":")
@@ -215,12 +232,12 @@ def _after_word(text: str, marker: re.Match[str], last: Number | None) -> Number
         return _header(text, link.end(), last)
     if _STORY_BEFORE.search(before) or _STORY_AFTER.search(link[0]):
         return None
-    return _direct(text, link.end())
+    return _sentence(text, link.end(), last)
 
 
 def _header(text: str, start: int, last: Number | None) -> Number | None:
     found = _direct(text, start)
-    if found is None:
+    if found is None or found.operand:
         return last if last and last.start >= start else None
     paragraph_end = text.find("\n\n", found.end, found.end + _WINDOW)
     return _continued(text, start, found, paragraph_end if paragraph_end >= 0 else len(text)) or found
@@ -233,8 +250,11 @@ def _continued(text: str, start: int, found: Number, end: int) -> Number | None:
     return _last_number(text, found.end, end) if chain else None
 
 
-def _direct(text: str, start: int, end: int | None = None) -> Number | None:
-    """Read the number, the equation or the number word that follows `start` with nothing but ornaments between."""
+def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = False) -> Number | None:
+    """Read the number, the equation or the number word that follows `start` with nothing but ornaments between.
+
+    An expression that comes to no number has the value None.
+    """
     end = len(text) if end is None else end
     ornaments = _ORNAMENTS.match(text, start, end)
     position = ornaments.end() if ornaments else start
@@ -242,32 +262,48 @@ def _direct(text: str, start: int, end: int | None = None) -> Number | None:
     if number is None:
         words = words_at(text, position)
         if words is None:
-            return None
+            power = _SCRIPTED.match(text, position, end)
+            return power and Number(position, power.end(), None, None, aside=False, operand=True)
         stop = _sentence_end(text, words.end, end)
         vague = text.startswith(" of", words.end) or next(numbers_from_end(text, words.end, stop), None)
-        return None if vague else words
+        return None if vague else _alone(text, words, start, end, is_box)
     if number.start >= end or (number.aside and number.value is not None and _is_label(text, number)):
         return None
-    if not _OPERATOR.match(text, number.end, min(end, number.end + 200)):
+    opens_equation = _OPERATOR.match(text, number.end, min(end, number.end + 200))
+    if not opens_equation and not is_operand(text, number, start, end, in_box=is_box):
         return number
-    return _result(text, number, end)
+    return _result(text, number, start, end, is_box) or _operand(number)
+
+
+def _alone(text: str, number: Number, start: int, end: int, is_box: bool = False) -> Number:
+    return _operand(number) if is_operand(text, number, start, end, in_box=is_box) else number
+
+
+def _operand(number: Number) -> Number:
+    return replace(number, value=None, face=None, operand=True)
 
 
 def _is_label(text: str, number: Number) -> bool:
     return text[number.end : number.end + 1] in (".", ")")
 
 
-def _result(text: str, left: Number, end: int) -> Number | None:
+def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Number | None:
     """Return what the equation that opens with `left` comes to; None where it says not."""
     stop = _sentence_end(text, left.end, end)
     equals = list(_EQUALS.finditer(text, left.end, stop))
     for sign in reversed(equals):
         ornaments = _ORNAMENTS.match(text, sign.end(), stop)
         right = number_at(text, ornaments.end() if ornaments else sign.end())
-        if right and right.start < stop and not _OPERATOR.match(text, right.end, min(stop, right.end + 200)):
+        if (
+            right
+            and right.start < stop
+            and not _OPERATOR.match(text, right.end, min(stop, right.end + 200))
+            and not is_operand(text, right, sign.end(), stop, in_box=is_box)
+        ):
             return right
-    alone = equals and not _OPERATOR.match(text, left.end, equals[0].start() + 1)
-    return left if alone else None
+    if not equals or _OPERATOR.match(text, left.end, equals[0].start() + 1):
+        return None
+    return None if is_operand(text, left, start, equals[0].start(), in_box=is_box) else left
 
 
 def _sentence_end(text: str, start: int, end: int) -> int:
@@ -276,8 +312,14 @@ def _sentence_end(text: str, start: int, end: int) -> int:
     return match.start() if match else stop
 
 
-def _last_number(text: str, start: int, end: int) -> Number | None:
-    """Return the last number of `text[start:end]` that is a result (see `Number.aside`), else the last of any kind."""
+def _last_number(
+    text: str, start: int, end: int, denied: set[Fraction] | None = None, *, is_box: bool = False
+) -> Number | None:
+    """Return the last number of `text[start:end]` that is a result (see `Number.aside`), else the last of any kind.
+
+    What is denied as the answer is added to `denied`. A number that is part of an expression has the value None.
+    """
+    denied = set() if denied is None else denied
     aside = None
     for _ in range(8):
         digit = max(text.rfind(char, start, end) for char in "0123456789½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞")
@@ -285,11 +327,24 @@ def _last_number(text: str, start: int, end: int) -> Number | None:
             break
         window = _number_start(text, start, max(start, digit - _WINDOW))
         for number in numbers_from_end(text, window, min(end, digit + 60)):
-            if not number.aside:
-                return _bold_on_line_of(text, number, start, end) or number
-            aside = aside or number
+            if number.aside:
+                aside = aside or (None if is_denied(text, number, start, end) else number)
+            elif not is_denied(text, number, start, end):
+                if number.value not in denied:
+                    return _bold_on_line_of(text, number, start, end) or _alone(text, number, start, end, is_box)
+            elif number.value is not None and _is_about_the_answer(text, number):
+                denied.add(number.value)
         end = window
     return aside
+
+
+def _is_no_answer(text: str, number: Number, start: int, end: int) -> bool:
+    return number.operand or is_operand(text, number, start, end) or is_denied(text, number, start, end)
+
+
+def _is_about_the_answer(text: str, number: Number) -> bool:
+    before, after = text[max(0, number.start - 80) : number.start], text[number.end : number.end + 80]
+    return bool(_STATED_BEFORE.search(before) or _STATED_AFTER.match(after))
 
 
 def _number_start(text: str, start: int, position: int) -> int:
@@ -310,6 +365,6 @@ def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number 
     for match in _BOLD.finditer(text, line_start, line_end if line_end >= 0 else min(end, number.end + _WINDOW)):
         inside = 1 if match[1] is not None else 2
         found = _direct(text, match.start(inside), match.end(inside))
-        if found and not found.aside and found.end > equals:
+        if found and not found.aside and found.end > equals and not _is_no_answer(text, found, start, end):
             bold = found
     return bold

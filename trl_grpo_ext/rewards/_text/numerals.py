@@ -24,6 +24,7 @@ _FOLDED = {
     **dict.fromkeys((0x2044, 0x2215), "/"),
     0x066B: ".",
     0x066C: ",",
+    0x2015: "—",
     0x3000: " ",
     0x3002: ".",
     0x3001: ",",
@@ -37,8 +38,8 @@ _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9,
 _CURRENCY = r"(?:\\?\$|[£€¥₹₩₱¢]|(?<![A-Za-z])(?:USD|EUR|GBP|INR|CAD|AUD|(?:US|CA|NT|HK|[ACS])\\?\$|R[sM]\.?))\s?"
 # A minus is a sign unless it stands after an operand. With a space after it, it must stand after `=`, `:`, `#`, `{`.
 _SIGN = (
-    r"(?:(?<=[=:#{][ ])-\s|(?<=[=:#{])-\s|(?<![A-Za-z])[Nn]egative\s"
-    r"|(?<![A-Za-z0-9)\]%\-–])(?<![0-9)\]%][ \u00a0])[-–+])"
+    r"(?:(?<=[=:#{][ ])-\s|(?<=[=:#{])-\s|(?<![A-Za-z])[Nn]egative\s|(?:(?<=is[ ])|(?<=[=:#{(]))[Mm]inus\s"
+    r"|(?<![A-Za-z0-9)\]%\-–—])(?<![0-9)\]%][ \u00a0])[-–—+])"
 )
 _GROUP = r"(?:,|\{,\}|\\[,!;: ]|,\\!|[\u00a0~'’_])[0-9]{3}(?![0-9])"
 _PLAIN = (
@@ -97,6 +98,7 @@ class Number:
             has more than `MAX_DIGITS` digits.
         face: The same without the word after it: 60 for "60 million", whose `value` is 60,000,000.
         aside: It counts something other than a result: an ordinal, a date, a time, the label of a list item or step.
+        operand: It is only a part of an expression, which is worth something else (`value` and `face` are None).
     """
 
     start: int
@@ -104,6 +106,7 @@ class Number:
     value: Fraction | None
     face: Fraction | None
     aside: bool
+    operand: bool = False
 
 
 def fold(text: str) -> str:
@@ -135,7 +138,7 @@ def numbers_from_end(text: str, start: int, end: int) -> Iterator[Number]:
 def _number(match: re.Match[str]) -> Number:
     text = match.string
     face = _magnitude(match)
-    if face is not None and (match["inner_sign"] or (match["sign"] or "+")[0] in "-–nN"):
+    if face is not None and (match["inner_sign"] or (match["sign"] or "+")[0] in "-–—nNmM"):
         face = -face
     value = face
     scale = match["scale"]
