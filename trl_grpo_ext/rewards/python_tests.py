@@ -15,7 +15,7 @@ from ..guard.parameters import checked_choice, checked_flag, checked_number, che
 from ..guard.parameters import column as checked_column
 from ..guard.workers import usual_workers
 from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
-from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, equal, read_tests, same_output
+from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, read_tests, same_output
 from ._text.completions import completion_text
 
 _OUTCOMES = (
@@ -166,23 +166,33 @@ class PythonTests:
         return [judgement for judgement in judged if judgement is not None]
 
     def _check(self, code: str, checks: Checks, stop: threading.Event) -> Judgement:
-        run = self._run({"code": code, "tests": checks.sources, "stop": not self.partial}, self.timeout, None, stop)
+        run = self._run(code, {**checks.plan, "stop": not self.partial}, self.timeout, b"", stop)
         failure = _failure(run)
-        if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
+        if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER, Outcome.UNPARSEABLE):
             return failure
-        passed = _passed(run.messages, checks)
-        if all(passed):
-            return Judgement(Outcome.RIGHT)
-        if failure is None and {"end": True} not in run.messages:
+        reports = [message for message in run.messages if "status" in message]
+        passed = [message["status"] == "pass" for message in reports if message["status"] != "setup"]
+        wrong = next((message for message in reports if message["status"] == "fail"), None)
+        unjudged = next((message for message in reports if message["status"] == "unjudged"), None)
+        if failure is None and wrong is None and unjudged is not None:
+            failure = Judgement(Outcome.UNPARSEABLE, f"test {unjudged['test']}: {unjudged['detail']}")
+        elif failure is None and wrong is not None:
+            failure = Judgement(Outcome.WRONG, f"test {wrong['test']} failed: {shown(wrong['detail'])}")
+        elif failure is None and {"end": True} not in run.messages:
             failure = Judgement(Outcome.WRONG, "the process ended before its tests did")
-        return self._shared(passed, failure or Judgement(Outcome.WRONG, f"test {passed.index(False)} failed"))
+        if failure is None:
+            if any(passed):
+                return Judgement(Outcome.RIGHT)
+            return Judgement(Outcome.UNPARSEABLE, "no assert ran")
+        passed += [False] * (checks.count - len(passed))
+        return self._shared(passed, failure)
 
     def _try_examples(self, code: str, examples: Examples, stop: threading.Event) -> Judgement:
         passed: list[bool] = []
         first: Judgement | None = None
         left = self.timeout
         for given, wanted in examples.pairs:
-            run = self._run({"code": code}, left, given.encode("utf-8", "replace"), stop)
+            run = self._run(code, None, left, given.encode("utf-8", "replace"), stop)
             left -= run.seconds
             failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
             if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
@@ -197,12 +207,14 @@ class PythonTests:
                 return first
         return self._shared(passed, first) if first is not None else Judgement(Outcome.RIGHT)
 
-    def _run(self, job: dict[str, Any], seconds: float, stdin: bytes | None, stop: threading.Event) -> Run:
+    def _run(
+        self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event
+    ) -> Run:
         for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
             run = run_python(
-                job, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
+                code, plan, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
             )
-            if run.ended != "exited" or run.status != -signal.SIGKILL:
+            if run.ended != "exited" or -signal.SIGKILL not in (run.status, run.judge):
                 break
         return run
 
@@ -233,9 +245,11 @@ def fenced_code(text: str) -> str:
 
 
 def _failure(run: Run) -> Judgement | None:
-    """What went wrong with a process, apart from its tests."""
+    """What went wrong with the processes, apart from the tests."""
     if run.ended == "timeout":
         return Judgement(Outcome.TIMEOUT, f"{run.seconds:.1f} s")
+    if run.ended == "tests":
+        return Judgement(Outcome.UNPARSEABLE, "the tests take too long, without the code's doing")
     for message in run.messages:
         if "unread" in message:
             return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(message['unread'])}")
@@ -243,31 +257,22 @@ def _failure(run: Run) -> Judgement | None:
         return Judgement(Outcome.DIED, "it stored too much")
     if run.ended == "output":
         return Judgement(Outcome.WRONG, "it printed or handed over too much")
-    errors = [message.get("failed") or message.get("error") for message in run.messages]
-    if any(isinstance(error, list) and error[:1] == ["MemoryError"] for error in errors):
-        return Judgement(Outcome.DIED, "out of memory")
-    for message in run.messages:
-        if "failed" in message:
-            return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
     if run.status < 0:
         return Judgement(Outcome.DIED, f"ended by signal {-run.status}")
+    if any(message.get("memory") or message.get("failed", [""])[0] == "MemoryError" for message in run.messages):
+        return Judgement(Outcome.DIED, "out of memory")
+    if any("MemoryError" in str(message.get("detail", ""))[:11] for message in run.messages):
+        return Judgement(Outcome.DIED, "out of memory: what the code returned is too much for its tests")
+    for message in run.messages:
+        if message.get("gone") == "closed":
+            return Judgement(Outcome.WRONG, "the process ended before its tests did")
+        if message.get("gone"):
+            return Judgement(Outcome.WRONG, f"it answered what is no value ({shown(message['gone'])})")
+        if "failed" in message:
+            return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
+    if run.judge is not None and run.judge < 0:
+        return Judgement(Outcome.UNPARSEABLE, f"the tests' process was ended by signal {-run.judge}")
     return None
-
-
-def _passed(messages: Sequence[Mapping[str, Any]], checks: Checks) -> list[bool]:
-    """Which tests were reported as passed, once, and handed over what they must, and nothing that is not expected."""
-    reports: dict[int, list[Any]] = {}
-    right: dict[int, bool] = {}
-    for message in messages:
-        slot, test = message.get("slot"), message.get("test")
-        if isinstance(test, int):
-            reports.setdefault(test, []).append(message.get("error", ""))
-        elif isinstance(slot, int) and 0 <= slot < len(checks.expected):
-            right[slot] = right.get(slot, True) and equal(message.get("value"), checks.expected[slot])
-    return [
-        reports.get(test) == [None] and certain <= right.keys() and all(right.get(slot, True) for slot in slots)
-        for test, (slots, certain) in enumerate(zip(checks.slots, checks.certain, strict=True))
-    ]
 
 
 def _checked_layers(name: str, require: Any, memory_mb: int) -> tuple[str, ...]:

@@ -1,14 +1,15 @@
 """What a process gives up before it runs code that nobody has read: Linux, unprivileged, standard library only.
 
-It is loaded by `child` in a fresh interpreter without the package, so it imports nothing of it. What each layer
-holds back, and what none of them does, is in `run`.
+It is loaded by `keeper` in an interpreter without the package, so it imports nothing of it. What each layer holds
+back, and what none of them does, is in `run`.
 """
 
-# Every completion waits for these imports, and pathlib is a slow one.
+# These run between a fork and the code, where nothing of pathlib is needed.
 # ruff: noqa: PTH112, PTH118, PTH123
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import resource
@@ -16,22 +17,24 @@ import signal
 import struct
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 MAX_FILE = 16 * 2**20
 """Bytes of one file that it may write."""
+MAX_TASKS = 64
+"""Threads that it may have at a time."""
 _MAX_DESCRIPTORS = 64
 _EXTRA_CPU_SECONDS = 5
 
 # System calls that pass, by number, whatever their arguments: an interpreter that computes needs no other. All others
 # fail with EPERM, also those that a later kernel adds.
 X86_64 = """
-    read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 open=2 openat=257 close=3 close_range=436 stat=4
+    read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 close_range=436 stat=4
     fstat=5 lstat=6 newfstatat=262 statx=332 lseek=8 getdents64=217 getcwd=79 chdir=80 access=21 faccessat=269
     faccessat2=439 readlink=89 readlinkat=267 dup=32 dup2=33 dup3=292 pipe=22 pipe2=293 unlink=87 unlinkat=263
     rename=82 renameat=264 renameat2=316 mkdir=83 mkdirat=258 rmdir=84 ftruncate=77 flock=73 fsync=74
-    fdatasync=75 umask=95 sendfile=40 copy_file_range=326 fadvise64=221 mmap=9 munmap=11 mprotect=10 mremap=25
+    fdatasync=75 umask=95 fadvise64=221 munmap=11 mprotect=10 mremap=25
     brk=12 madvise=28 membarrier=324 mincore=27 futex=202 set_robust_list=273 rseq=334 gettid=186 exit=60
     exit_group=231 sched_yield=24 sched_getaffinity=204 sched_getparam=143 sched_getscheduler=145
     set_tid_address=218 arch_prctl=158 sigaltstack=131 rt_sigaction=13 rt_sigprocmask=14 rt_sigreturn=15
@@ -44,10 +47,10 @@ X86_64 = """
     getcpu=309
 """
 AARCH64 = """
-    read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 openat=56 close=57 close_range=436 fstat=80
+    read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 close=57 close_range=436 fstat=80
     newfstatat=79 statx=291 lseek=62 getdents64=61 getcwd=17 chdir=49 faccessat=48 faccessat2=439
     readlinkat=78 dup=23 dup3=24 pipe2=59 unlinkat=35 renameat=38 renameat2=276 mkdirat=34 ftruncate=46
-    flock=32 fsync=82 fdatasync=83 umask=166 sendfile=71 copy_file_range=285 fadvise64=223 mmap=222 munmap=215
+    flock=32 fsync=82 fdatasync=83 umask=166 fadvise64=223 munmap=215
     mprotect=226 mremap=216 brk=214 madvise=233 membarrier=283 mincore=232 futex=98 set_robust_list=99
     rseq=293 gettid=178 exit=93 exit_group=94 sched_yield=124 sched_getaffinity=123 sched_getparam=121
     sched_getscheduler=120 set_tid_address=96 sigaltstack=132 rt_sigaction=134 rt_sigprocmask=135
@@ -62,30 +65,41 @@ _F_DUPFD, _F_DUPFD_CLOEXEC = 0, 1030
 _HARMLESS_FCNTL = (_F_DUPFD, 1, 2, 3, 4, 5, 6, 7, _F_DUPFD_CLOEXEC)  # not F_SETOWN, which sends signals to others
 _HARMLESS_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
 _CLONE_THREAD = 0x10000
-_ENOSYS, _EPERM = 38, 1
+_ENOSYS, _EPERM, _EAGAIN = 38, 1, 11
 
 _MACHINES: dict[str, tuple[int, str, dict[str, int]]] = {
     "x86_64": (
         0xC000003E,
         X86_64,
         {"kill": 62, "tgkill": 234, "clone": 56, "clone3": 435, "prlimit64": 302, "ioctl": 16, "fcntl": 72}
-        | {"sendto": 44, "capset": 126},
+        | {"sendto": 44, "capset": 126, "open": 2, "openat": 257, "mmap": 9, "seccomp": 317},
     ),
     "aarch64": (
         0xC00000B7,
         AARCH64,
         {"kill": 129, "tgkill": 131, "clone": 220, "clone3": 435, "prlimit64": 261, "ioctl": 29, "fcntl": 25}
-        | {"sendto": 206, "capset": 91},
+        | {"sendto": 206, "capset": 91, "openat": 56, "mmap": 222, "seccomp": 277},
     ),
 }
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_FILE, _MAKE_REG, _TRUNCATE = 1, 2, 4, 8, 1 << 5, 1 << 8, 1 << 14
+_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 2, 4, 8, 1 << 14
+_CHANGE_DIR = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8  # remove and make directories and regular files
+_NEW_LISTENER = 8
+_O_TRUNC, _O_ACCMODE = 0o1000, 3
+_MAP_SHARED, _MAP_ANONYMOUS = 1, 0x20
 _ALL_FILE_RIGHTS_BY_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 4: 1 << 15, 5: 1 << 16}
 
 
-def isolate(home: str, memory_mb: int, cpu_seconds: float, parent: int) -> list[str]:
+def isolate(
+    home: str,
+    memory_mb: int,
+    cpu_seconds: float,
+    parent: int,
+    libraries: Sequence[str] = (),
+    hand_over: Callable[[int], None] | None = None,
+) -> list[str]:
     """Give up what this machine lets a process give up, for good.
 
     Args:
@@ -93,6 +107,9 @@ def isolate(home: str, memory_mb: int, cpu_seconds: float, parent: int) -> list[
         memory_mb: Memory beyond what the interpreter has now.
         cpu_seconds: Processor time after which the kernel ends it, should its parent not.
         parent: Process id of the parent: it ends with it.
+        libraries: More directories that it may read.
+        hand_over: Gets the descriptor on which the kernel asks whether a thread may be started (`allow_threads`), to
+            be answered by another process. None where threads are not counted: the tests' own process.
 
     Returns:
         The layers that hold: of "memory", "files", "network" and "processes".
@@ -104,12 +121,16 @@ def isolate(home: str, memory_mb: int, cpu_seconds: float, parent: int) -> list[
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before this process could ask for the signal
         os._exit(1)
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    # What has been written to files is read from /proc, which needs this for the one; nobody needs it for the other.
+    libc.prctl(_PR_SET_DUMPABLE, int(hand_over is not None), 0, 0, 0)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return holds
-    if _restrict_files(libc, home):
+    abi, restricted = _restrict_files(libc, home, libraries)
+    threads = hand_over is None or _count_threads(libc, hand_over)
+    calls = _restrict_calls(libc, threads)
+    if restricted and (abi >= 3 or calls):  # before the third version, only the filter knows of O_TRUNC
         holds.append("files")
-    if _restrict_calls(libc):
+    if calls:
         holds += ["network", "processes"]
     return holds
 
@@ -135,39 +156,76 @@ def _limit(memory_mb: int, cpu_seconds: float) -> bool:
     return True
 
 
-def _restrict_files(libc: Any, home: str) -> bool:
-    """Landlock: read Python's library and the system's, write in `home` alone, execute nothing."""
-    abi = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
+def _restrict_files(libc: Any, home: str, libraries: Sequence[str]) -> tuple[int, bool]:
+    """Landlock: read Python's library and the system's, write in `home` alone, execute nothing. Also its version."""
+    abi: int = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     if abi < 1:
-        return False
+        return 0, False
     handled = _ALL_FILE_RIGHTS_BY_ABI.get(abi, 1 << 16) - 1
     scoped = 3 if abi >= 6 else 0  # abstract sockets of, and signals to, processes outside
     attributes = struct.pack("=QQQ", handled, 3 if abi >= 4 else 0, scoped)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
     ruleset = libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
-        return False
+        return abi, False
     paths = sysconfig.get_paths()
-    read = {paths["stdlib"], paths["platstdlib"], os.path.join(sys.base_prefix, "lib")}
+    read = {paths["stdlib"], paths["platstdlib"], os.path.join(sys.base_prefix, "lib"), *libraries}
     read |= {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache"}
     rules = dict.fromkeys(read | {"/dev/urandom", "/dev/zero"}, _READ_FILE | _READ_DIR)
     rules["/dev/null"] = _READ_FILE | _WRITE_FILE
-    rules[home] = _READ_FILE | _READ_DIR | _WRITE_FILE | _REMOVE_FILE | _MAKE_REG | _TRUNCATE
+    rules[home] = _READ_FILE | _READ_DIR | _WRITE_FILE | _CHANGE_DIR | _TRUNCATE
     for path, rights in rules.items():
         try:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:  # not every system has each of them
             continue
-        allowed = rights & handled & (-1 if os.path.isdir(path) else ~(_READ_DIR | _REMOVE_FILE | _MAKE_REG))
+        allowed = rights & handled & (-1 if os.path.isdir(path) else ~(_READ_DIR | _CHANGE_DIR))
         added = libc.syscall(_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", allowed, opened), 0)
         os.close(opened)
         if added != 0:
-            return False
+            return abi, False
     restricted = libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0) == 0
     os.close(ruleset)
-    return bool(restricted)
+    return abi, bool(restricted)
 
 
-def _restrict_calls(libc: Any) -> bool:
+def _count_threads(libc: Any, hand_over: Callable[[int], None]) -> bool:
+    """Have the kernel ask another process before it starts a thread. False where it can't: then there are none."""
+    machine = _MACHINES.get(platform.machine())
+    if machine is None:
+        return False
+    clone = machine[2]["clone"]
+    program = [(0x20, 0, 0, 0), (0x15, 0, 1, clone), (0x06, 0, 0, 0x7FC00000), (0x06, 0, 0, 0x7FFF0000)]
+    described, _code = _assembled(program)
+    listener = libc.syscall(machine[2]["seccomp"], 1, _NEW_LISTENER, described)
+    if listener < 0:
+        return False
+    hand_over(listener)
+    os.close(listener)
+    return True
+
+
+_NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
+_NOTIFICATION, _ANSWER = 80, struct.Struct("=QqiI")
+
+
+def allow_thread(listener: int, tasks: Callable[[], int]) -> None:
+    """Answer one question of the kernel: a thread is started where there are fewer than `MAX_TASKS`."""
+    asked = bytearray(_NOTIFICATION)
+    try:
+        fcntl.ioctl(listener, _NOTIF_RECV, asked)
+        (number,) = struct.unpack_from("=Q", asked)
+        more = tasks() < MAX_TASKS
+        fcntl.ioctl(listener, _NOTIF_SEND, _ANSWER.pack(number, 0, 0 if more else -_EAGAIN, int(more)))
+    except OSError:  # who asked is gone
+        return
+
+
+def _assembled(program: Sequence[tuple[int, int, int, int]]) -> tuple[Any, Any]:
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    return ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code))), code
+
+
+def _restrict_calls(libc: Any, threads: bool) -> bool:
     """Drop all capabilities, which root has, and let only the listed system calls pass, by seccomp."""
     machine = _MACHINES.get(platform.machine())
     if machine is None or sys.maxsize < 2**32:
@@ -176,14 +234,13 @@ def _restrict_calls(libc: Any) -> bool:
     header = struct.pack("=Ii", 0x20080522, 0)
     if libc.syscall(numbers["capset"], header, bytes(24)) != 0:
         return False
-    program = filter_program(architecture, [int(entry.partition("=")[2]) for entry in listed.split()], numbers)
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
-    described = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    passing = [int(entry.partition("=")[2]) for entry in listed.split()]
+    described, _code = _assembled(filter_program(architecture, passing, numbers, threads))
     return bool(libc.prctl(_PR_SET_SECCOMP, 2, described, 0, 0) == 0)
 
 
 def filter_program(
-    architecture: int, passing: Sequence[int], numbers: dict[str, int]
+    architecture: int, passing: Sequence[int], numbers: dict[str, int], threads: bool = True
 ) -> list[tuple[int, int, int, int]]:
     """Write the seccomp filter: a list of `(code, jump if true, jump if false, k)`."""
     allow, kill, refuse, absent = 0x7FFF0000, 0x80000000, 0x50000 | _EPERM, 0x50000 | _ENOSYS
@@ -209,7 +266,18 @@ def filter_program(
     program += only_if("kill", argument_in(0, [own])) + only_if("tgkill", argument_in(0, [own]))
     program += only_if("prlimit64", argument_in(0, [0]))
     program += only_if("fcntl", argument_in(1, _HARMLESS_FCNTL)) + only_if("ioctl", argument_in(1, _HARMLESS_IOCTL))
-    program += only_if("clone", [load(16), (0x45, 0, 1, _CLONE_THREAD), done(allow)])  # threads, but no processes
+    threaded = [load(16), (0x45, 0, 1, _CLONE_THREAD), done(allow)]  # threads, but no processes
+    program += only_if("clone", threaded if threads else [])
+    # Only what is opened for writing may be emptied, whatever Landlock knows of that.
+    for call, index in (("open", 1), ("openat", 2)):
+        if call in numbers:
+            masked = [load(16 + 8 * index), (0x54, 0, 0, _O_TRUNC | _O_ACCMODE)]
+            empties = [(0x15, 0, 1, _O_TRUNC | mode) for mode in (0, 3)]
+            tests = [*masked, *(line for test in empties for line in (test, done(refuse))), done(allow)]
+            program += only_if(call, tests)
+    # What a file holds is written by calls that count; a shared map of one would be a way around them.
+    mapped = [load(16 + 8 * 3), (0x54, 0, 0, _MAP_SHARED | _MAP_ANONYMOUS), (0x15, 1, 0, _MAP_SHARED), done(allow)]
+    program += only_if("mmap", mapped)
     no_address = [load(48), (0x15, 0, 3, 0), load(52), (0x15, 0, 1, 0), done(allow)]
     program += only_if("sendto", no_address)  # a pair of sockets reaches nobody else without one
     program += [(0x15, 0, 1, numbers["clone3"]), done(absent)]  # its flags are out of a filter's sight; libc uses clone

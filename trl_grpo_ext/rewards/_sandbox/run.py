@@ -1,42 +1,52 @@
-"""Running Python that a model wrote: one process per run, with limits, watched from here.
+"""Running Python that a model wrote, in processes with limits.
 
-The process (`child`) is a fresh interpreter with an empty environment and an empty directory of its own, in a
-session of its own, with the standard library alone. Before it runs the code it gives up rights, in layers
-(`layers`), each of which a kernel may lack; `isolation()` says which hold here:
+A server (`keeper`) that has imported what is needed, and nothing of this package or of the user's, forks what a job
+takes: the process that holds the code (`hostile`), the process that runs the tests (`judge`), and a keeper that watches
+over both. The environment is empty, the directory is the job's own, and before any code runs each gives up rights, in
+layers (`layers`), each of which a kernel may lack; `isolation()` says which hold here:
 
-- "files": Landlock (Linux 5.13). It can read Python's standard library and the libraries under /usr/lib and /lib, and
+- "files": Landlock (Linux 5.13). It can read Python's libraries, installed packages and the system's libraries, and
   read and write in its own directory, and that is all: no home directory, no data set, no /proc, no /tmp. It can
-  execute no file.
+  execute no file, and empty none that it may not write: before Linux 6.2, whose Landlock knows of that, the filter of
+  the next layers sees to it, and where neither does, this layer does not hold. Nor does it where what is written
+  cannot be counted (/proc/PID/io).
 - "network", "processes": a seccomp filter (x86-64 and ARM) that lets a list of system calls pass. It can open no
   socket of any family, start no process, signal, trace or change no process but itself, and change no owner, mode or
-  mount. Capabilities are dropped, so it holds for root too. Threads are possible.
+  mount. Capabilities are dropped, so it holds for root too. It may have 64 threads: the keeper answers for each that is
+  to be started; where the kernel cannot ask (another supervisor does so already), there are none.
 - "memory": a limit on its address space.
 
-Files are also limited in size, number and sum, and so are open descriptors, processor time and what it may print.
-Namespaces and cgroups are not used, because containers commonly forbid them; these layers need no rights at all.
+What it writes is limited, not what is listed: bytes handed to the kernel in all, deleted files included; files cannot
+be mapped in a way that would write past that. So are the number of files and folders, open descriptors and what it may
+print. Namespaces and cgroups are not used, because containers commonly forbid them; these layers need no rights at all.
+
+Time is the process's own: its processor time counts, not the wall's. Of the time in which nothing of the job runs or
+waits for a processor (a solution that sleeps), half counts.
 
 What this is not: a boundary against an attacker with an exploit of the kernel or of the interpreter. It hides neither
 the files under the library directories (installed packages among them), nor the existence, size and owner of others
-(`stat` is free), nor the time, the machine's name and its number of cores. It shares the processor and its caches.
+(`stat` is free), nor the time, the machine's name and its number of cores. It shares the processor and its caches. The
+limits on storage and time are looked at every 20 ms; a little more is used before it ends.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import os
-import secrets
-import selectors
-import shutil
-import signal
+import select
+import socket
+import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -47,12 +57,10 @@ from ...guard.progress import scored
 LAYERS = ("files", "network", "processes", "memory")
 """What a machine may be able to hold back."""
 
-MAX_OUTPUT = 4 * 2**20
-"""Bytes that a process may print, and bytes that it may report."""
-_MAX_FILES, _MAX_STORED = 1000, 64 * 2**20
-_START_SECONDS = 60.0  # an interpreter on a busy machine
+_KEEPER = Path(__file__).with_name("keeper.py")
+_LENGTH = struct.Struct("!Q")
 _TICK = 0.05
-_CHILD = Path(__file__).with_name("child.py")
+_GRACE, _SLOWEST = 300.0, 100.0  # on the wall, with that much of a machine's time for a job
 
 T = TypeVar("T")
 
@@ -62,26 +70,29 @@ class Run:
     """What became of one process.
 
     Attributes:
-        ended: "exited" by itself, or ended from here because of "timeout", "output" or "storage".
+        ended: "exited" by itself, or ended because of "timeout", "output" or "storage", or because the "tests" took
+            all the time without the code's doing.
         status: Its exit status, negative for a signal.
         output: What it printed, where that was asked for.
         layers: Which of its rights it gave up before it ran the code.
-        messages: What it reported.
-        seconds: How long the code had run.
+        messages: What was reported: by the tests' process, or by a program.
+        seconds: Processor time of the code, and half the time that it slept.
+        judge: Exit status of the tests' process, where there was one.
     """
 
-    ended: Literal["exited", "timeout", "output", "storage"] = "exited"
+    ended: Literal["exited", "timeout", "output", "storage", "tests"] = "exited"
     status: int = 0
     output: bytes = b""
     layers: tuple[str, ...] = ()
     messages: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    judge: int | None = None
 
 
 @functools.lru_cache(maxsize=8)
 def isolation(memory_mb: int = 512) -> tuple[str, ...]:
     """Which layers hold on this machine, found out by a process that tries; remembered."""
-    return run_python({}, seconds=5.0, memory_mb=memory_mb).layers
+    return run_python(None, seconds=5.0, memory_mb=memory_mb).layers
 
 
 def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> list[T]:
@@ -105,65 +116,49 @@ def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> li
 
 
 def run_python(
-    job: dict[str, Any],
+    code: str | None,
+    plan: dict[str, Any] | None = None,
     *,
     seconds: float,
     memory_mb: int,
     require: Sequence[str] = (),
-    stdin: bytes | None = None,
+    stdin: bytes = b"",
     stop: threading.Event | None = None,
 ) -> Run:
-    """Run one process and watch it.
+    """Run code as a program, or hold it in one process and run tests of it in another.
 
     Args:
-        job: `code` to run, with `tests` as a module, without as a program. Without `code` it only gives up its rights.
-        seconds: Wall time for the code; the interpreter's start does not count.
+        code: What to run. None only gives up the rights.
+        plan: The tests (`test_forms.Checks.plan`); None for a program.
+        seconds: Processor time for the code.
         memory_mb: Memory beyond the interpreter's own.
         require: Layers that must hold; the code is not run where they don't.
-        stdin: What a program reads. None for a module; then what it prints is thrown away.
+        stdin: What a program reads.
         stop: Ends the run, as a timeout.
 
     Raises:
-        RewardError: The process does not start, or a required layer does not hold.
+        RewardError: The processes do not start, or a required layer does not hold.
     """
-    token = secrets.token_hex(16)
-    with ExitStack() as stack:
-        home = tempfile.mkdtemp(prefix="python-tests-")
-        stack.callback(shutil.rmtree, home, ignore_errors=True)
-        job_file, reports = stack.enter_context(tempfile.TemporaryFile()), os.pipe()
-        stack.callback(os.close, reports[0])
-        with ExitStack() as ours:
-            ours.callback(os.close, reports[1])
-            plan = {"token": token, "memory_mb": memory_mb, "seconds": seconds, "parent": os.getpid()}
-            job_file.write(json.dumps({**job, **plan, "require": list(require)}).encode("ascii"))
-            job_file.seek(0)
-            given: Any = subprocess.DEVNULL
-            if stdin is not None:
-                given = ours.enter_context(tempfile.TemporaryFile())
-                given.write(stdin)
-                given.seek(0)
-            passed = (job_file.fileno(), reports[1])
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", str(_CHILD), *map(str, passed)],
-                stdin=given,
-                stdout=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd=home,
-                env={"PATH": "", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
-                pass_fds=passed,
-                start_new_session=True,
-            )
-            stack.callback(_end, process)
-        run = _watched(process, reports[0], token.encode("ascii"), Path(home), seconds, stop)
-    if not run.messages:
+    libraries = _libraries()
+    job: dict[str, Any] = {"module": plan is not None, "seconds": seconds, "memory_mb": memory_mb}
+    job |= {"require": list(require), "libraries": libraries, "folder": str(Path(tempfile.gettempdir()).resolve())}
+    if code is not None:
+        job |= {"code": code, "stdin": base64.b64encode(stdin).decode("ascii")}
+    text = f"{code} {json.dumps(plan)}"
+    wanted = ("numpy" in text) + 2 * ("pytest" in text)
+    with _SERVER.connect(libraries, "-npb"[wanted].encode("ascii")) as connection:
+        sent = [job] if plan is None or code is None else [job, plan]
+        data = b"".join(_framed(part) for part in sent)
+        answer = _answered(connection, data, _GRACE + _SLOWEST * seconds, stop)
+    if answer is None:
         if stop is not None and stop.is_set():
-            return run
+            return Run(ended="timeout")
         raise RewardError(
-            f"The process that runs Python code did not start ({sys.executable}, exit status {run.status}, "
-            f"{run.ended}). Is the machine out of memory or of processes?"
+            f"The processes that run Python code did not start ({sys.executable}). Is the machine out of memory or of "
+            "processes?"
         )
-    first, *run.messages = run.messages
-    run.layers = tuple(layer for layer in LAYERS if layer in first["layers"])
+    run = Run(**{**answer, "output": base64.b64decode(answer["output"])})
+    run.layers = tuple(layer for layer in LAYERS if layer in run.layers)
     missing = [layer for layer in require if layer not in run.layers]
     if missing:
         raise RewardError(
@@ -173,83 +168,113 @@ def run_python(
     return run
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # its whole session, should "processes" not hold
-        process.kill()
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+@functools.lru_cache(maxsize=1)
+def _libraries() -> list[str]:
+    """Where packages are installed, which tests and solutions may import."""
+    paths = sysconfig.get_paths()
+    return list(dict.fromkeys(path for path in (paths["purelib"], paths["platlib"]) if Path(path).is_dir()))
 
 
-def _watched(
-    process: subprocess.Popen[bytes],
-    reports: int,
-    token: bytes,
-    home: Path,
-    seconds: float,
-    stop: threading.Event | None,
-) -> Run:
-    """Read what it prints and reports until it ends, or until it must be ended."""
-    run, reported, started = Run(), bytearray(), None
-    printed = bytearray()
-    deadline = time.monotonic() + _START_SECONDS
-    with selectors.DefaultSelector() as selector:
-        selector.register(reports, selectors.EVENT_READ, reported)
-        if process.stdout is not None:
-            selector.register(process.stdout.fileno(), selectors.EVENT_READ, printed)
-        while True:
-            over = process.poll() is not None
-            for key, _ in selector.select(0 if over else min(_TICK, max(0.0, deadline - time.monotonic()))):
-                data = os.read(key.fd, 1 << 16)
-                key.data.extend(data)
-                if not data:
-                    selector.unregister(key.fd)
-            if started is None and reported:  # its first report: now the code begins
-                started = time.monotonic()
-                deadline = started + seconds
-            if max(len(reported), len(printed)) > MAX_OUTPUT:
-                run.ended = "output"
-            elif over:
-                if selector.get_map() and any(selector.select(0)):
-                    continue  # what it wrote before it ended
-                break
-            elif time.monotonic() >= deadline or (stop is not None and stop.is_set()):
-                run.ended = "timeout"
-            elif _stores_too_much(home):
-                run.ended = "storage"
-            if run.ended != "exited":
-                break
-            if not selector.get_map():  # it closed everything and lives on
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_TICK)
-    _end(process)
-    run.seconds = 0.0 if started is None else time.monotonic() - started
-    run.status, run.output, run.messages = process.returncode, bytes(printed), _messages(reported, token)
-    if run.status == -signal.SIGXCPU:
-        run.ended = "timeout"
-    return run
+def _framed(part: Any) -> bytes:
+    data = json.dumps(part).encode("ascii")
+    return _LENGTH.pack(len(data)) + data
 
 
-def _messages(reported: bytes | bytearray, token: bytes) -> list[dict[str, Any]]:
-    """The lines that begin with the token; whatever else is there is the code's own."""
-    messages = []
-    for line in bytes(reported[: 2 * MAX_OUTPUT]).split(b"\n"):
-        if line.startswith(token):
-            with suppress(ValueError, RecursionError):
-                message = json.loads(line[len(token) :])
-                if isinstance(message, dict):
-                    messages.append(message)
-    return messages
+def _answered(
+    connection: socket.socket, data: bytes, longest: float, stop: threading.Event | None
+) -> dict[str, Any] | None:
+    """Send a job and wait for its answer. None where there is none."""
+    connection.setblocking(False)
+    view, answer, deadline = memoryview(data), bytearray(), time.monotonic() + longest
+    while time.monotonic() < deadline and not (stop is not None and stop.is_set()):
+        poller = select.poll()
+        poller.register(connection, select.POLLIN | (select.POLLOUT if view else 0))
+        for _, event in poller.poll(_TICK * 1000):
+            try:
+                if event & select.POLLOUT:
+                    view = view[connection.send(view) :]
+                if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                    piece = connection.recv(1 << 16)
+                    if not piece:
+                        if len(answer) < _LENGTH.size:
+                            return None
+                        read: dict[str, Any] = json.loads(answer[_LENGTH.size :])
+                        return read
+                    answer += piece
+            except BlockingIOError:
+                continue
+            except OSError:
+                return None
+    return None
 
 
-def _stores_too_much(home: Path) -> bool:
-    stored = 0
-    with os.scandir(home) as entries:
-        for number, entry in enumerate(entries):
-            with suppress(FileNotFoundError):
-                stored += entry.stat(follow_symlinks=False).st_size
-            if number >= _MAX_FILES or stored > _MAX_STORED:
-                return True
-    return False
+class _Server:
+    """The server process: started with the first job, ended with this process. A forked copy starts its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.control: socket.socket | None = None
+
+    def connect(self, libraries: Sequence[str], wanted: bytes) -> socket.socket:
+        """A connection to a new keeper.
+
+        Raises:
+            RewardError: The server cannot be started.
+        """
+        with self.lock:
+            for _ in range(2):
+                if self.process is None or self.process.poll() is not None or self.control is None:
+                    self._start(libraries)
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    try:
+                        socket.send_fds(self.control, [wanted], [theirs.fileno()])  # type: ignore[list-item, arg-type]
+                        return ours
+                    except OSError:  # it has died
+                        ours.close()
+                        self.close()
+        raise RewardError(f"The server that runs Python code ({sys.executable}) ends at once.")
+
+    def _start(self, libraries: Sequence[str]) -> None:
+        self.close()
+        ours, theirs = socket.socketpair()
+        environment = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
+        environment |= {"OMP_NUM_THREADS": "1"}
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", str(_KEEPER), str(theirs.fileno())]
+                    + list(libraries),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise RewardError(f"The server that runs Python code could not be started: {error}") from error
+        self.control = ours
+
+    def close(self) -> None:
+        """End the server."""
+        if self.control is not None:
+            self.control.close()
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait()
+        self.process, self.control = None, None
+
+    def forget(self) -> None:
+        """In a forked copy: the server is the parent's."""
+        if self.control is not None:
+            self.control.close()
+        self.__init__()  # type: ignore[misc]
+
+
+_SERVER = _Server()
+os.register_at_fork(after_in_child=_SERVER.forget)

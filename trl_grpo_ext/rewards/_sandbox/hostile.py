@@ -1,0 +1,404 @@
+"""The process that holds a solution: runs its code, answers calls, and is believed nothing but the data that it sends.
+
+`server` forks it. It has given up its rights (`layers`) before the code runs. It never sees a test: it gets calls with
+arguments and answers with values (`wire`). Whatever the code does to this process, it can do no more than answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import collections
+import importlib
+import io
+import os
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from wire import ClosedError, Codec, ViolationError, receive, send
+
+OPERATORS = tuple(
+    f"__{name}__"
+    for name in (
+        "call len bool iter next reversed contains getitem setitem delitem enter exit await aiter anext "
+        "eq ne lt le gt ge hash str repr format int float complex index round trunc floor ceil abs neg pos invert "
+        "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor "
+        "radd rsub rmul rmatmul rtruediv rfloordiv rmod rdivmod rpow rlshift rrshift rand ror rxor "
+        "iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ior ixor"
+    ).split()
+)
+"""What a class may define that the other side has a use for."""
+
+_BUILT_IN: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)
+_CHANGING: tuple[type, ...] = (list, dict, set, bytearray, collections.deque)
+_MAX_TEXT = 200
+_MAX_PRINTED = 4 * 2**20
+_NOT_COMPILED = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
+
+
+class Lent:
+    """An object of the tests' process, here."""
+
+    __slots__ = ("__weakref__", "_number")
+
+
+class Solution(Codec):
+    """The solution's side of the conversation."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        super().__init__(1)
+        self._requests, self._replies = requests, replies
+        self._objects: dict[int, Any] = {}
+        self._by_identity: dict[int, int] = {}
+        self._described: set[int] = set()
+        self._count = 0
+        self._lent: dict[int, Any] = {}
+        self._lent_classes: dict[tuple[str, ...], type] = {}
+        self._raised: dict[int, tuple[BaseException, int]] = {}
+        self._lock = threading.RLock()
+        self._sequence: Any = None
+        self._patched: dict[tuple[str, str], list[Any]] = {}
+        self.module = types.ModuleType("solution")
+        sys.modules["solution"] = self.module
+        self.module.__file__ = "solution.py"
+
+    # The conversation.
+
+    def serve(self) -> None:
+        """Answer until nobody asks any more."""
+        while True:
+            try:
+                self._answer(receive(self._requests))
+            except ClosedError:
+                return
+
+    def _answer(self, message: Any) -> None:
+        _, sequence, objects, twins, packed = message
+        for number in objects:
+            self._by_identity.pop(id(self._objects.pop(number)), None)
+        for number in twins:
+            self.forget(number)
+        outer, self._sequence = self._sequence, sequence
+        try:
+            try:
+                what, *arguments = self.unpack(packed)
+                value = getattr(self, f"_do_{what}")(*arguments)
+                reply = ["ok", sequence, self.pack(value)]
+            except BaseException as error:
+                reply = ["no", sequence, self._failure(error)]
+            finally:
+                self._sequence = outer
+            self._send(reply)
+        except ViolationError:
+            self._send(["no", sequence, self.pack(OverflowError("the value is too large to be handed over"))])
+
+    def _failure(self, error: BaseException) -> Any:
+        try:
+            return self.pack(error)
+        except BaseException as other:
+            return self.pack(type(other)("a value could not be handed over"))
+
+    def _send(self, message: list[Any]) -> None:
+        message.append([_drained(sys.stdout), _drained(sys.stderr)])
+        send(self._replies, message)
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Have the tests' process do something with an object of its own."""
+        with self._lock:
+            self._send(["ask", self._sequence, self.pack([what, *arguments])])
+            while True:
+                message = receive(self._requests)
+                if message[0] == "do":
+                    self._answer(message)
+                    continue
+                value = self.unpack(message[1])
+                if message[0] == "no":
+                    raise value
+                return value
+
+    # What is asked for.
+
+    def _do_load(self, source: str) -> Any:
+        try:
+            code = compile(source, "solution.py", "exec", dont_inherit=True)
+        except _NOT_COMPILED as error:
+            return [type(error).__name__, str(error)[:_MAX_TEXT]]
+        exec(code, self.module.__dict__)
+        return None
+
+    def _do_name(self, name: str) -> Any:
+        return vars(self.module)[name]
+
+    def _do_names(self) -> Any:
+        return [name for name in vars(self.module) if not name.startswith("__")]
+
+    def _do_bind(self, name: str, value: Any) -> None:
+        vars(self.module)[name] = value
+
+    def _do_unbind(self, name: str) -> None:
+        del vars(self.module)[name]
+
+    def _do_call(self, called: Any, arguments: Any, keywords: Any) -> Any:
+        return called(*arguments, **keywords)
+
+    def _do_get(self, value: Any, name: str) -> Any:
+        return getattr(value, name)
+
+    def _do_set(self, value: Any, name: str, new: Any) -> None:
+        setattr(value, name, new)
+
+    def _do_delete(self, value: Any, name: str) -> None:
+        delattr(value, name)
+
+    def _do_operate(self, value: Any, name: str, arguments: Any) -> Any:
+        return getattr(type(value), name)(value, *arguments)
+
+    def _do_content(self, value: Any) -> Any:
+        for kind in _CHANGING:
+            if isinstance(value, kind):
+                return kind(kind.items(value)) if kind is dict else kind(kind.__iter__(value))  # type: ignore[attr-defined]
+        return None
+
+    def _do_wait(self, value: Any) -> Any:
+        async def waited() -> Any:
+            return await value
+
+        return _in_loop(waited())
+
+    def _do_wait_next(self, value: Any) -> Any:
+        async def waited() -> Any:
+            return await type(value).__anext__(value)
+
+        return _in_loop(waited())
+
+    def _do_seed(self, value: Any) -> None:
+        random.seed(value)
+        if "numpy" in sys.modules and type(value) is int and 0 <= value < 2**32:
+            sys.modules["numpy"].random.seed(value)
+
+    def _do_patch(self, module: str, name: str, value: Any) -> None:
+        target = importlib.import_module(module)
+        self._patched.setdefault((module, name), []).append(getattr(target, name))
+        setattr(target, name, value)
+
+    def _do_unpatch(self, module: str, name: str) -> None:
+        setattr(importlib.import_module(module), name, self._patched[module, name].pop())
+
+    def _do_environ(self, values: Any) -> None:
+        os.environ.clear()
+        os.environ.update(values)
+
+    # Values that are no data.
+
+    def opaque(self, value: Any) -> Any:
+        if isinstance(value, Lent):
+            return ["g", value._number]  # type: ignore[attr-defined]
+        raised = self._raised.get(id(value))
+        if raised is not None and raised[0] is value:
+            return ["g", raised[1]]
+        if isinstance(value, type):
+            return self._class(value)
+        content: Any = None
+        if isinstance(value, BaseException):
+            content = [self._argument(argument) for argument in value.args]
+        else:
+            for kind in _BUILT_IN:
+                if isinstance(value, kind):
+                    content = self.encode(_exact(kind, value))
+                    break
+        return ["h", self._number(value), self._class(type(value)), content]
+
+    def _argument(self, value: Any) -> Any:
+        try:
+            return self.encode(value)
+        except RecursionError:
+            return None
+
+    def _number(self, value: Any) -> int:
+        number = self._by_identity.get(id(value))
+        if number is None or self._objects.get(number) is not value:
+            self._count += 1
+            number = self._count
+            self._objects[number], self._by_identity[id(value)] = value, number
+        return number
+
+    def _class(self, kind: type) -> Any:
+        known = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
+        if known and issubclass(kind, BaseException) and _found(kind.__module__, kind.__qualname__) is kind:
+            return ["X", kind.__module__, kind.__qualname__]
+        number = self._number(kind)
+        if number in self._described:
+            return ["C", number]
+        self._described.add(number)
+        own = [name for name in OPERATORS if _owner(kind, name) not in (None, object)]
+        meta = [name for name in OPERATORS if _owner(type(kind), name) not in (None, object, type)]
+        bases = [self.encode(base) for base in kind.__bases__ if base is not object]
+        changing = next((base.__name__ for base in _CHANGING if issubclass(kind, base)), None)
+        return ["C", number, str(kind.__name__), str(kind.__module__), bases, own, meta, changing]
+
+    def special(self, tag: Any, parts: list[Any]) -> Any:
+        if tag == "H":
+            return self._objects[parts[0]]
+        if tag == "S":
+            return self.module
+        if tag == "y":
+            importlib.import_module(parts[0])
+            return _found(*parts)
+        if tag == "M":
+            return importlib.import_module(parts[0])
+        if tag == "p":
+            return importlib.import_module("re").compile(*parts)
+        if tag == "z":
+            return self._lent_exception(*parts)
+        if tag == "g":
+            return self._borrow(*parts)
+        raise ViolationError("an unknown kind of value")
+
+    def _borrow(self, number: int, name: str, own: list[str], attributes: bool) -> Any:
+        if number in self._lent:
+            return self._lent[number]
+        key = (name, *own, str(attributes))
+        kind = self._lent_classes.get(key)
+        if kind is None:
+            body: dict[str, Any] = {operator: _asking(self, operator) for operator in own}
+            if attributes:
+                body |= _asking_attributes(self)
+            kind = self._lent_classes[key] = type(name, (Lent,), body)
+        value = object.__new__(kind)
+        Lent._number.__set__(value, number)  # type: ignore[attr-defined]
+        self._lent[number] = value
+        return value
+
+    def _lent_exception(self, number: int, module: str, name: str, arguments: Any) -> BaseException:
+        kind = _found(module, name)
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            kind = type(name.rpartition(".")[2], (Exception,), {})
+        decoded = [self.decode(argument) for argument in arguments]
+        try:
+            error: BaseException = kind(*decoded)
+        except TypeError:
+            error = Exception(*decoded)
+        self._raised[id(error)] = (error, number)
+        return error
+
+
+def _in_loop(waiting: Any) -> Any:
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(waiting)
+    finally:
+        loop.close()
+
+
+def _exact(kind: Any, value: Any) -> Any:
+    """What the built-in type holds, whatever the subclass says."""
+    if kind is str:
+        return str.__str__(value) if type(str.__str__(value)) is str else "".join(str.__iter__(value))
+    if kind in (tuple, frozenset):
+        return kind(kind.__iter__(value))
+    if kind is bytes:
+        return bytes(memoryview(value))
+    if kind is int:
+        return int.__index__(value) if type(int.__index__(value)) is int else int.__add__(value, 0)
+    return float.__add__(value, 0.0) if kind is float else complex.__add__(value, 0)
+
+
+def _owner(kind: type, name: str) -> Any:
+    for base in type.__dict__["__mro__"].__get__(kind):
+        if name in vars(base):
+            return None if vars(base)[name] is None else base
+    return None
+
+
+def _found(module: str, name: str) -> Any:
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _asking(side: Solution, operator: str) -> Callable[..., Any]:
+    def ask(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return side.ask("operate", self, operator, list(arguments), keywords)
+
+    return ask
+
+
+def _asking_attributes(side: Solution) -> dict[str, Any]:
+    return {
+        "__getattr__": lambda self, name: side.ask("get", self, name),
+        "__setattr__": lambda self, name, value: side.ask("set", self, name, value),
+    }
+
+
+class _Stdin(io.TextIOBase):
+    """What the tests' process has as its standard input."""
+
+    def __init__(self, side: Solution) -> None:
+        self._side = side
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> str:
+        return str(self._side.ask("read", -1 if size is None else size))
+
+    def readline(self, size: int = -1) -> str:  # type: ignore[override]
+        return str(self._side.ask("readline"))
+
+
+def _drained(stream: Any) -> str:
+    """What was printed since the last time. A stream that the code has replaced says nothing."""
+    if type(stream) is not io.TextIOWrapper or type(stream.buffer) is not io.BytesIO:
+        return ""
+    stream.flush()
+    text = stream.buffer.getvalue()
+    if text:
+        stream.buffer.seek(0)
+        stream.buffer.truncate()
+    return text[:_MAX_PRINTED].decode("utf-8", "replace")
+
+
+def hold(requests: int, replies: int) -> None:
+    """Hold a solution until the tests' process has closed the conversation."""
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True))
+    side = Solution(requests, replies)
+    sys.stdin = _Stdin(side)  # type: ignore[assignment]
+    sys.argv = ["solution.py"]
+
+    def ask_for_input(prompt: object = "", /) -> str:
+        return str(side.ask("input", str(prompt)))
+
+    builtins.input = ask_for_input
+    side.serve()
+
+
+def run_program(source: str, report: Callable[[dict[str, Any]], None]) -> None:
+    """Run the code as a program: what it prints is judged outside, so its end is the interpreter's own."""
+    try:
+        code = compile(source, "main.py", "exec", dont_inherit=True)
+    except _NOT_COMPILED as error:
+        report({"unread": [type(error).__name__, str(error)[:_MAX_TEXT]]})
+        return
+    module = types.ModuleType("__main__")
+    for name in ("exit", "quit"):  # programs use them, and they come with `site`, which is left out
+        setattr(builtins, name, sys.exit)
+    sys.modules["__main__"] = module
+    sys.argv = ["main.py"]
+    try:
+        exec(code, module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        name = type(error).__name__[:_MAX_TEXT]
+        try:
+            text = str(error)[:_MAX_TEXT]
+        except BaseException:  # an exception of the code's own may do anything when it is printed
+            text = ""
+        report({"failed": [name, text]})
+        raise SystemExit(1) from None

@@ -1,0 +1,490 @@
+"""`python keeper.py FD`: the server that forks whatever runs or judges code, warm, and watches over it.
+
+It has imported what they need, without the package and without the parent's `__main__`, so that a fork is all that a
+job costs. For each job that its parent sends, it forks a keeper, and that one the solution's process (`hostile`) and,
+for a module, the tests' process (`judge`); each gives up its rights (`layers`). The keeper itself runs none of their
+code. It counts their processor time, what they store and how many threads they have, ends them, and answers the parent.
+When the parent closes a job's connection, or is gone, everything of that job ends.
+"""
+
+# What runs between forks is as plain as can be, and pathlib gives nothing here.
+# ruff: noqa: PTH100, PTH101, PTH102, PTH106, PTH107, PTH108, PTH113, PTH118, PTH120, PTH123, PTH208
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import gc
+import importlib
+import json
+import mmap
+import os
+import secrets
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import hostile  # noqa: E402
+import judge  # noqa: E402
+import layers  # noqa: E402
+import wire  # noqa: E402
+
+sys.path.pop(0)
+
+MAX_OUTPUT = 4 * 2**20
+"""Bytes that a program may print, and bytes that a process may report."""
+MAX_FILES, MAX_STORED = 1000, 64 * 2**20
+_TICK = 0.02
+_LENGTH = struct.Struct("!Q")
+_WARM = (
+    "asyncio bisect calendar cmath collections concurrent.futures contextlib copy csv ctypes dataclasses datetime "
+    "decimal difflib enum fractions functools hashlib heapq io itertools json logging math numbers operator queue "
+    "random re secrets statistics string struct tempfile textwrap threading time traceback typing unittest uuid"
+).split()
+_TESTS_MEMORY_MB = 1024
+"""What the tests' process may take beyond what the solution's may."""
+
+
+def serve(descriptor: int, libraries: list[str]) -> None:
+    """Fork a keeper for each connection that comes, until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes its connections
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers report for themselves
+    control = socket.socket(fileno=descriptor)
+    control.settimeout(1.0)
+    parent = os.getppid()
+    for name in _WARM:
+        importlib.import_module(name)
+    gc.freeze()
+    while True:
+        try:
+            data, files, _, _ = socket.recv_fds(control, 1, 1)
+        except TimeoutError:
+            if os.getppid() != parent:  # a copy of the parent may still have its end of the connection
+                return
+            continue
+        if not data:
+            return
+        for letter, name in ((b"n", "numpy"), (b"p", "pytest"), (b"b", "numpy"), (b"b", "pytest")):
+            if data == letter and name not in sys.modules:
+                sys.path += libraries
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+                del sys.path[-len(libraries) :]
+                gc.freeze()
+        for file in files:
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                control.close()
+                gc.disable()
+                _keep(socket.socket(fileno=file))
+            os.close(file)
+
+
+def _keep(connection: socket.socket) -> NoReturn:
+    status = 1
+    try:
+        answer = json.dumps(_Keeper(_received(connection), connection).run()).encode("ascii")
+        connection.sendall(_LENGTH.pack(len(answer)) + answer)
+        status = 0
+    except (EOFError, OSError):
+        pass
+    finally:
+        os._exit(status)
+
+
+def _received(connection: socket.socket) -> Any:
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    return json.loads(_exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = connection.recv(min(size - len(data), 2**20))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+class _Process:
+    """One forked process: its clock, and how it ended."""
+
+    def __init__(self, body: Callable[[], None]) -> None:
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                os.setsid()
+                if os.getppid() == parent:
+                    body()
+                    status = 0
+            except SystemExit as error:
+                status = error.code if isinstance(error.code, int) else int(error.code is not None)
+            finally:
+                with contextlib.suppress(BaseException):
+                    sys.stdout.flush()
+                os._exit(status & 0xFF)
+        self.ended = os.pidfd_open(self.pid)
+        self.status: int | None = None
+
+    def seconds(self) -> float:
+        """Processor time of all its threads."""
+        try:
+            return time.clock_gettime((~self.pid << 3) | 2)
+        except OSError:
+            return 0.0
+
+    def waited(self) -> float:
+        """How long its threads were ready to run and the machine was busy."""
+        waited = 0
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                with open(f"/proc/{self.pid}/task/{task}/schedstat", "rb") as file:
+                    waited += int(file.read().split()[1])
+        return waited / 1e9
+
+    def poll(self) -> bool:
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is not None
+
+    def end(self) -> None:
+        if not self.poll():
+            for kill in (os.killpg, os.kill):  # its whole session, should "processes" not hold
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(self.pid, signal.SIGKILL)
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class _Keeper:
+    """Watches over one job's processes."""
+
+    def __init__(self, job: dict[str, Any], connection: socket.socket) -> None:
+        self.job, self.connection = job, connection
+        self.shared = mmap.mmap(-1, 16)  # 0: the tests await an answer; 8 to 16: bytes that they have read
+        self.token = secrets.token_bytes(16).hex().encode("ascii")
+        self.reported, self.printed, self.judged = bytearray(), bytearray(), bytearray()
+        self.listener = -1
+        self.layers: list[str] = []
+        self.watched: dict[int, Callable[[], None]] = {}
+
+    def run(self) -> dict[str, Any]:
+        self.home = tempfile.mkdtemp(prefix="python-tests-", dir=self.job["folder"])
+        processes: list[_Process] = []
+        try:
+            return self._run(processes)
+        finally:
+            for process in processes:
+                process.end()
+            _remove(self.home)
+
+    def _run(self, processes: list[_Process]) -> dict[str, Any]:
+        job = self.job
+        with_tests = job["module"]
+        ours, theirs = socket.socketpair()
+        pipes = [os.pipe() for _ in range(3)]
+        requests, replies, printed = pipes
+        given = os.memfd_create("stdin")
+        os.write(given, base64.b64decode(job.get("stdin", "")))
+        os.lseek(given, 0, os.SEEK_SET)
+
+        def solution() -> None:
+            self.shared.close()
+            standard = {0: given, 1: printed[1]} if not with_tests else {}
+            keep = (requests[0], replies[1]) if with_tests else ()
+            report = self._inside(standard, (*keep, theirs.fileno()), self.home)
+            sock = socket.socket(fileno=report[-1])
+            held = layers.isolate(
+                self.home,
+                job["memory_mb"],
+                2 * job["seconds"] + 5,
+                os.getppid(),
+                job["libraries"],
+                lambda listener: _hand_over(sock, listener),
+            )
+            out = sock.detach()
+            os.write(out, json.dumps({"layers": held}).encode("ascii") + b"\n")
+            if "code" not in job or not set(job["require"]) <= set(held):
+                return
+            if with_tests:
+                os.close(out)
+                sys.path += job["libraries"]
+                hostile.hold(report[0], report[1])
+                os._exit(0)
+            sys.path += job["libraries"]
+            sys.stdin, sys.stdout = open(0, encoding="utf-8", errors="surrogateescape"), open(1, "w", encoding="utf-8")
+            atexit._clear()
+            try:
+                hostile.run_program(job["code"], _reporting(out))
+            finally:  # a program ends as Python does
+                threading._shutdown()  # type: ignore[attr-defined]
+                atexit._run_exitfuncs()
+
+        first = _Process(solution)
+        processes.append(first)
+        theirs.close()
+        self.solution = first
+        self._watch(ours.fileno(), lambda: self._hear(ours))
+        second = None
+        if with_tests and "code" in job:
+            plan = _received(self.connection)  # only now: the solution's process has never had it in its memory
+            judged = os.pipe()
+
+            def tests() -> None:
+                keep = self._inside({}, (requests[1], replies[0], judged[1]), self.home)
+                layers.isolate(
+                    self.home,
+                    job["memory_mb"] + _TESTS_MEMORY_MB,
+                    4 * job["seconds"] + 10,
+                    os.getppid(),
+                    job["libraries"],
+                )
+                sys.path += job["libraries"]
+                judge.judge({**plan, "code": job["code"]}, keep[0], keep[1], self.shared, _reporting(keep[2]))
+
+            second = _Process(tests)
+            processes.append(second)
+            os.close(judged[1])
+            self._watch(judged[0], lambda: self._read(judged[0], self.judged))
+        for pair, ends in ((requests, (0, 1)), (replies, (0, 1)), (printed, (1,))):
+            for end in ends:
+                os.close(pair[end])
+        if not with_tests:
+            self._watch(printed[0], lambda: self._read(printed[0], self.printed))
+        self._watch(self.connection.fileno(), lambda: None)
+        return self._watch_over(first, second)
+
+    def _inside(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
+        """In a forked process: keep these descriptors, as 3 and up, and nothing else of the keeper."""
+        high = [os.dup2(descriptor, 900 + number) for number, descriptor in enumerate(keep)]
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(standard.get(number, nothing), number)
+        os.closerange(3, 900)
+        moved = [os.dup2(descriptor, 3 + number) for number, descriptor in enumerate(high)]
+        os.closerange(3 + len(moved), 1 << 16)
+        for descriptor in moved:
+            os.set_inheritable(descriptor, False)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(home)
+        os.environ.clear()
+        os.environ.update({"PATH": "", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"})
+        tempfile.tempdir = None
+        return moved
+
+    def _watch(self, descriptor: int, act: Callable[[], None]) -> None:
+        self.watched[descriptor] = act
+
+    def _hear(self, sock: socket.socket) -> None:
+        data, files, _, _ = socket.recv_fds(sock, 1 << 16, 1)
+        for file in files:
+            if self.listener >= 0:
+                os.close(file)
+                continue
+            self.listener = file
+            self._watch(file, lambda: layers.allow_thread(file, self._tasks))
+        if not data:
+            del self.watched[sock.fileno()]
+        self.reported += data.lstrip(b"\0") if files else data
+
+    def _read(self, descriptor: int, into: bytearray) -> None:
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            del self.watched[descriptor]
+        into += data
+
+    def _tasks(self) -> int:
+        try:
+            return len(os.listdir(f"/proc/{self.solution.pid}/task"))
+        except OSError:
+            return 1 << 30
+
+    def _watch_over(self, first: _Process, second: _Process | None) -> dict[str, Any]:
+        seconds, ended = self.job["seconds"], "exited"
+        started = last = time.monotonic()
+        idle, before = [0.0, 0.0], self._clocks(first, second)  # of the tests, of the solution
+        deciding = second or first
+        checked = started
+        while ended == "exited":
+            over = deciding.poll()
+            poller = select.poll()
+            for descriptor in self.watched:
+                poller.register(descriptor, select.POLLIN)
+            if not over:
+                poller.register(deciding.ended, select.POLLIN)
+            events = poller.poll(0 if over else _TICK * 1000)
+            busy = False
+            for descriptor, event in events:
+                if descriptor == self.connection.fileno():
+                    raise EOFError  # nobody waits for this any more
+                if descriptor in self.watched:
+                    if event & select.POLLIN or descriptor != self.listener:
+                        self.watched[descriptor]()
+                        busy = True
+                    else:
+                        del self.watched[descriptor]
+            if max(len(self.printed), len(self.reported)) > MAX_OUTPUT:
+                ended = "output"
+            elif over:
+                if not busy:
+                    break
+                continue
+            now = time.monotonic()
+            if now - checked < _TICK / 2:
+                continue
+            checked = now
+            clocks = self._clocks(first, second)
+            idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
+            last, before = now, clocks
+            if clocks[0] + idle[1] / 2 > seconds:
+                ended = "timeout"
+            elif second is not None and clocks[1] + idle[0] / 2 > 2 * seconds + 1:
+                ended = "timeout" if self.shared[0] or clocks[0] > seconds / 4 else "tests"
+            elif self._stores_too_much(first):
+                ended = "storage"
+        spent = first.seconds() + idle[1] / 2
+        if second is not None and ended == "exited" and b'"gone"' in self.judged:
+            for _ in range(50):  # it has closed the conversation: how does it end?
+                if first.poll():
+                    break
+                time.sleep(_TICK)
+        first_ended = first.poll()
+        first.end()
+        status = first.status if first_ended or ended != "exited" else 0
+        if first.status == -signal.SIGXCPU:
+            ended = "timeout"
+        messages = self._messages(second)
+        return {
+            "ended": ended,
+            "status": status,
+            "output": base64.b64encode(bytes(self.printed)).decode("ascii"),
+            "layers": self.layers,
+            "messages": messages,
+            "seconds": spent,
+            "judge": None if second is None else second.status,
+        }
+
+    def _clocks(self, first: _Process, second: _Process | None) -> tuple[float, float, float, float]:
+        """Processor time of the two, and time that they waited for a processor."""
+        if second is None:
+            return first.seconds(), 0.0, first.waited(), 0.0
+        return first.seconds(), second.seconds(), first.waited(), second.waited()
+
+    def _messages(self, second: _Process | None) -> list[dict[str, Any]]:
+        lines = bytes(self.reported[: 2 * MAX_OUTPUT]).split(b"\n")
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            self.layers = [str(layer) for layer in json.loads(lines[0])["layers"]]
+            if "files" in self.layers and _written(self.solution.pid) is None and not self.solution.poll():
+                self.layers.remove("files")
+        lines = bytes(self.judged).split(b"\n") if second is not None else lines[1:]
+        messages = []
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    messages.append(message)
+        return messages
+
+    def _stores_too_much(self, process: _Process) -> bool:
+        written = _written(process.pid)
+        if written is not None:
+            (received,) = struct.unpack_from("=Q", self.shared, 8)
+            if written - received - len(self.printed) - len(self.reported) > MAX_STORED + 2**20:
+                return True
+        return _folder_too_large(self.home) or _mapped(process.pid, self.home)
+
+
+def _hand_over(sock: socket.socket, listener: int) -> None:
+    socket.send_fds(sock, [b"\0"], [listener])
+
+
+def _reporting(descriptor: int) -> Callable[[dict[str, Any]], None]:
+    def report(message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode("ascii") + b"\n"
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    return report
+
+
+def _written(pid: int) -> int | None:
+    """Bytes that a process has written so far, to whatever, deleted files included."""
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            for line in file:
+                if line.startswith(b"wchar:"):
+                    return int(line.split()[1])
+    except OSError:
+        pass
+    return None
+
+
+def _mapped(pid: int, home: str) -> bool:
+    """Whether a file of the folder is mapped: then it takes space without a name and without a write."""
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return home.encode() + b"/" in file.read()
+    except OSError:
+        return False
+
+
+def _folder_too_large(home: str) -> bool:
+    stored, count, folders = 0, 0, [home]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        stored += max(status.st_size, 512 * status.st_blocks)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    if count >= MAX_FILES or stored > MAX_STORED:
+                        return True
+        except FileNotFoundError:
+            continue
+        except OSError:  # a path of more than 4,096 characters
+            return True
+    return False
+
+
+def _remove(home: str) -> None:
+    """Remove a folder, however deep: what is in a folder moves up before the folder goes."""
+    moved = 0
+    while True:
+        with os.scandir(home) as entries:
+            names = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        if not names:
+            break
+        for path, folder in names:
+            if not folder:
+                os.unlink(path)
+                continue
+            os.chmod(path, 0o700)
+            for name in os.listdir(path):
+                inner = os.path.join(path, name)
+                if os.path.isdir(inner) and not os.path.islink(inner):
+                    os.chmod(inner, 0o700)
+                moved += 1
+                os.rename(inner, os.path.join(home, f"{moved}-{secrets.token_hex(4)}"))
+            os.rmdir(path)
+    os.rmdir(home)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), sys.argv[2:])
