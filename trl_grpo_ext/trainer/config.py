@@ -1,7 +1,8 @@
-"""`GRPOExtConfig`: TRL's `GRPOConfig` with four more fields, checked before anything heavy is loaded."""
+"""`GRPOExtConfig`: TRL's `GRPOConfig` with more fields, checked before anything heavy is loaded."""
 
 # No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,12 @@ class GRPOExtConfig(GRPOConfig):
             with an error that names every difference, or `warn` and go on (see `trl_grpo_ext.records.manifest`).
         summary_steps: Optimizer steps between summaries on the console (see `trl_grpo_ext.trainer.live`), in place of
             transformers' printed dictionaries. 0 leaves those as they are.
+        pass_at_k: Numbers of completions k, each at most `num_generations_eval`. An evaluation reports `pass@k`: the
+            probability that at least one of k completions passes, estimated without bias from all that it samples of a
+            problem (see `trl_grpo_ext.trainer.pass_at_k`).
+        mean_at_k: An evaluation reports `mean@n`: the mean reward of a problem's `num_generations_eval` completions,
+            over the problems.
+        pass_thresholds: By the name of a reward, the least value that passes. None is 1.0 for the run's only reward.
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
@@ -82,6 +89,16 @@ class GRPOExtConfig(GRPOConfig):
     summary_steps: int = field(
         default=0, metadata={"help": "Optimizer steps between summaries on the console; 0: transformers' own lines."}
     )
+    pass_at_k: list[int] | None = field(
+        default=None, metadata={"help": "Report pass@k in evaluations, for these k; at most num_generations_eval."}
+    )
+    mean_at_k: bool = field(
+        default=False, metadata={"help": "Report the mean reward over num_generations_eval completions in evaluations."}
+    )
+    pass_thresholds: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "By reward, the least value that passes for pass_at_k, as YAML: '{gsm8k_accuracy: 1.0}'."},
+    )
 
     def __post_init__(self) -> None:
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
@@ -109,13 +126,56 @@ class GRPOExtConfig(GRPOConfig):
         limit = self.reward_timeout
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
             raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")
+        self.pass_thresholds = _thresholds(self.pass_thresholds)
         super().__post_init__()
+        self._check_pass_at_k()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
         if weighted and self.reward_weights is not None:
             raise ConfigurationError(
                 f"Reward weights are given twice: reward_weights={self.reward_weights} and {weighted[0]!r} in rewards. "
                 "Keep one of them."
             )
+
+    def _check_pass_at_k(self) -> None:
+        ks: Any = self.pass_at_k
+        self.pass_at_k = [ks] if isinstance(ks, int) else ks
+        sampled = self.num_generations_eval or self.num_generations
+        for k in self.pass_at_k or []:
+            if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+                raise ConfigurationError(f"pass_at_k must be numbers from 1 up, got {k!r}.")
+            if k > sampled:
+                raise ConfigurationError(
+                    f"pass_at_k: {k} completions cannot be drawn from the {sampled} that an evaluation samples of a "
+                    f"problem. Set num_generations_eval to {k} or more, or leave {k} out."
+                )
+        if not isinstance(self.mean_at_k, bool):
+            raise ConfigurationError(
+                f"mean_at_k must be true or false, got {self.mean_at_k!r}: the mean is over num_generations_eval."
+            )
+        if self.pass_thresholds is not None and not (self.pass_at_k or self.mean_at_k):
+            raise ConfigurationError(
+                f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k or mean_at_k."
+            )
+
+
+def _thresholds(value: Any) -> dict[str, float] | None:
+    """Return the mapping that the setting is, or that it is written as."""
+    if isinstance(value, str):
+        import yaml  # here, because a mapping needs none
+
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigurationError(f"pass_thresholds is not YAML: {value!r} ({error}).") from error
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not value:
+        raise ConfigurationError(f"pass_thresholds must be a mapping {{reward: number}}, got {value!r}.")
+    for name, threshold in value.items():
+        number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and math.isfinite(threshold)
+        if not isinstance(name, str) or not number:
+            raise ConfigurationError(f"pass_thresholds must be {{reward: number}}, got {name!r}: {threshold!r}.")
+    return {name: float(threshold) for name, threshold in value.items()}
 
 
 def _selected(field_name: str, kind: Kind, values: Any) -> Any:

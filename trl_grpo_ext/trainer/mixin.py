@@ -3,6 +3,7 @@
 | TRL calls | we add, in this order |
 | --- | --- |
 | `__init__` | plugins loaded; collaborators built; callbacks for log, summary and states of hooks |
+| `evaluation_loop` | pass@k and mean@k |
 | `train` | the checkpoint's plugins compared; the run's plugins and settings written |
 | `training_step` | its time |
 | `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
@@ -58,6 +59,7 @@ from .live.summary import use_console_summary
 from .logps import Models, Scorer
 from .made_up import ForwardPass, LossOf
 from .own_loss import OwnLoss, Wanted, built_with, places_of
+from .pass_at_k import pass_at_k_of
 from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
 from .reaggregation import LossForward, Reaggregation, trl_weights
@@ -188,6 +190,14 @@ class GRPOExtMixin:
         self._trls_advantages = not upstream.makes_own_advantages(type(self), GRPOExtMixin)
         self._scorer = Scorer(self.advantage_hooks, self._models(), self._facts.tokenizer)
         self._recorder = TokenRecorder(n, self.args.seed) if (n := getattr(self.args, "token_records", 0)) else None
+        self._pass_at_k = pass_at_k_of(
+            getattr(self.args, "pass_at_k", None),
+            getattr(self.args, "mean_at_k", False),
+            getattr(self.args, "pass_thresholds", None),
+            self._facts.reward_names,
+            self._facts.group_size(training=False),
+            evaluates=eval_dataset is not None,
+        )
         self._reaggregation: Reaggregation | None = None
         if self.loss_aggregation is not None:
             section = self._agreement.section
@@ -272,6 +282,33 @@ class GRPOExtMixin:
         self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self))
         return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
 
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Evaluate as transformers does, and add pass@k and mean@k to the metrics, where they are asked for.
+
+        Args:
+            dataloader: As in transformers.
+            description: As in transformers.
+            prediction_loss_only: As in transformers.
+            ignore_keys: As in transformers.
+            metric_key_prefix: As in transformers.
+        """
+        below: Callable[..., Any] = super().evaluation_loop  # type: ignore[misc]
+        arguments = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        if self._pass_at_k is None:
+            return below(*arguments)
+        with self._pass_at_k.evaluating():
+            output = below(*arguments)
+            metrics = self._pass_at_k.metrics(upstream.rows_of(dataloader, self._facts.ranks))
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
+        return output
+
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
         """Do TRL's step, and at the end of an optimizer step log the seconds of its phases."""
         if not (self._needs_rollout or self._compact or getattr(self.args, "rewards", None)):
@@ -348,6 +385,8 @@ class GRPOExtMixin:
             if failure is not None:
                 raise failure
             watch.check_finite(rewards_N_K, self._facts.reward_names)
+        if self._pass_at_k is not None:
+            self._pass_at_k.add(rewards_N_K)
         self._log_metrics(watch.counts(rewards_N_K, self._facts.reward_names, self._facts.gather))
         if self._needs_rollout or self._compact is not None:
             self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, **watch.beside)

@@ -45,6 +45,9 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_get_per_token_logps_and_entropies": ("self", "model"),
     "_compute_loss": ("self", "model", "inputs"),
     "compute_loss": ("self", "model", "inputs"),
+    "evaluation_loop": (
+        *("self", "dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
+    ),
     "log": ("self", "logs"),
     "_save": ("self", "output_dir"),
     "create_model_card": ("self", "model_name"),
@@ -294,6 +297,27 @@ def moment_of(trainer: Any) -> Moment:
         steps_per_generation=int(trainer.args.steps_per_generation),
         precision=precision,
     )
+
+
+def rows_of(dataloader: Any, ranks: int) -> int | None:
+    """How many rows a pass over a data loader has in the data, over all ranks; None where nobody knows.
+
+    accelerate fills up the last batches with the first rows, so a rank may see more.
+    """
+    batches = getattr(dataloader, "batch_sampler", None)
+    batches = getattr(batches, "batch_sampler", batches)  # within the part of it that a rank has
+    sampler = getattr(batches, "sampler", None)
+    try:
+        rows = len(sampler)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        if ranks > 1:
+            warnings.warn(
+                "The evaluation's data has no length, so the problems with which accelerate fills up the last batch of "
+                f"{ranks} processes count twice in pass@k and mean@k. A data set that is not streamed has one.",
+                stacklevel=2,
+            )
+        return None
+    return rows
 
 
 def loss_settings_of(trainer: Any) -> LossSettings:
