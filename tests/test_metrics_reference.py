@@ -93,6 +93,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "per_device_eval_batch_size": 8,
         "pass_at_k": [1],
         "mean_at_k": True,
+        "prompt_rates": True,
         "trainer_arguments": {"eval_dataset": prompts(2)},
     },
     "tensorboard": {

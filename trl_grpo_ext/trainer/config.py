@@ -4,12 +4,14 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trl import GRPOConfig
 
 from ..errors import ConfigurationError
 from ..plugins.loading import Kind, find, parse_selection
+from ..records.prompt_rates import RATES_FILE, read_prompt_weights
 
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
 
@@ -51,6 +53,11 @@ class GRPOExtConfig(GRPOConfig):
         mean_at_k: An evaluation reports `mean@n`: the mean reward of a problem's `num_generations_eval` completions,
             over the problems.
         pass_thresholds: By the name of a reward, the least value that passes. None is 1.0 for the run's only reward.
+        prompt_rates: Write beside the run how many completions of each group solved their prompt, by `pass_thresholds`
+            (see `trl_grpo_ext.records.prompt_rates`).
+        prompt_weights: That file of an earlier run, or a mapping of `file`, `solved`, `unsolved` and `mixed`: how often
+            an epoch draws prompts that all, none, or some of their last completions solved. A file alone leaves out
+            what is solved.
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
@@ -99,6 +106,16 @@ class GRPOExtConfig(GRPOConfig):
         default=None,
         metadata={"help": "By reward, the least value that passes for pass_at_k, as YAML: '{gsm8k_accuracy: 1.0}'."},
     )
+    prompt_rates: bool = field(
+        default=False, metadata={"help": "Write how often each prompt was solved, as prompt_rates.jsonl."}
+    )
+    prompt_weights: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "prompt_rates.jsonl of an earlier run, to leave out solved prompts, or a mapping: '{file: ..., "
+            "solved: 0.1, unsolved: 0.5, mixed: 2}'."
+        },
+    )
 
     def __post_init__(self) -> None:
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
@@ -127,6 +144,17 @@ class GRPOExtConfig(GRPOConfig):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
             raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")
         self.pass_thresholds = _thresholds(self.pass_thresholds)
+        if str(self.prompt_weights).lstrip().startswith("{"):
+            self.prompt_weights = _mapping("prompt_weights", self.prompt_weights)
+        if not isinstance(self.prompt_rates, bool):
+            raise ConfigurationError(f"prompt_rates must be true or false, got {self.prompt_rates!r}.")
+        weights = read_prompt_weights(self.prompt_weights)
+        own = Path(self.output_dir or "trainer_output") / RATES_FILE
+        if weights is not None and self.prompt_rates and Path(weights.file).resolve() == own.resolve():
+            raise ConfigurationError(
+                f"prompt_weights: {weights.file!r} is the file that this run writes, so it would draw other prompts "
+                "when it is resumed. Take a copy of it, or another output_dir."
+            )
         super().__post_init__()
         self._check_pass_at_k()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
@@ -152,21 +180,26 @@ class GRPOExtConfig(GRPOConfig):
             raise ConfigurationError(
                 f"mean_at_k must be true or false, got {self.mean_at_k!r}: the mean is over num_generations_eval."
             )
-        if self.pass_thresholds is not None and not (self.pass_at_k or self.mean_at_k):
+        if self.pass_thresholds is not None and not (self.pass_at_k or self.mean_at_k or self.prompt_rates):
             raise ConfigurationError(
-                f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k or mean_at_k."
+                f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k, mean_at_k or prompt_rates."
             )
 
 
-def _thresholds(value: Any) -> dict[str, float] | None:
-    """Return the mapping that the setting is, or that it is written as."""
-    if isinstance(value, str):
-        import yaml  # here, because a mapping needs none
+def _mapping(name: str, value: Any) -> Any:
+    """Return what a setting is, or what it is written as on a command line."""
+    if not isinstance(value, str):
+        return value
+    import yaml  # here, because a mapping needs none
 
-        try:
-            value = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigurationError(f"pass_thresholds is not YAML: {value!r} ({error}).") from error
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{name} is not YAML: {value!r} ({error}).") from error
+
+
+def _thresholds(value: Any) -> dict[str, float] | None:
+    value = _mapping("pass_thresholds", value)
     if value is None:
         return None
     if not isinstance(value, dict) or not value:

@@ -143,16 +143,30 @@ def pass_at_k_of(
             "have no effect.",
             stacklevel=3,
         )
+    return PassAtK(ks or (), mean, columns_of(thresholds, reward_names), group_size)
+
+
+def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[str]) -> dict[tuple[int, str], float]:
+    """What passes, by the column of the rewards and its name.
+
+    Args:
+        thresholds: `pass_thresholds`; None is 1.0 for the only reward.
+        reward_names: Of the run.
+
+    Raises:
+        ConfigurationError: A threshold is for a reward that the run does not have, or none is given and the run has
+            several rewards.
+    """
     names = list(reward_names)
     if thresholds is None:
         if len(names) != 1:
             raise ConfigurationError(
-                f"pass_at_k and mean_at_k need to know which reward is meant: the run has {', '.join(names)}. Name it "
-                f"with the least value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
+                f"pass_at_k, mean_at_k and prompt_rates need to know which reward is meant: the run has "
+                f"{', '.join(names)}. Name it with the least value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
             )
         thresholds = {names[0]: 1.0}
     if unknown := [name for name in thresholds if name not in names]:
         raise ConfigurationError(
             f"pass_thresholds has {unknown[0]!r}, which is no reward of this run. It has: {', '.join(names)}."
         )
-    return PassAtK(ks or (), mean, {(names.index(name), name): value for name, value in thresholds.items()}, group_size)
+    return {(names.index(name), name): value for name, value in thresholds.items()}

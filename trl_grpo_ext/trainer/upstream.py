@@ -25,6 +25,7 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad, use_adapter
 
 from ..errors import ConfigurationError, UpstreamError
+from ..records.prompt_rates import PromptWeights
 from .facts import LossSettings, Moment, RunFacts
 
 try:
@@ -297,6 +298,22 @@ def moment_of(trainer: Any) -> Moment:
         steps_per_generation=int(trainer.args.steps_per_generation),
         precision=precision,
     )
+
+
+def weighted_prompts(dataset: Any, weights: PromptWeights, args: Any) -> Any:
+    """The training data with each row as often as its prompt's weight says.
+
+    Raises:
+        ConfigurationError: The data has no rows to choose from, or no column `prompt`.
+    """
+    if not hasattr(dataset, "select") or "prompt" not in (dataset.column_names or ()):
+        raise ConfigurationError(
+            f"prompt_weights chooses rows by their column `prompt`, and train_dataset is {type(dataset).__name__}"
+            f"{'' if hasattr(dataset, 'select') else ', which has no rows to choose from (a stream)'}. Load it as a "
+            "Dataset with that column, or remove prompt_weights."
+        )
+    at_least = int(args.generation_batch_size) // int(args.num_generations)
+    return dataset.select(weights.rows(dataset["prompt"], int(args.seed), at_least))
 
 
 def rows_of(dataloader: Any, ranks: int) -> int | None:
