@@ -225,6 +225,14 @@ def test_pass_at_k_has_a_panel_per_reward_and_points_per_k(tmp_path: Path) -> No
     assert [*found] == ["pass@k"]
 
 
+def test_groups_that_teach_nothing_are_shown_by_why(tmp_path: Path) -> None:
+    run = a_run(tmp_path, *({"step": s, "groups/all_solved": s / 4, "groups/none_solved": 0.25} for s in (1, 2)))
+    found = panels(drawn([run], "no_signal"))["groups whose prompt was solved by"]
+    first, second = (str(line.get_label()) for line in found.get_lines())
+    assert points(found, first) == [(1, 0.25), (2, 0.5)]
+    assert points(found, second) == [(1, 0.25), (2, 0.25)]
+
+
 def test_one_step_alone_is_seen(tmp_path: Path) -> None:
     run = a_run(tmp_path, {"step": 5, "loss": 1.0, "time/update": 2.0})
     assert points(panels(drawn([run], "optimisation"))["loss"], run.name) == [(5, 1.0)]

@@ -233,6 +233,12 @@ PLOTS: tuple[Plot, ...] = (
                 share=True,
                 evaluated=False,
             ),
+            Panel(
+                "groups whose prompt was solved by",
+                [Series("groups/all_solved", "all completions"), Series("groups/none_solved", "none")],
+                share=True,
+                evaluated=False,
+            ),
         ),
     ),
     Plot(
