@@ -205,7 +205,12 @@ def samples_per_problem(args: GRPOConfig) -> int:
 
 
 def measure(args: GRPOExtConfig, *wanted: str) -> None:
-    """Add rewards to the selected ones, with weight 0: they are measured, not trained on. Alone, the first counts."""
+    """Add rewards to the selected ones, with weight 0: they are measured, not trained on. Alone, the first counts.
+
+    The first is also what pass@k and prompt rates are about, where nothing else is said.
+    """
+    if (args.pass_at_k or args.mean_at_k or args.prompt_rates) and args.pass_thresholds is None:
+        args.pass_thresholds = {wanted[0]: 1.0}
     rewards: list[Any] = list(args.rewards or [])
     names = [selected["name"] if isinstance(selected, dict) else selected for selected in rewards]
     for reward in wanted:

@@ -27,7 +27,7 @@ Job = dict[str, Any]
 """Settings of `tests.support.train`, and
 
 - `stock: true`: TRL's own trainer runs them,
-- `evaluate: true`: it also evaluates on sixteen other prompts,
+- `evaluate: true`: it also evaluates on sixteen other prompts, or on as many as the number says,
 - `hooks: [...]`: advantage hooks, with `Watch` behind them,
 - `span_rewards: true`: two rewards that return spans stand beside the one that all trainings have,
 - `uneven_spans: true`: one reward returns spans for one prompt alone,
@@ -212,8 +212,8 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     if float64:
         job["dtype"] = "float64"
     trainer_arguments: dict[str, Any] = {}
-    if job.pop("evaluate", False):
-        trainer_arguments["eval_dataset"] = prompts(24).select(range(8, 24))
+    if evaluated := job.pop("evaluate", False):
+        trainer_arguments["eval_dataset"] = prompts(24).select(range(8, 24 if evaluated is True else 8 + evaluated))
         job |= {"eval_strategy": "steps", "eval_steps": 1}
     if job.pop("flat_groups", False):
         job["reward_funcs"] = reward_with_flat_groups
