@@ -200,7 +200,9 @@ class SafeCheckpoints:
             with self._meeting(), staging.explained():
                 staging.flush()
             with self._meeting(), staging.explained():
-                if self.args.should_save:  # elsewhere a part of it is all there should be
+                # On other machines a part is all there should be: transformers writes the weights on the first alone,
+                # also with save_on_each_node.
+                if self.args.process_index == 0:
                     staging.check()
                 staging.publish()
             if staging.publishes:
