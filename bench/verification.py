@@ -318,9 +318,7 @@ def main() -> None:
     under_load.add_argument("--gsm8k", type=Path, help="folder with GSM8K's test.jsonl")
     under_load.add_argument("--pairs", type=Path, help="a JSON Lines file with `reference` and `answer`")
     under_load.add_argument("--busy", type=int, default=2, help="spinning processes per core, default %(default)s")
-    under_load.add_argument(
-        "--each", type=int, default=18, help="expressions of each college form, default %(default)s"
-    )
+    under_load.add_argument("--each", type=int, default=18, help="expressions of a college form, default %(default)s")
     given = parser.parse_args()
     packages = ", ".join(f"{name} {version(name)}" for name in ("trl", "math-verify", "sympy"))
     CONSOLE.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {packages}")
