@@ -76,7 +76,7 @@ class MathAccuracy:
         budget: CPU seconds for 64 completions, of all workers together, and in proportion for larger batches. When they
             are spent, completions that have had a turn get `timeout`; each gets at least one of 50 milliseconds. This
             counts where many are hostile, or many take long, and a slow but honest answer among them can then have
-            `timeout` as well, or `unparseable_reference` where its reference alone takes longer than the pair was given.
+            `timeout` as well, or `unparseable_reference` where its reference alone takes longer than the pair had.
         workers: Number of processes; None is the number of cores, shared with the other ranks of this machine, at
             most 8. They start with the first completion that needs one.
         memory_mb: What a worker may use, in MiB, beside what it starts with; None is no limit.
