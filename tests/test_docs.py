@@ -116,9 +116,8 @@ def test_a_guarded_reward_and_a_combinator_of_ones_own() -> None:
 
 
 def test_the_readmes_settings_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = [
-        block for block in blocks((ROOT / "README.md").read_text(encoding="utf-8"), "python") if "GRPOExtConfig(" in block
-    ]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = [block for block in blocks(page, "python") if "GRPOExtConfig(" in block]
     settings, trainer = code.split("trainer = ")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

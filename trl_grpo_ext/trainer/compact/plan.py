@@ -191,7 +191,7 @@ def part_tokens(lengths: Lengths, part: Sequence[int]) -> int:
 
 
 def placeholder_tokens(lengths: Lengths) -> int:
-    """Tokens of a placeholder: the shortest prompt, and one token behind it."""
+    """Tokens of a placeholder: the shortest prompt, and one token after it."""
     return int(lengths[:, 0].min()) + 1 if len(lengths) else 1
 
 

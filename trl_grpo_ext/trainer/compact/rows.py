@@ -151,7 +151,7 @@ def in_order_of_length(method: Any, given: dict[str, Any], chunk: int, trim_left
         trim_left: Cut away the prompts' padding too.
 
     Returns:
-        What the method returns, in the order in which the rows came; zero behind each completion.
+        What the method returns, in the order in which the rows came; zero after each completion.
     """
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     prompts_B, completions_B = _width(mask[:, :-keep].flip(1)), _width(mask[:, -keep:])
