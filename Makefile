@@ -2,7 +2,7 @@
 # make quick    set up, then lint, type-check and run the tests without the slow ones, as a plain `pytest` does
 # make test     the same with the slow ones; what CI runs
 # make nightly  all of it: every cell of the grids, and the oldest TRL that is supported
-# make lint     ruff and mypy alone
+# make lint     ruff, mypy and codespell (typing mistakes, and the words of docs/words.txt) alone
 # make docs     the documentation as a site, into site/
 # make gpu      measure on a CUDA device what only one can show, into docs/gpu.md; LEARN=1 trains there
 # make browser  install chromium, without which the browser tests are skipped (Debian, as root)
@@ -38,6 +38,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell -D - -D docs/words.txt
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

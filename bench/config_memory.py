@@ -29,13 +29,13 @@ def examined(path: Path, command: int = 0, gpu_memory: float = 80) -> tuple[int,
     """The doctor's status and everything that it says, as JSON, for GPUs of so many GiB."""
     words = launches(path)[command]
     script = next(place for place, word in enumerate(words) if word.endswith(".py"))
-    front, behind = words[:script], words[script + 1 :]
+    front, after = words[:script], words[script + 1 :]
     config: list[str] = []
-    if "--config" in behind:
-        place = behind.index("--config")
-        config, behind = behind[place : place + 2], behind[:place] + behind[place + 2 :]
+    if "--config" in after:
+        place = after.index("--config")
+        config, after = after[place : place + 2], after[:place] + after[place + 2 :]
     asked = ["doctor", *front, *config, "--script", words[script], "--gpu_memory", str(gpu_memory), "--json"]
-    result = CliRunner().invoke(app, [*asked, *(["--", *behind] if behind else [])])
+    result = CliRunner().invoke(app, [*asked, *(["--", *after] if after else [])])
     return result.exit_code, json.loads(result.stdout)
 
 

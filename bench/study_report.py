@@ -11,7 +11,7 @@ from typing import Any
 
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 KINDS = {"hook": ("#0072B2", "o"), "aggregation": ("#D55E00", "s"), "plain": ("#000000", "D")}
-"""Colour (Okabe and Ito's, told apart by everybody) and marker."""
+"""Colour (Okabe and Ito's, which everybody can distinguish) and marker."""
 
 Line = Mapping[str, Any]
 

@@ -122,7 +122,7 @@ def mixed(group: random.Random, rng: random.Random) -> Pair:
     c = rng.choice([a, a, rng.randrange(2, 1000)])
     return [
         (f"${a}$", f"The answer is \\boxed{{{c}}}."),
-        (f"$\\sqrt{{{a}}}$", f"Hence the side is $\\boxed{{\\sqrt{{{c}}}}}$."),
+        (f"$\\sqrt{{{a}}}$", f"So the side is $\\boxed{{\\sqrt{{{c}}}}}$."),
         (f"${a}x+{b}$", f"So $f(x) = \\boxed{{{b}+{c}x}}$."),
         (f"$({a},{b})$", f"The point is \\boxed{{({c},{b})}}."),
         (f"$x={a}$", f"We get \\[ x = \\boxed{{{c}}} \\] as claimed."),

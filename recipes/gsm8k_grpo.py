@@ -77,7 +77,9 @@ class RecipeArguments:
         default=None,
         metadata={"help": "What the settings are made for; the run stops if another engine runs.", "choices": ENGINES},
     )
-    processes: int | None = field(default=None, metadata={"help": "Likewise: how many processes, on all nodes."})
+    processes: int | None = field(
+        default=None, metadata={"help": "The same for the number of processes, on all nodes."}
+    )
 
 
 def main() -> None:

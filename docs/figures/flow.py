@@ -13,7 +13,7 @@ from pathlib import Path
 FIGURE = Path(__file__).parents[1] / "images" / "flow.svg"
 
 TRL, YOURS, OURS = "TRL", "plugins", "this package"
-COLOURS = {TRL: "#e6e9ee", YOURS: "#cfe3f7", OURS: "#fde6c8"}  # told apart by words, too
+COLOURS = {TRL: "#e6e9ee", YOURS: "#cfe3f7", OURS: "#fde6c8"}  # words say the same
 EDGES = {TRL: "#5b6675", YOURS: "#0b5cad", OURS: "#a85b00"}
 
 

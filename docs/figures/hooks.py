@@ -14,7 +14,7 @@ from trl_grpo_ext.types import ROLES
 
 FIGURE = Path(__file__).parents[1] / "images" / "hooks.svg"
 
-TRL, YOURS, OURS = "#e6e9ee", "#cfe3f7", "#fde6c8"  # the colours of flow.svg, told apart by words too
+TRL, YOURS, OURS = "#e6e9ee", "#cfe3f7", "#fde6c8"  # the colours of flow.svg, words say the same
 
 STEPS: tuple[tuple[str, str, str, str], ...] = (
     ("completions", "generated, by TRL", "", "texts, tokens"),

@@ -94,8 +94,8 @@ def renewed(page: str, python: str) -> str:
     """The page with its tables made again; a Python that it does not have yet is added."""
     pythons = sorted({*tested_pythons(page), python}, key=lambda text: [int(part) for part in text.split(".")])
     before, _, rest = page.partition(BEGIN)
-    _, _, behind = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables(', '.join(pythons))}\n\n{END}{behind}"
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables(', '.join(pythons))}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

@@ -57,11 +57,11 @@ def _fractions(text: str) -> str:
     place = _stroke(text)
     if place < 0:
         return text
-    before, behind = text[:place], text[place + 3 :]
+    before, after = text[:place], text[place + 3 :]
     start = max((_last(before, end) for end in _ENDS_A_FRACTION), default=0)
-    end = min((_first(behind, mark) for mark in _ENDS_A_FRACTION), default=len(behind))
-    above, below = (_bare(part) for part in (before[start:], behind[:end]))
-    return f"{_fractions(before[:start])}\x02{{{_fractions(above)}}}{{{_fractions(below)}}}{_fractions(behind[end:])}"
+    end = min((_first(after, mark) for mark in _ENDS_A_FRACTION), default=len(after))
+    above, below = (_bare(part) for part in (before[start:], after[:end]))
+    return f"{_fractions(before[:start])}\x02{{{_fractions(above)}}}{{{_fractions(below)}}}{_fractions(after[end:])}"
 
 
 def _outside(text: str) -> list[int]:
@@ -119,11 +119,11 @@ def _tokens(text: str) -> str:
     return "".join(out)
 
 
-def _space(before: str, behind: str) -> str:
+def _space(before: str, after: str) -> str:
     """None around signs, which MathML spaces by itself."""
     if before == ",":
         return r"\, "
-    return "" if set(before + behind) & _SPACED else r"\; "
+    return "" if set(before + after) & _SPACED else r"\; "
 
 
 def _argument(text: str, place: int, wide: bool) -> tuple[str, int]:

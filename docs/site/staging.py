@@ -37,7 +37,7 @@ def stage(folder: Path) -> None:
     for place, file in written.items():
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(mended(file.read_text(encoding="utf-8"), file, places), encoding="utf-8")
+        target.write_text(corrected(file.read_text(encoding="utf-8"), file, places), encoding="utf-8")
     for pattern in _PICTURES:
         for picture in (*DOCS.glob(pattern), *DOCS.glob(f"images/{pattern}")):
             target = folder / picture.relative_to(DOCS)
@@ -52,7 +52,7 @@ def close(folder: Path) -> None:
     front.write_text(front.read_text(encoding="utf-8") + "\n" + toctrees(there), encoding="utf-8")
 
 
-def mended(text: str, file: Path, places: dict[Path, str]) -> str:
+def corrected(text: str, file: Path, places: dict[Path, str]) -> str:
     """A page's text with links for its place in the site; code is left alone."""
     lines, fence = [], ""
     for line in text.split("\n"):

@@ -256,4 +256,4 @@ def test_tests_in_which_nothing_can_fail_are_found_beforehand() -> None:
     found = audit(PythonTests(require=[]), rows, column="tests", completions="code")
     assert problems(found) == [(row, "does not parse") for row in (1, 2, 3, 4)]
     assert "nothing in the tests can fail" in found.findings[0].detail
-    assert "behind a condition that the solution decides" in found.findings[2].detail
+    assert "under a condition that the solution decides" in found.findings[2].detail

@@ -56,17 +56,17 @@ def test_every_page_is_in_the_side_bar_once() -> None:
 def test_links_are_mended_for_the_site() -> None:
     places = {file: place for place, file in staging.pages().items()}
 
-    def mended(text: str, name: str) -> str:
-        return staging.mended(text, ROOT / name, places)
+    def corrected(text: str, name: str) -> str:
+        return staging.corrected(text, ROOT / name, places)
 
-    assert mended("[a](docs/start.md#x) [b](https://x.y)", "README.md") == "[a](start.md#x) [b](https://x.y)"
-    assert mended("[a](../README.md#x)", "docs/start.md") == "[a](readme.md#x)"
-    assert mended("![a](docs/images/flow.svg)", "README.md") == "![a](images/flow.svg)"
-    assert mended("[`a`](../recipes/gsm8k_grpo.py)", "docs/start.md") == "`a`"
-    assert mended("[a](../start.md)", "docs/examples/README.md") == "[a](../start.md)"
-    assert mended("```sh\n[a](none)\n```\n[a](#b)", "README.md") == "```sh\n[a](none)\n```\n[a](#b)"
+    assert corrected("[a](docs/start.md#x) [b](https://x.y)", "README.md") == "[a](start.md#x) [b](https://x.y)"
+    assert corrected("[a](../README.md#x)", "docs/start.md") == "[a](readme.md#x)"
+    assert corrected("![a](docs/images/flow.svg)", "README.md") == "![a](images/flow.svg)"
+    assert corrected("[`a`](../recipes/gsm8k_grpo.py)", "docs/start.md") == "`a`"
+    assert corrected("[a](../start.md)", "docs/examples/README.md") == "[a](../start.md)"
+    assert corrected("```sh\n[a](none)\n```\n[a](#b)", "README.md") == "```sh\n[a](none)\n```\n[a](#b)"
     with pytest.raises(FileNotFoundError, match=r"README.md links to 'none.md'"):
-        mended("[a](none.md)", "README.md")
+        corrected("[a](none.md)", "README.md")
 
 
 def test_the_figure_is_what_its_code_draws() -> None:

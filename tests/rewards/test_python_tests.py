@@ -216,7 +216,7 @@ def test_what_only_the_solution_could_say_is_said_to_be_so() -> None:
         "assert abs(P(1) - 3) < 1e-6": "it takes the result of the solution's own __sub__",
         "try:\n  assert P(1) == P(1)\nexcept BaseException:\n  pass\nassert P(1).x == 1": "__eq__",
         "import pytest\ndef test_p():\n  pytest.skip('no')\n  assert P(1).x == 1": "skip",
-        "r = P(1).x\nif r > 3:\n  assert r == 4\nassert r == 1": "behind a condition that the solution decides",
+        "r = P(1).x\nif r > 3:\n  assert r == 4\nassert r == 1": "under a condition that the solution decides",
         "for x in [P(1).x][1:]:\n  assert x == 1\nassert P(2).x == 2": "ran not once",
     }.items():
         [one] = PythonTests().judge(completions=[fence(point)], tests=[[test]])

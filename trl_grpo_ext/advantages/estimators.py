@@ -413,7 +413,7 @@ def set_credit(n: int, c: int, k: int) -> tuple[float, float]:
 
     In whole numbers up to the last step, so there is nothing to overflow or to cancel in large groups. With
     `f = 1 - R̄`, the share of the sets without a success, a success gets `f / √(f (1 - f)) = √(f / (1 - f))`. A group's
-    advantages sum to zero, because `C(n-c-1, k-1) / C(n-1, k-1) = f · n / (n - c)`; hence a failure's.
+    advantages sum to zero, because `C(n-c-1, k-1) / C(n-1, k-1) = f · n / (n - c)`, which gives a failure's.
     """
     sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
     if failing in (0, sets):

@@ -124,7 +124,7 @@ def read_selections(given: Sequence[str | Path | Mapping[str, Any]]) -> list[Rep
     stems = [Path(path).stem if path else f"selection {number}" for number, path in enumerate(paths, start=1)]
     names = [
         path if path and stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)
-    ]  # two folders with an a.yaml each are told apart by their paths
+    ]  # two folders with an a.yaml each are distinguished by their paths
     return [load_selection(name, item) for name, item in zip(unique_names(names), given, strict=True)]
 
 

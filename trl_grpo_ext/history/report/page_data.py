@@ -58,7 +58,7 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
     same share. Where a step has token records, TRL's table of it is used for the outcomes only.
 
     Args:
-        runs: Those shown; files that turn out damaged are told in their `missing`.
+        runs: Those shown; files that turn out damaged are listed in their `missing`.
         limit: Completions at most, over all runs, but at least one group of each run.
     """
     data = PageData(index={"runs": []})
@@ -254,7 +254,7 @@ def step_of(path: Path) -> int:
 
 
 def read_rows(run: Run, path: Path) -> list[Row]:
-    """The completions of one file, in its order; none, told in `run.missing`, where it cannot be used."""
+    """The completions of one file, in its order; none, with a line in `run.missing`, where it cannot be used."""
     import pyarrow
 
     try:
@@ -438,7 +438,7 @@ def _names(path: Path) -> list[str]:
 
     try:
         names = [str(name) for name in pyarrow.parquet.read_schema(path).names]
-    except (pyarrow.ArrowException, OSError, ValueError):  # since it was listed; reading it tells
+    except (pyarrow.ArrowException, OSError, ValueError):  # since it was listed; reading it says so
         return list(_OF_TABLE)
     return [name for name in names if not name.startswith("__index_level_")]
 

@@ -115,7 +115,7 @@ class Run:
             self.missing.append(sentence)
 
     def columns_of(self, path: Path, columns: Sequence[str]) -> dict[str, Any] | None:
-        """Columns of one of `records` or `completions` as pyarrow arrays; None, told, where its data is damaged."""
+        """Columns of one of `records` or `completions` as pyarrow arrays; None where its data is damaged."""
         return read_columns(path, columns, self.tell)
 
 
@@ -295,7 +295,7 @@ def _manifest(folder: Path, tell: Tell) -> Manifest | None:
 
 
 def read_json(path: Path, tell: Tell, what_then: str) -> Any:
-    """The content of a JSON file; None, told, where it cannot be read. Not-a-number becomes None.
+    """The content of a JSON file; None, and reported, where it cannot be read. Not-a-number becomes None.
 
     Args:
         path: Of a file that is there.
@@ -399,7 +399,7 @@ def tables_in(folder: Path, name: re.Pattern[str], needed: Sequence[str], tell: 
 
 
 def read_columns(path: Path, columns: Sequence[str], tell: Tell) -> dict[str, Any] | None:
-    """Columns of a parquet file as pyarrow arrays in one chunk each; None, told, where its data is damaged.
+    """Columns of a parquet file as pyarrow arrays in one chunk each; None, and reported, where its data is damaged.
 
     Args:
         path: One of those that `tables_in` returned.

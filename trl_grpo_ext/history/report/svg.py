@@ -38,8 +38,8 @@ def svg_of(figure: Figure, name: str, title: str) -> str:
         _rewrite(element, name)
     for size in ("width", "height"):
         root.attrib.pop(size, None)
-    told = {"role": "img", "aria-label": title, "font-family": _FONTS}
-    root.attrib |= {**told, "stroke-linejoin": "round", "stroke-linecap": "butt"}  # what the style sheet said
+    attributes = {"role": "img", "aria-label": title, "font-family": _FONTS}
+    root.attrib |= {**attributes, "stroke-linejoin": "round", "stroke-linecap": "butt"}  # what the style sheet said
     return ElementTree.tostring(root, encoding="unicode")
 
 

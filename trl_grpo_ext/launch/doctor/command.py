@@ -63,7 +63,7 @@ def doctor_command(
         ),
     ] = None,
     assumptions: Annotated[
-        bool, typer.Option("--assumptions", help="Show the formula behind each item of the memory estimate.")
+        bool, typer.Option("--assumptions", help="Show the formula of each item of the memory estimate.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:

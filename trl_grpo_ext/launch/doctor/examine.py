@@ -34,9 +34,9 @@ class Request:
         script: The training script.
         gpu_memory: GiB of each GPU of a machine that is not this one; None: this machine.
         num_processes: `--num_processes` of the launcher.
-        machine_rank: Likewise.
-        main_process_ip: Likewise.
-        rdzv_backend: Likewise.
+        machine_rank: `--machine_rank` of the launcher.
+        main_process_ip: `--main_process_ip` of the launcher.
+        rdzv_backend: `--rdzv_backend` of the launcher.
         prompt_length: Tokens of the longest prompt; None: an assumption.
     """
 

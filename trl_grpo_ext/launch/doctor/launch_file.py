@@ -75,7 +75,7 @@ class LaunchPlan:
 
     @property
     def offloads_parameters(self) -> bool:
-        """Likewise."""
+        """DeepSpeed keeps them on the CPU or a disk."""
         return str(_mapping(self.zero.get("offload_param")).get("device", "none")) in ("cpu", "nvme")
 
     @property
@@ -100,9 +100,9 @@ def read_launch_file(
         path: The file of `--config_file`; None: Accelerate's default file if there is one, else its defaults.
         gpus: GPUs that the launcher would see, for its defaults.
         processes: `--num_processes` of the launcher, which beats the file.
-        machine_rank: Likewise.
-        main_process_ip: Likewise.
-        rdzv_backend: Likewise.
+        machine_rank: `--machine_rank` of the launcher.
+        main_process_ip: `--main_process_ip` of the launcher.
+        rdzv_backend: `--rdzv_backend` of the launcher.
 
     Raises:
         ConfigurationError: Accelerate would refuse the file, too.

@@ -40,7 +40,8 @@ class Script:
         defaults: Its `SCRIPT_DEFAULTS`: settings that hold where neither file nor command line says otherwise.
         defaults_file: The settings file of a constant such as `DEFAULTS = HERE / "folder" / "file.yaml"`, whose name
             ends in `DEFAULTS`.
-        embedded_defaults: Likewise, of a name that begins with `EMBEDDED`: for runs on what comes with the script.
+        embedded_defaults: The same for a constant whose name begins with `EMBEDDED`: settings of runs on the embedded
+            model and problems.
         embedded_model: The folder of `EMBEDDED_MODEL`.
         script_arguments: Whether it takes TRL's `ScriptArguments` too.
         is_recipe: Whether it checks its settings with the recipes' own `check_setup`.
@@ -68,7 +69,7 @@ class RunPlan:
         own: Settings that are the script's own, and those that nobody is known to have.
         script: The training script, where one was named.
         config: The real configuration object; None where it could not be made.
-        model: Likewise.
+        model: The real `ModelConfig`; None where it could not be made.
         problems: What can be said of the settings alone.
     """
 

@@ -424,7 +424,7 @@ class Side(Codec):
 
     def skipped(self) -> None:
         """An assert was passed by, because of what the solution returned."""
-        self.reason = self.reason or "an assert sits behind a condition that the solution decides"
+        self.reason = self.reason or "an assert is under a condition that the solution decides"
 
     def several(self, site: int, values: Any) -> Iterator[Any]:
         """Iterate over what the solution decides the length of."""

@@ -62,7 +62,8 @@ _STATED_AFTER = re.compile(r"[^.\n]{0,40}\b(?:answer|solution|result|total|corre
 _ANSWER_LINK = re.compile(
     r"""[*_`"'})\]]{0,6}
     (?:\s{0,3}\([^()\n]{0,60}\))?
-    (?:\s{0,3},?\s{0,3}(?:to|for|in|of|here|then|therefore|thus|hence|we|you)\b[^\n.:=?!<>0-9]{0,80}?)?
+    (?:\s{0,3},?\s{0,3}(?:to|for|in|of|here|then|therefore|thus|hence|we|you)  # codespell:ignore hence
+        \b[^\n.:=?!<>0-9]{0,80}?)?
     \s{0,3}[,]?\s{0,3}
     (?:(?P<colon>[:=→]|⇒) | 是 | 为
       | (?:is|are|was|equals|comes\sout\sto|becomes|(?:would|will|should|must|could|can)\s{1,3}be)\b

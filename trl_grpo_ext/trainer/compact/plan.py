@@ -78,7 +78,7 @@ def plan_block(
 def _order(lengths: Lengths, runs: npt.NDArray[np.bool_], key: int) -> npt.NDArray[np.int64]:
     """The rows that run, longest first: by tokens in all, by completion, or by prompt.
 
-    Only rows of the same two lengths are told apart by where they stood, so the cut does not depend on it.
+    Only rows of the same two lengths are ordered by where they stood, so the cut does not depend on it.
     """
     by = (lengths.sum(axis=1), lengths[:, 1], lengths[:, 0])[key]
     kept = np.flatnonzero(runs)
@@ -119,7 +119,7 @@ def _cheapest_cut(
 
     A part may have `max_tokens`, or `rows_at_any_length` rows.
 
-    By dynamic programming over (parts made, rows placed). Equal cuts are told apart by the sum of squared sizes, so
+    By dynamic programming over (parts made, rows placed). Equal cuts are ranked by the sum of squared sizes, so
     that parts are as even as their lengths allow, which keeps the largest small.
     """
     rows = len(profile)
