@@ -6,14 +6,16 @@ FROM_THE_ROOT = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONT
 """By file in the root of the repository, its page."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Begin": ("start", "first_plugin", "concepts", "hook_pairs", "how_it_works", "glossary"),
-    "Plugins": ("writing_plugins", "catalogue/index", "plugins", "rewards", "examples/README"),
-    "Training": (
-        *("recipes", "launching", "doctor", "command_line", "conformance", "pipelines", "manifest", "replay"),
-        *("report", "metrics", "troubleshooting"),
+    "Start": ("start", "first_plugin", "concepts", "glossary"),
+    "Guides": (
+        *("writing_plugins", "rewards", "pipelines", "recipes", "launching", "doctor", "report", "replay"),
+        *("troubleshooting", "examples/README"),
     ),
-    "Evidence": ("parity", "gpu", "study", "comparison", "compatibility"),
-    "Reference": ("api", "stability", "changelog", "contributing", "readme"),
+    "Reference": (
+        *("catalogue/index", "plugins", "metrics", "command_line", "conformance", "manifest", "hook_pairs", "api"),
+        *("compatibility", "stability", "changelog", "contributing", "readme"),
+    ),
+    "Explanations": ("how_it_works", "parity", "study", "gpu", "comparison"),
 }
 """By caption in the side bar, pages without their ending."""
 
