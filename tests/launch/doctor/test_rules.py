@@ -523,6 +523,7 @@ def test_the_share_that_a_step_can_change_is_what_bfloat16_keeps(width: int, lea
 @pytest.mark.parametrize(
     ("launch", "learning_rate", "more", "speaks"),
     [
+        (None, 1e-6, {"script": RECIPE}, False),  # the recipes keep them in float32
         (None, 5e-5, {}, False),
         (ZERO2, 1e-6, {}, False),  # DeepSpeed keeps float32 copies
         (None, 1e-6, {"load_in_4bit": False}, False),  # plain LoRA is in float32
