@@ -128,6 +128,10 @@ def runs_of(file: str, kinds: Iterable[str]) -> list[Run]:
         runs.append(Run("gradients", ["{folder}/../cases.json", *paths], GRADIENTS))
         if file != "ddp.yaml":  # which keeps no copy, and is in tests/trainer/test_precision.py
             runs.append(Run("gradients_in_bf16", ["{folder}/../cases_in_bf16.json", *paths], GRADIENTS))
+        if file.startswith("zero"):
+            paths[1] = "{folder}/gradients_fp32_sums"
+            cases = ["{folder}/../cases_in_bf16.json", *paths]
+            runs.append(Run("gradients_fp32_sums", cases, GRADIENTS, sums="fp32"))
     if file == "zero3.yaml":
         runs.append(Run("persistent", arguments("persistent", "full"), trap=True))
     if file == "fsdp2_qlora.yaml":
@@ -262,7 +266,6 @@ class TestCell:
         if kind == "full":
             start = weights(place / "tiny")
             moved, expected = ({name: w[name] - start[name] for name in w} for w in (moved, expected))
-        print(file, kind, "GAP", relative_gap(moved, expected))
         assert relative_gap(moved, expected) < 1e-5
         if kind == "full":
             return
@@ -296,12 +299,22 @@ def test_gradients_are_those_of_one_process(
     assert all(relative_gap({n: w[n] - start[n] for n in w}, theirs) > 1e-2 for w in others)
 
 
-@pytest.mark.parametrize("file", [pytest.param("zero2.yaml", marks=pytest.mark.nightly), "zero3.yaml", "fsdp2.yaml"])
+@pytest.mark.parametrize(
+    ("file", "sums"),
+    [
+        pytest.param("zero2.yaml", "", marks=pytest.mark.nightly),
+        pytest.param("zero2.yaml", "fp32", marks=pytest.mark.nightly),
+        ("zero3.yaml", ""),
+        ("zero3.yaml", "fp32"),
+        ("fsdp2.yaml", ""),
+    ],
+)
 def test_in_bfloat16_compact_updates_are_as_near_to_float32_as_the_engine_is(
-    launches: Launches, one_process: Path, place: Path, file: str
+    launches: Launches, one_process: Path, place: Path, file: str, sums: str
 ) -> None:
-    folder = launches(file) / "gradients"
-    finished(folder.parent, "gradients_in_bf16")
+    name = f"gradients_{sums}_sums" if sums else "gradients_in_bf16"
+    folder = launches(file) / (name if sums else "gradients")
+    finished(folder.parent, name)
     start = weights(place / "tiny")
 
     def change(path: Path, loaded: torch.dtype) -> dict[str, torch.Tensor]:
@@ -310,7 +323,6 @@ def test_in_bfloat16_compact_updates_are_as_near_to_float32_as_the_engine_is(
     exact = change(one_process / "prompts", torch.float32)
     theirs, ours = (change(folder / name, torch.bfloat16) for name in CASES_IN_BF16)
     noise = relative_gap(theirs, exact)
-    print(file, "NOISE", noise, relative_gap(ours, exact), relative_gap(ours, theirs))
     assert noise > 1e-3, "bfloat16 is on"
     assert relative_gap(ours, exact) < 1.5 * noise
     assert 0 < relative_gap(ours, theirs) < 2 * noise
