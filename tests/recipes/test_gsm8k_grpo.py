@@ -245,6 +245,8 @@ def test_accuracy_is_measured_where_it_is_not_trained_on(run: Finished) -> None:
 @of("qlora")
 def test_4_bit_trains_and_saves_an_adapter(run: Finished) -> None:
     check_adapter(run, {"q_proj"})
+    adapter = load_file(run.output / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in adapter.values()} == {torch.float32}  # TRL casts to bfloat16
     assert run.err == ""  # PyTorch warns where the gradient stops at an operator without a backward pass
     assert run.args.model_init_kwargs["dtype"] == "bfloat16"
 
