@@ -20,10 +20,10 @@ PYTEST_ARGS ?=
 .PHONY: demo quick test nightly lint format docs gpu browser setup clean
 TESTS := HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Left to itself the launcher gives a process one thread.
+# On the CPU, whatever else is there. Left to itself the launcher gives a process one thread.
 demo: $(READY)
 	$(BIN)/accelerate launch --config_file recipes/accelerate/one_process.yaml --num_cpu_threads_per_process $(THREADS) \
-		recipes/gsm8k_grpo.py --embedded $(TRAIN_ARGS)
+		recipes/gsm8k_grpo.py --embedded --use_cpu $(TRAIN_ARGS)
 
 quick: lint
 	$(TESTS) $(PYTEST_ARGS)

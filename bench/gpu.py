@@ -249,9 +249,10 @@ INTRODUCTION = """# On a GPU
 
 What only a GPU can show. `make gpu` measures it and writes each figure into this page: in order, for nine and a half
 minutes at most; it goes on where it stopped. It downloads nothing: models have the shapes of Qwen2.5 and random
-weights. `make gpu LEARN=1` makes the trainings near the end. A cell that says "not run yet" was never measured, one
-that says "failed" was tried, and "–" is a figure that there is not on this device (a CPU has no peaks of torch's
-allocator and no synchronisations). GB are 10⁹ bytes."""
+weights. (`make` sets up `.venv` first; `python -m bench.gpu` does the same with a Python that has the packages.)
+`make gpu LEARN=1` makes the trainings near the end. A cell that says "not run yet" was never measured, one that says
+"failed" was tried, and "–" is a figure that there is not on this device (a CPU has no peaks of torch's allocator and
+no synchronisations). GB are 10⁹ bytes."""
 
 
 def markers(section: Section) -> tuple[str, str]:
@@ -352,12 +353,54 @@ def kept(section: Section, runs: Mapping[str, Any]) -> str:
 
 
 def write(path: Path, sections: Sequence[Section], found: Mapping[str, Any]) -> None:
-    """All at once, so that a run that is killed leaves a whole page."""
+    """The page, its picture, and the headers of the run files that quote it."""
+    put(path, page(sections, found))
+    draw(path, found)
+    if path == PAGE:
+        for name in QUOTED:
+            file = ROOT / "recipes" / "configs" / name
+            put(file, quoting(file, found))
+
+
+def put(path: Path, text: str) -> None:
+    """All at once, so that a run that is killed leaves a whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(page(sections, found), encoding="utf-8")
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)
-    draw(path, found)
+
+
+QUOTED: dict[str, tuple[tuple[str, str, str, str], ...]] = {
+    HALF: (
+        ("3", f"{OURS}, {DIFFER}", "update, s", "update {} s"),
+        ("3", f"{OURS}, {DIFFER}", "reserved, GB", "in {} GB"),
+        ("4", OURS, "step, s", "step with generation {} s"),
+        ("4", OURS, "reserved, GB", "in {} GB"),
+    ),
+    "qwen2.5_7b_qlora_24gb.yaml": (
+        ("5", "generation", "seconds", "generation {} s"),
+        ("5", "generation", "reserved, GB", "in {} GB"),
+        ("5", "update", "seconds", "update {} s"),
+        ("5", "update", "reserved, GB", "in {} GB"),
+    ),
+}
+"""What a run file's header says of the page: section, row, column and words."""
+QUOTE = "# On a GPU (docs/gpu.md): "
+
+
+def quoting(path: Path, found: Mapping[str, Mapping[str, Any]]) -> str:
+    """A run file whose header says what the page does."""
+    said, places = [], set()
+    for section, row, column, words in QUOTED[path.name]:
+        for run in found.get(section, {}).values():
+            if isinstance(figure := run["rows"].get(row, {}).get(column), float | int):
+                said.append(words.format(shown(figure)))
+                places.add(run["device"])
+    quote = f"{', '.join(said)}; {', '.join(sorted(places))}" if said else NOT_YET
+    lines = path.read_text(encoding="utf-8").splitlines()
+    [place] = [number for number, line in enumerate(lines) if line.startswith(QUOTE)]
+    lines[place] = f"{QUOTE}{quote}."
+    return "\n".join(lines) + "\n"
 
 
 def all_sections() -> tuple[Section, ...]:
@@ -404,13 +447,15 @@ def _version(name: str) -> str | None:
 
 
 def code_hash() -> str:
-    """Of the package, the recipes and these scripts: eight digits."""
+    """Of the package, the recipes and these scripts, but not of comments in YAML files, which quote the page."""
     digest = hashlib.sha256()
     files = [path for room in ("trl_grpo_ext", "recipes") for path in (ROOT / room).rglob("*")]
     files += [ROOT / "bench" / name for name in ("gpu.py", "gpu_runs.py", "gpus.py", "compact_rollouts.py")]
     for path in sorted(files):
         if path.suffix in (".py", ".yaml", ".json"):
-            digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+            lines = path.read_bytes().splitlines(keepends=True)
+            settings = [line for line in lines if path.suffix != ".yaml" or not line.startswith(b"#")]
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"".join(settings))
     return digest.hexdigest()[:8]
 
 
@@ -451,7 +496,10 @@ class Work:
         keywords = json.dumps({**run.keywords, "rows": run.rows})
         words = [*(run.launcher or (sys.executable,)), str(ROOT / "bench" / "gpu_runs.py"), run.function, keywords]
         words += ["--folder", str(self.folder), "--device", self.options.device, *(["--tiny"] if tiny else [])]
-        environment = {**os.environ, **run.environment, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **run.environment, "HF_HUB_OFFLINE": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        if not run.launcher:  # TRL spreads a model over all GPUs that one process sees
+            environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         deadline, seen, state = time.monotonic() + min(left, own), 0.0, self._state()
         with started(words, environment, log, grace) as process:
             while process.poll() is None and time.monotonic() < deadline:

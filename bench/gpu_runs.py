@@ -318,7 +318,7 @@ def run_recipe(words: Sequence[str], arm: str) -> None:
 
 
 def estimated(words: Sequence[str], stage: str) -> float:
-    """Bytes that the doctor expects in `generation` or `update`. Not to be asked while a trainer is at work."""
+    """Bytes that the doctor expects in `load`, `generation` or `update`. Not to be asked while a trainer is at work."""
     request = Request(
         config_file=str(RECIPES / "accelerate" / "one_process.yaml"),
         configs=(words[words.index("--config") + 1],),
@@ -466,7 +466,6 @@ def stages(job: Job, config: str, shape: str, gigabytes: float | None = None, lo
     if gigabytes is not None and job.cuda:
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 2**30 / whole))
-    none = {"doctor's estimate, GB": None, "estimate / measured": None}
     put = WATCH.turn_to
 
     def after_stage(stage: str | None) -> None:
@@ -474,14 +473,14 @@ def stages(job: Job, config: str, shape: str, gigabytes: float | None = None, lo
         ended = WATCH.stage
         put(stage)
         if ended == "load" and "load" not in job.said["rows"]:
-            job.say("load", {"seconds": WATCH.seconds.pop("load"), **WATCH.memory("load"), **none})
+            job.say("load", {"seconds": WATCH.seconds.pop("load"), **WATCH.memory("load")})
         elif ended == "generation" and "generation" not in job.said["rows"]:
             job.say("generation", {"seconds": WATCH.seconds["generation"], **WATCH.memory("generation")})
 
     WATCH.turn_to = after_stage  # type: ignore[method-assign]
     run_recipe(words, OURS)
     job.say("update", {"seconds": WATCH.steps[-1]["update"], **WATCH.memory("update")})
-    for stage in ("generation", "update"):
+    for stage in ("load", "generation", "update"):
         job.say(stage, estimate_beside(words, stage, WATCH.memory(stage)["reserved, GB"]))
 
 
@@ -637,23 +636,22 @@ def teacher(job: Job) -> None:
             ids = torch.randint(3, 41, (rows, prompt + length), device=job.device)
             mask = torch.ones_like(ids)
             score = tiled_logps if head == "in tiles" else completion_logps
-            for _ in range(2):  # the first warms up
-                free()
-                watch = Watch(job.cuda)
-                before = torch.cuda.memory_allocated() if job.cuda else 0
-                with watch.during("scoring"), torch.no_grad(), accelerator.autocast():
-                    logps = score(model, ids, mask, length)
-                assert logps.shape == (rows, length)
-                del logps
+            job.say(row, {"all logits in float32 would be, GB": rows * (length + 1) * vocabulary * 4 / GB})
+            try:
+                for _ in range(2):  # the first warms up
+                    free()
+                    watch = Watch(job.cuda)
+                    before = torch.cuda.memory_allocated() if job.cuda else 0
+                    with watch.during("scoring"), torch.no_grad(), accelerator.autocast():
+                        logps = score(model, ids, mask, length)
+                    assert logps.shape == (rows, length)
+                    del logps
+            except torch.OutOfMemoryError:  # a figure too
+                job.say(row, dict.fromkeys(("seconds", "allocated, GB"), "out of memory"))
+                continue
             allocated = watch.memory("scoring")["allocated, GB"]
-            job.say(
-                row,
-                {
-                    "seconds": watch.seconds["scoring"],
-                    "allocated, GB": None if allocated is None else allocated - before / GB,
-                    "all logits in float32 would be, GB": rows * (length + 1) * vocabulary * 4 / GB,
-                },
-            )
+            above = None if allocated is None else allocated - before / GB
+            job.say(row, {"seconds": watch.seconds["scoring"], "allocated, GB": above})
         del model
         free()
 
@@ -703,6 +701,8 @@ def learn(job: Job, task: str, where: str) -> None:
         words += [] if sorting else ["--train_problems", "64", "--eval_problems", "16"]
     subprocess.run(words, cwd=job.folder, check=True)
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    device = metrics["run"]["device"]
+    assert device.startswith("cpu" if on_cpu else "cuda"), f"it trained on {device}"
     accuracy = "exactly_sorted" if sorting else "gsm8k_accuracy"
     mean = f"rewards/{accuracy}/mean"
     curve = [(log["step"], log[mean]) for log in metrics["history"] if log.get(mean) is not None]

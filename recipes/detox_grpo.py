@@ -156,7 +156,7 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     words = sys.argv[1:]
     embedded, why = embedded_or_hub(words, config_of(words))
     file = EMBEDDED / "defaults.yaml" if embedded else HUB_DEFAULTS
-    defaults = {**SCRIPT_DEFAULTS, **read_yaml(file), **machine_defaults()}
+    defaults = {**SCRIPT_DEFAULTS, **read_yaml(file), **machine_defaults(embedded)}
     if embedded:
         defaults["model_name_or_path"] = str(EMBEDDED / "model")
         defaults["rewards"][0]["model"] = str(EMBEDDED / "classifier")

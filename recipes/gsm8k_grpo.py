@@ -114,7 +114,8 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     """Command line over `--config` over the defaults of this machine."""
     words = sys.argv[1:]
     embedded, why = embedded_or_hub(words, config_of(words))
-    defaults = {**SCRIPT_DEFAULTS, **read_yaml(EMBEDDED_DEFAULTS if embedded else GPU_DEFAULTS), **machine_defaults()}
+    file = EMBEDDED_DEFAULTS if embedded else GPU_DEFAULTS
+    defaults = {**SCRIPT_DEFAULTS, **read_yaml(file), **machine_defaults(embedded)}
     if embedded:
         defaults["model_name_or_path"] = str(EMBEDDED_MODEL)
     recipe, args, model_args = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig]).parse(words, defaults)

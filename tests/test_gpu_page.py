@@ -16,7 +16,22 @@ from typing import Any
 import pytest
 
 from bench import gpu
-from bench.gpu import LEARN, PAGE, ROOT, SECTIONS, Here, Run, Section, Work, all_sections, known, page
+from bench.gpu import (
+    LEARN,
+    PAGE,
+    QUOTED,
+    ROOT,
+    SECTIONS,
+    Here,
+    Run,
+    Section,
+    Work,
+    all_sections,
+    code_hash,
+    known,
+    page,
+    quoting,
+)
 
 ANSWER = """
 import json, os, pathlib, signal, sys, time
@@ -53,6 +68,29 @@ def cells(path: Path) -> dict[str, list[str]]:
 
 def test_the_page_of_the_repository_is_what_the_script_makes_of_its_figures() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(all_sections(), known(PAGE))
+
+
+def test_the_headers_of_run_files_say_what_the_page_does(tmp_path: Path) -> None:
+    for name, quotes in QUOTED.items():
+        file = ROOT / "recipes" / "configs" / name
+        assert file.read_text(encoding="utf-8") == quoting(file, known(PAGE))
+        columns = {section.name: (section.rows, section.columns) for section in SECTIONS}
+        assert all(row in columns[section][0] and column in columns[section][1] for section, row, column, _ in quotes)
+    found = {"5": {"run": {"device": "a device", "rows": {"generation": {"seconds": 31.04, "reserved, GB": None}}}}}
+    assert "\n# On a GPU (docs/gpu.md): generation 31 s; a device.\nNot" in quoting(file, found).replace("# Not", "Not")
+
+
+def test_a_header_that_quotes_the_page_does_not_make_it_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    for room in ("trl_grpo_ext", "recipes", "bench"):
+        (tmp_path / room).mkdir()
+    for name in ("gpu.py", "gpu_runs.py", "gpus.py", "compact_rollouts.py"):
+        (tmp_path / "bench" / name).touch()
+    file, codes = tmp_path / "recipes" / "a.yaml", []
+    for text in ("# one\na: 1\n", "# two\na: 1\n", "# two\na: 2\n"):
+        file.write_text(text)
+        codes.append(code_hash())
+    assert codes[0] == codes[1] != codes[2]
 
 
 def test_no_two_sections_or_rows_have_one_name() -> None:
@@ -164,7 +202,7 @@ def test_all_sections_on_the_cpu_and_an_interrupted_call_goes_on(tmp_path: Path)
         assert set(rows) == set(section.rows)
         for row in section.rows:
             assert set(section.columns) - {gpu.TIMES} <= set(rows[row]), row
-    assert "failed" not in path.read_text()
+    assert not [row for row, shown in cells(path).items() if any("failed" in cell for cell in shown)]
     never = [line for line in path.read_text().splitlines() if gpu.NOT_YET in line and line.startswith("|")]
     assert all(re.match(r"\| (DDP|ZeRO-3|FSDP2), ", line) for line in never)
     compact = found["2"]["; ".join(SECTIONS[1].runs[0].rows)]["rows"]

@@ -30,7 +30,7 @@ OTHERS = {
     *("scoring with ...", "train()", "trl_grpo_ext_log.jsonl", "TRL_GRPO_EXT_PLUGINS"),
     *("pkg.module:attribute", "distribution:name", "qlora+vllm", "dapo", "grpo", "SafeCheckpoints", "EngineCheck"),
     *("AssertionError", "CUDA out of memory", "accelerate launch --config_file", "py-spy dump"),
-    *("pip install --editable", "python -m pip show NAME"),
+    *("pip install --editable", "python -m pip show NAME", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
     "UnknownPluginError: No installed distribution offers ...",
 }
 """Other people's commands and messages, and what the tests below look up by hand."""

@@ -102,9 +102,14 @@ def embedded_or_hub(command_line: Sequence[str], config: Mapping[str, Any]) -> t
     return embedded, why if named is None else "the model is named"
 
 
-def machine_defaults() -> dict[str, Any]:
-    """What TRL needs set on a machine without an accelerator; it beats the recipe's own defaults."""
-    return {} if torch.accelerator.is_available() else {"use_cpu": True, "bf16": False}
+def machine_defaults(embedded: bool) -> dict[str, Any]:
+    """What TRL needs set on a machine without an accelerator; it beats the recipe's own defaults.
+
+    The embedded default was made for CPUs, and stays on one where it is the choice for lack of a CUDA device.
+    """
+    cuda = torch.cuda.is_available()
+    on_cpu = not cuda and (embedded or not torch.accelerator.is_available())
+    return {"use_cpu": True, "bf16": False} if on_cpu else {}
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -141,7 +146,7 @@ def check_setup(args: GRPOConfig, model_args: ModelConfig, state: PartialState, 
         raise RecipeError(
             f"{args.output_dir!r} is both --output_dir and the model to start from: choose another folder."
         )
-    _check_quantisation(model_args)
+    _check_quantisation(args, model_args)
     target = model_args.lora_target_modules
     if isinstance(target, str) and target.isidentifier():  # TRL unwraps a list of one, PEFT then reads it as a regex
         model_args.lora_target_modules = [target]
@@ -158,11 +163,24 @@ def check_setup(args: GRPOConfig, model_args: ModelConfig, state: PartialState, 
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
+        **_on_one_device(args, state),
         **(args.model_init_kwargs or {}),
     }
 
 
-def _check_quantisation(model_args: ModelConfig) -> None:
+def _on_one_device(args: GRPOConfig, state: PartialState) -> dict[str, Any]:
+    """Say where one process keeps its model: left to themselves TRL and transformers spread it over all GPUs.
+
+    The other GPUs are not counted either: for a model on one of several, the Trainer would use `nn.DataParallel`.
+    """
+    device = args.device
+    if state.num_processes > 1 or device.type in ("cpu", "mps"):
+        return {}
+    args._n_gpu = 1
+    return {"device_map": {"": str(device)}}
+
+
+def _check_quantisation(args: GRPOConfig, model_args: ModelConfig) -> None:
     if not (model_args.load_in_4bit or model_args.load_in_8bit):
         return
     what = "--load_in_4bit" if model_args.load_in_4bit else "--load_in_8bit"
@@ -172,6 +190,11 @@ def _check_quantisation(model_args: ModelConfig) -> None:
         raise RecipeError(f"{what}: quantised weights cannot be trained themselves, add --use_peft.")
     if model_args.dtype == "auto":
         raise RecipeError(f"{what} needs a compute type, and --dtype auto names none: choose bfloat16 or float32.")
+    if args.use_vllm:
+        raise RecipeError(
+            f"{what} with --use_vllm: vLLM would get the quantised weights as they are packed. Leave --use_vllm away, "
+            "or train plain LoRA (--use_peft alone)."
+        )
 
 
 def _checkpoint(args: GRPOConfig, use_peft: bool) -> str | None:

@@ -12,7 +12,7 @@ from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, exit_status
 from trl_grpo_ext.launch.engine import Asked, EngineCheck
 
 from .processes import leave
-from .quantised import keep_4_bit_trainable
+from .quantised import keep_4_bit_trainable, keep_adapters_in_float32
 from .results import first_evaluation
 
 
@@ -50,6 +50,8 @@ def train_and_score(trainer: RecipeTrainer, asked: Asked, *lines: str) -> Scored
         SystemExit: A signal ended it; a checkpoint was saved.
     """
     keep_4_bit_trainable(trainer.model)
+    if asked.bits:
+        keep_adapters_in_float32(trainer.model)
     engine = EngineCheck(trainer, asked)
     for line in lines:
         trainer.accelerator.print(line, flush=True)

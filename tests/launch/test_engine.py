@@ -133,6 +133,7 @@ def test_a_run_that_is_what_was_asked_for_has_no_differences() -> None:
         (Asked(bits=0), replace(RUNS, bits=4, quantised_layers=7), "the model has 7 layers of 4 bits"),
         (Asked(bits=8), replace(RUNS, bits=4, quantised_layers=7), "8-bit weights were asked for"),
         (Asked(dtype="bfloat16"), RUNS, "Weights in bfloat16 were asked for (dtype); those of the model are float32"),
+        (Asked(), replace(RUNS, engine="one_process", device="cuda:0, cuda:1"), "several devices, cuda:0, cuda:1, of"),
         (Asked(), replace(SHARDED, parameters_here=1000), "but this one holds 1,000 of 1,000, a, b, c among them."),
         (Asked(), replace(SHARDED, parameters_here=640), "this one holds 640 of 1,000"),
         (Asked(), replace(SHARDED, engine="zero3", parameters_here=1000), "stage3_param_persistence_threshold"),
@@ -172,6 +173,17 @@ def test_a_run_that_is_another_one_stops_when_training_begins(tmp_path: Path) ->
     run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")))
     EngineCheck(run, Asked("one_process", 1, "bfloat16", 4))
     with pytest.raises(EngineError, match=r"4-bit weights were asked for .* Weights in bfloat16 were asked for"):
+        run.train()
+    assert run.state.global_step == 0
+
+
+def test_a_model_that_a_device_map_spread_over_several_places_stops(tmp_path: Path) -> None:
+    layers = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
+    places = {**layers, "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    loading = {"device_map": places, "offload_folder": str(tmp_path / "offloaded"), "dtype": "float32"}
+    run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")), model_init_kwargs=loading)
+    EngineCheck(run, Asked("one_process", 1))
+    with pytest.raises(EngineError, match="One process holds the model on several devices, cpu, disk, of which one"):
         run.train()
     assert run.state.global_step == 0
 

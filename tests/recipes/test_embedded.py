@@ -201,7 +201,7 @@ def test_defaults_are_divisible_for_one_and_two_processes() -> None:
         batch = defaults["per_device_train_batch_size"] * defaults["gradient_accumulation_steps"] * processes
         assert batch % defaults["num_generations"] == 0
     assert defaults["temperature"] == 1.0
-    assert "use_cpu" not in defaults
+    assert "use_cpu" not in defaults  # with --embedded the machine decides
 
 
 # ------------------------------------------------------------------------------------------------------- make_model.py

@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 import re
 import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import ModelConfig
 
 from tests.recipes.launches import FAILURES, LAUNCHES
 from tests.recipes.launching import GSM8K, HAS_GSM8K, MODEL, RECIPES, Finished, start, start_forked
+from tests.support import arguments
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
 
 pytestmark = pytest.mark.slow
@@ -241,6 +245,8 @@ def test_accuracy_is_measured_where_it_is_not_trained_on(run: Finished) -> None:
 @of("qlora")
 def test_4_bit_trains_and_saves_an_adapter(run: Finished) -> None:
     check_adapter(run, {"q_proj"})
+    adapter = load_file(run.output / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in adapter.values()} == {torch.float32}  # TRL casts to bfloat16
     assert run.err == ""  # PyTorch warns where the gradient stops at an operator without a backward pass
     assert run.args.model_init_kwargs["dtype"] == "bfloat16"
 
@@ -335,6 +341,58 @@ def test_a_history_without_a_first_evaluation_leaves_a_gap_and_no_error(
     assert [cell.strip() for cell in capsys.readouterr().out.split("│")[1:5]] == ["a", "nan", "0.500", "+nan"]
     for before in ({}, {"a": 0.25}):
         assert save_curve(tmp_path, later, before, {"a": 0.5}, "a").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "given", "places"),
+    [
+        ("cuda:0", 1, {}, {"": "cuda:0"}),
+        ("cuda:0", 1, {"device_map": "auto"}, "auto"),  # as somebody says: `EngineCheck` has its say later
+        ("cuda:0", 2, {}, None),  # TRL leaves it to the engine
+        ("cpu", 1, {}, None),
+    ],
+)
+def test_one_process_keeps_to_one_of_the_gpus_that_it_sees(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, processes: int, given: dict[str, str], places: object
+) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from common.settings import check_setup
+
+    args = arguments(tmp_path / "out", model_init_kwargs=given, num_generations=2)
+    args.__dict__["_setup_devices"] = torch.device(device)  # what `args.device` is on such a machine
+    args._n_gpu = 8
+    state = SimpleNamespace(num_processes=processes, distributed_type="NO")
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    check_setup(args, ModelConfig("model"), state)  # type: ignore[arg-type]
+    assert args.model_init_kwargs.get("device_map") == places
+    assert args.n_gpu == (1 if (device, processes) == ("cuda:0", 1) else 8)  # above 1, TRL refuses
+
+
+@pytest.mark.parametrize(
+    ("cuda", "other", "embedded", "on_cpu"),
+    [
+        (False, False, False, True),
+        (False, False, True, True),
+        (False, True, True, True),  # chosen for lack of CUDA
+        (False, True, False, False),
+        (True, True, True, False),  # asked for
+        (True, True, False, False),
+    ],
+)
+def test_only_a_machine_without_gpu_and_the_default_made_for_it_are_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, other: bool, embedded: bool, on_cpu: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from common.settings import machine_defaults
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: other)
+    assert machine_defaults(embedded) == ({"use_cpu": True, "bf16": False} if on_cpu else {})
+
+
+def test_the_demo_is_on_the_cpu_whatever_else_is_there() -> None:
+    dry = subprocess.run(["make", "-n", "demo"], cwd=RECIPES.parent, capture_output=True, text=True, check=True)
+    assert "gsm8k_grpo.py --embedded --use_cpu" in dry.stdout
 
 
 def test_an_evaluation_has_whole_batches_so_that_every_problem_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

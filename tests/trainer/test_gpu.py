@@ -33,10 +33,11 @@ def test_own_aggregation_gives_trls_gradient_under_bf16_autocast(
 
 def test_nothing_selected_is_trls(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"use_cpu": False, "bf16": True, "max_steps": 2}
-    theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, **settings)
+    theirs, again = (train(tiny_model, tmp_path / name, GRPOTrainer, **settings) for name in ("trl", "again"))
     ours = train(tiny_model, tmp_path / "ext", **settings)
-    for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
-        assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
+    for our_step, their_step, same in zip(ours.gradients, theirs.gradients, again.gradients, strict=True):
+        # To the bit, where the GPU repeats itself to the bit: some kernels add up in any order.
+        assert relative_gap(our_step, their_step) <= 10 * relative_gap(same, their_step)
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *WITH_SHAPERS])

@@ -3,9 +3,9 @@
 A launcher's file asks for DeepSpeed, FSDP or DDP, and several things turn it into another engine without a word: a CPU
 flag in the environment makes DDP of ZeRO, FSDP on the CPU is DDP, FSDP's 4-bit weights stay whole where their storage
 type is not the compute type, a small model stays under ZeRO-3's persistence threshold, two launchers that don't find
-each other are two jobs. Two looks prevent it. `check_launch` compares what was asked of the launcher, which is in the
-environment, with what Accelerate made of it, before any weights load. `EngineCheck`, a callback, compares the wrapped
-model with it when training begins.
+each other are two jobs, one process spreads its model over all GPUs that it sees. Two looks prevent it. `check_launch`
+compares what was asked of the launcher, which is in the environment, with what Accelerate made of it, before weights
+load. `EngineCheck`, a callback, compares the wrapped model with it when training begins.
 
 Facts about Accelerate and transformers were read in versions 1.15 and 5.23.
 """
@@ -73,7 +73,7 @@ class Running:
         bits: 4 or 8 where there are layers of bitsandbytes, else 0.
         quantised_layers: How many.
         dtype: Of the loaded model, before the engine wrapped it.
-        device: Of this rank's parameters.
+        device: Of this rank's parameters; several, with commas, where the model is split over them.
     """
 
     engine: str
@@ -208,7 +208,7 @@ def running(trainer: Any, dtype: str) -> Running:
         bits=bits,
         quantised_layers=layers,
         dtype=dtype,
-        device=str(parameters[0].device),
+        device=", ".join(_devices(trainer.model)),
     )
 
 
@@ -226,6 +226,12 @@ def differences(asked: Asked, run: Running, kept_whole: list[str] | None = None)
         found.append(f"The engine asked for is {asked.engine}; what runs is {what} (the model is a {run.wrapper}).")
     if asked.processes is not None and run.processes != asked.processes:
         found.append(f"{asked.processes} process(es) were asked for; {run.processes} run.")
+    if run.engine in ("one_process", "ddp") and ", " in run.device:
+        found.append(
+            f"One process holds the model on several devices, {run.device}, of which one works at a time; device_map "
+            "(TRL's default in one process is auto) spread it over them. Set CUDA_VISIBLE_DEVICES to one of them, give "
+            "model_init_kwargs a device_map of one, or launch a process for each."
+        )
     # Half way between the even share and everything: uneven rows and small layers kept whole stay far below it.
     even = run.parameters / max(run.processes, 1)
     if run.engine in SHARDED and run.processes > 1 and run.parameters_here > (run.parameters + even) / 2:
@@ -335,6 +341,14 @@ def _engine_of(wrapped: Any, state: Any) -> str:
     parallel = any(hasattr(parameter, "device_mesh") for parameter in wrapped.parameters())
     plain = state.distributed_type is DistributedType.NO or state.distributed_type.value.startswith("MULTI_")
     return "apart" if plain and not parallel else str(state.distributed_type.value).lower()
+
+
+def _devices(model: torch.nn.Module) -> list[str]:
+    """Where the weights are; of those that are offloaded (they are on meta) a device map says where."""
+    found = {str(parameter.device) for parameter in model.parameters()}
+    places = {place for module in model.modules() for place in getattr(module, "hf_device_map", {}).values()}
+    offloaded = places & {"cpu", "disk"}
+    return sorted((found - {"meta"} if offloaded else found) | offloaded)
 
 
 def _wrapper_name(wrapped: Any) -> str:

@@ -12,7 +12,7 @@ import torch
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
 from transformers.trainer import Trainer
 
-from tests.launch.doctor.cases import A100, GIB, adapters, case, launched, machine, qwen
+from tests.launch.doctor.cases import A100, GIB, RECIPE, adapters, case, launched, machine, qwen
 from tests.support import prompts, save_tiny_model
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.launch.doctor.case import Case
@@ -272,6 +272,23 @@ def test_vllm_takes_its_share_and_gives_it_back_asleep() -> None:
     assert item(awake, "KV cache", "generation") == 0
     server = estimated(seven(**{**settings, "vllm_mode": "server"}))
     assert item(server, "vLLM") == item(server, "KV cache", "generation") == 0
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
+def test_a_quantised_model_is_whole_on_each_gpu_while_it_loads(engine: str) -> None:
+    settings = {"use_peft": True, "dtype": "bfloat16", "bnb_4bit_quant_storage": "bfloat16"}
+    four = estimated(seven(engine, 8, load_in_4bit=True, **settings))
+    alone = estimated(seven(load_in_4bit=True, **settings))
+    assert item(four, "weights") == item(alone, "weights") // 8
+    assert item(four, "weights", "load") + item(four, "weights not divided yet", "load") == item(alone, "weights")
+    assert four.device_bytes["load"] == alone.device_bytes["load"]  # so no more GPUs make it fit
+    assert item(estimated(seven(engine, 8, **settings)), "weights not divided yet", "load") == 0
+
+
+def test_the_recipes_keep_a_quantised_models_adapters_in_float32() -> None:
+    settings = {"dtype": "bfloat16", "load_in_4bit": True, **LORA, "adapters": adapters("q_proj")}
+    trls, ours = (estimated(seven(**settings, script=script)) for script in (None, RECIPE))
+    assert item(ours, "LoRA adapters") == 2 * item(trls, "LoRA adapters") == 4 * trls.trainable
 
 
 def test_items_add_up_and_only_a_gpu_has_a_reserve() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.launch.doctor.cases import A100, RECIPE, T4, adapters, case, launched, machine, qwen
 from trl_grpo_ext.launch.doctor.case import Case, Plugins, load_plugins
 from trl_grpo_ext.launch.doctor.environment import Package
 from trl_grpo_ext.launch.doctor.examine import Examination, Request, examine
 from trl_grpo_ext.launch.doctor.reading import Severity
-from trl_grpo_ext.launch.doctor.rules import RULES, problems_of
+from trl_grpo_ext.launch.doctor.rules import RULES, _movable, problems_of
 from trl_grpo_ext.launch.doctor.run_file import Script
 
 DDP = launched("ddp", 2)
@@ -182,7 +184,16 @@ PAIRS: dict[str, Pair] = {
         "error", "starts 2 processes", lambda: case(DDP), lambda: case(DDP, machine(A100, A100))
     ),
     "several_gpus_for_one_process": Pair(
-        "error", "DataParallel", lambda: case(launched(), machine(A100, A100)), lambda: case(DDP, machine(A100, A100))
+        "error",
+        "spreads the model over them",
+        lambda: case(launched(), machine(A100, A100)),
+        lambda: case(DDP, machine(A100, A100)),
+    ),
+    "idle_gpus": Pair(
+        "note",
+        "the others stand idle",
+        lambda: case(launched(), machine(A100, A100), script=RECIPE),
+        lambda: case(launched(), machine(A100), script=RECIPE),
     ),
     "no_nccl": Pair(
         "error",
@@ -353,10 +364,10 @@ PAIRS: dict[str, Pair] = {
         lambda: case(ZERO2, dtype="bfloat16", learning_rate=1e-6),
     ),
     "adapters_of_quantised_models_hardly_move": Pair(
-        "warning",
-        "bfloat16",
-        lambda: case(**{**QLORA, "learning_rate": 1e-5}),
-        lambda: case(**LORA, learning_rate=1e-5),
+        "error",
+        "it can change 50% of lora_A's entries",
+        lambda: case(FSDP2, **{**QLORA, "learning_rate": 2e-5}),
+        lambda: case(FSDP2, **QLORA),
     ),
     "half_precision_weights_with_scaler": Pair(
         "error",
@@ -497,6 +508,35 @@ def test_a_rule_speaks_of_what_is_wrong_and_of_nothing_else(name: str) -> None:
     assert found.subject
     assert len(found.fix) >= 10
     assert rule(pair.right()) is None
+
+
+@pytest.mark.parametrize("width", [896, 3584])
+@pytest.mark.parametrize("learning_rate", [1e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3])
+def test_the_share_that_a_step_can_change_is_what_bfloat16_keeps(width: int, learning_rate: float) -> None:
+    torch.manual_seed(0)
+    lora_A = torch.nn.init.kaiming_uniform_(torch.empty(64, width), a=math.sqrt(5)).bfloat16()  # as PEFT starts it
+    changed = float(((lora_A - learning_rate * torch.randn_like(lora_A).sign()) != lora_A).float().mean())
+    expected = _movable(case(sizes=replace(qwen(), hidden=width), learning_rate=learning_rate))
+    assert changed == pytest.approx(expected, abs=0.02 + 0.25 * expected)
+
+
+@pytest.mark.parametrize(
+    ("launch", "learning_rate", "more", "speaks"),
+    [
+        (None, 1e-6, {"script": RECIPE}, False),  # the recipes keep them in float32
+        (None, 5e-5, {}, False),
+        (ZERO2, 1e-6, {}, False),  # DeepSpeed keeps float32 copies
+        (None, 1e-6, {"load_in_4bit": False}, False),  # plain LoRA is in float32
+        (DDP, 1e-5, {}, True),
+    ],
+)
+def test_small_steps_are_an_error_where_adapters_are_in_bfloat16(
+    launch: Any, learning_rate: float, more: dict[str, Any], speaks: bool
+) -> None:
+    found = BY_NAME["adapters_of_quantised_models_hardly_move"](
+        case(launch, **{**QLORA, "learning_rate": learning_rate, **more})
+    )
+    assert (found is not None) == speaks
 
 
 def test_every_rule_has_a_pair_and_a_name_of_its_own() -> None:

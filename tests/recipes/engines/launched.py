@@ -27,6 +27,8 @@ class Run:
     script: Path = RECIPES / "gsm8k_grpo.py"
     trap: bool = False
     """As shipped, without what makes a tiny model shard under ZeRO-3."""
+    sums: str = ""
+    """DeepSpeed's `grad_accum_dtype`, which a launch file without a JSON file cannot say."""
 
 
 def overlaid(file: str, folder: Path, **more: Any) -> Path:
@@ -43,6 +45,7 @@ def launch(file: str, runs: list[Run], folder: Path, timeout: int = 1200, **vari
             "name": run.name,
             "script": str(run.script),
             "trap": run.trap,
+            "sums": run.sums,
             "arguments": [word.replace("{folder}", str(folder)) for word in run.arguments],
         }
         for run in runs

@@ -32,13 +32,15 @@ from bitsandbytes.nn import Linear4bit
 from transformers import Trainer, TrainerCallback
 
 
-def zero_persistence_threshold() -> None:
+def deepspeed_for_tiny_models() -> None:
     original = DeepSpeedPlugin.__post_init__
 
     def changed(self: Any) -> None:
         original(self)
         if self.deepspeed_config["zero_optimization"]["stage"] == 3 and "TESTED_TRAP" not in os.environ:
             self.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        if "TESTED_SUMS" in os.environ:
+            self.deepspeed_config["data_types"] = {"grad_accum_dtype": os.environ["TESTED_SUMS"]}
 
     DeepSpeedPlugin.__post_init__ = changed
 
@@ -120,7 +122,7 @@ def said_by(rank: int, folder: Path, name: str) -> None:
 def main() -> None:
     runs, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     rank = int(os.environ.get("RANK", "0"))
-    zero_persistence_threshold()
+    deepspeed_for_tiny_models()
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         fsdp_on_the_cpu()
     PartialState.destroy_process_group = lambda self, group=None: None  # the next run needs it
@@ -128,7 +130,10 @@ def main() -> None:
     for run in runs:
         file = folder / f"{run['name']}.rank{rank}.json"
         Trainer.train = probed(original, file)
-        os.environ.pop("TESTED_TRAP", None)
+        for name in ("TESTED_TRAP", "TESTED_SUMS"):
+            os.environ.pop(name, None)
+        if run["sums"]:
+            os.environ["TESTED_SUMS"] = run["sums"]
         if run["trap"]:
             os.environ["TESTED_TRAP"] = "1"  # without the changes
         sys.argv = [run["script"], *run["arguments"]]

@@ -18,9 +18,11 @@ from .case import Case
 from .model import Adapters, Sizes
 from .reading import Problem
 
-Stage = Literal["generation", "update"]
-STAGES: tuple[Stage, ...] = ("generation", "update")
-"""`update` is forward pass, backward pass and optimizer step; scoring and saving take less than one of the two."""
+Stage = Literal["load", "generation", "update"]
+STAGES: tuple[Stage, ...] = ("load", "generation", "update")
+"""`load` is the model alone, before anything divides it; `update` is forward pass, backward pass and optimizer step.
+Scoring and saving take less than one of the last two."""
+TRAINING = STAGES[1:]
 
 GB = 1e9
 BARELY = 0.9
@@ -155,7 +157,7 @@ class _Held:
         if self.lora is None:
             return self.loaded
         if self.case.bits:
-            return 2  # TRL casts the adapters of quantised models to bfloat16
+            return 4 if self.case.run.is_recipe else 2  # TRL casts these adapters to bfloat16, the recipes cast back
         return self.loaded if self.case.engine == "zero3" else 4  # PEFT's autocast_adapter_dtype
 
     @property
@@ -211,39 +213,43 @@ def _states(held: _Held) -> Iterator[Item]:
     split = f", split over {held.weight_shards} processes" if held.weight_shards > 1 else ""
     bits = f"{sizes.linear:,} in {case.bits} bits with their constants, the others" if case.bits else "all"
     base = each if held.lora is None else held.frozen
-    whole = held.model_bytes(base)
+    loaded = whole = held.model_bytes(base)
     stays = held.quantised if case.is_fsdp and case.bits == 4 and not case.run["bnb_4bit_quant_storage"] else 0
     text = f"{sizes.parameters:,} weights, {bits} at {base} bytes{split}."
     if case.engine == "zero3" and case.launch.offloads_parameters:
         whole = 0
-    yield Item("weights", stays + (whole - stays) // held.weight_shards, STAGES, text)
+    here = stays + (whole - stays) // held.weight_shards
+    yield Item("weights", here, STAGES, text)
+    if case.bits:
+        text = "transformers puts a quantised model whole on every GPU, before it is divided."
+        yield Item("weights not divided yet", loaded - here, ("load",), text)
     if held.lora is not None:
         text = f"{trainable:,} weights at {each} bytes{split}."
-        yield Item("LoRA adapters", trainable * each // held.weight_shards, STAGES, text)
+        yield Item("LoRA adapters", trainable * each // held.weight_shards, TRAINING, text)
     elif case.run["beta"]:
         text = f"beta is above 0: {sizes.parameters:,} weights at {held.frozen} bytes{split}."
-        yield Item("reference model", sizes.parameters * held.frozen // held.weight_shards, STAGES, text)
+        yield Item("reference model", sizes.parameters * held.frozen // held.weight_shards, TRAINING, text)
     offloaded = case.is_zero and case.launch.offloads_optimizer
     if case.is_zero and not offloaded:
         text = f"DeepSpeed's float32 copies of weights and gradients, split over {held.shards} processes."
-        yield Item("master weights", 4 * trainable // held.shards, STAGES, text)
+        yield Item("master weights", 4 * trainable // held.shards, TRAINING, text)
         yield Item("gradients in float32", 4 * trainable // held.shards, ("update",), text)
     splits = case.engine in ("zero2", "zero3") or case.is_fsdp
     if not (offloaded and splits):
         text = f"{trainable:,} at {each} bytes{f', split over {held.shards} processes' if splits else ''}."
         yield Item("gradients", trainable * each // (held.shards if splits else 1), ("update",), text)
     if case.engine == "ddp":
-        yield Item("gradient buckets", trainable * each, STAGES, "DDP's second copy of the gradients.")
+        yield Item("gradient buckets", trainable * each, TRAINING, "DDP's second copy of the gradients.")
     if case.is_zero:
         given = case.launch.zero.get("reduce_bucket_size")
         size = sizes.hidden**2 if given == "auto" else int(given) if isinstance(given, int | float) else BUCKET
-        yield Item("gradient buckets", each * size, STAGES, f"reduce_bucket_size {size:,} at {each} bytes.")
+        yield Item("gradient buckets", each * size, TRAINING, f"reduce_bucket_size {size:,} at {each} bytes.")
     if not offloaded:
         optim = case.run.value("optim")
         states = optimizer_bytes(optim, 4 if case.is_zero else each)
         shards = held.shards if case.is_zero or case.is_fsdp else 1
         text = f"{optim}: {states:g} bytes for each of {trainable:,} trained weights, split over {shards} process(es)."
-        yield Item("optimizer states", int(states * trainable) // shards, STAGES, text)
+        yield Item("optimizer states", int(states * trainable) // shards, TRAINING, text)
 
 
 def _passes(held: _Held) -> Iterator[Item]:
@@ -258,7 +264,7 @@ def _passes(held: _Held) -> Iterator[Item]:
         if case.colocated and (device := case.machine.device_memory) is not None:
             share, asleep = float(run["vllm_gpu_memory_utilization"]), bool(run["vllm_enable_sleep_mode"])
             text = f"vllm_gpu_memory_utilization {share} of the device, {'asleep' if asleep else 'held'} in the update."
-            yield Item("vLLM", round(share * device), ("generation",) if asleep else STAGES, text)
+            yield Item("vLLM", round(share * device), ("generation",) if asleep else TRAINING, text)
     else:
         rows = case.batch.rows_per_process
         text = f"{rows} rows x {length} tokens x {sizes.layers} layers x {sizes.kv_width} numbers at {stream} bytes."
@@ -281,7 +287,7 @@ def _passes(held: _Held) -> Iterator[Item]:
     elif case.is_fsdp and held.shards > 1:
         layers = (held.quantised or sizes.linear * held.compute) // sizes.layers * 2
         text = "FSDP gathers two layers (the one at work and the next), and keeps the embedding and the head."
-        yield Item("gathered weights", layers + sizes.embeddings * held.compute, STAGES, text)
+        yield Item("gathered weights", layers + sizes.embeddings * held.compute, TRAINING, text)
 
     # The update: one micro-batch.
     rows = int(run["per_device_train_batch_size"])
@@ -312,7 +318,7 @@ def _passes(held: _Held) -> Iterator[Item]:
 def _of_the_device(case: Case) -> Iterator[Item]:
     yield Item("CUDA context", CUDA_CONTEXT, STAGES, "A rule of thumb.")
     if case.launch.processes > 1:
-        yield Item("NCCL", NCCL_BUFFERS, STAGES, "A rule of thumb.")
+        yield Item("NCCL", NCCL_BUFFERS, TRAINING, "A rule of thumb.")
 
 
 def _checkpoint(held: _Held) -> int:

@@ -10,6 +10,7 @@ their sources or tried on the CPU. Shares of changed weights were measured on a 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -28,6 +29,10 @@ from .reading import Problem, Severity, shown
 
 HARDLY_MOVES_BELOW = 1e-5
 """Learning rate under which updates of weights of usual size are mostly lost in bfloat16's 8 bits."""
+MOVABLE = 0.9
+"""Share of an adapter's entries that a step must be able to change."""
+HIDDEN = 4_096
+"""Width of a model of which no sizes are known."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,12 @@ def _no_gpu(case: Case) -> str:
     return why if visible is None else f"{why}, CUDA_VISIBLE_DEVICES is {visible!r}"
 
 
+def _gpus_of_one_process(case: Case) -> int:
+    """How many, where they are more than one."""
+    gpus = 0 if case.on_cpu or case.machine.elsewhere else len(case.machine.devices)
+    return gpus if gpus > 1 and case.launch.distributed_type == "NO" else 0
+
+
 def _missing_packages(case: Case) -> str:
     asked = {
         "deepspeed": case.is_zero,
@@ -163,13 +174,17 @@ _MACHINE = (
         "{launch.name} starts {launch.processes_per_machine} processes on each machine, which shows fewer GPUs.",
         "Launch fewer processes with --num_processes, or make more GPUs visible.",
     ),
-    # The Trainer would use nn.DataParallel.
+    # TRL loads with device_map="auto" there, and then the Trainer takes it for model parallelism.
     Rule(
         "several_gpus_for_one_process", "error", "device",
-        lambda c: c.launch.distributed_type == "NO" and len(c.machine.devices) > 1 and not c.on_cpu
-        and not c.machine.elsewhere,
-        "One process sees several GPUs: the Trainer would use nn.DataParallel, which TRL refuses.",
+        lambda c: _gpus_of_one_process(c) if not c.run.is_recipe else 0,
+        "One process sees {found} GPUs: TRL spreads the model over them (device_map auto), and one works at a time.",
         "Set CUDA_VISIBLE_DEVICES=0, or use a launch file with MULTI_GPU.",
+    ),
+    Rule(
+        "idle_gpus", "note", "device", lambda c: _gpus_of_one_process(c) if c.run.is_recipe else 0,
+        "One process sees {found} GPUs and uses the first; the others stand idle.",
+        "Use a launch file with MULTI_GPU; or choose the GPU by CUDA_VISIBLE_DEVICES.",
     ),
     Rule(
         "no_nccl", "error", "device",
@@ -444,6 +459,17 @@ def _storage(case: Case) -> str:
     return storage if case.bits == 4 and case.is_fsdp and storage != case.dtype else ""
 
 
+def _movable(case: Case) -> float:
+    """The share of lora_A's entries that one step of Adam, at most the learning rate, can change in bfloat16.
+
+    They start uniform within 1 / sqrt(width of the layer's input); bfloat16 rounds in steps of 1/256 of the next power
+    of two above a number, and half of that is lost.
+    """
+    reach = 512 * float(case.run["learning_rate"])
+    width = HIDDEN if case.sizes is None else case.sizes.hidden
+    return min(1.0, 2.0 ** math.floor(math.log2(reach)) * math.sqrt(width)) if reach > 0 else 0.0
+
+
 def _missing_targets(case: Case) -> str:
     """Why, with near names; PEFT drops what matches nothing where another target matches."""
     if case.adapters is None or not (case.adapters.refusal or case.adapters.missing):
@@ -505,14 +531,14 @@ _WEIGHTS = (
         "master weights: 1.9 % of a projection changed in 20 steps at 1e-6, against 100 % in float32.",
         "Write dtype: float32 and bf16: true; or train with ZeRO or FSDP2.",
     ),
-    # TRL casts QLoRA's adapters to bfloat16.
+    # TRL casts QLoRA's adapters to bfloat16, accelerate leaves them so under FSDP2, and the recipes cast them back.
     Rule(
-        "adapters_of_quantised_models_hardly_move", "warning", "qlora",
-        lambda c: c.bits and c.run["use_peft"] and c.keeps_no_master_weights
-        and c.run["learning_rate"] <= HARDLY_MOVES_BELOW,
-        "TRL casts QLoRA's adapters to bfloat16; at learning_rate {run[learning_rate]:g} updates may be lost (2 % of "
-        "lora_A changed at 1e-5, against 100 % with plain LoRA's float32 adapters; a tiny model exaggerates this).",
-        "Raise the learning rate (5e-5 or more), or train plain LoRA.",
+        "adapters_of_quantised_models_hardly_move", "error", "qlora",
+        lambda c: c.bits and c.run["use_peft"] and not c.is_zero and not c.run.is_recipe
+        and (share := _movable(c)) < MOVABLE and f"{share:.0%}",
+        "TRL casts QLoRA's adapters to bfloat16, where a step of learning_rate {run[learning_rate]:g} is lost on most "
+        "weights: it can change {found} of lora_A's entries.",
+        "Cast them back to float32 before training, as the recipes do; or raise learning_rate (1e-4 moves nearly all).",
     ),
     Rule(
         "half_precision_weights_with_scaler", "error", "precision",
