@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,7 @@ from ..records.token_records import TokenRecorder, write_records
 from ..types import Totals
 from . import upstream
 from .batch import BatchKeys, whole_rows
+from .compact.shared import shared_prompts
 from .compact.updates import CompactUpdates, freedom_of, loss_of_parts
 from .contexts import Scored, loss_mask, make_forward, make_rollout, row_entries, step_totals
 from .facts import LossSettings, Moment
@@ -203,13 +204,21 @@ class GRPOExtMixin:
                 "micro-batch. Switch one of them off."
             )
         settings = upstream.loss_settings_of(self)
+        freedom = freedom_of(settings, self.loss_aggregation, self.advantage_hooks, self.model.config)
+        sharing = None
+        if self.args.share_prompts:
+            ranks, gather_all, budget = self._facts.ranks, self._facts.gather, self.args.max_tokens_per_micro_batch
+            sharing = shared_prompts(self.model, freedom.trim_left, settings.auxiliary_loss, ranks, gather_all, budget)
+        scores = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
         return CompactUpdates(
-            freedom_of(settings, self.loss_aggregation, self.advantage_hooks, self.model.config),
+            freedom,
             self._facts,
             loss_type=settings.loss_type if self.loss_aggregation is None else None,
             max_tokens=self.args.max_tokens_per_micro_batch,
             balance=self.args.balance_ranks,
             keeps_records=bool(self.args.token_records),
+            sharing=sharing,
+            policy=lambda: (scores, self.model),
             log=self._log_metrics,
         )
 
@@ -473,7 +482,11 @@ class GRPOExtMixin:
         """Compute TRL's loss, part by part, and stop if the selected plugins had no part in it."""
         below: Callable[..., Any] = super().compute_loss  # type: ignore[misc]
         self._loss_path_ran = False
-        loss = loss_of_parts(lambda batch: below(model, batch, *arguments, **keywords), model, inputs, self.accelerator)
+        idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
+        with upstream.undisturbed(self) if idle else nullcontext():  # nothing is logged of placeholders alone
+            loss = loss_of_parts(
+                lambda batch: below(model, batch, *arguments, **keywords), model, inputs, self.accelerator
+            )
         needed = self._acts_at_forward or (self._changes_advantages and not self._own_loss.owners)  # those were tried
         if needed and not self._loss_path_ran:
             raise UpstreamError(

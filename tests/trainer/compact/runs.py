@@ -75,7 +75,7 @@ def compact_logs(run: Run) -> list[dict[str, float]]:
     ]
 
 
-FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True, silent_placeholders=False)
+FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True)
 KEPT = replace(FREE, drop=False)
 SORTED = replace(FREE, drop=False, any_count=False)
 
