@@ -1,4 +1,4 @@
-"""What the two benchmarks of `compact_updates: exact` share: two trainings in turns, clocks, and the table.
+"""What the benchmarks of `compact_updates: exact` share: trainings in turns, clocks, and the table.
 
 An arm is a real training, plain `GRPOTrainer` or `GRPOExtTrainer` with `compact_updates: exact`. Both get the same
 scripted rollouts, and at learning rate 0 they get them for ever. The arms take turns update by update, in a new order
@@ -37,7 +37,13 @@ from tests.support import arguments
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 
-PLAIN, EXACT = "plain TRL", "exact"
+PLAIN, EXACT, SHARED = "plain TRL", "exact", "exact, shared"
+OWN: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    EXACT: {"compact_updates": "exact"},
+    SHARED: {"compact_updates": "exact", "share_prompts": True},
+}
+"""Settings of each arm."""
 
 
 # --------------------------------------------------------------------------------------------- clocks and memory
@@ -164,9 +170,19 @@ class Result:
 
 
 class Match:
-    """Both arms on one model, ready for the first update."""
+    """All arms on one model, ready for the first update."""
 
-    def __init__(self, model: Path, folder: Path, size: Size, device: str = "cpu", **settings: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        size: Size,
+        device: str = "cpu",
+        *,
+        arms: Sequence[str] = (PLAIN, EXACT),
+        script: type[Script] = Script,
+        **settings: Any,
+    ) -> None:
         """Build the trainers.
 
         Args:
@@ -174,10 +190,12 @@ class Match:
             folder: For what the trainers write.
             size: Of an update.
             device: `cpu` or `cuda`.
+            arms: Of `OWN`.
+            script: Makes the rollouts.
             **settings: Of the config; `trainer_arguments`, a function that makes more arguments of the trainer.
         """
-        self.script, self.meter, self.conductor = Script(size), Meter(device), threading.Semaphore(0)
-        self.turns = {arm: Turns(self.meter, self.conductor) for arm in (PLAIN, EXACT)}
+        self.script, self.meter, self.conductor = script(size), Meter(device), threading.Semaphore(0)
+        self.turns = {arm: Turns(self.meter, self.conductor) for arm in arms}
         self.failed: list[BaseException] = []
         more: Callable[[], Mapping[str, Any]] = settings.pop("trainer_arguments", dict)
         settings = {
@@ -193,12 +211,11 @@ class Match:
             **settings,
         }
         for arm, turns in self.turns.items():
-            config = {PLAIN: GRPOConfig, EXACT: GRPOExtConfig}[arm]
-            own = {"compact_updates": "exact"} if arm == EXACT else {}
+            config = GRPOConfig if arm == PLAIN else GRPOExtConfig
             turns.trainer = (TimedRollouts if arm == PLAIN else TimedExact)(
                 str(model),
                 self.script.reward,
-                arguments(folder / arm.replace(" ", "_"), config, **settings, **own),
+                arguments(folder / arm.replace(" ", "_"), config, **settings, **OWN[arm]),
                 train_dataset=Dataset.from_dict({"prompt": [f"{number} " for number in range(size.groups)]}),
                 callbacks=[turns],
                 rollout_func=self.script.rollout,
@@ -237,10 +254,10 @@ class Match:
     def measure(self, cell: Cell, updates: int) -> Result:
         """One update of each arm to warm up, in which memory is measured, and `updates` that are timed."""
         self.script.cell = cell
-        result = Result(cell, padding={PLAIN: self.script.padding()})
+        result = Result(cell, {arm: [] for arm in self.turns}, padding={PLAIN: self.script.padding()})
         for number in range(updates + 1):
             norms = []
-            for arm in random.Random(number).sample([PLAIN, EXACT], 2):
+            for arm in random.Random(number).sample([*self.turns], len(self.turns)):
                 turn = self._turn(arm, with_memory=number == 0)
                 norms.append(turn.logs["grad_norm"])
                 if number == 0:
@@ -248,7 +265,7 @@ class Match:
                 else:
                     result.seconds[arm].append(turn.seconds)
             assert all(0 < norm < math.inf for norm in norms), norms
-            result.norm_gap = max(result.norm_gap, abs(norms[0] - norms[1]) / max(norms))
+            result.norm_gap = max(result.norm_gap, (max(norms) - min(norms)) / max(norms))
         result.padding[EXACT] = self.turns[EXACT].logs["compact/computed_to_live"]
         return result
 

@@ -3,7 +3,7 @@
 A row of the shared layout is `[prompt without its last token][last token, c1][last token, c2]...`, with positions that
 restart after the prompt and a mask by which each segment sees the prompt and itself. The last prompt token stands in
 front of each completion because the token that predicts it must be its left neighbour: TRL's head shifts labels by one.
-TRL's own method is called on these rows; a hook on the model's forward puts mask and positions in place of what that
+TRL's own method is called on these rows; a hook on the model's backbone puts mask and positions in place of what that
 method passes on, and the values go back to where the rows had them. So whatever comes after sees `(B, T)` as ever.
 
 One row of a group's completions saves its prompt and costs attention over a longer row. `Price` is that cost, measured
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from accelerate.utils import extract_model_from_parallel
 
 logger = logging.getLogger(__name__)
 
@@ -230,10 +231,9 @@ def reason_against(model: Any) -> str | None:
     for adapter in getattr(model, "peft_config", {}).values():
         if getattr(adapter, "is_prompt_learning", False):
             return f"{adapter.peft_type.value} puts tokens of its own in front of each row"
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    backbone = getattr(base, "base_model", base)
+    base = _without_adapter(model)
     name = type(base).__name__
-    if "position_ids" not in inspect.signature(type(backbone).forward).parameters:
+    if "position_ids" not in inspect.signature(type(backbone_of(model)).forward).parameters:
         return f"{name} takes no position_ids"
     if not hasattr(sys.modules[type(base).__module__], "create_causal_mask"):
         return f"{name} makes its attention mask in its own way, so a mask of four dimensions may not be taken"
@@ -249,8 +249,17 @@ def reason_against(model: Any) -> str | None:
 
 def attention_of(model: Any) -> str:
     """Name of a model's attention implementation."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return str(base.config.get_text_config()._attn_implementation)
+    return str(_without_adapter(model).config.get_text_config()._attn_implementation)
+
+
+def backbone_of(model: Any) -> torch.nn.Module:
+    """The part of a model below its head, which makes the attention mask; of one that is wrapped or adapted too."""
+    backbone: torch.nn.Module = _without_adapter(extract_model_from_parallel(model)).base_model
+    return backbone
+
+
+def _without_adapter(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def window_of(config: Any) -> int | None:
@@ -366,7 +375,7 @@ class SharedPrompts:
             return arguments, {**keywords, "attention_mask": mask, "position_ids": positions}
 
         entropies = given.get("compute_entropy", False)
-        handle = given["model"].register_forward_pre_hook(put, with_kwargs=True)
+        handle = backbone_of(given["model"]).register_forward_pre_hook(put, with_kwargs=True)
         try:
             keep = layout.ids_R_L.size(1) - 1
             output = method(given["model"], layout.ids_R_L, layout.scored_R_L, keep, compute_entropy=entropies)
@@ -391,7 +400,7 @@ class SharedPrompts:
         if self._measured:
             return
         self._measured = True
-        width = max(16, min(width, 1024))
+        width = max(64, min(width, 1024))
         if self._window is not None:
             width = min(width, self._window)
         device, prompt = next(model.parameters()).device, width // 2
@@ -418,16 +427,14 @@ class SharedPrompts:
             noise = float((separate(padded) - expected).abs().max())
             gap = float((self.scored(method, rows, together)[0] - expected).abs().max())
             flat = {**rows, "input_ids": ids.reshape(1, -1), "attention_mask": torch.ones_like(ids).reshape(1, -1)}
-            seconds = [
-                _seconds(device, call)
-                for call in (
-                    lambda: self.scored(method, rows, long),
-                    lambda: self.scored(method, rows, alone),
-                    lambda: self.scored(method, rows, together),
-                    lambda: separate(rows),
-                    lambda: separate(flat),
-                )
-            ]
+            calls = (
+                lambda: self.scored(method, rows, long),
+                lambda: self.scored(method, rows, alone),
+                lambda: self.scored(method, rows, together),
+                lambda: separate(rows),
+                lambda: separate(flat),
+            )
+            seconds = _seconds(device, calls)
         noise, gap, *seconds = self._agree([noise, gap, *seconds])
         floor = 1e-9 if expected.dtype == torch.float64 else 1e-4
         if not gap <= max(floor, 20 * noise):
@@ -466,22 +473,21 @@ def price_of(
             best, least = found, error
     start, token, area, causal_area = best / scale
     token = max(token, 1e-3 * seconds.max() / max(r * w for r, w, _ in shapes))
-    return Price(start / token, area / token, min(area, causal_area) / token)
+    return Price(float(start / token), float(area / token), float(min(area, causal_area) / token))
 
 
-def _seconds(device: torch.device, call: Callable[[], Any]) -> float:
-    """Seconds of a call: the least of some, after one to warm up; the processor's where there is nothing else."""
-    found = []
-    for _ in range(4):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        clock = time.process_time if device.type == "cpu" else time.perf_counter
-        started = clock()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        found.append(max(clock() - started, 1e-7))
-    return min(found[1:])
+def _seconds(device: torch.device, calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """Seconds of each call: the least of five, in turns, after one to warm up; the processor's with one thread."""
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    found: list[list[float]] = [[] for _ in calls]
+    for _ in range(6):
+        for seconds, call in zip(found, calls, strict=True):
+            started = clock()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(max(clock() - started, 1e-7))
+    return [min(seconds[1:]) for seconds in found]
 
 
 def rows_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths | None, npt.NDArray[np.int64]]:

@@ -223,9 +223,8 @@ class CompactUpdates:
                 sharing.max_tokens = limit if number == 0 else max(limit, sharing.max_tokens or 0)
                 shared = Shared([*table_R_B_4[:, :, 3]], sharing.price, limit)
             made, own = self._planned_block(steps, lengths_R_B, runs_R_B, layout, shared)
-            if freedom.sort and (table_R_B_4[:, :, 2] > 0).any():
-                for step, nothing in zip(own, _idle_steps(made), strict=True):
-                    step[BatchKeys.idle] = nothing
+            if (table_R_B_4[:, :, 2] == 0).all():  # no completion has a token that counts: TRL logs zeros, so do these
+                own = [{key: value for key, value in step.items() if key != BatchKeys.idle} for step in own]
             plans += made
             planned += own
         self._log_plan(plans, rows_of_all=tables_N_4.shape[0])
@@ -268,10 +267,11 @@ class CompactUpdates:
         if numbers is None and all(map(saves_nothing, made, lengths_R_B)):
             return made, [trimmed(step, lengths_R_B[rank], layout) for step in steps]
         if numbers is None:
-            return made, laid_out(steps, made[rank], lengths_R_B[rank], layout)
+            return made, _with_idle(laid_out(steps, made[rank], lengths_R_B[rank], layout), made)
         kept = exchanged(joined(steps), numbers[rank], self._facts.gather, gather_object)
         # What the rows' own micro-batches counted, their rows, is the same on every rank.
-        return made, laid_out([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
+        own = laid_out([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
+        return made, _with_idle(own, made)
 
     def _log_plan(self, plans: Sequence[Plan], rows_of_all: int) -> None:
         live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
@@ -397,10 +397,11 @@ def _say_once(reason: str) -> None:
     logger.warning("compact_updates: %s.", reason)
 
 
-def _idle_steps(plans: Sequence[Plan]) -> list[bool]:
-    """Which micro-steps have placeholders only, on all ranks."""
-    of_ranks = zip(*(plan.steps for plan in plans), strict=True)
-    return [all(row < 0 for step in ranks for part in step for row in part) for ranks in of_ranks]
+def _with_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """Mark the micro-steps that have placeholders only, on all ranks: nothing of them is to be logged."""
+    for step, of_ranks in zip(steps, zip(*(plan.steps for plan in plans), strict=True), strict=True):
+        step[BatchKeys.idle] = all(row < 0 for parts in of_ranks for part in parts for row in part)
+    return steps
 
 
 def _has_to_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> npt.NDArray[np.bool_]:
