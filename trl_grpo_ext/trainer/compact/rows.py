@@ -160,8 +160,9 @@ def in_order_of_length(
     start_of_completion = ids.size(1) - keep
     results: dict[int, torch.Tensor] = {}
     chunks = [order[start : start + chunk] for start in range(0, len(order), chunk)]
+    limit = None
     if sharing is not None and (planned := _passes_with_shared(ids, mask, keep, len(chunks), sharing)) is not None:
-        chunks = planned
+        chunks, limit = planned
     for rows in chunks:
         left = start_of_completion - max(1, int(prompts_B[rows].max())) if trim_left else 0
         width = max(1, int(completions_B[rows].max()))
@@ -169,7 +170,7 @@ def in_order_of_length(
         arguments = (given["model"], ids[rows, columns], mask[rows, columns], width)
         some = dict(zip(("model", "input_ids", "attention_mask", "logits_to_keep"), arguments, strict=True))
         entropies = given.get("compute_entropy", False)
-        layout = None if sharing is None else sharing.layout(*arguments[1:])
+        layout = None if sharing is None else sharing.layout(*arguments[1:], limit)
         if sharing is not None and layout is not None:
             output = sharing.scored(method, {**some, "compute_entropy": entropies}, layout)
         else:
@@ -182,8 +183,8 @@ def in_order_of_length(
 
 def _passes_with_shared(
     ids: torch.Tensor, mask: torch.Tensor, keep: int, passes: int, sharing: SharedPrompts
-) -> list[torch.Tensor] | None:
-    """The rows of each of so many passes; None where prompts are not shared.
+) -> tuple[list[torch.Tensor], int] | None:
+    """The rows of each of so many passes, and the tokens that one may compute; None where prompts are not shared.
 
     A pass for which none is left has the first row once more: every rank makes as many.
     """
@@ -193,7 +194,7 @@ def _passes_with_shared(
     if lengths is None or not sharing.fits(lengths):
         return None
     blocks = [(lengths, np.ones(len(lengths), dtype=bool))]
-    sharing.max_tokens = token_limit(blocks, passes, sharing.budget)
-    (plan,) = plan_block(blocks, passes, shared=Shared([groups], sharing.price, sharing.max_tokens))
+    limit = token_limit(blocks, passes, sharing.budget)
+    (plan,) = plan_block(blocks, passes, shared=Shared([groups], sharing.price, limit))
     parts = [[max(row, 0) for row in part] for step in plan.steps for part in step]
-    return [torch.tensor(part, device=ids.device) for part in parts]
+    return [torch.tensor(part, device=ids.device) for part in parts], limit

@@ -320,8 +320,8 @@ class SharedPrompts:
         budget: Tokens that a pass may compute by the run's settings, or None.
 
     Attributes:
+        budget: As given.
         price: Of a pass; None before it is measured, and where prompts are not shared.
-        max_tokens: That the passes at hand may compute; None is as many as separate rows have.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class SharedPrompts:
         budget: int | None,
     ) -> None:
         self._attention, self._window, self._agree = attention, window, agree
-        self.budget = self.max_tokens = budget
+        self.budget = budget
         self.price: Price | None = None
         self._measured = False
         self._said: set[str] = set()
@@ -351,14 +351,23 @@ class SharedPrompts:
             return False
         return True
 
-    def layout(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> SharedLayout | None:
-        """The shared layout of the rows of one pass; None where they run as they are."""
+    def layout(
+        self, ids: torch.Tensor, mask: torch.Tensor, keep: int, max_tokens: int | None = None
+    ) -> SharedLayout | None:
+        """The shared layout of the rows of one pass; None where they run as they are.
+
+        Args:
+            ids: `(B, P + T)`, prompts padded on the left, completions on the right.
+            mask: Of the same shape, 1 where there is no padding.
+            keep: `T`.
+            max_tokens: That the pass may compute; None is as many as separate rows have.
+        """
         if self.price is None or ids.size(0) < 2:
             return None
         lengths, groups = rows_of(ids, mask, keep)
         if lengths is None or not self.fits(lengths):
             return None
-        filled = shared_rows(lengths, groups, self.price, self.max_tokens)
+        filled = shared_rows(lengths, groups, self.price, max_tokens)
         return None if filled is None else SharedLayout.of(ids, keep, lengths, filled)
 
     def scored(self, method: Callable[..., Any], given: dict[str, Any], layout: SharedLayout) -> Any:

@@ -170,6 +170,7 @@ class CompactUpdates:
         self.freedom, self._facts, self._loss_type = freedom, facts, loss_type
         self._max_tokens, self._balances, self._log = max_tokens, balance and facts.ranks > 1, log
         self._sharing, self._policy = sharing, policy
+        self._limit: int | None = None
         self._planned: list[dict[str, Any]] | None = None
 
     # ------------------------------------------------------------------ once per generation batch
@@ -220,7 +221,7 @@ class CompactUpdates:
             shared = None
             if sharing is not None and sharing.price is not None:
                 limit = token_limit(list(zip(lengths_R_B, runs_R_B, strict=True)), block, self._max_tokens)
-                sharing.max_tokens = limit if number == 0 else max(limit, sharing.max_tokens or 0)
+                self._limit = limit if number == 0 else max(limit, self._limit or 0)
                 shared = Shared([*table_R_B_4[:, :, 3]], sharing.price, limit)
             made, own = self._planned_block(steps, lengths_R_B, runs_R_B, layout, shared)
             if (table_R_B_4[:, :, 2] == 0).all():  # no completion has a token that counts: TRL logs zeros, so do these
@@ -315,7 +316,8 @@ class CompactUpdates:
             return in_order_of_length(method, given, chunk, self.freedom.trim_left, sharing)
         layout = None
         if sharing is not None and rows <= chunk:
-            layout = sharing.layout(given["input_ids"], given["attention_mask"], given["logits_to_keep"])
+            limit = self._limit if torch.is_grad_enabled() else None
+            layout = sharing.layout(given["input_ids"], given["attention_mask"], given["logits_to_keep"], limit)
         if sharing is None or layout is None:
             return method(model, *arguments, **keywords)
         return sharing.scored(method, given, layout)
