@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise, zip_longest
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ Rank = list[tuple[Row, bool]]
 """Each row, and whether it has to run."""
 
 
-def plans_of(ranks: Sequence[Rank], micro_steps: int, **settings: int | None) -> list[Plan]:
+def plans_of(ranks: Sequence[Rank], micro_steps: int, **settings: Any) -> list[Plan]:
     blocks = [
         (np.array([row for row, _ in rank], dtype=np.int64).reshape(-1, 2), np.array([r for _, r in rank], dtype=bool))
         for rank in ranks

@@ -316,8 +316,7 @@ def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_model_whose_numbers_change_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     # It ignores the positions that it is given: no signature says so.
     model = model_of(LlamaConfig(**{**SIZES, "max_position_embeddings": 512}), "sdpa", torch.float64)
-    honest, made = sharing(), sharing()
-    honest.price = made.price = None
+    honest, made = (SharedPrompts("sdpa", None, list, None) for _ in range(2))
     honest.measure(score, model, 64)
     assert honest.price is not None
     forward = model.model.rotary_emb.forward
@@ -423,7 +422,7 @@ def test_a_mixture_of_experts(request: pytest.FixtureRequest, tmp_path: Path) ->
 @pytest.mark.parametrize("share", [False, True])
 def test_placeholders_are_not_in_the_metrics(tiny_model: Path, tmp_path: Path, share: bool) -> None:
     settings_: dict[str, Any] = {**COMMON, "max_steps": 1, "trainer_arguments": {"rollout_func": uneven_rollout}}
-    masked = {"mask_truncated_completions": True, "max_completion_length": 1}
+    masked: dict[str, Any] = {"mask_truncated_completions": True, "max_completion_length": 1}
     ours = train(tiny_model, tmp_path / "a", **settings_, **masked, compact_updates="exact", share_prompts=share)
     theirs = train(tiny_model, tmp_path / "b", **settings_, **masked)
     assert ours.logs[0]["entropy"] == theirs.logs[0]["entropy"] == 0.0
