@@ -129,7 +129,7 @@ def main(given: Sequence[str] | None = None) -> None:
         f"torch {version('torch')}, transformers {version('transformers')}, trl {version('trl')}. The gradient norms "
         f"differ by {max(found['norm_gap'] for found in results):.0e} at most, relatively."
     )
-    Console(width=200).print(table(results), said, highlight=False)
+    Console(width=200).print(table(results), said, sep="\n\n", highlight=False)
     if options.markdown is not None:
         put(options.markdown, "shared prompts on the CPU", f"{table(results)}\n\n{said}")
     if options.json is not None:
