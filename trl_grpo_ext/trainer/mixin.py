@@ -12,7 +12,7 @@
 | `_calculate_rewards` | what rewards return checked, their errors and limits on all ranks, their spans; bars; shapers |
 | `compute_loss` | a micro-step of several parts; stop if the selected plugins were bypassed |
 | `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
-| `_get_per_token_logps_and_entropies` | passes in order of length, prompts shared (`compact`); forward hooks; what the KL term needs |
+| `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
 | `log` | the token records written |
 | `_save`, `save_model` | the manifest beside the weights |
 | `create_model_card` | a table of the plugins |
