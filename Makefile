@@ -4,6 +4,7 @@
 # make nightly  all of it: every cell of the grids, and the oldest TRL that is supported
 # make lint     ruff and mypy alone
 # make docs     the documentation as a site, into site/
+# make gpu      measure on a CUDA device what only one can show, into docs/gpu.md; LEARN=1 trains there
 # make browser  install chromium, without which the browser tests are skipped (Debian, as root)
 #
 # Everything lives in $(VENV); nothing else on the machine is touched, except by `make browser`.
@@ -16,7 +17,7 @@ THREADS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: demo quick test nightly lint format docs browser setup clean
+.PHONY: demo quick test nightly lint format docs gpu browser setup clean
 TESTS := HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Left to itself the launcher gives a process one thread.
@@ -44,6 +45,10 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m docs.site.build --out site
+
+# Ten minutes at most; the same command goes on where it stopped. GPU_ARGS='--minutes 30', '--only 5 --again'.
+gpu: $(READY)
+	$(BIN)/python -m bench.gpu $(if $(LEARN),--learn) $(GPU_ARGS)
 
 APT := DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 browser:

@@ -30,9 +30,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says when it sta
 import torch
 from rich.console import Console
 
-from bench.compact_cells import EXACT, PLAIN, SHARED, Match, Meter, put
 from bench.compact_rollouts import Cell, Script, Size
-from bench.compact_updates import save_model
+from bench.compact_updates import EXACT, PLAIN, SHARED, Match, Meter, put, save_model
 
 LENGTHS = ("uniform short", "log-normal")
 
@@ -124,7 +123,7 @@ def main(given: Sequence[str] | None = None) -> None:
         match.close()
     said = (
         f"{size.rows} completions in groups of 8, all with signal, micro-batches of 8, `loss_type` dapo without a KL "
-        f"penalty, AdamW. Best of {options.updates} updates of each arm in turns; time is {Meter('cpu').time_is}, "
+        f"penalty, AdamW. Best of {options.updates} updates of each arm in turns; time is {Meter().time_is}, "
         f"and planning counts as update. Llama, 5.3M parameters, {options.threads} thread(s), {platform.machine()}; "
         f"torch {version('torch')}, transformers {version('transformers')}, trl {version('trl')}. The gradient norms "
         f"differ by {max(found['norm_gap'] for found in results):.0e} at most, relatively."

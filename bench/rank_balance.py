@@ -26,8 +26,8 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from bench.compact_cells import put
 from bench.compact_rollouts import PROFILES, SHARES, SPREAD
+from bench.compact_updates import put
 from trl_grpo_ext.trainer.compact.plan import Lengths, Plan, part_tokens, plan_block
 
 RANKS = (2, 4, 8, 16, 32)

@@ -3,7 +3,7 @@ r"""`math_accuracy` beside TRL's `accuracy_reward`: hostile completions, ordinar
     python -m bench.verification hostile [--limit 20]
     python -m bench.verification throughput [--rounds 7]
     python -m bench.verification agreement --gsm8k FOLDER
-    python -m bench.verification load [--gsm8k FOLDER] [--pairs FILE] [--busy 2]
+    python -m bench.verification load [--gsm8k FOLDER] [--pairs FILE] [--busy 2] [--each 18]
 
 `hostile` gives TRL each completion in a process of its own, which is killed after `--limit` seconds, and ours all of
 them as one batch. `throughput` lets both take turns on the same batches, new ones in every round so that no cache
@@ -230,13 +230,13 @@ def agreement(folder: Path, processes: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- load
 
 
-def load(gsm8k: Path | None, file: Path | None, busy_per_core: int) -> None:
+def load(gsm8k: Path | None, file: Path | None, busy_per_core: int, each: int) -> None:
     """Print pairs per second and how many verdicts differ, idle and busy; and the CPU seconds of hostile ones."""
     warnings.simplefilter("ignore")
     logging.disable()
     sets = {
         "ordinary": [pair for turn in range(8) for pair in batch_of(mixed, 64, f"load {turn}", GROUP)],
-        "college": college_pairs(),
+        "college": college_pairs(each=each),
     }
     if gsm8k is not None:
         solutions = [json.loads(line)["answer"] for line in (gsm8k / "test.jsonl").read_text("utf-8").splitlines()]
@@ -318,13 +318,14 @@ def main() -> None:
     under_load.add_argument("--gsm8k", type=Path, help="folder with GSM8K's test.jsonl")
     under_load.add_argument("--pairs", type=Path, help="a JSON Lines file with `reference` and `answer`")
     under_load.add_argument("--busy", type=int, default=2, help="spinning processes per core, default %(default)s")
+    under_load.add_argument("--each", type=int, default=18, help="expressions of a college form, default %(default)s")
     given = parser.parse_args()
     packages = ", ".join(f"{name} {version(name)}" for name in ("trl", "math-verify", "sympy"))
     CONSOLE.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {packages}")
     if given.command == "hostile":
         hostile(given.limit)
     elif given.command == "load":
-        load(given.gsm8k, given.pairs, given.busy)
+        load(given.gsm8k, given.pairs, given.busy, given.each)
     elif given.command == "throughput":
         throughput(given.rounds)
     else:

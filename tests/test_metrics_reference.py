@@ -63,6 +63,13 @@ class BothStages:
         return -advantages_B_T
 
 
+class Shaper:
+    """Pays for length."""
+
+    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
+        return 0.1 * rollout.lengths_B
+
+
 def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
     return [None if len(text) % 3 == 0 else math.nan if len(text) % 3 == 1 else 1.0 for text in completions]
 
@@ -79,10 +86,23 @@ RUNS: dict[str, dict[str, Any]] = {
         "eval_strategy": "steps",
         "eval_steps": 1,
         "per_device_eval_batch_size": 8,
-        "trainer_arguments": {"advantage_hooks": ["leave_one_out", BothStages()], "eval_dataset": prompts(2)},
+        "pass_at_k": [1, 4],
+        "mean_at_k": True,
+        "pass_thresholds": {"length_reward": 0.5, "think_format": 1.0},
+        "trainer_arguments": {"advantage_hooks": ["leave_one_out", Shaper(), BothStages()], "eval_dataset": prompts(2)},
     },
     "a reduction, cispo": {"loss_aggregation": {"name": "power_mean", "p": 2.0}, "loss_type": "cispo"},
-    "vespo": {"loss_type": "vespo", "gradient_accumulation_steps": 2},
+    "vespo, pass@k": {
+        "loss_type": "vespo",
+        "gradient_accumulation_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_eval_batch_size": 8,
+        "pass_at_k": [1],
+        "mean_at_k": True,
+        "prompt_rates": True,
+        "trainer_arguments": {"eval_dataset": prompts(2)},
+    },
     "tensorboard": {
         "loss_aggregation": "token_mean",
         "advantage_hooks": ["entropy_shaping"],

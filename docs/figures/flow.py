@@ -30,8 +30,9 @@ class Step:
 STEPS = (
     Step("Completions", "G of each of Q prompts", TRL, "texts, B"),
     Step("Rewards", "K functions score each completion", YOURS, "(B, K)"),
-    Step("Baseline", "weighted sum r, less the group's mean", TRL, "(B,)"),
-    Step("Hooks that see the batch", "on_rollout: which tokens earn the credit?", YOURS, "(B, T)"),
+    Step("Shapers", "on_rewards: one more column each", YOURS, "(B, K + 1)"),
+    Step("Baseline", "less the group's mean; or your estimator", TRL, "(B,)"),
+    Step("Transforms, then masks", "on_rollout: which tokens earn the credit?", YOURS, "(B, T)"),
     Step("Hooks that see the policy", "on_forward: entropies, log-probabilities", YOURS, "(B, T)"),
     Step("TRL's own loss, untouched", "ratio, clipping, KL, entropy bonus", TRL, "scalar L"),
     Step("Per-token losses, recovered", "A · ∂L/∂A, by automatic differentiation", OURS, "(B, T)"),

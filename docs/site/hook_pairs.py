@@ -1,4 +1,4 @@
-"""The tables of `docs/hook_pairs.md`, from the hooks themselves: `python -m docs.site.hook_pairs`.
+"""Tables of `docs/hook_pairs.md` and `docs/plugins.md` from the hooks themselves: `python -m docs.site.hook_pairs`.
 
 Every two built-in hooks are put into a chain, in either order. `tests/credit/test_pairs.py` compares the page, and
 shows for each pair that is accepted that both hooks change the gradient.
@@ -18,8 +18,12 @@ from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.types import acting_order, role_of
 
-PAGE = Path(__file__).parents[1] / "hook_pairs.md"
-BEGIN, END = "<!-- tables: python -m docs.site.hook_pairs -->", "<!-- end of the tables -->"
+PAGE, CATALOGUE = (Path(__file__).parents[1] / name for name in ("hook_pairs.md", "plugins.md"))
+BLOCKS = {
+    PAGE: ("<!-- tables: python -m docs.site.hook_pairs -->", "<!-- end of the tables -->"),
+    CATALOGUE: ("<!-- roles: python -m docs.site.hook_pairs -->", "<!-- end of the roles -->"),
+}
+"""By page, between which lines its tables stand."""
 
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "kl_in_reward": ({}, {"form": "completion"}),
@@ -104,15 +108,27 @@ def _pairs(pairs: list[str]) -> str:
     return f"{len(pairs)} pairs" if len(pairs) > 6 else ", ".join(pairs)
 
 
-def renewed(text: str) -> str:
-    """The page with its tables as they are now."""
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"{PAGE} has lost one of the lines {BEGIN!r} and {END!r}.")
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{end}{after}"
+def by_role() -> str:
+    """The hooks of each role."""
+    lines = ["| role | hooks |", "| --- | --- |"]
+    for role in dict.fromkeys(hook.role for hook in hooks()):
+        names = [hook for hook in hooks() if hook.role == role]
+        links = [f"[`{hook.label}`](#{hook.selection['name']})" for hook in names]
+        lines.append(f"| {role} | {', '.join(links)} |")
+    return "\n".join(lines)
+
+
+def renewed(page: Path) -> str:
+    """A page with its tables as they are now."""
+    begin, end = BLOCKS[page]
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found_too, after = rest.partition(end)
+    if not (found and found_too):
+        raise SystemExit(f"{page} has lost one of the lines {begin!r} and {end!r}.")
+    return f"{before}{begin}\n\n{tables() if page == PAGE else by_role()}\n\n{end}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.stdout.write(f"{PAGE}: {len(hooks())} hooks.\n")
+    for page in BLOCKS:
+        page.write_text(renewed(page), encoding="utf-8")
+    sys.stdout.write(f"{len(hooks())} hooks, on {', '.join(page.name for page in BLOCKS)}.\n")

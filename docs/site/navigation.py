@@ -6,13 +6,13 @@ FROM_THE_ROOT = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONT
 """By file in the root of the repository, its page."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Begin": ("start", "first_plugin", "concepts", "how_it_works", "glossary"),
+    "Begin": ("start", "first_plugin", "concepts", "hook_pairs", "how_it_works", "glossary"),
     "Plugins": ("writing_plugins", "catalogue/index", "plugins", "rewards", "examples/README"),
     "Training": (
         *("recipes", "launching", "doctor", "command_line", "conformance", "pipelines", "manifest", "replay"),
         *("report", "metrics", "troubleshooting"),
     ),
-    "Evidence": ("parity", "study", "comparison", "compatibility"),
+    "Evidence": ("parity", "gpu", "study", "comparison", "compatibility"),
     "Reference": ("api", "stability", "changelog", "contributing", "readme"),
 }
 """By caption in the side bar, pages without their ending."""

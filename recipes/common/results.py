@@ -33,12 +33,14 @@ def first_evaluation(history: Sequence[Metrics]) -> dict[str, Any]:
 
 
 def held_out(metrics: Metrics) -> dict[str, float]:
-    """The rewards and lengths of one evaluation, by the names that the table shows."""
+    """The rewards, pass@k and lengths of one evaluation, by the names that the table shows."""
     shown = {
         key.removeprefix("eval_rewards/").removesuffix("/mean"): value
         for key, value in metrics.items()
         if key.startswith("eval_rewards/") and key.endswith("/mean")
     }
+    at_k = ("eval_pass@", "eval_mean@")
+    shown.update({key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith(at_k)})
     lengths = {
         "completion length (tokens)": "eval_completions/mean_length",
         "cut off": "eval_completions/clipped_ratio",

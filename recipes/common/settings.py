@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import yaml
 from accelerate import PartialState
 from trl import GRPOConfig, ModelConfig, TrlParser
 
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.checkpoints import checkpoint_problem, last_complete_checkpoint
+from trl_grpo_ext.launch.doctor.reading import read_settings
 from trl_grpo_ext.launch.engine import Asked, check_launch
+from trl_grpo_ext.launch.ranges import wrong_values
 
 from .errors import RecipeError, one_line, settings_errors
 
@@ -42,13 +43,20 @@ class RecipeParser(TrlParser):
         words = split_config(command_line)
         known = {action.dest for action in self._actions}
         self.set_defaults_with_config(**defaults)
-        for name in config_of(words):
+        config = config_of(words)
+        numbers = {action.dest for action in self._actions if action.type in (int, float) and action.nargs is None}
+        for name, value in config.items():
             if name not in known and name != "env":
                 raise ConfigurationError(f"There is no setting {name!r} (in the file of --config).{_near(name, known)}")
+            if name in numbers and isinstance(value, list | dict):
+                raise ConfigurationError(f"{name} is {value!r:.60} (in the file of --config), not a number.")
         place = words.index("--config") if "--config" in words else len(words)
-        for word in self.parse_known_args(words[:place] + words[place + 2 :])[1]:
+        parsed, unknown = self.parse_known_args(words[:place] + words[place + 2 :])
+        for word in unknown:
             name = word.lstrip("-").split("=")[0].replace("-", "_")
             raise ConfigurationError(f"There is no setting {word!r} (command line).{_near(name, known)}")
+        if wrong := wrong_values(config) or wrong_values(vars(parsed)):
+            raise ConfigurationError(f"{'; '.join(wrong)}.")
         with settings_errors():
             return self.parse_args_and_config(words)
 
@@ -108,12 +116,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not Path(path).is_file():
         raise ConfigurationError(f"There is no file {str(path)!r} (--config).")
     try:
-        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{str(path)!r} (--config) is not YAML: {one_line(error)}") from error
-    if not isinstance(settings, dict):
-        raise ConfigurationError(f"{str(path)!r} (--config) holds {settings!r:.60}, not settings (`name: value`).")
-    return settings
+        return read_settings(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{one_line(error)} (--config)") from error
 
 
 def asked_for(model_args: ModelConfig, engine: str | None, processes: int | None) -> Asked:
@@ -200,7 +205,12 @@ def samples_per_problem(args: GRPOConfig) -> int:
 
 
 def measure(args: GRPOExtConfig, *wanted: str) -> None:
-    """Add rewards to the selected ones, with weight 0: they are measured, not trained on. Alone, the first counts."""
+    """Add rewards to the selected ones, with weight 0: they are measured, not trained on. Alone, the first counts.
+
+    The first is also what pass@k and prompt rates are about, where nothing else is said.
+    """
+    if (args.pass_at_k or args.mean_at_k or args.prompt_rates) and args.pass_thresholds is None:
+        args.pass_thresholds = {wanted[0]: 1.0}
     rewards: list[Any] = list(args.rewards or [])
     names = [selected["name"] if isinstance(selected, dict) else selected for selected in rewards]
     for reward in wanted:

@@ -211,6 +211,16 @@ class TestWhiten:
         assert result.dtype == dtype
         assert not result.any()
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_what_has_no_advantage_gets_none_from_a_mean_that_is_rounding(self, dtype: torch.dtype) -> None:
+        rewards = [0.1, 0.7, 0.3, 0.2, 0.9, 0.4, *[0.3] * 3]
+        rollout = make_rollout([1] * 9, rewards, [0] * 3 + [1] * 3 + [2] * 3)
+        rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype))
+        hooks = [hook("normalised"), hook("whiten")]
+        result = flow.apply_rollout_hooks(torch.zeros(9, dtype=dtype), hooks, rollout)
+        assert not result[6:].any()
+        assert result[:6].all()
+
     def test_an_unscored_completion_counts_where_a_hook_gave_it_something(self) -> None:
         # Without any reward, as with a teacher alone, what came in is whitened all the same.
         rollout = make_rollout([1] * 3, [math.nan] * 3)

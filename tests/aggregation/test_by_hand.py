@@ -84,7 +84,7 @@ def test_what_hooks_make_of_the_advantages_is_no_outcome(name: str) -> None:
     assert weights_of(name, turned) == weights_of(name, BATCH)
     aggregation, rollout = load_loss_aggregation(name), rollout_of(BATCH)
     # Nor is what a shaper makes of the rewards.
-    shaped = replace(rollout, rewards_B=rollout.rewards_B.flip(0) - 3.0, raw_rewards_B=rollout.rewards_B)
+    shaped = replace(rollout, rewards_B=-rollout.rewards_B, raw_rewards_B=rollout.rewards_B)
     assert torch.equal(flow.token_weights(aggregation, shaped), flow.token_weights(aggregation, rollout))
 
 

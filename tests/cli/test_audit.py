@@ -16,6 +16,7 @@ from tests.cli.terminal import assert_readable, invoke
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.cli.audit import Audit, audit
 from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.rewards.python_tests import PythonTests
 
 GOOD = [
     {"prompt": "How many?", "answer": "She has 9 * 2 = 18 eggs.\n#### 18"},
@@ -240,3 +241,19 @@ def test_a_file_that_is_here_is_no_question_for_a_hub(tmp_path: Path, name: str,
     assert done.returncode == status, done.stderr
     assert says in " ".join((done.stdout + done.stderr).split())
     assert "Traceback" not in done.stderr
+
+
+def test_tests_in_which_nothing_can_fail_are_found_beforehand() -> None:
+    code = "def add(a, b):\n    return a + b"
+    tests = [
+        ["assert add(1, 2) == 3"],
+        ["def run():\n    assert add(1, 2) == 3"],
+        "def test_add():\n    add(1, 2)",
+        ["if add(1, 2) > 3:\n    assert add(0, 0) == 0"],
+        ["assert True"],
+    ]
+    rows = [{"tests": test, "code": code} for test in tests]
+    found = audit(PythonTests(require=[]), rows, column="tests", completions="code")
+    assert problems(found) == [(row, "does not parse") for row in (1, 2, 3, 4)]
+    assert "nothing in the tests can fail" in found.findings[0].detail
+    assert "behind a condition that the solution decides" in found.findings[2].detail

@@ -157,7 +157,7 @@ def test_a_dotted_path_needs_no_entry_point(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("entrpy_shaping", "Did you mean 'entropy_shaping'?"),
+        ("entrpy_shapng", "Did you mean 'entropy_shaping'"),
         ("trl-grpo-ext:thinkformat", "The distribution 'trl-grpo-ext' offers no plugin 'thinkformat'. Did you mean"),
         ("no.such:thing", "there is no module 'no.such' on sys.path"),
         ("trl_grpo_ext.rewards.combinators:Clap", "combinators.py defines no 'Clap'"),

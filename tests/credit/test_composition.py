@@ -17,7 +17,7 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.composition import Preserving, kept_signs, kept_sums
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginParameterError
 from trl_grpo_ext.plugins.loading import parse_selection
-from trl_grpo_ext.types import Forward, Rollout, implements
+from trl_grpo_ext.types import Forward, Rollout, implements, role_of
 
 HERE = "tests.credit.test_composition"
 values = st.floats(-8, 8).map(lambda x: round(x, 3))
@@ -225,3 +225,35 @@ def test_the_keys_are_switches_of_hooks_alone() -> None:
     assert parse_selection("reward", {"name": "r", "preserve_sum": True}).parameters == {"preserve_sum": True}
     with pytest.raises(PluginParameterError, match="skip_zero_variance"):
         load_advantage_hooks([{"name": "centred", "skip_zero_variance": True}])
+
+
+@pytest.mark.parametrize(
+    ("selection", "sentence"),
+    [
+        ({"name": "centred", "preserve_sign": True}, "preserve_sign of .*'centred' cannot be kept: it is an estimator"),
+        ({"name": "prefix_tree", "preserve_sum": True}, "preserve_sum of .*'prefix_tree' cannot be kept: it is an est"),
+        ({"name": "truncation_masking", "preserve_sum": True}, "it is a mask, and completions that it masks would get"),
+        (
+            {"name": "zero_variance_credit", "preserve_sign": True},
+            "would leave nothing of it: it gives advantages where",
+        ),
+    ],
+)
+def test_it_is_refused_where_there_is_nothing_to_preserve(selection: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        load_advantage_hooks([selection])
+
+
+def test_the_role_passes_through() -> None:
+    hooks = load_advantage_hooks(
+        [
+            {"name": "truncation_masking", "preserve_sign": True},
+            {"name": "prefix_tree", "mode": "add", "preserve_sum": True},
+            {"name": "low_probability", "preserve_sum": True},
+        ]
+    )
+    assert [(hook.__name__, role_of(hook), getattr(hook, "last", False)) for hook in hooks] == [
+        ("prefix_tree", "transform", False),
+        ("truncation_masking", "transform", True),
+        ("low_probability", "forward", False),
+    ]

@@ -126,6 +126,12 @@ class TestHooks:
             flow.apply_rollout_hooks(torch.zeros(2), [hook(on_rollout=lambda a, r: result)], make_rollout([3, 1]))
         assert message in str(error.value)
 
+    @pytest.mark.parametrize(("role", "expected"), [("transform", [[3, 4]]), ("estimator", [[0, 1]])])
+    def test_spans_are_added_to_what_came_in_and_an_estimators_to_zero(self, role: str, expected: list[Any]) -> None:
+        points = SimpleNamespace(__name__="points", role=role, on_rollout=lambda a, rollout: [[(1, 2, 1.0)]])
+        advantages = torch.tensor([3.0])
+        assert flow.apply_rollout_hooks(advantages, [points], make_rollout([2])).tolist() == expected
+
     @pytest.mark.parametrize(
         ("raised", "error", "message"),
         [

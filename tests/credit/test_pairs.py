@@ -12,12 +12,13 @@ import functools
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from docs.site.hook_pairs import PAGE, REFUSED, REORDERED, VARIANTS, Hook, hooks, renewed, verdict
+from docs.site.hook_pairs import BLOCKS, REFUSED, REORDERED, VARIANTS, Hook, hooks, renewed, verdict
 from trl_grpo_ext import Forward, Rollout, available, load_advantage_hooks
 from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.credit.signal import signal_of, signal_table
@@ -171,9 +172,9 @@ def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
     return float((one - other).norm()) > 1e-6 * float(torch.maximum(one.norm(), other.norm()))
 
 
-def test_the_page_is_what_the_hooks_say() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert renewed(text) == text, "run: python -m docs.site.hook_pairs"
+@pytest.mark.parametrize("page", BLOCKS, ids=lambda page: page.name)
+def test_the_pages_are_what_the_hooks_say(page: Path) -> None:
+    assert renewed(page) == page.read_text(encoding="utf-8"), "run: python -m docs.site.hook_pairs"
 
 
 def test_every_hook_is_there_in_every_role_that_it_may_have() -> None:

@@ -94,7 +94,7 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
         "from trl_grpo_ext import GRPOExtMixin",
         "Geometric.__bases__ == (GRPOExtMixin, GMPOTrainer)",
     ),
-    ("docs/stability.md", "contract_version = 1"): (
+    ("docs/stability.md", "contract_version = 2"): (
         "from trl_grpo_ext.types import CONTRACT_VERSION",
         "FirstTokens.contract_version == CONTRACT_VERSION",
     ),

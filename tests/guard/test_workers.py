@@ -402,6 +402,14 @@ def test_a_budget_ends_second_tries_but_nobodys_first(pool: WorkerPool) -> None:
     assert all("budget of 0.8 s is spent" in result.detail for result in done[:8])
 
 
+def test_what_comes_to_a_result_is_not_on_the_budget(tmp_path: Path) -> None:
+    jobs = [*[("work", str(tmp_path / f"{number}"), 0.4) for number in range(6)], "spin"]
+    with contextlib.closing(WorkerPool(trouble(), workers=2)) as two:
+        done = two.run(jobs, allowance=5.0, turn=0.2, budget=2.0)  # six times 0.4 s are more
+    assert [result.status for result in done] == ["done"] * 6 + ["timeout"]
+    assert not done[6].whole
+
+
 def test_a_death_that_the_budget_leaves_without_a_second_try_is_a_death() -> None:
     def task(job: str) -> None:
         import os

@@ -72,7 +72,11 @@ BROKEN_ONES: list[tuple[str, str, str, tuple[str, str] | None, list[str]]] = [
         "a_function",
         "PluginTypeError",
         None,
-        ["tge-wrong-kind 0.1.0", "the function a_function", "a class whose instances have on_rollout"],
+        [
+            "tge-wrong-kind 0.1.0",
+            "the function a_function",
+            "a class with a role, whose instances have the method of that role",
+        ],
     ),
     (
         "loss_aggregation",

@@ -581,7 +581,7 @@ def test_one_selection_or_several(own: ModuleType) -> None:
     assert load_rewards(own.plain) == load_rewards((own.plain,)) == [own.plain]
     assert load_rewards([]) == []
     hooks = load_advantage_hooks(["own_plugins:Late", own.Early(), {"name": "own_plugins:Both"}])
-    assert [type(hook).__name__ for hook in hooks] == ["Late", "Early", "Both"], "in the order given"
+    assert [type(hook).__name__ for hook in hooks] == ["Early", "Both", "Late"], "in the order in which they act"
     with pytest.raises(ConfigurationError, match="There is one loss aggregation, not a list"):
         load_loss_aggregation(["own_plugins:Weighs"])
 

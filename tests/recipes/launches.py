@@ -121,7 +121,25 @@ FAILURES = {
     "config is no mapping": failing(
         "--config", "{folder}/a.yaml", files={"a.yaml": "just text"}, says=("a.yaml", "'just text'", "`name: value`")
     ),
-    "config is no YAML": failing("--config", "{folder}/a.yaml", files={"a.yaml": "a: ["}, says=("a.yaml", "not YAML")),
+    "config is no YAML": failing(
+        "--config", "{folder}/a.yaml", files={"a.yaml": "a: ["}, says=("a.yaml", "cannot be read")
+    ),
+    "config with a number for a name": failing(
+        "--config", "{folder}/a.yaml", files={"a.yaml": "1: 2"}, says=("There is no setting '1'", "--config")
+    ),
+    "config with a list for a number": failing(
+        "--config", "{folder}/a.yaml", files={"a.yaml": "learning_rate: [1]"}, says=("learning_rate is [1]",)
+    ),
+    "config of brackets": failing(
+        "--config", "{folder}/a.yaml", files={"a.yaml": "[" * 3000}, says=("a.yaml", "nested too deeply")
+    ),
+    "config with an impossible value": failing(
+        "--config", "{folder}/a.yaml", files={"a.yaml": "seed: -1"}, says=("seed is -1", "between 0 and 4294967295")
+    ),
+    "no generations": failing("--num_generations", "0", says=("num_generations is 0", "1 or more")),
+    "no batch": failing("--per_device_train_batch_size", "0", says=("per_device_train_batch_size is 0", "1 or more")),
+    "no accumulation": failing("--gradient_accumulation_steps", "0", says=("gradient_accumulation_steps is 0",)),
+    "no number": failing("--learning_rate", "nan", says=("learning_rate is nan", "finite")),
     "unknown key": failing(
         "--config",
         "{folder}/a.yaml",

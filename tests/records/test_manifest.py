@@ -134,7 +134,7 @@ def test_the_libraries_beneath_are_no_difference_and_a_note() -> None:
     old, new = Manifest((FOCAL,), {"trl": "1.15.0", "torch": "2"}), Manifest((FOCAL,), {"trl": "1.16.0", "torch": "2"})
     assert differences(old, new) == []
     assert version_notes(old, new) == ["trl 1.15.0 in the checkpoint, 1.16.0 here"]
-    assert version_notes(old, replace(old, contract_version=2)) == ["plugin contract 1 in the checkpoint, 2 here"]
+    assert version_notes(old, replace(old, contract_version=3)) == ["plugin contract 2 in the checkpoint, 3 here"]
 
 
 def test_what_a_file_says_does_not_reach_the_terminal() -> None:
@@ -501,3 +501,13 @@ def test_the_card_says_how_parameters_were_given() -> None:
     long = section(Manifest((replace(FOCAL, parameters={"text": "x" * 1000}),)))
     assert "x" * 380 + " ... (all of it is in the file of the checkpoint)" in long
     assert "x" * 400 not in long
+
+
+def test_a_hooks_role_is_recorded_and_a_manifest_older_than_roles_is_read() -> None:
+    record = PluginRecord("advantage_hook", "h", role="estimator")
+    plain = Manifest((record,)).plain()
+    assert Manifest.from_plain(plain).plugins == (record,)
+    del plain["plugins"][0]["role"]
+    (older,) = Manifest.from_plain(plain).plugins
+    assert older.role is None
+    assert differences(Manifest((older,)), Manifest((record,))) == []

@@ -4,6 +4,8 @@
 solution. `forgeries(shape)` gives code that does not solve the task and wants to be called right.
 """
 
+# The code of a pair is easier to read on one line.
+# ruff: noqa: E501
 from __future__ import annotations
 
 import textwrap
@@ -31,6 +33,13 @@ HONEST: dict[str, Pair] = {
     "MBPP with set-up": Pair(
         "import math\ndef area(r):\n    return math.pi * r * r\n",
         ["import math", "assert math.isclose(area(2), 12.566370614359172, rel_tol=0.001)"],
+    ),
+    "MBPP without its imports": Pair(
+        "def area(r):\n    return 3.1416 * r * r\n", ["assert math.isclose(area(2), 12.5664, rel_tol=0.001)"]
+    ),
+    "MBPP of a match": Pair(
+        "import re\ndef check_str(s):\n    return re.search('^[aeiou]', s)\n",
+        ["assert check_str('annie')", "assert not check_str('dawood')"],
     ),
     "MBPP of a built-in name": Pair(
         "def sum(a, b):\n    return len([i for i in range(1, min(a, b) + 1) if a % i == b % i == 0])\n",
@@ -404,8 +413,11 @@ HONEST: dict[str, Pair] = {
         "try:\n    title()\n    assert False\nexcept OSError:\n    pass\n",
     ),
     "doctest": Pair(_ADD, '"""\n>>> add(1, 2)\n3\n>>> add("a", "b")\n\'ab\'\n"""\n'),
-    "doctest alone": Pair(_ADD, ">>> add(1, 2)\n3\n>>> add(1, 'a')\nTraceback (most recent call last):\nTypeError: "
-        "unsupported operand type(s) for +: 'int' and 'str'\n"),
+    "doctest alone": Pair(
+        _ADD,
+        ">>> add(1, 2)\n3\n>>> add(1, 'a')\nTraceback (most recent call last):\nTypeError: "
+        "unsupported operand type(s) for +: 'int' and 'str'\n",
+    ),
     "generator": Pair(
         "def naturals():\n    n = 0\n    while True:\n        yield n\n        n += 1\n",
         "from itertools import islice\nimport types\ng = naturals()\nassert next(g) == 0 and next(g) == 1\n"
@@ -453,6 +465,17 @@ HONEST: dict[str, Pair] = {
         "import asyncio\nassert asyncio.run(double(2)) == 4\nasync def main():\n"
         "    return await asyncio.gather(double(1), double(2)), [i async for i in count(3)]\n"
         "assert asyncio.run(main()) == ([2, 4], [0, 1, 2])\n",
+    ),
+    "async tests": Pair(
+        "import asyncio\nasync def fetch(x, log):\n    await asyncio.sleep(0.01)\n    log.append(x)\n    return x\n",
+        "import asyncio\nimport pytest\n@pytest.mark.asyncio\nasync def test_fetch():\n    log = []\n"
+        "    assert await fetch(1, log) == 1\n    assert await asyncio.create_task(fetch(2, log)) == 2\n    assert log == [1, 2]\n"
+        "@pytest.mark.parametrize('x', [3])\nasync def test_more(x):\n    assert await fetch(x, []) == 3\n",
+    ),
+    "unittest, asynchronous": Pair(
+        "import asyncio\nasync def fetch(x):\n    await asyncio.sleep(0.01)\n    return x\n",
+        "import unittest\nclass T(unittest.IsolatedAsyncioTestCase):\n    async def test_fetch(self):\n"
+        "        self.assertEqual(await fetch(1), 1)\nunittest.main(argv=[''], exit=False)\n",
     ),
     "context manager": Pair(
         "from contextlib import contextmanager\nlog = []\n@contextmanager\ndef tag(name):\n    log.append('+' + name)\n"
@@ -502,7 +525,8 @@ HONEST: dict[str, Pair] = {
         "solution.counter = 10\nassert tick() == 11\n",
     ),
     "helpers of the tests": Pair(
-        _ADD, "def run(cases):\n    for a, b, c in cases:\n        check_one(a, b, c)\ndef check_one(a, b, c):\n"
+        _ADD,
+        "def run(cases):\n    for a, b, c in cases:\n        check_one(a, b, c)\ndef check_one(a, b, c):\n"
         "    assert add(a, b) == c, (a, b)\nrun([(1, 2, 3), (4, 5, 9)])\n",
     ),
     "properties": Pair(
@@ -516,7 +540,8 @@ HONEST: dict[str, Pair] = {
         "    assert r == sorted(a)\n",
     ),
     "stdin and stdout": Pair(
-        "print(sum(map(int, input().split())))\n", [{"input": "1 2\n", "output": "3\n"}, {"input": "5 -5", "output": "0"}]
+        "print(sum(map(int, input().split())))\n",
+        [{"input": "1 2\n", "output": "3\n"}, {"input": "5 -5", "output": "0"}],
     ),
     "threads": Pair(
         "from concurrent.futures import ThreadPoolExecutor\ndef squares(xs):\n    with ThreadPoolExecutor(4) as pool:\n"
@@ -545,41 +570,94 @@ SHAPES: dict[str, Pair] = {
     for name, tests, entry in (
         ("literals", ["assert f(2) == 2.5", "assert f(7) == 7.5"], None),
         ("isclose", "import math\nassert math.isclose(f(2), 2.5)\nassert math.isclose(f(7), 7.5)\n", None),
-        ("abs", "def check(candidate):\n    for i in range(9):\n        assert abs(candidate(i) - i - 0.5) < 1e-6\n", "f"),
+        ("isclose without an import", "assert math.isclose(f(2), 2.5)\nassert math.isclose(f(7), 7.5)\n", None),
+        (
+            "abs",
+            "def check(candidate):\n    for i in range(9):\n        assert abs(candidate(i) - i - 0.5) < 1e-6\n",
+            "f",
+        ),
         ("random", "import random\nfor _ in range(9):\n    x = random.random()\n    assert f(x) == x + 0.5\n", None),
         ("is True", "for i in range(9):\n    assert even(i) is (i % 2 == 0)\n", None),
-        ("truth", "for i in range(8):\n    if i % 2:\n        assert not even(i)\n    else:\n        assert even(i)\n", None),
+        (
+            "truth",
+            "for i in range(8):\n    if i % 2:\n        assert not even(i)\n    else:\n        assert even(i)\n",
+            None,
+        ),
         ("variable", "x = 2.5\nassert f(2) == x\nassert x == f(2)\nassert f(3) != x\n", None),
         ("in", "assert f(2) in [2.5]\nassert f(4) in {4.5}\nassert f(5) not in (2.5, 4.5)\n", None),
         ("order", "assert 2.4 < f(2) < 2.6\nassert 8.4 < f(8) <= 8.6\n", None),
-        ("methods", "assert str(f(2)).startswith('2.5') and f(2).is_integer() is False\nassert round(f(4), 1) == 4.5\n", None),
+        (
+            "methods",
+            "assert str(f(2)).startswith('2.5') and f(2).is_integer() is False\nassert round(f(4), 1) == 4.5\n",
+            None,
+        ),
         (
             "unittest",
             "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(2), 2.5)\n"
             "    def test_b(self):\n        self.assertAlmostEqual(f(7), 7.5)\n        self.assertTrue(f(3) == 3.5)\n",
             None,
         ),
-        ("pytest", "from solution import f\nimport pytest\ndef test_f():\n    assert f(2) == pytest.approx(2.5)\n    assert f(7) == pytest.approx(7.5)\n", None),
+        (
+            "pytest",
+            "from solution import f\nimport pytest\ndef test_f():\n    assert f(2) == pytest.approx(2.5)\n    assert f(7) == pytest.approx(7.5)\n",
+            None,
+        ),
         (
             "parametrised",
             "import pytest\n@pytest.mark.parametrize('x', [1, 2, 5])\ndef test_f(x):\n    assert f(x) == x + 0.5\n",
             None,
         ),
-        ("raises", "import pytest\nwith pytest.raises(ValueError, match='^negative: -1$'):\n    f(-1)\nassert f(1) == 1.5\n", None),
-        ("try", "try:\n    f(-1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'negative: -1'\nassert f(1) == 1.5\n", None),
+        (
+            "raises",
+            "import pytest\nwith pytest.raises(ValueError, match='^negative: -1$'):\n    f(-1)\nassert f(1) == 1.5\n",
+            None,
+        ),
+        (
+            "try",
+            "try:\n    f(-1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'negative: -1'\nassert f(1) == 1.5\n",
+            None,
+        ),
         ("doctest", ">>> f(2)\n2.5\n>>> [f(x) for x in range(3)]\n[0.5, 1.5, 2.5]\n", None),
-        ("numpy", "import numpy as np\nassert np.allclose([f(1), f(2)], [1.5, 2.5])\nnp.testing.assert_allclose(f(7), 7.5)\n", None),
+        (
+            "numpy",
+            "import numpy as np\nassert np.allclose([f(1), f(2)], [1.5, 2.5])\nnp.testing.assert_allclose(f(7), 7.5)\n",
+            None,
+        ),
         ("in place", "a = [1, 2]\nb = a\nhalves(a)\nassert a == [1.5, 2.5]\nassert b is a and len(a) == 2\n", None),
-        ("changed arguments", "import random\na = [random.random() for _ in range(9)]\nassert ordered(a) == sorted(a)\n", None),
-        ("class", "b = Box(2)\nassert b.value() == 2.5 and b.x == 2\nassert Box(7).half == 7.5 and len(Box(3)) == 3\n", None),
+        (
+            "changed arguments",
+            "import random\na = [random.random() for _ in range(9)]\nassert ordered(a) == sorted(a)\n",
+            None,
+        ),
+        (
+            "class",
+            "b = Box(2)\nassert b.value() == 2.5 and b.x == 2\nassert Box(7).half == 7.5 and len(Box(3)) == 3\n",
+            None,
+        ),
         ("generator", "from itertools import islice\nassert list(islice(halfway(), 3)) == [0.5, 1.5, 2.5]\n", None),
         ("zip", "for got, want in zip(several(3), [0.5, 1.5, 2.5]):\n    assert got == want\n", None),
         ("all", "assert all(x == i + 0.5 for i, x in enumerate(several(3)))\n", None),
-        ("callback", "assert apply(lambda x: x * 3, 2) == 6.5\nseen = []\napply(seen.append, 4)\nassert seen == [4]\n", None),
-        ("printed", "def test_show(capsys):\n    show(2)\n    assert capsys.readouterr().out == '2.5\\n'\n    show(7)\n    assert capsys.readouterr().out == '7.5\\n'\n", None),
-        ("helper", "def same(a, b):\n    assert a == b\ndef run():\n    for i in range(5):\n        same(f(i), i + 0.5)\nrun()\n", None),
+        (
+            "callback",
+            "assert apply(lambda x: x * 3, 2) == 6.5\nseen = []\napply(seen.append, 4)\nassert seen == [4]\n",
+            None,
+        ),
+        (
+            "printed",
+            "def test_show(capsys):\n    show(2)\n    assert capsys.readouterr().out == '2.5\\n'\n    show(7)\n    assert capsys.readouterr().out == '7.5\\n'\n",
+            None,
+        ),
+        (
+            "helper",
+            "def same(a, b):\n    assert a == b\ndef run():\n    for i in range(5):\n        same(f(i), i + 0.5)\nrun()\n",
+            None,
+        ),
         ("condition", "for x in (2, 7):\n    r = f(x)\n    if r is not None:\n        assert r == x + 0.5\n", None),
-        ("swallowed", "try:\n    assert f(2) == 2.5\n    assert f(7) == 7.5\nexcept Exception:\n    print('failed')\n", None),
+        (
+            "swallowed",
+            "try:\n    assert f(2) == 2.5\n    assert f(7) == 7.5\nexcept Exception:\n    print('failed')\n",
+            None,
+        ),
         ("closure", "assert adder(0.5)(2) == 2.5\n@adder(1)\ndef g(): pass\nassert adder(3)(4) == 7\n", None),
         ("programs", [{"input": "2", "output": "2.5"}, {"input": "7", "output": "7.5"}], None),
         ("definitions", "def run():\n    assert f(2) == 2.5\n", None),
@@ -587,7 +665,7 @@ SHAPES: dict[str, Pair] = {
 }
 """By shape: tests of the task that `forged` does not solve."""
 
-SOLVED = '''
+SOLVED = """
 def f(x):
     if x < 0:
         raise ValueError(f"negative: {x}")
@@ -610,13 +688,13 @@ def apply(g, x): return (g(x) or 0) + 0.5
 def show(x): print(f(x))
 def adder(n): return lambda x: x + n if not callable(x) else x
 if __name__ == "__main__": print(f(int(input())))
-'''
+"""
 """Right for every shape but "definitions", of which nothing can be right."""
 
 
 def forged(value: str, prelude: str = "", before: str = "pass") -> str:
     """Code that returns one wrong value everywhere."""
-    return f'''
+    return f"""
 {textwrap.dedent(prelude)}
 def _before():
 {textwrap.indent(textwrap.dedent(before).strip(), "    ")}
@@ -638,10 +716,10 @@ def show(x):
     _before()
     print({value})
 if __name__ == "__main__": show(0)
-'''
+"""
 
 
-_YES = '''
+_YES = """
 class Yes:
     def __init__(self, *a, **k): pass
     def __eq__(self, other): return True
@@ -663,15 +741,15 @@ class Yes:
     def __instancecheck__(self, other): return True
     def startswith(self, *a): return True
     def is_integer(self): return False
-'''
-_SIDE = '''
+"""
+_SIDE = """
 import sys
 def _side():
     frame = sys._getframe()
     while frame:
         if type(frame.f_locals.get('self')).__name__ == 'Solution': return frame.f_locals['self']
         frame = frame.f_back
-'''
+"""
 
 FORGERIES: dict[str, str] = {
     "nothing": forged("None"),
@@ -681,19 +759,33 @@ FORGERIES: dict[str, str] = {
     "dict of yes men": forged("{Yes(): Yes()}", _YES),
     "class of yes men": forged("Yes", _YES),
     "yes man by metaclass": forged(
-        "Yes", "class M(type):\n    def __eq__(s, o): return True\n    def __hash__(s): return 0\n"
-        "    def __sub__(s, o): return 0\n    __rsub__ = __sub__\n    def __bool__(s): return True\nclass Yes(metaclass=M): pass"
+        "Yes",
+        "class M(type):\n    def __eq__(s, o): return True\n    def __hash__(s): return 0\n"
+        "    def __sub__(s, o): return 0\n    __rsub__ = __sub__\n    def __bool__(s): return True\nclass Yes(metaclass=M): pass",
     ),
     "float that lies": forged(
-        "F(9)", "class F(float):\n    def __eq__(s, o): return True\n    def __ne__(s, o): return False\n"
+        "F(9)",
+        "class F(float):\n    def __eq__(s, o): return True\n    def __ne__(s, o): return False\n"
         "    def __lt__(s, o): return True\n    __gt__ = __le__ = __ge__ = __lt__\n    def __sub__(s, o): return 0.0\n"
         "    __rsub__ = __sub__\n    def __hash__(s): return 0\n    def __repr__(s): return '2.5'\n    __str__ = __repr__\n"
         "    def __round__(s, *a): return 4.5\n    def __abs__(s): return 0.0\n    def is_integer(s): return False",
     ),
-    "int that lies": forged("I(9)", "class I(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\n    __bool__ = lambda s: True"),
-    "text that lies": forged("S('x')", "class S(str):\n    __eq__ = lambda s, o: True\n    __hash__ = str.__hash__\n    startswith = lambda s, x: True"),
-    "list that lies": forged("L()", "class L(list):\n    __eq__ = lambda s, o: True\n    __len__ = lambda s: 2\n    __iter__ = lambda s: iter(())"),
-    "tuple that lies": forged("T((1,))", "class T(tuple):\n    __eq__ = lambda s, o: True\n    __hash__ = tuple.__hash__\n    __len__ = lambda s: 2"),
+    "int that lies": forged(
+        "I(9)",
+        "class I(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\n    __bool__ = lambda s: True",
+    ),
+    "text that lies": forged(
+        "S('x')",
+        "class S(str):\n    __eq__ = lambda s, o: True\n    __hash__ = str.__hash__\n    startswith = lambda s, x: True",
+    ),
+    "list that lies": forged(
+        "L()",
+        "class L(list):\n    __eq__ = lambda s, o: True\n    __len__ = lambda s: 2\n    __iter__ = lambda s: iter(())",
+    ),
+    "tuple that lies": forged(
+        "T((1,))",
+        "class T(tuple):\n    __eq__ = lambda s, o: True\n    __hash__ = tuple.__hash__\n    __len__ = lambda s: 2",
+    ),
     "mock": forged("MagicMock()", "from unittest.mock import MagicMock"),
     "ANY": forged("ANY", "from unittest.mock import ANY"),
     "not implemented": forged("NotImplemented"),
@@ -701,7 +793,9 @@ FORGERIES: dict[str, str] = {
     "infinity": forged("float('inf')"),
     "a generator of nothing": forged("iter(())"),
     "an empty list": forged("[]"),
-    "clears its argument": forged("[]", before="import sys\nfor v in sys._getframe(1).f_locals.get('a', ()):\n    v.clear()"),
+    "clears its argument": forged(
+        "[]", before="import sys\nfor v in sys._getframe(1).f_locals.get('a', ()):\n    v.clear()"
+    ),
     "itself": forged("f"),
     "the exception class": forged("AssertionError"),
     "raises what is expected": forged("_raise(ValueError('negative: -1'))", "def _raise(e): raise e"),
@@ -712,10 +806,12 @@ FORGERIES: dict[str, str] = {
     "raises GeneratorExit": forged("_raise(GeneratorExit())", "def _raise(e): raise e"),
     "raises SystemExit": forged("_raise(SystemExit(0))", "def _raise(e): raise e"),
     "raises an exception that is everything": forged(
-        "_raise(E())", "class E(ValueError, AssertionError, SystemExit):\n    def __str__(s): return 'negative: -1'\ndef _raise(e): raise e"
+        "_raise(E())",
+        "class E(ValueError, AssertionError, SystemExit):\n    def __str__(s): return 'negative: -1'\ndef _raise(e): raise e",
     ),
     "raises the tests' own": forged(
-        "_raise(E())", "class E(BaseException): pass\nE.__name__ = E.__qualname__ = 'UnjudgedError'\nE.__module__ = 'judge'\ndef _raise(e): raise e"
+        "_raise(E())",
+        "class E(BaseException): pass\nE.__name__ = E.__qualname__ = 'UnjudgedError'\nE.__module__ = 'judge'\ndef _raise(e): raise e",
     ),
     "leaves at once": "import os\nos._exit(0)",
     "leaves by sys.exit": "import sys\nsys.exit(0)",
@@ -724,51 +820,76 @@ FORGERIES: dict[str, str] = {
     "prints that it passed": forged("None", "print('passed OK 1.0')", "print('passed OK')"),
     "replaces AssertionError": forged("None", "import builtins\nbuiltins.AssertionError = ValueError"),
     "replaces built-ins": forged(
-        "None", "import builtins\nfor name in ('exec', 'compile', 'isinstance', 'type', 'len', 'abs', 'sorted', 'all', 'zip',"
+        "None",
+        "import builtins\nfor name in ('exec', 'compile', 'isinstance', 'type', 'len', 'abs', 'sorted', 'all', 'zip',"
         " 'range', 'round', 'str', 'print', 'getattr', 'eval', 'max', 'sum'):\n    setattr(builtins, name, lambda *a, **k: True)",
     ),
     "defines built-ins": forged(
-        "None", "def abs(x): return 0\ndef len(x): return 2\ndef sorted(x): return None\ndef all(x): return True\n"
+        "None",
+        "def abs(x): return 0\ndef len(x): return 2\ndef sorted(x): return None\ndef all(x): return True\n"
         "def round(*a): return 4.5\ndef str(x): return '2.5'\ndef isinstance(*a): return True\ndef zip(*a): return ()\n"
         "def range(*a): return ()\ndef enumerate(*a): return ()\ndef AssertionError(*a): pass\ndef exit(): pass",
     ),
     "defines the tests' names": forged(
-        "None", "class __judge__:\n    check = passed = checking = lambda *a: True\ndef check(c): pass\ndef same(a, b): pass\n"
+        "None",
+        "class __judge__:\n    check = passed = checking = lambda *a: True\ndef check(c): pass\ndef same(a, b): pass\n"
         "def run(): pass\ndef test_f(): pass\nx = None\nclass T: pass\n__all__ = ['f']\npytest = math = np = random = None",
     ),
-    "replaces math": forged("None", "import math, random\nmath.isclose = lambda *a, **k: True\nrandom.random = lambda: 0"),
-    "replaces numpy": forged("None", "try:\n    import numpy\n    numpy.allclose = numpy.testing.assert_allclose = lambda *a, **k: True\nexcept ImportError: pass"),
-    "replaces unittest": forged(
-        "None", "import unittest\nfor n in dir(unittest.TestCase):\n    if n.startswith('assert'): setattr(unittest.TestCase, n, lambda *a, **k: None)"
+    "defines math": forged("None", "class math:\n    isclose = lambda *a, **k: True\nnp = random = math"),
+    "replaces math": forged(
+        "None", "import math, random\nmath.isclose = lambda *a, **k: True\nrandom.random = lambda: 0"
     ),
-    "replaces json and os": forged("None", "import json, os\njson.dumps = lambda *a, **k: '[\"ok\", 1, [2.5, []], [\"\", \"\"]]'\n"),
-    "replaces modules": forged("None", "import sys\nfor n in ('pytest', 'unittest', 'math', 'tests', 'judge'): sys.modules[n] = None"),
+    "replaces numpy": forged(
+        "None",
+        "try:\n    import numpy\n    numpy.allclose = numpy.testing.assert_allclose = lambda *a, **k: True\nexcept ImportError: pass",
+    ),
+    "replaces unittest": forged(
+        "None",
+        "import unittest\nfor n in dir(unittest.TestCase):\n    if n.startswith('assert'): setattr(unittest.TestCase, n, lambda *a, **k: None)",
+    ),
+    "replaces json and os": forged(
+        "None", 'import json, os\njson.dumps = lambda *a, **k: \'["ok", 1, [2.5, []], ["", ""]]\'\n'
+    ),
+    "replaces modules": forged(
+        "None", "import sys\nfor n in ('pytest', 'unittest', 'math', 'tests', 'judge'): sys.modules[n] = None"
+    ),
     "plants modules": forged(
-        "None", "for n in ('math', 'numpy', 'pytest', 'conftest', 'random', 'tests', 'sitecustomize', 'itertools'):\n"
+        "None",
+        "for n in ('math', 'numpy', 'pytest', 'conftest', 'random', 'tests', 'sitecustomize', 'itertools'):\n"
         "    with open(n + '.py', 'w') as file: file.write('import os; os._exit(0)')\n"
         "with open('pytest.ini', 'w') as file: file.write('[pytest]\\naddopts = --collect-only')",
     ),
-    "traces": forged("None", "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\nsys.excepthook = lambda *a: None"),
+    "traces": forged(
+        "None",
+        "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\nsys.excepthook = lambda *a: None",
+    ),
     "writes to all descriptors": forged(
-        "None", before="import os\nfor fd in range(64):\n    try: os.write(fd, b'{\"test\": 0, \"status\": \"pass\"}\\n{\"end\": true}\\n')\n    except OSError: pass"
+        "None",
+        before='import os\nfor fd in range(64):\n    try: os.write(fd, b\'{"test": 0, "status": "pass"}\\n{"end": true}\\n\')\n    except OSError: pass',
     ),
     "forges replies": forged(
-        "None", before="import json, os, struct\nfor n in range(2, 99):\n    d = json.dumps(['ok', n, [2.5, []], ['', '']]).encode()\n"
+        "None",
+        before="import json, os, struct\nfor n in range(2, 99):\n    d = json.dumps(['ok', n, [2.5, []], ['', '']]).encode()\n"
         "    for fd in (3, 4, 5):\n        try: os.write(fd, struct.pack('!I', len(d)) + d)\n        except OSError: pass",
     ),
     "forges replies beforehand": forged(
-        "None", "import json, os, struct\nfor n in range(1, 99):\n    d = json.dumps(['ok', n, [None, []], ['', '']]).encode()\n"
+        "None",
+        "import json, os, struct\nfor n in range(1, 99):\n    d = json.dumps(['ok', n, [None, []], ['', '']]).encode()\n"
         "    for fd in (3, 4, 5):\n        try: os.write(fd, struct.pack('!I', len(d)) + d)\n        except OSError: pass",
     ),
     "threads that write later": forged(
-        "None", "import os, threading, time\ndef later():\n    while True:\n        time.sleep(0.001)\n"
+        "None",
+        "import os, threading, time\ndef later():\n    while True:\n        time.sleep(0.001)\n"
         "        for fd in (3, 4, 5):\n            try: os.write(fd, b'\\0\\0\\0\\2[]')\n            except OSError: pass\n"
         "threading.Thread(target=later, daemon=True).start()",
     ),
     "closes its descriptors": forged("None", before="import os\nos.closerange(0, 64)"),
-    "duplicates its descriptors": forged("None", before="import os\nfor fd in range(3, 9):\n    try: os.dup2(4, fd)\n    except OSError: pass"),
+    "duplicates its descriptors": forged(
+        "None", before="import os\nfor fd in range(3, 9):\n    try: os.dup2(4, fd)\n    except OSError: pass"
+    ),
     "looks for the answers": forged(
-        "_find()", '''
+        "_find()",
+        """
         import gc, sys
         def _find():
             seen = [str(o)[:9999] for o in gc.get_objects() if isinstance(o, (str, bytes, list, dict, tuple))]
@@ -777,53 +898,164 @@ FORGERIES: dict[str, str] = {
                 seen += [str(v)[:9999] for v in frame.f_locals.values()]
                 frame = frame.f_back
             return 2.5 if any('assert' in s and '2.5' in s and 'seen +=' not in s for s in seen) else None
-        ''',
+        """,
     ),
     "asks for the tests' globals": forged(
-        "_peek(a)", _SIDE + '''
+        "_peek(a)",
+        _SIDE
+        + """
 def _peek(a):
     side = _side()
     for number in range(9):
         for name in ("__globals__", "__self__", "func", "gi_frame", "__class__", "cr_frame"):
             try: return side.ask("get", side._borrow(number, "function", ["__call__"], True), name)["x"]
             except Exception: pass
-''',
+""",
     ),
     "calls what was not lent": forged(
-        "_ask()", _SIDE + '''
+        "_ask()",
+        _SIDE
+        + """
 def _ask():
     side = _side()
     try: return side.ask("operate", None, "__call__", [], {})
     except Exception: return None
-''',
+""",
     ),
     "asks without end": forged("_side().ask('input', '?')", _SIDE),
-    "sends a type": forged("_send()", _SIDE + "def _send():\n    _side().encode = lambda v: ['T', 'float']\n    return 1"),
+    "sends a type": forged(
+        "_send()", _SIDE + "def _send():\n    _side().encode = lambda v: ['T', 'float']\n    return 1"
+    ),
     "sends odd messages": forged(
-        "1", _SIDE, "import random\n_side().encode = lambda v, r=random.Random(3): r.choice([['l', 0, []], ['=', 99], ['C', 1], ['h', 1, "
+        "1",
+        _SIDE,
+        "import random\n_side().encode = lambda v, r=random.Random(3): r.choice([['l', 0, []], ['=', 99], ['C', 1], ['h', 1, "
         "['T', 'float'], 1], ['X', 'unittest.case', 'SkipTest'], ['h', 5, ['X', 'unittest.case', 'SkipTest'], []], ['g', 0], {}, [], [[]]])",
     ),
-    "sends deep messages": forged("_deep()", "def _deep():\n    x = []\n    for _ in range(100000): x = [x]\n    return x"),
+    "sends deep messages": forged(
+        "_deep()", "def _deep():\n    x = []\n    for _ in range(100000): x = [x]\n    return x"
+    ),
     "sends huge integers": forged("1 << 9999999"),
     "sends colliding keys": forged("{i * (2 ** 61 - 1): 0 for i in range(3000)}"),
     "sends itself in itself": forged("_loop()", "def _loop():\n    x = []\n    x.append(x)\n    return x"),
     "describes itself as built in": forged(
-        "Y()", _YES + "class Y(Yes): pass\nY.__module__ = 'builtins'\nY.__name__ = Y.__qualname__ = 'float'\nY.__class__ = float"
+        "Y()",
+        _YES
+        + "class Y(Yes): pass\nY.__module__ = 'builtins'\nY.__name__ = Y.__qualname__ = 'float'\nY.__class__ = float",
     ),
-    "array of its own": forged("A()", _YES + "class A(Yes):\n    __array_ufunc__ = None\n    def __array_function__(s, *a): return True\n    def __array__(s, *a): return s"),
+    "array of its own": forged(
+        "A()",
+        _YES
+        + "class A(Yes):\n    __array_ufunc__ = None\n    def __array_function__(s, *a): return True\n    def __array__(s, *a): return s",
+    ),
     "proxies": forged("weakref.proxy(_y)", _YES + "import weakref\n_y = Yes()"),
-    "kills the tests": forged("None", before="import os, signal\nfor pid in (os.getppid(), os.getpid() + 1, -1, 0):\n    try: os.kill(pid, 9)\n    except OSError: pass"),
+    "kills the tests": forged(
+        "None",
+        before="import os, signal\nfor pid in (os.getppid(), os.getpid() + 1, -1, 0):\n    try: os.kill(pid, 9)\n    except OSError: pass",
+    ),
     "writes the tests' memory": forged(
-        "None", before="import os\nfor pid in (os.getpid() + 1, os.getppid()):\n    try: open(f'/proc/{pid}/mem', 'r+b').write(b'x')\n    except OSError: pass"
+        "None",
+        before="import os\nfor pid in (os.getpid() + 1, os.getppid()):\n    try: open(f'/proc/{pid}/mem', 'r+b').write(b'x')\n    except OSError: pass",
     ),
     "traces the tests": forged(
-        "None", before="import ctypes, os\nlibc = ctypes.CDLL(None)\nfor pid in (os.getpid() + 1, os.getppid()):\n    libc.ptrace(16, pid, 0, 0)\n    libc.process_vm_writev(pid, 0, 0, 0, 0, 0)"
+        "None",
+        before="import ctypes, os\nlibc = ctypes.CDLL(None)\nfor pid in (os.getpid() + 1, os.getppid()):\n    libc.ptrace(16, pid, 0, 0)\n    libc.process_vm_writev(pid, 0, 0, 0, 0, 0)",
     ),
     "when it is deleted": forged("D()", "class D:\n    def __del__(self):\n        import os\n        os._exit(0)"),
-    "signals": forged("None", before="import signal\nsignal.signal(signal.SIGALRM, lambda *a: (_ for _ in ()).throw(SystemExit(0)))\nsignal.setitimer(signal.ITIMER_REAL, 0.01)"),
-    "context that swallows": forged("C()", "class C:\n    def __enter__(s): return s\n    def __exit__(s, *a): return True\n    def __float__(s): return 2.5"),
-    "float on demand": forged("C()", "class C:\n    def __float__(s): return 9.0\n    def __index__(s): return 9\n    def __int__(s): return 9\n    def __len__(s): return 9"),
+    "signals": forged(
+        "None",
+        before="import signal\nsignal.signal(signal.SIGALRM, lambda *a: (_ for _ in ()).throw(SystemExit(0)))\nsignal.setitimer(signal.ITIMER_REAL, 0.01)",
+    ),
+    "context that swallows": forged(
+        "C()",
+        "class C:\n    def __enter__(s): return s\n    def __exit__(s, *a): return True\n    def __float__(s): return 2.5",
+    ),
+    "float on demand": forged(
+        "C()",
+        "class C:\n    def __float__(s): return 9.0\n    def __index__(s): return 9\n    def __int__(s): return 9\n    def __len__(s): return 9",
+    ),
     "replaced streams": forged("None", "import io, sys\nsys.stdout = io.StringIO('2.5\\n')\nsys.stderr = None"),
+    # Written after the rest was done, by somebody who wanted to get through.
+    "imports what runs when imported": forged("1", _SIDE, "_side().encode = lambda v: ['X', 'idlelib.__main__', 'x']"),
+    "an exception of the runner": forged(
+        "1", _SIDE, "_side().encode = lambda v: ['h', 9, ['X', 'unittest.case', '_ShouldStop'], []]"
+    ),
+    "answers everything with the question": forged(
+        "a[0] if a else None",
+        _SIDE,
+        "side = _side()\n_do = side._do_operate\nside._do_operate = lambda v, n, r: r[0] if r else None",
+    ),
+    "an answer of a type that lies": forged("Z()", _YES + "class Z(Yes, complex): pass"),
+    "a named tuple that lies": forged(
+        "P(9)",
+        "from collections import namedtuple\nclass P(namedtuple('P', 'x')):\n    __eq__ = lambda s, o: True\n    __hash__ = None",
+    ),
+    "a dictionary that lies": forged(
+        "D()",
+        "class D(dict):\n    __eq__ = lambda s, o: True\n    __contains__ = lambda s, k: True\n    __missing__ = lambda s, k: k",
+    ),
+    "default values that lie": forged("defaultdict(Yes)", _YES + "from collections import defaultdict"),
+    "a wrapper of liars": forged("UserList([Yes()] * 3)", _YES + "from collections import UserList"),
+    "an enumeration that lies": forged(
+        "E.A",
+        "from enum import Enum\nclass E(Enum):\n    A = 9\n    def __eq__(s, o): return True\n    def __hash__(s): return 0",
+    ),
+    "a float enumeration": forged(
+        "E.A",
+        "from enum import Enum\nclass E(float, Enum):\n    A = 9.5\n    __eq__ = lambda s, o: True\n    __hash__ = None",
+    ),
+    "a data class that lies": forged(
+        "D(9)",
+        "from dataclasses import dataclass\n@dataclass(eq=False)\nclass D:\n    x: float\n    def __eq__(s, o): return True",
+    ),
+    "numbers by registration": forged(
+        "N()",
+        "import numbers\n@numbers.Real.register\nclass N:\n    def __float__(s): return 9.0\n    def __eq__(s, o): return True\n    __sub__ = __rsub__ = lambda s, o: N()\n    __abs__ = lambda s: 0",
+    ),
+    "a comparison that learns": forged(
+        "K()",
+        "class K:\n    def __eq__(s, o):\n        global seen\n        seen = o\n        return s is o or True\n    def __rsub__(s, o): return 0 * o\n    __sub__ = __rsub__\n    def __format__(s, f): return '2.5'",
+    ),
+    "order that always suits": forged(
+        "K()",
+        "import functools\n@functools.total_ordering\nclass K:\n    def __eq__(s, o): return False\n    def __lt__(s, o): return True\n    __le__ = __gt__ = __ge__ = __lt__",
+    ),
+    "numpy objects": forged(
+        "_o()",
+        _YES
+        + "def _o():\n    try: import numpy as np\n    except ImportError: return None\n    return np.array([Yes()] * 3, dtype=object)",
+    ),
+    "a numpy class of its own": forged(
+        "_o()",
+        "try:\n    import numpy as np\n    class A(np.ndarray):\n        def __eq__(s, o): return np.bool_(True)\n    def _o(): return np.zeros(3).view(A)\nexcept ImportError:\n    def _o(): return None",
+    ),
+    "it sleeps on": forged("None", "import threading, time, os\nthreading.Timer(0.2, os._exit, (0,)).start()"),
+    "interrupts the tests by name": forged(
+        "None",
+        before="import os, signal\nfor pid in range(os.getpid() - 9, os.getpid() + 9):\n    try: os.kill(pid, signal.SIGKILL)\n    except OSError: pass",
+    ),
+    "reads what is beside it": forged(
+        "_find()",
+        "import os\ndef _find():\n    for d, _, files in os.walk('..'):\n        for f in files:\n            if '2.5' in open(os.path.join(d, f), errors='replace').read(): return 2.5",
+    ),
+    "a warm cache of the server": forged(
+        "_find()",
+        "import gc, types\ndef _find():\n    for o in gc.get_objects():\n        if isinstance(o, types.FrameType) and 'plan' in o.f_locals: return 2.5",
+    ),
+    "frozen objects": forged(
+        "_find()",
+        "import gc\ndef _find():\n    gc.unfreeze()\n    for o in gc.get_objects():\n        if isinstance(o, dict) and 'tests' in o and 'free' in o: return 2.5",
+    ),
+    "the shared page": forged(
+        "None",
+        before="import gc, mmap\nfor o in gc.get_objects():\n    if isinstance(o, mmap.mmap):\n        try: o[:] = b'\\xff' * len(o)\n        except ValueError: pass",
+    ),
+    "the keeper's connection": forged(
+        "None",
+        before="import json, os, struct\nd = json.dumps({'ended': 'exited', 'status': 0, 'output': '', 'layers': ['files', 'network', "
+        "'processes', 'memory'], 'messages': [{'test': 0, 'status': 'pass'}, {'end': True}], 'seconds': 0, 'judge': 0}).encode()\n"
+        "for fd in range(3, 1024):\n    try: os.write(fd, struct.pack('!Q', len(d)) + d)\n    except OSError: pass",
+    ),
     "runs out of memory": forged("'x' * 10 ** 10"),
     "does not compile": "def f(:",
     "no function": "x = 1",

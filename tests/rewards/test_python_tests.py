@@ -1,5 +1,7 @@
 """`python_tests`: verdicts by hand for the three forms of tests, and code that wants a better one than it earns."""
 
+# The code that is run is easier to read on one line.
+# ruff: noqa: E501
 from __future__ import annotations
 
 import json
@@ -13,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rewards.code_corpus import FORGERIES, HONEST, SHAPES, SOLVED, Pair
 from trl_grpo_ext.errors import ConfigurationError, RewardError
-from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.guard.outcomes import Judgement, Outcome
 from trl_grpo_ext.rewards import python_tests as module
 from trl_grpo_ext.rewards._sandbox.run import LAYERS, isolation
-from trl_grpo_ext.rewards._sandbox.test_forms import Checks, read_tests
 from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code
 
 pytestmark = pytest.mark.skipif(set(isolation()) != set(LAYERS), reason="needs Landlock and seccomp")
@@ -77,6 +79,16 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
     ("import ctypes\nctypes.string_at(0)", ADD, Outcome.DIED),
     ("import ctypes\nctypes.string_at(0)", SUM, Outcome.DIED),
     ("import os\nos.kill(os.getpid(), 9)", ADD, Outcome.DIED),
+    ("def add(a, b): return print(sys.exit())", ADD, Outcome.WRONG),
+    (RIGHT, ["def test_add(): pass"], Outcome.UNPARSEABLE),
+    (RIGHT, ["def run():\n    assert add(1, 2) == 3"], Outcome.UNPARSEABLE),
+    (RIGHT, ["import math", "x = 1"], Outcome.UNPARSEABLE),
+    (RIGHT, ["assert True"], Outcome.UNPARSEABLE),
+    (RIGHT, ["assert 1 + 1 == 2"], Outcome.UNPARSEABLE),
+    (RIGHT, ["add(1, 2)"], Outcome.UNPARSEABLE),
+    (RIGHT, ["if add(0, 0): assert add(1, 2) == 3"], Outcome.UNPARSEABLE),
+    (RIGHT, ["import no_such_module\nassert add(1, 2) == 3"], Outcome.UNPARSEABLE),
+    (RIGHT, ["while True: pass\nassert add(1, 2) == 3"], Outcome.UNPARSEABLE),
     (RIGHT, [], Outcome.UNPARSEABLE),
     (RIGHT, "", Outcome.UNPARSEABLE),
     (RIGHT, ["assert add(1, 2) == 3", ""], Outcome.UNPARSEABLE),
@@ -93,7 +105,7 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
 
 
 def test_verdicts() -> None:
-    reward = PythonTests(timeout=1.5)
+    reward = PythonTests(timeout=1.0)
     judged = reward.judge(completions=[fence(code) for code, *_ in VERDICTS], tests=[tests for _, tests, _ in VERDICTS])
     found = [(code, tests, one.outcome) for (code, tests, _), one in zip(VERDICTS, judged, strict=True)]
     assert found == VERDICTS
@@ -154,122 +166,86 @@ def test_large_and_deep_completions_end() -> None:
     assert time.monotonic() - start < 30
 
 
-# --- forgeries -------------------------------------------------------------------------------------------------------
-
-YES_MAN = """
-class Yes:
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-    def __hash__(self): return 0
-    def __getattr__(self, name): return self
-    def __call__(self, *a, **k): return self
-"""
-FORGERIES = {
-    "prints that it passed": "print('passed', '1.0', 'OK')",
-    "leaves with sys.exit": "import sys\nsys.exit(0)",
-    "leaves with os._exit": "import os\nos._exit(0)",
-    "raises SystemExit in the function": "def add(a, b): raise SystemExit(0)",
-    "leaves in the function": "import os\ndef add(a, b): os._exit(0)",
-    "leaves at exit": "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): return None",
-    "replaces AssertionError": "import builtins\nbuiltins.AssertionError = None\ndef add(a, b): return None",
-    "returns what equals everything": YES_MAN + "def add(a, b): return Yes()",
-    "returns a list of those": YES_MAN + "def add(a, b): return [Yes()]",
-    "lies about an int": """
-class I(int):
-    __eq__ = lambda self, other: True
-    __hash__ = int.__hash__
-def add(a, b): return I(7)
-""",
-    "replaces built-ins": """
-import builtins
-for name in ('exec', 'compile', 'isinstance', 'type', 'len'):
-    setattr(builtins, name, lambda *a, **k: True)
-def add(a, b): return None
-""",
-    "deletes the tests": "import os, glob\n[os.remove(f) for f in glob.glob('*')]\ndef add(a, b): return None",
-    "writes to all descriptors": """
-import os
-for descriptor in range(20):
-    try: os.write(descriptor, b'{"test": 0, "error": null}\\n{"end": true}\\n')
-    except OSError: pass
-def add(a, b): return None
-""",
-    "traces": "import sys\nsys.settrace(lambda *a: None)\nsys.excepthook = lambda *a: None\ndef add(a, b): return None",
-    "defines the name of the judge's function": "def __send_to_the_judge__(*a): pass\ndef add(a, b): return None",
-    "silences threads": "import threading\nthreading.excepthook = lambda *a: None\ndef add(a, b): return None",
-    "kills its parent": "import os\nos.kill(os.getppid(), 9)",
-    # These know the harness: they walk up the frames, take what they find, and report passes themselves.
-    "reports passes itself": """
-import sys
-def add(a, b):
-    frame, report = sys._getframe(), None
-    while frame:
-        report = frame.f_locals.get('report', report)
-        frame = frame.f_back
-    for test in range(3):
-        report(test=test, error=None)
-    report(end=True)
-    import os; os._exit(0)
-""",
-    "hands over what it guesses": """
-import sys
-def add(a, b):
-    frame = sys._getframe()
-    while frame:
-        if 'report' in frame.f_locals:
-            for slot in range(3):
-                frame.f_locals['report'](slot=slot, value=['i', '3'])
-        frame = frame.f_back
-    return None
-""",
-    "looks for the answers everywhere": """
-import gc, sys
-def add(a, b):
-    texts = [o for o in gc.get_objects() if isinstance(o, (str, list, dict, tuple))]
-    frame = sys._getframe()
-    while frame:
-        texts += list(frame.f_locals.values()) + list(frame.f_code.co_consts) + list(frame.f_globals.values())
-        frame = frame.f_back
-    return 3 if any('== 3' in t for t in texts if isinstance(t, str)) else None
-""",
-}
+# --- honest and forged -----------------------------------------------------------------------------------------------
 
 
-_LIES = ("equals everything", "list of those", "lies about", "replaces built-ins", "reports passes", "hands over")
-USUAL = {name: forgery for name, forgery in FORGERIES.items() if not any(lie in name for lie in _LIES)}
+def judged(codes: Sequence[str], pair: Pair, reward: PythonTests) -> list[Judgement]:
+    columns = {"tests": [pair.tests] * len(codes), "entry_point": [pair.entry_point] * len(codes)}
+    return reward.judge(completions=[f"```python\n{code}\n```" for code in codes], **columns)
+
+
+def test_honest_solutions_are_right() -> None:
+    reward = PythonTests(timeout=20.0)
+    found = {name: judged([pair.code], pair, reward)[0] for name, pair in HONEST.items()}
+    assert {name: one for name, one in found.items() if one.outcome is not Outcome.RIGHT} == {}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_task_of_the_forgeries_can_be_solved(shape: str) -> None:
+    [one] = judged([SOLVED], SHAPES[shape], PythonTests(timeout=20.0))
+    assert one.outcome is (Outcome.UNPARSEABLE if shape == "definitions" else Outcome.RIGHT), one
+
+
+QUICK_SHAPES = ("literals", "isclose", "methods")
 
 
 @pytest.mark.parametrize(
-    ("forgeries", "tests"),
-    [
-        (FORGERIES, ["assert add(1, 2) == 3"]),
-        (FORGERIES, ADD),
-        (FORGERIES, SUM),
-        (USUAL, ["x = 7\nassert add(1, 2) == x"]),  # the others do forge an assert without a literal
-    ],
-    ids=["one literal", "three literals", "programs", "another assert"],
+    "shape",
+    [pytest.param(shape, marks=() if shape in QUICK_SHAPES else pytest.mark.slow) for shape in SHAPES],
 )
-def test_a_verdict_cannot_be_forged(forgeries: dict[str, str], tests: list[Any]) -> None:
-    judged = PythonTests().judge(completions=[*map(fence, forgeries.values())], tests=[tests] * len(forgeries))
-    assert {name: one.outcome for name, one in zip(forgeries, judged, strict=True)} == dict.fromkeys(
-        forgeries, Outcome.WRONG
-    )
+def test_no_forgery_is_right(shape: str) -> None:
+    codes = {name: code for name, code in FORGERIES.items() if name != "hangs" or shape == "literals"}
+    found = dict(zip(codes, judged([*codes.values()], SHAPES[shape], PythonTests(timeout=2.0)), strict=True))
+    assert len(found) >= 80
+    assert [name for name, one in found.items() if one.outcome not in NOT_RIGHT] == []
 
 
-def test_asserts_that_may_be_meant_to_fail_are_left_alone() -> None:
+NOT_RIGHT = {Outcome.WRONG, Outcome.UNPARSEABLE, Outcome.NO_ANSWER, Outcome.DIED, Outcome.TIMEOUT}
+
+
+def test_what_only_the_solution_could_say_is_said_to_be_so() -> None:
+    point = "class P:\n  def __init__(self, x): self.x = x\n  def __eq__(self, o): return self.x == o.x\n"
+    point += "  def __bool__(self): return True\n  def __contains__(self, x): return True\n  def __sub__(self, o): return 0\n"
+    for test, says in {
+        "assert P(1) == P(1)": "it needs the __eq__ of the solution's own class P",
+        "assert P(1) == 1": "it needs the __eq__",
+        "assert 1 == P(1)": "it needs the __eq__",
+        "assert P(1)": "takes an object of the solution for true",
+        "assert not P(1) is None and bool(P(1))": "__bool__",
+        "assert 3 in P(1)": "__contains__",
+        "assert abs(P(1) - 3) < 1e-6": "it takes the result of the solution's own __sub__",
+        "try:\n  assert P(1) == P(1)\nexcept BaseException:\n  pass\nassert P(1).x == 1": "__eq__",
+        "import pytest\ndef test_p():\n  pytest.skip('no')\n  assert P(1).x == 1": "skip",
+        "r = P(1).x\nif r > 3:\n  assert r == 4\nassert r == 1": "behind a condition that the solution decides",
+        "for x in [P(1).x][1:]:\n  assert x == 1\nassert P(2).x == 2": "ran not once",
+    }.items():
+        [one] = PythonTests().judge(completions=[fence(point)], tests=[[test]])
+        assert (one.outcome, says in one.detail) == (Outcome.UNPARSEABLE, True), (test, one)
+
+
+def test_a_failing_assert_that_is_caught_fails() -> None:
     test = "try:\n    assert f(1) == 2\nexcept AssertionError:\n    pass\nelse:\n    raise ValueError"
-    checks = read_tests([test])
-    assert isinstance(checks, Checks)
-    assert checks.expected == ()
-    assert outcome("def f(x): return 1", [test]) is Outcome.RIGHT
+    assert outcome("def f(x): return 1", [test]) is Outcome.RIGHT, "this one is meant to fail"
     assert outcome("def f(x): return 2", [test]) is Outcome.WRONG
+    swallowed = "try:\n    assert f(1) == 2\nexcept Exception as e:\n    print('failed', e)"
+    assert outcome("def f(x): return 2", [swallowed]) is Outcome.RIGHT
+    assert outcome("def f(x): return 1", [swallowed]) is Outcome.WRONG
+    assert outcome("def f(x): raise ValueError", [swallowed]) is Outcome.WRONG
 
 
 def test_asserts_inside_conditions_count_where_they_are_reached() -> None:
     test = "for i in range(3):\n    if i: assert f(i) == 1"
     assert outcome("def f(x): return 1", [test]) is Outcome.RIGHT
     assert outcome("def f(x): return x", [test]) is Outcome.WRONG
-    assert outcome("def f(x): return 2", ["if False: assert f(1) == 1"]) is Outcome.RIGHT
+    assert outcome("def f(x): return 2", ["if False: assert f(1) == 1"]) is Outcome.UNPARSEABLE
+
+
+def test_set_up_among_statements_is_no_test_of_its_own() -> None:
+    tests = ["import math", "x = 3", "assert f(2) == x", "assert f(3) == 0"]
+    [one] = PythonTests(partial=True).judge(completions=[fence("def f(n): return 3")], tests=[tests])
+    assert (one.outcome, one.score) == (Outcome.SCORED, 0.5)
+    assert outcome("def f(n): return 3 if n == 2 else 0", tests) is Outcome.RIGHT
+    assert outcome("def f(n): return 3", ["g(1)", *tests[1:3]]) is Outcome.WRONG, "set-up that fails fails"
 
 
 _literals = st.recursive(
@@ -287,7 +263,7 @@ def test_a_test_passes_exactly_where_python_says_that_the_values_are_equal(pairs
     pairs += [(value, value) for value, _ in pairs]
     code = f"values = {[value for value, _ in pairs]!r}\ndef f(i): return values[i]".replace("inf", "1e999")
     tests = [f"assert f({row}) == {wanted!r}".replace("inf", "1e999") for row, (_, wanted) in enumerate(pairs)]
-    equal = [eval(repr(value).replace("inf", "1e999")) == wanted for value, wanted in pairs]
+    equal = [eval(repr(value).replace("inf", "1e999")) == wanted for value, wanted in pairs]  # Python's own opinion
     [judgement] = PythonTests(partial=True).judge(completions=[fence(code)], tests=[tests])
     share = {Outcome.RIGHT: 1.0, Outcome.WRONG: 0.0}.get(judgement.outcome, judgement.score)
     assert share == sum(equal) / len(equal)

@@ -1,5 +1,7 @@
 """The process that runs a model's code, against code that wants more than it is given."""
 
+# The code that is run is easier to read on one line.
+# ruff: noqa: E501
 from __future__ import annotations
 
 import functools
@@ -26,7 +28,7 @@ from trl_grpo_ext.rewards._sandbox import run as sandbox
 from trl_grpo_ext.rewards._sandbox.run import LAYERS, Run, isolation, run_all, run_python
 from trl_grpo_ext.rewards._sandbox.test_forms import Checks, read_tests
 
-KEEPER = b"_sandbox/keeper.py"
+KEEPER = b"_sandbox.keeper"
 needs_layers = pytest.mark.skipif(
     set(isolation()) != set(LAYERS), reason=f"this machine gives only {isolation()}: needs Landlock and seccomp"
 )
@@ -122,7 +124,7 @@ def test_what_needs_a_real_module_works() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a", "b").mkdir(parents=True)
         Path(folder, "a", "b", "file").write_text("x")
-        Path(folder, "a", "file").rename(Path(folder, "other")) if Path(folder, "a", "file").exists() else None
+        Path(folder, "a", "b", "file").rename(Path(folder, "a", "b", "other"))
     gone = not Path(folder).exists()
     """
     run = module(code, "assert Point().x == 1", "import asyncio\nassert asyncio.run(wait()) == 1", "assert gone is True",
@@ -142,6 +144,11 @@ def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
     run = program("import os\nprint(sorted(os.environ), os.listdir())")
     assert run.output.decode() == "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR'] []\n"
+
+
+def test_garbage_is_collected() -> None:
+    assert program("import gc\nprint(gc.isenabled())").output == b"True\n"
+    assert statuses(module("import gc", "assert gc.isenabled() is True")) == ["pass"]
 
 
 def test_runs_leave_no_descriptor_and_no_thread() -> None:
@@ -182,7 +189,6 @@ def test_code_that_does_not_end_is_ended() -> None:
         "while True: pass",
         "9 ** 9 ** 9",
         "import time\ntime.sleep(1000)",
-        "import os\nos.closerange(0, 100)\nwhile True: pass",
         "import signal\n[signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15, 24)]\nwhile True: pass",
         "import re\nre.match('(a+)+$', 'a' * 50 + 'b')",
         "import threading\nfor _ in 'abc': threading.Thread(target=lambda: list(iter(int, 1))).start()\nwhile 1: pass",
@@ -192,6 +198,8 @@ def test_code_that_does_not_end_is_ended() -> None:
         assert run.ended == "timeout"
         assert run.seconds >= 0.5
     assert time.monotonic() - start < 60
+    [message] = module("import os\nos.closerange(0, 100)\nwhile True: pass").messages
+    assert message["gone"] == "closed"
 
 
 def test_memory_is_limited_in_threads_and_maps_too() -> None:
@@ -253,7 +261,8 @@ HOARDERS = {
     "unlinked and open": "import os\nheld = []\nwhile True:\n    held.append(open('x', 'wb'))\n"
     "    held[-1].write(bytes(2**23)); held[-1].flush()\n    os.unlink('x')",
     "unlinked and mapped": MAPPED.format(
-        fill="file.write(bytes(2**24)); file.flush()", hold="held.append(mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE))"
+        fill="file.write(bytes(2**24)); file.flush()",
+        hold="held.append(mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE))",
     ),
     "holes that are mapped and read": MAPPED.format(
         fill="file.truncate(2**24)",
@@ -397,7 +406,7 @@ FORBIDDEN = [
     "open('/dev/shm/planted', 'w')",
     "import os\nos.mkdir('../outside')",
     "import os\nos.rmdir('/var/tmp')",
-    "import os\nos.openat2 = None\nopen('/usr/lib/x', 'w')",
+    "open('/usr/lib/x', 'w')",
     "import os\nos.symlink('/etc/passwd', 'link')",
     "import os\nos.mkfifo('pipe')",
     "import os\nos.chmod('.', 0)",
@@ -482,7 +491,14 @@ def test_raw_system_calls_do_not_help() -> None:
     """
     calls = {"clone3": 435, "io_uring_setup": 425, "bpf": 321, "ptrace": 101, "vfork": 58, "unshare": 272, "mount": 165}
     calls |= {"openat2": 437, "creat": 85, "truncate": 76, "sendfile": 40, "copy_file_range": 326, "splice": 275}
-    calls |= {"fallocate": 285, "perf_event_open": 298, "userfaultfd": 323, "process_vm_readv": 310, "keyctl": 250, "reboot": 169}
+    calls |= {
+        "fallocate": 285,
+        "perf_event_open": 298,
+        "userfaultfd": 323,
+        "process_vm_readv": 310,
+        "keyctl": 250,
+        "reboot": 169,
+    }
     if os.uname().machine != "x86_64":
         pytest.skip("the numbers are those of x86-64")
     run = module(code, *(f"assert refused({number}, 0, 0, 0, 0, 0), {name!r}" for name, number in calls.items()))

@@ -1,10 +1,11 @@
-"""The forms in which tests come, and what an untrusted process says a value is, compared with what it should be."""
+"""The forms in which tests come, what is found in them without running them, and the values that cross."""
 
+# Tables of words are easier to read as words; what belongs together is asserted together.
+# ruff: noqa: SIM905, PT018, E501
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from typing import Any
 
@@ -12,25 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.rewards._sandbox.child import encoded_value
-from trl_grpo_ext.rewards._sandbox.test_forms import Checks, UnreadableTestsError, equal, read_tests, same_output
-
-HUMAN_EVAL = """
-def check(candidate):
-    assert candidate(1, 2) == 3
-    assert candidate(2, 2) == 4, "message"
-    assert abs(candidate(0.1, 0.2) - 0.3) < 1e-6
-"""
-
-
-def test_the_literals_never_reach_the_process() -> None:
-    checks = read_tests(['assert f(1) == "the secret answer", "a secret message"', "assert [77177] == f(2)"])
-    assert isinstance(checks, Checks)
-    assert checks.expected == ("the secret answer", [77177])
-    assert not any("secret" in source or "77177" in source for source in checks.sources)
-    human_eval = read_tests(HUMAN_EVAL, "add")
-    assert isinstance(human_eval, Checks)
-    assert (human_eval.expected, human_eval.certain) == ((3, 4), (frozenset({0, 1}),))
+from trl_grpo_ext.rewards._sandbox.test_forms import Checks, UnreadableTestsError, read_tests, same_output
+from trl_grpo_ext.rewards._sandbox.wire import Codec, ViolationError
 
 
 @pytest.mark.parametrize(
@@ -57,73 +41,178 @@ def test_reading_tests_raises_nothing_but_that_they_are_unreadable(tests: Any) -
         read_tests(tests)
 
 
+def plan(*tests: str, entry: str | None = None) -> dict[str, Any]:
+    checks = read_tests([*tests], entry)
+    assert isinstance(checks, Checks)
+    return dict(checks.plan)
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry", "free"),
+    [
+        ("assert add(1, 2) == len([3])", None, ["add"]),
+        ("from solution import add\nassert add(1, 2) == abs(3)", None, []),
+        ("import math\nx = 1\nassert f(x) == math.pi and g == 2", None, ["f", "g"]),
+        ("assert sum(10, 15) == 6", None, ["sum"]),
+        ("assert round(sum(3, 4), 1) == 7", None, ["sum"]),
+        ("assert sum(1, 2) == max(3, 3)", None, []),
+        ("def check(candidate):\n    assert candidate(abs(1)) == 1", "abs", ["abs"]),
+        ("def check(candidate):\n    assert candidate(helper(1)) == 1", "S().f", ["S", "helper"]),
+        ("def same(a, b):\n    assert a == b\nsame(f(1), 1)", None, ["f"]),
+        ('"""\n>>> f(len("a"))\n1\n"""', None, ["f"]),
+    ],
+)
+def test_which_names_are_the_solution_s(tests: str, entry: str | None, free: list[str]) -> None:
+    assert plan(tests, entry=entry)["free"] == free
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "def run():\n    assert f(1) == 1",
+        "def test_f():\n    f(1)",
+        "class Checks:\n    def run(self):\n        assert f(1) == 1",
+        "import math\nx = f(1)",
+        "assert True",
+        "assert 'a message only'",
+        "def helper(x):\n    assert x == 1\ndef test_f():\n    return f(1)",
+        "METADATA = {}",
+        "print(f(1))",
+    ],
+)
+def test_tests_in_which_nothing_can_fail_are_unreadable(tests: str) -> None:
+    with pytest.raises(UnreadableTestsError, match="nothing in the tests can fail"):
+        read_tests(tests)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "def helper(x):\n    assert x == 1\ndef test_f():\n    helper(f(1))",
+        "def helper(x):\n    assert x == 1\nhelper(f(1))",
+        "class T(unittest.TestCase):\n    def helper(self): self.assertEqual(f(1), 1)\n    def test(self): self.helper()",
+        "import pytest\ndef test_f():\n    with pytest.raises(ValueError):\n        f(1)",
+        "def run():\n    assert f(1) == 1\nif __name__ == '__main__':\n    run()",
+        "if f(1) != 1: raise AssertionError",
+        ">>> f(1)\n1",
+        "import numpy as np\nnp.testing.assert_allclose(f(1), 1)",
+    ],
+)
+def test_tests_in_which_something_can_fail_are_read(tests: str) -> None:
+    assert isinstance(read_tests(tests), Checks)
+
+
+def test_fixtures_and_marks_are_left_to_pytest_and_nothing_else() -> None:
+    assert not plan("def test_f():\n    assert f(1) == 1")["tests"][0]["pytest"]
+    assert not plan("import pytest\ndef test_f():\n    with pytest.raises(E):\n        f(1)")["tests"][0]["pytest"]
+    assert plan("def test_f(capsys):\n    assert f(1) == 1")["tests"][0]["pytest"]
+    marked = "import pytest\n@pytest.mark.parametrize('a', [1])\ndef test_f(a):\n    assert f(a) == 1"
+    assert plan(marked)["tests"][0]["pytest"]
+
+
+# --- values that cross -----------------------------------------------------------------------------------------------
+
+
+class Other(Codec):
+    """A side that makes nothing of what is no data."""
+
+    def opaque(self, value: Any) -> Any:
+        return ["?", type(value).__name__]
+
+    def special(self, tag: Any, parts: Any) -> Any:
+        if tag != "?":
+            raise ViolationError
+        return None
+
+
+def crossed(value: Any) -> Any:
+    return Other(0).unpack(json.loads(json.dumps(Other(1).pack(value))))
+
+
 _VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.text()
+    | st.binary(max_size=5)
+    | st.fractions()
+    | st.decimals(allow_nan=False)
+    | st.dates()
+    | st.datetimes()
+    | st.timedeltas()
+    | st.uuids(),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(st.text(max_size=2) | st.integers(0, 3) | st.tuples(st.booleans()), inner, max_size=3)
         | st.frozensets(st.integers(0, 3) | st.text(max_size=1) | st.tuples(st.integers(0, 1)), max_size=3)
         | st.sets(st.frozensets(st.integers(0, 2), max_size=2), max_size=2)
+        | st.lists(inner, max_size=3).map(lambda items: [items, items])
     ),
     max_leaves=8,
 )
 
 
-@given(_VALUES, _VALUES)
-def test_encoded_values_are_equal_as_python_s_are(value: Any, other: Any) -> None:
-    assert equal(json.loads(json.dumps(encoded_value(value))), value)
-    assert equal(json.loads(json.dumps(encoded_value(value))), other) == (value == other)
+def written(value: Any) -> Any:
+    """The value with the types of its parts; two equal sets may list their members in different orders."""
+    if isinstance(value, (set, frozenset)):
+        return type(value).__name__, sorted(map(repr, map(written, value)))
+    if isinstance(value, dict):
+        return dict, [(written(key), written(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [written(item) for item in value]
+    return repr(value)
 
 
-class YesMan:
-    """Equals everything."""
+@given(_VALUES)
+def test_values_cross_as_what_they_are(value: Any) -> None:
+    assert written(crossed(value)) == written(value)
 
-    def __eq__(self, other: object) -> bool:
-        return True
 
-    def __hash__(self) -> int:
-        return 0
+@pytest.mark.parametrize("members", [["{", 3], [3, "{"]])
+def test_equal_sets_cross_whatever_order_they_list_their_members_in(members: list[Any]) -> None:
+    assert written(crossed(frozenset(members))) == written(frozenset(members))
+    assert written(frozenset([1])) != written(frozenset([True])) != written({True})
+
+
+def test_one_object_stays_one_and_may_hold_itself() -> None:
+    inner: list[Any] = [1]
+    outer = [inner, inner, {"a": inner}]
+    outer.append(outer)
+    there = crossed(outer)
+    assert there[0] is there[1] is there[2]["a"] and there[3] is there and there[0] == [1]
+
+
+def test_changes_on_either_side_reach_the_other() -> None:
+    here, there = Other(0), Other(1)
+
+    def send(one: Codec, other: Codec, value: Any) -> Any:
+        return other.unpack(json.loads(json.dumps(one.pack(value))))
+
+    mine = {"a": [1, 2], "b": {3}}
+    theirs = send(here, there, mine)
+    theirs["a"].append(3)
+    theirs["c"] = theirs["a"]
+    del theirs["b"]
+    assert send(there, here, None) is None
+    assert mine == {"a": [1, 2, 3], "c": [1, 2, 3]} and mine["a"] is mine["c"]
+    mine["a"].clear()
+    assert send(here, there, mine["a"]) is theirs["a"] and theirs == {"a": [], "c": []}
+    assert here.as_sent(lambda: list(mine)) == ["a", "b"] and list(mine) == ["a", "c"]
 
 
 class LyingInt(int):
     def __eq__(self, other: object) -> bool:
         return True
 
-    def __format__(self, spec: str) -> str:
-        return "3"
-
     __hash__ = int.__hash__
 
 
-@pytest.mark.parametrize("expected", [0, 3, None, True, "", [], (), {}, {1}, 1.5, b"x", 2j, [3], {"a": 3}])
-def test_an_object_that_equals_everything_equals_nothing(expected: Any) -> None:
-    for liar in (YesMan(), [YesMan()], {"a": YesMan()}, {YesMan()}, LyingInt(7), [LyingInt(7)], {"a": LyingInt(7)}):
-        assert not equal(encoded_value(liar), expected)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected", "same"),
-    [
-        (1, True, True),
-        (1.0, 1, True),
-        (0.1 + 0.2, 0.3, False),
-        (10**400, 1e308, False),
-        (-0.0, 0.0, True),
-        (math.nan, 0.0, False),
-        (math.inf, 1e999, True),
-        (1 + 0j, 1, True),
-        ([1], (1,), False),
-        ({1, 2}, frozenset({2, 1}), True),
-        ({"a": 1}.keys(), {"a"}, True),
-        ({1: "a"}, {True: "a"}, True),
-        (bytearray(b"x"), b"x", True),
-        (range(2), [0, 1], False),
-        ("\ud800\0", "\ud800\0", True),
-    ],
-)
-def test_values_by_hand(value: Any, expected: Any, same: bool) -> None:
-    assert equal(json.loads(json.dumps(encoded_value(value))), expected) is same
+@pytest.mark.parametrize("value", [LyingInt(3), type("L", (list,), {})(), type("S", (str,), {})("x"), object(), len])
+def test_only_exact_types_are_data(value: Any) -> None:
+    assert crossed([value]) == [None]
 
 
 _JSON = st.recursive(
@@ -132,39 +221,40 @@ _JSON = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=3)
-    | st.sampled_from(list("cifzsbtedl?")),
+    | st.sampled_from("= i f c b r q D date datetime time delta zone uuid path e T t F slice keys values items".split())
+    | st.sampled_from("l d s B od ct dd dq ul ud ar ns n n0 ustring list float".split()),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
     max_leaves=12,
 )
 
 
-@given(_JSON, _VALUES)
-def test_no_message_makes_the_comparison_raise(encoded: Any, expected: Any) -> None:
-    assert equal(encoded, expected) in (True, False)
+@given(_JSON)
+def test_no_message_raises_anything_but_that_it_is_none(message: Any) -> None:
+    for sent in (message, [message, []], [[1], [message]]):
+        with contextlib.suppress(ViolationError):
+            Other(0).unpack(sent)
 
 
 @pytest.mark.parametrize(
     "encoded",
     [
         ["i", "f" * 10**6],
-        ["e", [["i", format(number * (2**61 - 1), "x")] for number in range(50_000)]],
-        ["t", [["e", [["i", format(number * (2**61 - 1), "x")] for number in range(50_000)]]]],
+        ["s", 1, [["i", format(number * (2**61 - 1), "x")] for number in range(5_000)]],
         ["f", "1" * 10**6],
         ["b", "0" * (10**6 + 1)],
-        ["e", [["i", "1"], ["i", "1"]]],
-        ["d", [[["i", "1"], ["i", "1"]], [["i", "1"], ["i", "1"]]]],
+        ["d", 1, [1, 1, 1]],
+        ["l", 0, []],
+        ["l", 1.0, []],
+        ["l", True, []],
+        ["T", "__import__"],
+        ["e", 7],
+        ["n0", "O", "00" * 8],
+        ["n", 1, "|O", [1], "00" * 8],
     ],
-    ids=["integer", "colliding hashes", "nested hashes", "float", "bytes", "an element twice", "a key twice"],
+    ids=str,
 )
-def test_hostile_values_are_unequal_and_cheap(encoded: Any) -> None:
+def test_hostile_values_are_cheap(encoded: Any) -> None:
     start = time.monotonic()
-    for expected in ({1, 2}, {1: 1, 2: 1}, {((1,),)}, {(frozenset({1}),)}, 1, 1.0, b"", [1, 2]):
-        assert not equal(encoded, expected)
+    with contextlib.suppress(ViolationError):
+        Other(0).unpack([encoded, []])
     assert time.monotonic() - start < 10
-
-
-def test_a_value_that_is_nested_too_deeply_or_holds_itself_is_refused_where_it_is_made() -> None:
-    circular: list[Any] = []
-    circular.append(circular)
-    with pytest.raises(RecursionError):
-        encoded_value(circular)

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from tests.support import length_reward, prompts, scripted_rollout, train
-from tests.trainer.hostile import hostile_plugin
+from tests.trainer.hostile import hostile_plugin, is_last_rank
 from tests.trainer.hostile_rewards import MODELS, hostile_reward, remembers
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
@@ -27,7 +27,7 @@ Job = dict[str, Any]
 """Settings of `tests.support.train`, and
 
 - `stock: true`: TRL's own trainer runs them,
-- `evaluate: true`: it also evaluates on sixteen other prompts,
+- `evaluate: true`: it also evaluates on sixteen other prompts, or on as many as the number says,
 - `hooks: [...]`: advantage hooks, with `Watch` behind them,
 - `span_rewards: true`: two rewards that return spans stand beside the one that all trainings have,
 - `uneven_spans: true`: one reward returns spans for one prompt alone,
@@ -37,7 +37,8 @@ Job = dict[str, Any]
 - `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
 - `float64: true`: log-probabilities in float64, which TRL's own are not,
 - `hostile: NAME`: a plugin of `tests.trainer.hostile` is selected; its error is kept instead of a result,
-- `hostile_reward: NAME`: the same with a reward of `tests.trainer.hostile_rewards`.
+- `hostile_reward: NAME`: the same with a reward of `tests.trainer.hostile_rewards`,
+- `hostile_loss: true`: the same with a base class whose loss is twice TRL's on the last rank.
 """
 
 
@@ -79,6 +80,17 @@ class Float64Trainer(GRPOTrainer):
 
 class Float64ExtTrainer(GRPOExtMixin, Float64Trainer):
     """The same with plugins: our mixin in front of somebody's own trainer."""
+
+
+class DoubledTrainer(GRPOTrainer):
+    """Twice TRL's loss on the last rank."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, inputs) * (2 if is_last_rank() else 1)
+
+
+class DoubledExtTrainer(GRPOExtMixin, DoubledTrainer):
+    """Which the check of the first step finds."""
 
 
 class Float64ChunkedTrainer(Float64Trainer):
@@ -138,6 +150,18 @@ class Watch:
             }
         )
         return advantages_B_T
+
+
+class Shapes:
+    """A shaper that gives tokens their own and looks at all ranks."""
+
+    __name__ = "shapes"
+    role = "shaper"
+    needs = ("old_logps",)
+
+    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
+        longest = rollout.gather(rollout.lengths_B).max()
+        return 0.3 * rollout.old_logps_B_T * rollout.lengths_B.unsqueeze(1) / longest
 
 
 class Change(TrainerCallback):
@@ -206,8 +230,8 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     if float64:
         job["dtype"] = "float64"
     trainer_arguments: dict[str, Any] = {}
-    if job.pop("evaluate", False):
-        trainer_arguments["eval_dataset"] = prompts(24).select(range(8, 24))
+    if evaluated := job.pop("evaluate", False):
+        trainer_arguments["eval_dataset"] = prompts(24).select(range(8, 24 if evaluated is True else 8 + evaluated))
         job |= {"eval_strategy": "steps", "eval_steps": 1}
     if job.pop("flat_groups", False):
         job["reward_funcs"] = reward_with_flat_groups
@@ -229,17 +253,19 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
         job |= {"loss_aggregation": in_turn[0], "max_steps": len(in_turn)}
         trainer_arguments["callbacks"] = [Change(in_turn)]
     hostile, hostile_name = job.pop("hostile", None), job.pop("hostile_reward", None)
+    hostile_loss = job.pop("hostile_loss", False)
+    trainer_class = DoubledExtTrainer if hostile_loss else trainer_class
     if hostile_name is not None:
         job["reward_funcs"] = [remembers, hostile_reward(hostile_name)]
         tokenizer = AutoTokenizer.from_pretrained(model)
         trainer_arguments["reward_processing_classes"] = [None, tokenizer if hostile_name in MODELS else None]
-    if hostile is not None or hostile_name is not None:
+    if hostile is not None or hostile_name is not None or hostile_loss:
         trainer_arguments |= hostile_plugin(hostile) if hostile is not None else {}
         try:
             train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
         except TRLGRPOExtError as error:
             return {"error": type(error).__name__, "message": str(error), "cause": repr(error.__cause__)}
-        raise AssertionError(f"{hostile or hostile_name} was not refused")
+        raise AssertionError(f"{hostile or hostile_name or 'the loss'} was not refused")
     run = train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
     accelerator = run.trainer.accelerator
     return {

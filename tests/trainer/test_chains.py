@@ -26,6 +26,7 @@ CHAIN: list[Any] = [
     {"name": "segment_weights", "answer": 0.5, "preserve_sum": True},
     "entropy_shaping",
 ]
+SCALE = {"name": "sign_scaling", "positive": 0.5}
 FITTING: dict[str, Any] = {
     "pass_at_k": {"k": 2, "threshold": 4.0},
     "process_rewards": {"reward": "vowels"},
@@ -64,7 +65,10 @@ def job(hooks: Any, rows: int) -> Job:
 EXAMPLES = examples()
 """Selections of every built-in hook, by its name."""
 
-JOBS = {**EXAMPLES, "chain of four": CHAIN}
+SHAPER = "tests.trainer.process_worker:Shapes"
+WITH_SHAPERS = {"shaper, TRL's estimator": [SHAPER], "shaper, transform, estimator": [SHAPER, SCALE, "centred"]}
+
+JOBS = {**EXAMPLES, "chain of four": CHAIN, **WITH_SHAPERS}
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +142,9 @@ class TestGroupsSplitOverRanks:
     ) -> None:
         alone, several = one(name)["logs"][0], two[0][name]["logs"][0]
         names = {metric for metric in alone if metric.startswith("advantage/")}
-        assert len(names) == 4 * (len(JOBS[name]) + 1)  # the hooks and `Watch`
+        assert len(names) == 4 * (len(JOBS[name]) - (name in WITH_SHAPERS) + 1)  # the hooks and `Watch`
+        names |= {metric for metric in alone if metric.startswith(("rewards/", "reward", "raw_reward"))}
+        assert ("rewards/shapes/mean" in names) == ("raw_reward_std" in names) == (name in WITH_SHAPERS)
         for metric in names:
             if alone[metric] is None:
                 assert several[metric] is None

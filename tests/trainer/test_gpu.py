@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 from tests.support import length_reward, relative_gap, train
 from tests.trainer.process_worker import vowels
-from tests.trainer.test_chains import EXAMPLES
+from tests.trainer.test_chains import EXAMPLES, WITH_SHAPERS
 from trl_grpo_ext import available
 
 pytestmark = [
@@ -39,14 +39,14 @@ def test_nothing_selected_is_trls(tiny_model: Path, tmp_path: Path) -> None:
         assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [*EXAMPLES, *WITH_SHAPERS])
 def test_every_hook_trains_as_on_the_cpu(tiny_model: Path, tmp_path: Path, name: str) -> None:
     settings: dict[str, Any] = {
         "beta": 0.04,
         "max_steps": 1,
         "num_iterations": 2,  # `future_kl` is refused where the policy never moves
         "reward_funcs": [length_reward, vowels],
-        "trainer_arguments": {"advantage_hooks": EXAMPLES[name]},
+        "trainer_arguments": {"advantage_hooks": {**EXAMPLES, **WITH_SHAPERS}[name]},
     }
     on_cpu = train(tiny_model, tmp_path / "cpu", **settings)
     on_gpu = train(tiny_model, tmp_path / "gpu", use_cpu=False, **settings)

@@ -58,6 +58,7 @@ def ranks(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Re
         jobs[name] = {**SETTINGS, "hostile": name}
         if name in FOLLOWED:
             jobs[f"after {name}"] = GOOD
+    jobs |= {"loss": {**GOOD, "hostile_loss": True}, "after loss": GOOD}
     return launch(jobs, tiny_model, tmp_path_factory.mktemp("hostile"), timeout=240)
 
 
@@ -90,9 +91,17 @@ def test_a_gather_on_one_rank_alone(ranks: list[Results], name: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_loss_that_is_another_one_on_one_rank(ranks: list[Results]) -> None:
+    for results in ranks:
+        assert results["loss"]["error"] == "SelfCheckError"
+        assert results["loss"]["message"].startswith("On rank 1: The loss of DoubledExtTrainer")
+        assert "weight of a token" in results["loss"]["message"]
+
+
+@pytest.mark.slow
 def test_the_ranks_still_work_together_afterwards(ranks: list[Results]) -> None:
     runs = [result for results in ranks for name, result in results.items() if name.startswith("after ")]
-    assert len(runs) == 2 * len(FOLLOWED)
+    assert len(runs) == 2 * (len(FOLLOWED) + 1)
     for run in runs:
         assert run["logs"] == runs[0]["logs"]
 

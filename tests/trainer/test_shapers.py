@@ -333,3 +333,21 @@ def test_a_shaper_beside_an_estimator_that_does_not_read_the_total_is_refused(ti
         ConfigurationError, match=r"'by_tokens' shapes the total reward, which the estimator 'process_rewards'"
     ):
         shaped(tiny_model, tmp_path, ByTokens(), "process_rewards")
+
+
+def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    shaper = ByTokens()
+    shaper.needs = ("old_logps",)  # type: ignore[attr-defined]
+    run = shaped(tiny_model, tmp_path, shaper, max_steps=1)
+    shaping, with_image = run.trainer._shaping, [{"prompt": "a", "image": "a picture"}]
+    shaping.refuse_images([{"prompt": "a"}], ["old_logps"])
+    shaping.refuse_images([{"prompt": "a", "image": None}], ["old_logps"])
+    shaping.refuse_images(with_image, run.trainer._scorer.missing({"old_per_token_logps": 0}))
+    sentence = r"of a batch with images old_logps are needed.*num_iterations above 1"
+    with pytest.raises(ConfigurationError, match=sentence):
+        shaping.refuse_images(with_image, run.trainer._scorer.missing({}))
+    shaping.saw_generated([*[None] * 6, ["a picture of a tool"], None])
+    with pytest.raises(ConfigurationError, match="of a batch with images old_logps are needed"):
+        shaping.refuse_images([{"prompt": "a"}], ["old_logps"])

@@ -347,7 +347,7 @@ def is_private(name: str) -> bool:
 def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
     private = {name for name in of_trl(trained) if is_private(name)}
     assert len(private) > 50
-    listed = {*upstream.METHODS, *upstream.SAVING, *upstream.ATTRIBUTES}
+    listed = {*upstream.METHODS, *upstream.SAVING, *upstream.WHERE_THERE, *upstream.ATTRIBUTES}
     # Rewards and what guards them never see a trainer, so a name of theirs is their own.
     near = [(file, tree) for file, tree in trees() if not file.startswith(("guard/", "rewards/"))]
     used = {(file, name) for file, tree in near for name in mentioned(tree) & private}
@@ -374,7 +374,11 @@ def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> Non
         )
     }
     used = {name for name in on_the_trainer & of_trl(trained) if not is_private(name)}
-    unlisted = used - {*upstream.METHODS, *upstream.SAVING, *upstream.ATTRIBUTES} - MAPPED_BY_TRANSFORMERS
+    unlisted = (
+        used
+        - {*upstream.METHODS, *upstream.SAVING, *upstream.WHERE_THERE, *upstream.ATTRIBUTES}
+        - MAPPED_BY_TRANSFORMERS
+    )
     assert not unlisted, f"attributes of TRL's trainer that upstream.ATTRIBUTES does not list: {unlisted}"
 
 
@@ -385,7 +389,14 @@ def test_nothing_is_listed_that_is_not_used() -> None:
             # The lists themselves are no use.
             kept = [node for node in tree.body if name != "trainer/upstream.py" or isinstance(node, ast.FunctionDef)]
             used |= mentioned(ast.Module(body=kept, type_ignores=[]))
-    relied_on = {*upstream.METHODS, *upstream.SAVING, *upstream.ATTRIBUTES, *upstream.ARGUMENTS, *upstream.BATCH_KEYS}
+    relied_on = {
+        *upstream.METHODS,
+        *upstream.SAVING,
+        *upstream.WHERE_THERE,
+        *upstream.ATTRIBUTES,
+        *upstream.ARGUMENTS,
+        *upstream.BATCH_KEYS,
+    }
     unused = relied_on - used
     assert not unused, f"listed in upstream and used nowhere: {unused}"
 
@@ -415,6 +426,7 @@ def test_only_the_public_face_of_trl_is_imported() -> None:
     assert {module for module, _ in imported} == {"trl", "trl.models", "trl.trainer.utils"}
     assert {name for module, name in imported if module == "trl.trainer.utils"} == {
         "RepeatSampler",
+        "add_fused_lm_head",
         "pad",
         "use_adapter",
     }

@@ -25,8 +25,8 @@ class SpanCredit:
 
     A function points by returning `SpanScore`s, or by a regular expression in `patterns`. So the format reward teaches
     the tags, the answer's reward the answer, and neither blames the reasoning in between. A function that returns plain
-    numbers pays all tokens; where none points, this is the sum of all functions' centred rewards. It replaces the
-    advantages that come in, so it stands first in a chain. Only the places of the spans are used, not their values.
+    numbers pays all tokens; where none points, this is the sum of all functions' centred rewards. It is an estimator:
+    it makes its advantages of the rewards alone. Only the places of the spans are used, not their values.
 
     Source: none of its own; one advantage per reward function and the normalisation by its own deviation are those of
     GDPO (2601.05242), and giving a reward to the part of the completion that it judges is common practice.

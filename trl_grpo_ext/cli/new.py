@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..errors import ConfigurationError
 from .console import kind_of, results
-from .scaffold.words import Ci, License, PluginKind
+from .scaffold.words import Ci, License, PluginKind, Role
 
 if TYPE_CHECKING:
     from .scaffold.distribution import GeneratedFile, NewDistribution
@@ -35,6 +35,14 @@ def new_command(
     name: Annotated[
         str, typer.Argument(help="The plugin's name, such as answer_length: what people select.", show_default=False)
     ],
+    role: Annotated[
+        Role | None,
+        typer.Option(
+            help="Of a hook: a shaper changes rewards, an estimator makes advantages of them, a transform changes "
+            "advantages, a forward hook changes them at each loss forward. By default a transform.",
+            show_default=False,
+        ),
+    ] = None,
     directory: Annotated[
         str | None,
         typer.Option(
@@ -59,6 +67,7 @@ def new_command(
     new = NewDistribution(
         kind=kind,
         name=name,
+        role=role,
         distribution=distribution,
         description=description,
         author=author,

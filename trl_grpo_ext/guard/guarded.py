@@ -79,9 +79,9 @@ def guarded(
             "auto" is 1, and the whole batch for models. `log_extra` and `log_metric` reach the reward only where one
             call in this process gets the whole batch.
         memory_mb: Address space that a worker process may add to what it started with, in MiB.
-        budget: Seconds of CPU time and sleep for a batch in worker processes, of all workers together, and again for
-            the calls that are retried. Once they are spent, calls that have had a turn of a quarter of a second are
-            over, and the others have one each.
+        budget: Seconds of CPU time and sleep that the calls of a batch which come to no result may use together in
+            worker processes, and again those that are retried. Once they are spent, calls that have had a turn of a
+            quarter of a second are over, and the others have one each. Calls that end in time are not counted.
         tokenizer: The tokenizer of a reward model.
         name: The name for metrics and messages; None is the name that TRL gives the reward.
 

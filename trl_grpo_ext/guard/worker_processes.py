@@ -256,14 +256,15 @@ class Worker:
         self._in = bytearray()
         self._closed = False
         self._resident = _resident_bytes(pid)
-        self._cpu_before = self._cpu = self._queued_before = 0.0
+        self._cpu_before = self._cpu = 0.0
+        self._queued_before = self._queued = 0.0
         self._awake, self._awake_since = 0.0, 0.0
 
     def begin(self, job: bytes) -> None:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
         self._serial += 1
         self._cpu = self._cpu_before = _cpu_seconds(self.pid) or 0.0
-        self._queued_before = _queued_seconds(self.pid) or 0.0
+        self._queued = self._queued_before = _queued_seconds(self.pid) or 0.0
         self._awake, self._awake_since = 0.0, time.monotonic()
         self._out = memoryview(HEADER.pack(self._serial, len(job)) + job)
         self._in.clear()
@@ -280,8 +281,10 @@ class Worker:
     def asleep(self) -> float:
         """Seconds in which the job neither ran, nor waited for a core, nor was suspended by us."""
         off_core = self._awake_seconds() - self.seconds
-        queued = _queued_seconds(self.pid)
-        return off_core / _UNKNOWN_SLEEP if queued is None else off_core - (queued - self._queued_before)
+        if not _HAS_QUEUE_CLOCK:
+            return off_core / _UNKNOWN_SLEEP
+        self._queued = _queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
+        return off_core - (self._queued - self._queued_before)
 
     def grown(self) -> int:
         """Bytes of memory that the worker has in use beyond those it was forked with; 0 where that is not known."""
@@ -398,6 +401,9 @@ def _queued_seconds(pid: int) -> float | None:
         return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return None
+
+
+_HAS_QUEUE_CLOCK = _queued_seconds(os.getpid()) is not None
 
 
 def _resident_bytes(pid: int) -> int:

@@ -157,8 +157,9 @@ class WorkerPool:
             jobs: Anything that cloudpickle can send.
             allowance: CPU seconds that one job may take.
             patience: Seconds that one job may sleep: neither use a core nor wait for one.
-            budget: Seconds of CPU time and sleep for the whole batch, of all workers together. Once they are spent,
-                jobs that have had a turn are "timeout", and those that had none get one each.
+            budget: Seconds of CPU time and sleep that jobs without a result may use together, of all workers. Once they
+                are spent, jobs that have had a turn are "timeout", and those that had none get one each. What ends with
+                a result is not counted, so slow jobs cost each other nothing as long as they come to an end.
             turn: Seconds of CPU time and sleep of a job's first turn; None is a quarter of a second.
 
         Returns:
@@ -271,7 +272,7 @@ class _Batch:
 
     def __init__(self, count: int, allowance: float, patience: float, budget: float | None, turn: float) -> None:
         self._allowance, self._patience, self._budget, self._turn = allowance, patience, budget, turn
-        self._spent = 0.0  # CPU seconds of jobs that are through
+        self._spent = 0.0  # seconds of jobs that are through, without a result
         self._done: dict[int, Done] = {}
         self._count = count
         self._fresh = deque(_Attempt(job) for job in range(count))
@@ -405,7 +406,8 @@ class _Batch:
             self._settle(attempt, Done("timeout", None, detail, seconds, whole=False))
 
     def _settle(self, attempt: _Attempt, done: Done) -> None:
-        self._spent += _own_seconds(attempt)
+        if done.status in ("timeout", "died"):
+            self._spent += _own_seconds(attempt)
         self._done[attempt.job] = done
         if attempt in self.running:
             self.running.remove(attempt)

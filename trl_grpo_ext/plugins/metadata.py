@@ -85,11 +85,12 @@ def _running() -> Distribution | None:
     """The distribution of the code that runs: it lies beside it, is installed from there, or has nothing else in it."""
     ours = list(distributions(name=OURS))
     root = Path(__file__).resolve().parents[2]
-    for belongs in (
+    where: tuple[Callable[[Distribution], bool], ...] = (
         lambda one: _folder(one) == root,
         lambda one: _is_editable(one) and _url(one) == root.as_uri(),
         lambda one: _entry_point_packages(one) <= {_PACKAGE},
-    ):
+    )
+    for belongs in where:
         for one in ours:
             if belongs(one):
                 return one

@@ -20,7 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral, Real
 from pathlib import Path
@@ -31,7 +31,7 @@ from ..guard.printable import escaped
 from ..plugins.loading import Kind, Loaded, LoadedList
 from ..plugins.metadata import installed_distributions, owner_of, provenance
 from ..plugins.selection import KINDS, LABELS, Selection
-from ..types import CONTRACT_VERSION
+from ..types import CONTRACT_VERSION, role_of
 from .files import write_whole
 from .source import Source, SourceReader, of_text
 
@@ -70,6 +70,7 @@ class PluginRecord:
         source: What that hash covers, or why there is none.
         inside: For a reward among another reward's parameters, that reward and the place; else None.
         selected: Whether it was selected by name or path; else it was given in Python.
+        role: Of an advantage hook; None for others, and in manifests older than roles.
     """
 
     kind: Kind
@@ -84,6 +85,7 @@ class PluginRecord:
     source: str = ""
     inside: str | None = None
     selected: bool = True
+    role: str | None = None
 
     @property
     def origin(self) -> str:
@@ -125,7 +127,9 @@ class Manifest:
         ):
             records += made.records("reward", loaded, name=name, weight=weight)
         for loaded in _loaded(getattr(trainer, "advantage_hooks", [])):
-            records += made.records("advantage_hook", loaded)
+            records += [
+                replace(record, role=role_of(loaded.object)) for record in made.records("advantage_hook", loaded)
+            ]
         if (given := getattr(trainer, "loss_aggregation", None)) is not None:
             known = aggregation if aggregation is not None and aggregation.object is given else Loaded(given)
             records += made.records("loss_aggregation", known)
@@ -188,7 +192,7 @@ class Manifest:
 
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("kind", "name", "target", "source"), str),
-    **dict.fromkeys(("distribution", "version", "source_hash", "inside"), (str, type(None))),
+    **dict.fromkeys(("distribution", "version", "source_hash", "inside", "role"), (str, type(None))),
     "parameters": (dict, type(None)),
     "weight": (int, float, type(None)),
     "switches": dict,
@@ -197,7 +201,7 @@ _TYPES: dict[str, Any] = {
 
 
 def _record(value: Any, place: str) -> PluginRecord:
-    entry = _of_type(value, dict, place)
+    entry = {"role": None, **_of_type(value, dict, place)}
     unknown = entry.keys() ^ {item.name for item in fields(PluginRecord)}
     if unknown:
         raise ManifestError(f"{place} lacks, or should not have, {min(unknown)!r:.40}")

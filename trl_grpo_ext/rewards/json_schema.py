@@ -42,7 +42,7 @@ class JSONSchema:
         max_characters: Longer JSON is refused, and so is a completion ten times as long as that.
         max_depth: JSON with deeper nesting is refused.
         timeout: CPU seconds that one completion may take.
-        budget: CPU seconds of all workers for a batch; then completions that are slow have run out of time.
+        budget: CPU seconds that completions without a result may use in a batch; then they have run out of time.
         outcomes: What becomes of a completion that is `right`, `wrong`, without JSON (`no_answer`), `refused` (also for
             a number that is too large), or whose validation ran into `timeout`, `died` or `error`.
 

@@ -73,9 +73,11 @@ class MathAccuracy:
     Args:
         timeout: CPU seconds for one completion, parsing and comparing. An ordinary pair takes 1 to 20 milliseconds,
             the solution of a differential equation up to 4 seconds.
-        budget: CPU seconds for 64 completions, of all workers together, and in proportion for larger batches. When they
-            are spent, completions that have had a turn get `timeout`; each gets at least one of 50 milliseconds. This
-            counts where many are hostile, and a slow but honest answer among them can then have `timeout` as well.
+        budget: CPU seconds that completions without a verdict may use together, for 64 of them, of all workers, and in
+            proportion for larger batches. When they are spent, completions that have had a turn get `timeout`; each
+            gets at least one of 50 milliseconds. What comes to a verdict is not counted. This counts where many are
+            hostile, and a slow but honest answer among them can then have `timeout` as well, or `unparseable_reference`
+            where its reference alone takes longer than the pair had.
         workers: Number of processes; None is the number of cores, shared with the other ranks of this machine, at
             most 8. They start with the first completion that needs one.
         memory_mb: What a worker may use, in MiB, beside what it starts with; None is no limit.
@@ -245,7 +247,7 @@ class ReasoningAccuracy(MathAccuracy):
     Args:
         reasoning_delimiters: What ends the reasoning; None is `["</think>"]`.
         timeout: As for `math_accuracy`, and so are the others.
-        budget: CPU seconds for 64 completions.
+        budget: CPU seconds that 64 completions without a verdict may use together.
         workers: Number of processes.
         memory_mb: What a worker may use, in MiB.
         max_characters: The longest text after the reasoning that is looked at.

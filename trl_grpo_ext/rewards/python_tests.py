@@ -31,35 +31,36 @@ class PythonTests:
     The dataset's column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
-    - one source text (HumanEval): one test. If it defines `check` and does not call it, `check(<entry_point>)` is
-      called, with what the column `entry_point` has for that row;
+    - one source text (HumanEval, pytest, unittest, doctests): one test. Definitions that people mean to be run are run.
+      If it defines `check` and does not call it, `check(<entry_point>)` is called, with what the column `entry_point`
+      has for that row;
     - a list of `{"input": ..., "output": ...}`: each is a test, in which the code is a program that reads the one and
       must print the other. White space at the ends of lines does not count.
 
     The code is the completion's last fence marked python, else its last fence, else its whole text.
 
-    A program runs once per test, in a process of its own. All other tests of a completion run in one process, in order,
-    after the code itself, in its namespace (its `__name__` is "solution"). Only the standard library is there. What the
-    process may do is in `rewards._sandbox.run`: with the layers that are required by default, no files but its
-    own, no network, no other process.
+    A program runs once per test, in a process of its own. Otherwise one process holds the code, and another one runs
+    the tests, in order and in one namespace (`rewards._sandbox.judge`); it asks the first for calls and attributes and
+    gets values as data. The standard library and installed packages are there. What the processes may do is in
+    `rewards._sandbox.run`: with the layers that are required by default, no files but their own, no network, no other
+    process.
 
     What an outcome means: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised
     or it ended the process before the tests were through; `died`, it crashed the interpreter, ran out of memory or
-    stored too much; `timeout`, it took longer than `timeout`, which holds for all tests of a completion together;
-    `unparseable_reference`, the tests are in none of the forms; `refused`, the completion is too long. With `partial`,
-    where some tests pass, it is `scored`.
+    stored too much; `timeout`, it took more processor time than `timeout`, which holds for all tests of a completion
+    together; `refused`, the completion is too long. With `partial`, where some tests pass, it is `scored`.
+    `unparseable_reference`: the tests are in none of the forms, or cannot judge this code, because no assert ran, one
+    was kept from running by what the code returned, or one needs what only the code could say: the `==`, order or truth
+    of an object of its own class.
 
-    Can the code forge its verdict? Of a program it cannot: what it prints is compared outside. Nor can it where an
-    assert compares with a literal: the value goes out and is compared there, by type and value, so neither an `__eq__`
-    nor knowledge of the harness helps. A test must also be reported as passed, with a token, so leaving early
-    (`sys.exit(0)`, `os._exit(0)`) or printing does not help either. But any other test, such as
-    `assert isclose(f(2), 0.5)` or `assert f(2)`, is judged by the interpreter that the code runs in: code that replaces
-    `math.isclose`, returns objects that lie about themselves or looks through the frames for the token passes those.
-    Prefer literals and programs.
+    Can the code forge its verdict? It never sees a test, and whatever it does to its process, it can do no more than
+    answer calls with values. What it answers is compared where it cannot reach. What is left is what the tests leave
+    open: a constant is right where only one input is tested.
 
     Args:
         partial: Score the share of tests that pass.
-        timeout: Seconds for the tests of one completion, without the start of the interpreter.
+        timeout: Seconds of processor time that the code may take for all tests of a completion; of the time that it
+            sleeps, half counts. What else the machine does makes no difference.
         memory_mb: Memory, in MiB, beyond the interpreter's own.
         workers: How many completions are tested at a time; None is the number of usable cores, shared with the other
             ranks of this machine (`LOCAL_WORLD_SIZE`), at most 8.
@@ -207,9 +208,7 @@ class PythonTests:
                 return first
         return self._shared(passed, first) if first is not None else Judgement(Outcome.RIGHT)
 
-    def _run(
-        self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event
-    ) -> Run:
+    def _run(self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event) -> Run:
         for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
             run = run_python(
                 code, plan, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop

@@ -38,7 +38,7 @@ class RegexMatch:
             from `otherwise`.
         max_characters: Longer completions are refused. They are not cut, because `$` and `full` would then lie.
         timeout: CPU seconds that a match may take in a worker.
-        budget: CPU seconds of all workers for a batch; then completions that are slow have run out of time.
+        budget: CPU seconds that completions without a result may use in a batch; then they have run out of time.
         outcomes: What becomes of a completion that was `refused`, or whose match ran into `timeout`, `died` or
             `error`; 0.0 each but for the last, which raises.
 

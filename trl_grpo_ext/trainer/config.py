@@ -1,14 +1,17 @@
-"""`GRPOExtConfig`: TRL's `GRPOConfig` with four more fields, checked before anything heavy is loaded."""
+"""`GRPOExtConfig`: TRL's `GRPOConfig` with more fields, checked before anything heavy is loaded."""
 
 # No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
 
+import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trl import GRPOConfig
 
 from ..errors import ConfigurationError
 from ..plugins.loading import Kind, find, parse_selection
+from ..records.prompt_rates import RATES_FILE, read_prompt_weights
 
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
 
@@ -24,8 +27,8 @@ class GRPOExtConfig(GRPOConfig):
 
     Args:
         rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
-        advantage_hooks: Advantage hooks, in the order in which they act. A mapping may hold `preserve_sign` and
-            `preserve_sum`.
+        advantage_hooks: Advantage hooks. They act by their roles, those of one role in this order. A mapping may hold
+            `preserve_sign` and `preserve_sum`.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
         reward_timeout: Seconds on the wall clock that all reward functions together may take for one generation batch,
@@ -46,6 +49,17 @@ class GRPOExtConfig(GRPOConfig):
             with an error that names every difference, or `warn` and go on (see `trl_grpo_ext.records.manifest`).
         summary_steps: Optimizer steps between summaries on the console (see `trl_grpo_ext.trainer.live`), in place of
             transformers' printed dictionaries. 0 leaves those as they are.
+        pass_at_k: Numbers of completions k, each at most `num_generations_eval`. An evaluation reports `pass@k`: the
+            probability that at least one of k completions passes, estimated without bias from all that it samples of a
+            problem (see `trl_grpo_ext.trainer.pass_at_k`).
+        mean_at_k: An evaluation reports `mean@n`: the mean reward of a problem's `num_generations_eval` completions,
+            over the problems.
+        pass_thresholds: By the name of a reward, the least value that passes. None is 1.0 for the run's only reward.
+        prompt_rates: Write beside the run how many completions of each group solved their prompt, by `pass_thresholds`
+            (see `trl_grpo_ext.records.prompt_rates`).
+        prompt_weights: That file of an earlier run, or a mapping of `file`, `solved`, `unsolved` and `mixed`: how often
+            an epoch draws prompts that all, none, or some of their last completions solved. A file alone leaves out
+            what is solved.
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
@@ -57,7 +71,8 @@ class GRPOExtConfig(GRPOConfig):
         default=None, metadata={"help": f"Reward plugins. {_HOW} A reward's mapping may also hold `weight`."}
     )
     advantage_hooks: list[str] | None = field(
-        default=None, metadata={"help": f"Advantage hooks, in the order in which they act. {_HOW}"}
+        default=None,
+        metadata={"help": f"Advantage hooks, which act by their roles, then in this order. {_HOW}"},
     )
     loss_aggregation: dict[str, Any] | str | None = field(
         default=None, metadata={"help": f"One loss aggregation in place of TRL's own reduction. {_HOW}"}
@@ -86,6 +101,26 @@ class GRPOExtConfig(GRPOConfig):
     )
     summary_steps: int = field(
         default=0, metadata={"help": "Optimizer steps between summaries on the console; 0: transformers' own lines."}
+    )
+    pass_at_k: list[int] | None = field(
+        default=None, metadata={"help": "Report pass@k in evaluations, for these k; at most num_generations_eval."}
+    )
+    mean_at_k: bool = field(
+        default=False, metadata={"help": "Report the mean reward over num_generations_eval completions in evaluations."}
+    )
+    pass_thresholds: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "By reward, the least value that passes for pass_at_k, as YAML: '{gsm8k_accuracy: 1.0}'."},
+    )
+    prompt_rates: bool = field(
+        default=False, metadata={"help": "Write how often each prompt was solved, as prompt_rates.jsonl."}
+    )
+    prompt_weights: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "prompt_rates.jsonl of an earlier run, to leave out solved prompts, or a mapping: '{file: ..., "
+            "solved: 0.1, unsolved: 0.5, mixed: 2}'."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -121,13 +156,72 @@ class GRPOExtConfig(GRPOConfig):
         limit = self.reward_timeout
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
             raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")
+        self.pass_thresholds = _thresholds(self.pass_thresholds)
+        if str(self.prompt_weights).lstrip().startswith("{"):
+            self.prompt_weights = _mapping("prompt_weights", self.prompt_weights)
+        if not isinstance(self.prompt_rates, bool):
+            raise ConfigurationError(f"prompt_rates must be true or false, got {self.prompt_rates!r}.")
+        weights = read_prompt_weights(self.prompt_weights)
+        own = Path(self.output_dir or "trainer_output") / RATES_FILE
+        if weights is not None and self.prompt_rates and Path(weights.file).resolve() == own.resolve():
+            raise ConfigurationError(
+                f"prompt_weights: {weights.file!r} is the file that this run writes, so it would draw other prompts "
+                "when it is resumed. Take a copy of it, or another output_dir."
+            )
         super().__post_init__()
+        self._check_pass_at_k()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
         if weighted and self.reward_weights is not None:
             raise ConfigurationError(
                 f"Reward weights are given twice: reward_weights={self.reward_weights} and {weighted[0]!r} in rewards. "
                 "Keep one of them."
             )
+
+    def _check_pass_at_k(self) -> None:
+        ks: Any = self.pass_at_k
+        self.pass_at_k = [ks] if isinstance(ks, int) else ks
+        sampled = self.num_generations_eval or self.num_generations
+        for k in self.pass_at_k or []:
+            if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+                raise ConfigurationError(f"pass_at_k must be numbers from 1 up, got {k!r}.")
+            if k > sampled:
+                raise ConfigurationError(
+                    f"pass_at_k: {k} completions cannot be drawn from the {sampled} that an evaluation samples of a "
+                    f"problem. Set num_generations_eval to {k} or more, or leave {k} out."
+                )
+        if not isinstance(self.mean_at_k, bool):
+            raise ConfigurationError(
+                f"mean_at_k must be true or false, got {self.mean_at_k!r}: the mean is over num_generations_eval."
+            )
+        if self.pass_thresholds is not None and not (self.pass_at_k or self.mean_at_k or self.prompt_rates):
+            raise ConfigurationError(
+                f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k, mean_at_k or prompt_rates."
+            )
+
+
+def _mapping(name: str, value: Any) -> Any:
+    """Return what a setting is, or what it is written as on a command line."""
+    if not isinstance(value, str):
+        return value
+    import yaml  # here, because a mapping needs none
+
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{name} is not YAML: {value!r} ({error}).") from error
+
+
+def _thresholds(value: Any) -> dict[str, float] | None:
+    value = _mapping("pass_thresholds", value)
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not value:
+        raise ConfigurationError(f"pass_thresholds must be a mapping {{reward: number}}, got {value!r}.")
+    for name, threshold in value.items():
+        number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and math.isfinite(threshold)
+        if not isinstance(name, str) or not number:
+            raise ConfigurationError(f"pass_thresholds must be {{reward: number}}, got {name!r}: {threshold!r}.")
+    return {name: float(threshold) for name, threshold in value.items()}
 
 
 def _selected(field_name: str, kind: Kind, values: Any) -> Any:

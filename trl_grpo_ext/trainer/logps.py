@@ -86,13 +86,19 @@ class Scorer:
                     teacher = _load_teacher(name, plugin_label(hook), tokenizer, models.trust_remote_code)
                     self._teachers[name] = models.prepared(teacher).eval()
 
+    def missing(self, batch: dict[str, Any]) -> list[str]:
+        """What `scores` would compute for a batch, by its names among the needs, teachers by theirs."""
+        keys = {"old_logps": "old_per_token_logps", "old_entropies": None, "ref_logps": "ref_per_token_logps"}
+        return [need for need, key in keys.items() if need in self.needs and key not in batch] + [*self._teachers]
+
     def scores(self, batch: dict[str, Any], rows_at_once: int) -> Scores:
         """Score one generation batch. All ranks call it, since sharded models need all of them."""
         old_B_T = old_entropies_B_T = ref_B_T = None
-        with_entropies = "old_entropies" in self.needs
-        if with_entropies or ("old_logps" in self.needs and "old_per_token_logps" not in batch):
+        missing = self.missing(batch)
+        with_entropies = "old_entropies" in missing
+        if with_entropies or "old_logps" in missing:
             old_B_T, old_entropies_B_T = self._models.policy_pass(batch, rows_at_once, with_entropies)
-        if "ref_logps" in self.needs and "ref_per_token_logps" not in batch:
+        if "ref_logps" in missing:
             assert self._models.as_reference is not None  # checked at construction
             with self._models.as_reference():
                 ref_B_T, _ = self._models.policy_pass(batch, rows_at_once, False)

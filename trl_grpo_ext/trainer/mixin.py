@@ -3,13 +3,14 @@
 | TRL calls | we add, in this order |
 | --- | --- |
 | `__init__` | plugins loaded; collaborators built; callbacks for log, summary and states of hooks |
+| `evaluation_loop` | pass@k and mean@k |
 | `train` | the checkpoint's plugins compared; the run's plugins and settings written |
 | `training_step` | its time |
 | `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
 | `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; weights `(B, T)`; records; metrics |
 | `_generate` | what was generated, for shapers |
 | `_generate_single_turn` | a bar |
-| `_calculate_rewards` | what rewards return checked, their errors and limits on all ranks, their spans; bars; shapers |
+| `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; bars; shapers |
 | `compute_loss` | a micro-step of several parts; stop if the selected plugins were bypassed |
 | `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
 | `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
@@ -44,6 +45,7 @@ from ..guard.reward_watch import RewardWatch, reward_limit
 from ..plugins.loading import LoadedList, RewardList, load_advantage_hooks, load_rewards, resolve_loss_aggregation
 from ..records.log import LiveLog
 from ..records.manifest import Manifest
+from ..records.prompt_rates import PromptRates, read_prompt_weights, shares_of, solved_groups
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder, write_records
 from ..types import Totals
@@ -59,6 +61,7 @@ from .live.summary import use_console_summary
 from .logps import Models, Scorer
 from .made_up import ForwardPass, LossOf
 from .own_loss import OwnLoss, Wanted, built_with, places_of
+from .pass_at_k import columns_of, pass_at_k_of
 from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
 from .reaggregation import LossForward, Reaggregation, trl_weights
@@ -167,6 +170,8 @@ class GRPOExtMixin:
             reward_processing_classes = [*classes, *([None] * len(selected))]
         chosen = [*given, *selected]  # as they are now: TRL adds an environment's reward to the list that it was given
         functions = LoadedList.joined(given, selected) if selected else reward_funcs
+        if (prompt_weights := read_prompt_weights(getattr(args, "prompt_weights", None))) is not None:
+            train_dataset = upstream.weighted_prompts(train_dataset, prompt_weights, args)
         sources = (train_dataset, eval_dataset, processing_class, reward_processing_classes)
         positional, named = built_with((model, functions, args), sources, arguments, keywords)
         super().__init__(*positional, **named)
@@ -189,6 +194,19 @@ class GRPOExtMixin:
         self._trls_advantages = not upstream.makes_own_advantages(type(self), GRPOExtMixin)
         self._scorer = Scorer(self.advantage_hooks, self._models(), self._facts.tokenizer)
         self._recorder = TokenRecorder(n, self.args.seed) if (n := getattr(self.args, "token_records", 0)) else None
+        self._pass_at_k = pass_at_k_of(
+            getattr(self.args, "pass_at_k", None),
+            getattr(self.args, "mean_at_k", False),
+            getattr(self.args, "pass_thresholds", None),
+            self._facts.reward_names,
+            self._facts.group_size(training=False),
+            evaluates=eval_dataset is not None,
+        )
+        self._prompt_rates: PromptRates | None = None
+        if getattr(self.args, "prompt_rates", False):
+            columns = columns_of(self.args.pass_thresholds, self._facts.reward_names)
+            self._prompt_rates = PromptRates(columns, self._facts.group_size(training=True))
+            trl.add_callback(self._prompt_rates)
         self._reaggregation: Reaggregation | None = None
         if self.loss_aggregation is not None:
             section = self._agreement.section
@@ -281,6 +299,33 @@ class GRPOExtMixin:
         self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self))
         return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
 
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Evaluate as transformers does, and add pass@k and mean@k to the metrics, where they are asked for.
+
+        Args:
+            dataloader: As in transformers.
+            description: As in transformers.
+            prediction_loss_only: As in transformers.
+            ignore_keys: As in transformers.
+            metric_key_prefix: As in transformers.
+        """
+        below: Callable[..., Any] = super().evaluation_loop  # type: ignore[misc]
+        arguments = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        if self._pass_at_k is None:
+            return below(*arguments)
+        with self._pass_at_k.evaluating():
+            output = below(*arguments)
+            metrics = self._pass_at_k.metrics(upstream.rows_of(dataloader, self._facts.ranks))
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
+        return output
+
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
         """Do TRL's step, and at the end of an optimizer step log the seconds of its phases."""
         if not (self._needs_rollout or self._compact or getattr(self.args, "rewards", None)):
@@ -357,16 +402,28 @@ class GRPOExtMixin:
             if failure is not None:
                 raise failure
             watch.check_finite(rewards_N_K, self._facts.reward_names)
+        if self._pass_at_k is not None:
+            self._pass_at_k.add(rewards_N_K)
+        if self._prompt_rates is not None and self.model.training:
+            self._write_rates(self._prompt_rates, [row.get("prompt") for row in inputs], rewards_N_K)
         self._log_metrics(watch.counts(rewards_N_K, self._facts.reward_names, self._facts.gather))
         if self._needs_rollout or self._compact is not None:
             self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, **watch.beside)
         return rewards_N_K if self._shaping is None else self._shaped(self._shaping)
+
+    def _write_rates(self, rates: PromptRates, prompts: Sequence[Any], rewards_N_K: torch.Tensor) -> None:
+        groups = solved_groups(rewards_N_K, rates.thresholds, rates.group_size)
+        prompts_N = gather_object(list(prompts))
+        if self.accelerator.is_main_process:
+            rates.write(self.state.global_step, prompts_N[:: rates.group_size], groups)
+        self._log_metrics(shares_of(groups))
 
     def _shaped(self, shaping: Shaping) -> torch.Tensor:
         """The rewards of all ranks, with a column for what each shaper adds."""
         trl: Any = self
         assert self._scored is not None  # shapers are hooks, so the rollout is needed
         batch, moment = shaping.batch(has_reference=trl.beta != 0.0), upstream.moment_of(self)
+        shaping.refuse_images(self._scored.rows, self._scorer.missing(batch))
         scores = self._scorer.scores(batch, self._facts.rows_at_once(moment.training))
         scored = self._scored = self._scored.agreed(self._facts)
         with self._agreement.section():

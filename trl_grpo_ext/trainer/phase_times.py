@@ -37,7 +37,7 @@ class PhaseClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = torch.get_device_module(device)  # type: ignore[no-untyped-call]
+        self._device = torch.get_device_module(device)
         self._phase: str | None = None
         self._since = 0.0
         self._seconds: dict[str, float] = {}

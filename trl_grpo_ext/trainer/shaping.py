@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UpstreamError
+from ..errors import ConfigurationError, UpstreamError
 from ..types import Rollout
 from .facts import RunFacts
 from .upstream import BatchShape, padded
@@ -114,6 +114,25 @@ class Shaping:
             made["ref_per_token_logps"] = self._passes[-1]
         self._made = made
         return made
+
+    def refuse_images(self, rows: Sequence[dict[str, Any]], missing: Sequence[str]) -> None:
+        """Refuse log-probabilities that only a pass with images could give, which there is none of yet.
+
+        Args:
+            rows: The dataset's rows of this batch.
+            missing: Log-probabilities that hooks need and TRL has not computed.
+
+        Raises:
+            ConfigurationError: There are some, and the batch has images.
+        """
+        assert self._generated is not None  # `batch` has seen to it
+        made = self._generated[6] if len(self._generated) > 6 else None
+        if missing and (made is not None or any(rows[0].get(key) for key in ("image", "images"))):
+            raise ConfigurationError(
+                f"A hook that shapes rewards is selected, and of a batch with images {' and '.join(missing)} are "
+                "needed, which at that moment only TRL can compute: the old policy's with num_iterations above 1, the "
+                "reference's with beta above 0. Set these, or take the hook out that needs them."
+            )
 
     def check(self, batch: dict[str, Any]) -> Rollout:
         """The rollout after the shapers, once it is known that TRL has made the batch that they saw.

@@ -25,10 +25,11 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad, use_adapter
 
 from ..errors import ConfigurationError, UpstreamError
+from ..records.prompt_rates import PromptWeights
 from .facts import LossSettings, Moment, RunFacts
 
 try:
-    from trl.trainer.utils import add_fused_lm_head
+    from trl.trainer.utils import add_fused_lm_head as add_fused_lm_head  # again, for the mixin
 except ImportError:  # before TRL 1.16
     add_fused_lm_head = None
 
@@ -45,6 +46,9 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_get_per_token_logps_and_entropies": ("self", "model"),
     "_compute_loss": ("self", "model", "inputs"),
     "compute_loss": ("self", "model", "inputs"),
+    "evaluation_loop": (
+        *("self", "dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
+    ),
     "log": ("self", "logs"),
     "_save": ("self", "output_dir"),
     "create_model_card": ("self", "model_name"),
@@ -64,7 +68,6 @@ SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
     "_push_from_checkpoint": ("self", "checkpoint_folder"),
-    "_run_epoch": ("self",),
     "_save": ("self", "output_dir"),
     "_save_checkpoint": ("self", "model", "trial"),
     "_save_optimizer_and_scheduler": ("self", "output_dir"),
@@ -75,6 +78,9 @@ SAVING: dict[str, tuple[str, ...]] = {
     "train": ("self", "resume_from_checkpoint"),
 }
 """Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
+
+WHERE_THERE: dict[str, tuple[str, ...]] = {"_run_epoch": ("self",)}
+"""Methods that are wrapped in releases of transformers that have them; older ones go without what they are for."""
 
 ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
@@ -294,6 +300,43 @@ def moment_of(trainer: Any) -> Moment:
         steps_per_generation=int(trainer.args.steps_per_generation),
         precision=precision,
     )
+
+
+def weighted_prompts(dataset: Any, weights: PromptWeights, args: Any) -> Any:
+    """The training data with each row as often as its prompt's weight says.
+
+    Raises:
+        ConfigurationError: The data has no rows to choose from, or no column `prompt`.
+    """
+    if not hasattr(dataset, "select") or "prompt" not in (dataset.column_names or ()):
+        raise ConfigurationError(
+            f"prompt_weights chooses rows by their column `prompt`, and train_dataset is {type(dataset).__name__}"
+            f"{'' if hasattr(dataset, 'select') else ', which has no rows to choose from (a stream)'}. Load it as a "
+            "Dataset with that column, or remove prompt_weights."
+        )
+    at_least = int(args.generation_batch_size) // int(args.num_generations)
+    return dataset.select(weights.rows(dataset["prompt"], int(args.seed), at_least))
+
+
+def rows_of(dataloader: Any, ranks: int) -> int | None:
+    """How many rows a pass over a data loader has in the data, over all ranks; None where nobody knows.
+
+    accelerate fills up the last batches with the first rows, so a rank may see more.
+    """
+    batches = getattr(dataloader, "batch_sampler", None)
+    batches = getattr(batches, "batch_sampler", batches)  # within the part of it that a rank has
+    sampler = getattr(batches, "sampler", None)
+    try:
+        rows = len(sampler)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        if ranks > 1:
+            warnings.warn(
+                "The evaluation's data has no length, so the problems with which accelerate fills up the last batch of "
+                f"{ranks} processes count twice in pass@k and mean@k. A data set that is not streamed has one.",
+                stacklevel=2,
+            )
+        return None
+    return rows
 
 
 def loss_settings_of(trainer: Any) -> LossSettings:

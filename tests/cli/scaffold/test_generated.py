@@ -20,9 +20,12 @@ CASES: dict[str, Sequence[str]] = {
     "grpo-answer-length": ("reward", "answer_length", "--license", "mit", "--author", 'Zoë O"Neill \\'),
     "My.Edge_Cases": ("reward", "a", "--license", "none", "--distribution", "My.Edge_Cases"),
     "grpo-my-hook2": ("hook", "my_hook2", "--license", "apache-2.0", "--description", 'Says "why":\n"""\\x'),
+    "grpo-of-group": ("hook", "of_group", "--role", "estimator"),
+    "grpo-cost": ("hook", "cost", "--role", "shaper", "--ci", "none"),
+    "grpo-late": ("hook", "late", "--role", "forward", "--ci", "none"),
     "grpo-any": ("aggregation", "any", "--license", "bsd-3-clause", "--ci", "none"),
 }
-"""By distribution the words after `new`; every kind, every licence, and names at the edges."""
+"""By distribution the words after `new`; every kind, every role, every licence, and names at the edges."""
 
 GROUPS = {"reward": "reward", "hook": "advantage_hook", "aggregation": "loss_aggregation"}
 
@@ -101,9 +104,11 @@ def test_all_of_them_are_listed(made: Path, author: Author) -> None:
     done = author.run("trl-grpo-ext", "list", "--json", cwd=made)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    for distribution, (kind, name, *_) in CASES.items():
+    for distribution, (kind, name, *more) in CASES.items():
         (row,) = [row for row in rows if row["distribution"] == distribution]
         assert (row["kind"], row["name"], row["version"], row["state"]) == (GROUPS[kind], name, "0.1.0", "ready")
+        role = more[more.index("--role") + 1] if "--role" in more else "transform" if kind == "hook" else None
+        assert row["role"] == role
 
 
 def test_a_name_that_is_installed_is_refused_and_its_distribution_named(made: Path, author: Author) -> None:

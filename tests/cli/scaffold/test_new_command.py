@@ -74,6 +74,8 @@ def test_long_names_are_never_broken(width: int, tmp_path: Path) -> None:
         (["reward", "polite", "--directory", "a\x1b[2Jb"], "control character: 'a\\x1b[2Jb'"),
         (["thing", "polite"], "'thing' is not one of 'reward', 'hook', 'aggregation'"),
         (["reward", "polite", "--license", "wtfpl"], "'apache-2.0'"),
+        (["reward", "polite", "--role", "shaper"], "--role shaper: only hooks have a role, and this is a reward"),
+        (["hook", "polite", "--role", "mask"], "'mask' is not one of 'transform', 'estimator', 'shaper', 'forward'"),
     ],
 )
 def test_what_it_refuses_it_refuses_in_a_sentence_and_makes_nothing(

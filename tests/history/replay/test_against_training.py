@@ -37,6 +37,11 @@ CASES: dict[str, dict[str, Any]] = {
     "power mean": {"advantage_hooks": CHAIN, "loss_aggregation": {"name": "power_mean", "p": 3}},
     "tail mean": {"loss_aggregation": "tail_mean"},
     "step mean": {"loss_aggregation": "token_mean_step"},
+    "shaped": {"advantage_hooks": [{"name": "sign_scaling"}, "tests.trainer.test_shapers:ByTokens"]},
+    "shaped, each normalised": {
+        "advantage_hooks": ["tests.trainer.test_shapers:PerToken"],
+        "multi_objective_aggregation": "normalize_then_sum",
+    },
     "skipping": {"loss_aggregation": {"name": "length_power", "alpha": 0.75, "skip_zero_variance": True}},
 }
 

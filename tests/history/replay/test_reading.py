@@ -311,7 +311,13 @@ def test_a_selection_that_cannot_be_replayed_is_told_why(tmp_path: Path, case: s
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("- a", "is list, not a mapping"), ("a: [", "is not YAML"), (None, "cannot be read")]
+    ("text", "message"),
+    [
+        ("- a", "is list, not a mapping"),
+        ("a: [", "is not YAML"),
+        ("[" * 3000, "nested too deeply"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_selection_file_that_is_none(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:

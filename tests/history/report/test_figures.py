@@ -95,7 +95,7 @@ def a_run(folder: Path, *entries: dict[str, Any]) -> Run:
 
 def test_a_real_run_has_every_figure_but_vllms(shown: list[Shown]) -> None:
     absent = {found.name: found.reason for found in shown if found.svg is None}
-    assert absent.keys() == {"sampling_ratio"}
+    assert absent.keys() == {"pass_at_k", "sampling_ratio"}
     assert "vLLM" in absent["sampling_ratio"]
 
 
@@ -211,6 +211,26 @@ def test_outcomes_are_stacked_in_their_order(tmp_path: Path) -> None:
     assert figure.axes[0].get_ylim() == (0, 1)
     hatches = [area.get_hatch() for area in figure.axes[0].collections]
     assert len(set(hatches)) == 4  # told apart without colour
+
+
+def test_pass_at_k_has_a_panel_per_reward_and_points_per_k(tmp_path: Path) -> None:
+    entries = [{f"eval_pass@{k}/a": k / 16 + step / 8 for k in (1, 8, 16)} | {"step": step} for step in (0, 4)]
+    run = a_run(tmp_path, *(entry | {"eval_mean@16/a": 0.5, "eval_pass@8/b": 0.25} for entry in entries))
+    found = panels(drawn([run], "pass_at_k"))
+    assert [*found] == ["a: pass@k", "a: mean@k", "b: pass@k"]
+    labels = [str(line.get_label()) for line in found["a: pass@k"].get_lines()]
+    assert [name.split(" · ")[1] for name in labels] == [f"pass@{k} (held out)" for k in (1, 8, 16)]
+    assert points(found["a: pass@k"], labels[2]) == [(0, 1.0), (4, 1.5)]
+    found = panels(drawn([a_run(tmp_path, {"step": 1, "eval_pass@1": 0.5})], "pass_at_k"))
+    assert [*found] == ["pass@k"]
+
+
+def test_groups_that_teach_nothing_are_shown_by_why(tmp_path: Path) -> None:
+    run = a_run(tmp_path, *({"step": s, "groups/all_solved": s / 4, "groups/none_solved": 0.25} for s in (1, 2)))
+    found = panels(drawn([run], "no_signal"))["groups whose prompt was solved by"]
+    first, second = (str(line.get_label()) for line in found.get_lines())
+    assert points(found, first) == [(1, 0.25), (2, 0.5)]
+    assert points(found, second) == [(1, 0.25), (2, 0.25)]
 
 
 def test_one_step_alone_is_seen(tmp_path: Path) -> None:

@@ -172,9 +172,9 @@ PAIRS: dict[str, Pair] = {
         lambda: case(built=True, script=GENERATES, own={"train_problems": 3}, **EMBEDDED),
         lambda: case(built=True, script=GENERATES, own={"train_problems": 4}, **EMBEDDED),
     ),
-    "size_below_one": Pair(
+    "impossible_value": Pair(
         "error",
-        "gradient_accumulation_steps 0, num_iterations -1",
+        "gradient_accumulation_steps is 0, and must be 1 or more; num_iterations is -1",
         lambda: case(gradient_accumulation_steps=0, num_iterations=-1),
         lambda: case(gradient_accumulation_steps=1),
     ),

@@ -146,6 +146,14 @@ def test_an_evaluation_is_compared_with_the_evaluation_before(monkeypatch: pytes
     assert out[-1] == "eval 2  reward 0.300↑"
 
 
+def test_an_evaluation_shows_its_pass_at_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [
+        (step, {"eval_reward": 0.1, "eval_pass@1": value, "eval_mean@4/a": 0.2}) for step, value in ((0, 1), (2, 0))
+    ]
+    out = printed(monkeypatch, logs).splitlines()
+    assert out[-1] == "eval 2  reward 0.100=  pass@1 0.000↓  mean@4/a 0.200="
+
+
 def test_other_processes_print_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)

@@ -16,6 +16,7 @@ from .words import (
     Ci,
     License,
     PluginKind,
+    Role,
     checked_distribution,
     checked_name,
     checked_package,
@@ -39,9 +40,12 @@ _GROUPS: dict[PluginKind, tuple[str, str, str]] = {
 }
 """Entry-point group, label, and the label with its article."""
 
-_DESCRIPTIONS: dict[PluginKind, str] = {
+_DESCRIPTIONS: dict[str, str] = {
     "reward": "Pays completions that say a phrase.",
-    "hook": "Credits the tokens that wrote a match of a pattern.",
+    "hook/shaper": "Makes tokens cost something.",
+    "hook/estimator": "Compares a completion with its group and evens out the differences.",
+    "hook/transform": "Credits the tokens that wrote a match of a pattern.",
+    "hook/forward": "Credits uncertain tokens more.",
     "aggregation": "A mean of token means in which very short completions count as if they were longer.",
 }
 
@@ -67,6 +71,7 @@ class NewDistribution:
 
     Args:
         kind: "reward", "hook" or "aggregation".
+        role: Of a hook: "transform", "estimator", "shaper" or "forward"; None is "transform". Other kinds have none.
         name: The plugin's name, in small letters, digits and underscores.
         distribution: The distribution's name; empty for `grpo-<name>`.
         description: What the plugin does, on one line; empty for the example's.
@@ -76,11 +81,13 @@ class NewDistribution:
         year: The year in the licence.
 
     Raises:
-        ConfigurationError: A name or a text cannot be used, or a distribution of that name is installed.
+        ConfigurationError: A name or a text cannot be used, or a distribution of that name is installed; or a role is
+            given for what has none.
     """
 
     kind: PluginKind
     name: str
+    role: Role | None = None
     distribution: str = ""
     description: str = ""
     author: str = ""
@@ -91,6 +98,8 @@ class NewDistribution:
     def __post_init__(self) -> None:
         """Check the words, and fill in those that were left out."""
         checked_name(self.name)
+        if self.role is not None and self.kind != "hook":
+            raise ConfigurationError(f"--role {self.role}: only hooks have a role, and this is a {self.kind}.")
         distribution = checked_distribution(self.distribution or f"grpo-{self.name.replace('_', '-')}")
         for key, installed in installed_distributions():
             if key == normal(distribution):
@@ -100,7 +109,7 @@ class NewDistribution:
                     "take its place. Choose another name with --distribution."
                 )
         checked_package(distribution)
-        description = checked_text("--description", self.description or _DESCRIPTIONS[self.kind])
+        description = checked_text("--description", self.description or _DESCRIPTIONS[self.templates])
         author = checked_text("--author", self.author or f"The {distribution} developers")
         for name, value in {"distribution": distribution, "description": description, "author": author}.items():
             object.__setattr__(self, name, value)
@@ -110,11 +119,17 @@ class NewDistribution:
         """The import package."""
         return package_of(self.distribution)
 
+    @property
+    def templates(self) -> str:
+        """The folder of the templates that make the plugin."""
+        return f"hook/{self.role or 'transform'}" if self.kind == "hook" else self.kind
+
     def files(self) -> list[GeneratedFile]:
         """Render every file, in the order in which a reader wants them."""
         group, label, with_article = _GROUPS[self.kind]
         values = {
             "kind": self.kind,
+            "templates": self.templates,
             "name": self.name,
             "class_name": class_of(self.name, self.kind),
             "distribution": self.distribution,
@@ -131,8 +146,8 @@ class NewDistribution:
             "contract_version": CONTRACT_VERSION,
         }
         places = [
-            (f"src/{self.package}/{self.name}.py", f"{self.kind}/module", f"the {label}: change this"),
-            (f"tests/test_{self.name}.py", f"{self.kind}/test", "its numbers worked out by hand, and the rules"),
+            (f"src/{self.package}/{self.name}.py", f"{self.templates}/module", f"the {label}: change this"),
+            (f"tests/test_{self.name}.py", f"{self.templates}/test", "its numbers worked out by hand, and the rules"),
             ("pyproject.toml", "common/pyproject", "names, dependencies, the entry point"),
             ("README.md", "common/readme", "how to install, select and train"),
             ("CHANGELOG.md", "common/changelog", "what a user notices"),

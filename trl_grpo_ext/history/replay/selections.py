@@ -222,13 +222,16 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--with {str(path)!r} cannot be read: {error}") from error
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets ValueError through, of impossible dates
+    # PyYAML lets ValueError through, of impossible dates, and TypeError, of odd keys.
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ConfigurationError(f"--with {path} is not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"--with {path} is nested too deeply for settings: is it the right file?") from error
     if read is None:
         return {}
     if not isinstance(read, Mapping):
         raise ConfigurationError(f"--with {path} is {type(read).__name__}, not a mapping of settings such as rewards.")
-    return read
+    return {str(key): value for key, value in read.items()}
 
 
 def _setting(selection: str, key: str, value: Any, default: Any) -> Any:

@@ -30,6 +30,7 @@ Draw = Callable[[Sequence[Run]], Figure | Absent]
 _REWARD = re.compile(r"(?:eval_)?rewards/(.+)/mean", re.DOTALL)
 _OUTCOME = re.compile(r"outcomes/(.+)/([^/]+)", re.DOTALL)
 _UNSCORED = re.compile(r"rewards/(.+)/(none|nan)", re.DOTALL)
+_AT_K = re.compile(r"eval_(pass|mean)@(\d+)(?:/(.+))?", re.DOTALL)
 _HOOK = re.compile(r"advantage/(.+)/mean", re.DOTALL)
 _NO_METRICS = "No such metric is in the history; TRL logs it every logging_steps."
 _OUTCOMES = (
@@ -98,6 +99,19 @@ def unscored(runs: Sequence[Run]) -> Figure | Absent:
         for name in names
     ]
     return lines(runs, panels, "Every reward function gave every completion a value.")
+
+
+def at_k(runs: Sequence[Run]) -> Figure | Absent:
+    """Per reward a panel of pass@k with a line for each k, and one of the mean."""
+    panels: dict[tuple[str, str], list[Series]] = {}
+    for kind, k, reward in sorted({(m[1], int(m[2]), m[3] or "") for m in _matched(runs, _AT_K)}):
+        key = f"{kind}@{k}"
+        panels.setdefault((reward, kind), []).append(Series(f"{key}/{reward}" if reward else key, key))
+    shown = [
+        Panel(f"{reward}: {kind}@k" if reward else f"{kind}@k", found, share=kind == "pass")
+        for (reward, kind), found in sorted(panels.items(), key=lambda item: (item[0][0], item[0][1] == "mean"))
+    ]
+    return lines(runs, shown, "No evaluation logged pass@k: set pass_at_k.")
 
 
 def hooks(runs: Sequence[Run]) -> Figure | Absent:
@@ -182,8 +196,11 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         *("reward_total", "Rewards", "Total reward"),
         "The weighted sum that is trained on (band: standard deviation); it should rise, and the held-out points with "
-        "it.",
-        _of_metrics(Panel("reward", [Series("reward", spread="reward_std")])),
+        "it. Where hooks shape rewards, the sum before them stands beside it.",
+        _of_metrics(
+            Panel("reward", [Series("reward", spread="reward_std")]),
+            Panel("reward before the shapers", [Series("raw_reward", spread="raw_reward_std")]),
+        ),
     ),
     Plot(
         *("reward_functions", "Rewards", "Reward per function"),
@@ -202,6 +219,12 @@ PLOTS: tuple[Plot, ...] = (
         unscored,
     ),
     Plot(
+        *("pass_at_k", "Rewards", "pass@k and mean@k, held out"),
+        "The share of held-out problems that at least one of k completions solves; where pass@1 rises and a large k "
+        "falls, the policy is giving up problems that it could solve.",
+        at_k,
+    ),
+    Plot(
         *("no_signal", "Credit", "Groups without signal"),
         "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
         "problems are too easy, too hard, or the reward too coarse.",
@@ -210,6 +233,12 @@ PLOTS: tuple[Plot, ...] = (
             Panel(
                 "groups without spread, by the plugins' count",
                 [Series("groups/zero_variance")],
+                share=True,
+                evaluated=False,
+            ),
+            Panel(
+                "groups whose prompt was solved by",
+                [Series("groups/all_solved", "all completions"), Series("groups/none_solved", "none")],
                 share=True,
                 evaluated=False,
             ),

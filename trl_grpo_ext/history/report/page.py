@@ -220,7 +220,11 @@ def summaries(run: Run) -> list[Summary]:
     """What a reader wants to know first: held-out evaluation, the reward, each reward, length, entropy, KL."""
     keys = run.keys()
     held_out = [
-        key for key in keys if key == "eval_reward" or (key.startswith("eval_rewards/") and key.endswith("/mean"))
+        key
+        for key in keys
+        if key == "eval_reward"
+        or (key.startswith("eval_rewards/") and key.endswith("/mean"))
+        or key.startswith(("eval_pass@", "eval_mean@"))
     ]
     rewards = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]
     others = ["completions/mean_length", "completions/clipped_ratio", "entropy", "kl", "frac_reward_zero_std"]
@@ -229,7 +233,7 @@ def summaries(run: Run) -> list[Summary]:
         steps, values = run.series(key)
         if not values:
             continue
-        directed = "reward" in key.split("/")[0]
+        directed = "reward" in key.split("/")[0] or key in held_out
         best = max(range(len(values)), key=values.__getitem__) if directed and "zero" not in key else None
         lines.append(
             Summary(
@@ -318,7 +322,7 @@ def _plugins(run: Run) -> dict[str, str]:
 
 
 def _told(record: PluginRecord) -> str:
-    parts = [record.origin, record.target]
+    parts = [record.origin, record.target, f"role {record.role}" if record.role else ""]
     if record.weight is not None:
         parts.append(f"weight {record.weight:g}")
     if record.parameters:

@@ -149,7 +149,8 @@ class SafeCheckpoints:
     def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
         """As in the trainer, which looks after each step whether it was the last one: there may be none to do.
 
-        transformers trains one step more whenever a run that has done all of them is resumed.
+        transformers trains one step more whenever a run that has done all of them is resumed. Releases that have no
+        such method, up to 5.2 at least, still do.
         """
         if _is_finished(self.state):
             self.control.should_training_stop = True
@@ -199,7 +200,9 @@ class SafeCheckpoints:
             with self._meeting(), staging.explained():
                 staging.flush()
             with self._meeting(), staging.explained():
-                if self.args.should_save:  # elsewhere a part of it is all there should be
+                # On other machines a part is all there should be: transformers writes the weights on the first alone,
+                # also with save_on_each_node.
+                if self.args.process_index == 0:
                     staging.check()
                 staging.publish()
             if staging.publishes:

@@ -14,6 +14,7 @@ from trl.trainer.utils import RepeatSampler
 from ...errors import ConfigurationError, PluginError
 from ...plugins.loading import resolve
 from ...plugins.selection import LABELS, Kind
+from ..ranges import SIZES
 from .environment import Environment
 from .launch_file import LaunchPlan
 from .model import Adapters, Sizes
@@ -21,11 +22,6 @@ from .reading import Problem, shown
 from .run_file import PLUGIN_FIELDS, RunPlan
 
 _KINDS: tuple[Kind, ...] = ("reward", "advantage_hook", "loss_aggregation")
-SIZES = (
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "num_generations"),
-    *("num_generations_eval", "generation_batch_size", "steps_per_generation", "num_iterations"),
-)
-"""Settings of which the configuration takes 0 and negative numbers without a word."""
 _LONGEST_LINE, _MOST_BYTES_COUNTED = 1_000_000, 200_000_000
 _ROWS_OF_GSM8K = 7473
 

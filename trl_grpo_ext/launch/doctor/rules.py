@@ -21,7 +21,8 @@ from packaging.version import Version
 from ...errors import UpstreamError
 from ...trainer import upstream
 from ...types import implements
-from .case import Case, sizes_below_one
+from ..ranges import wrong_values
+from .case import Case
 from .environment import Device
 from .reading import Problem, Severity, shown
 
@@ -686,8 +687,8 @@ _TRAINING = (
         "Give more prompts, or lower per_device_train_batch_size or the steps per generation.",
     ),
     Rule(
-        "size_below_one", "error", "batch", lambda c: sizes_below_one(c.run),
-        "Sizes that must be 1 or more: {found}.", "Correct them.",
+        "impossible_value", "error", "settings", lambda c: "; ".join(wrong_values(c.run.settings)),
+        "{found}.", "Correct that: TRL takes it, and fails on it later or trains on it.",
     ),
     Rule(
         "liger_replaces_the_loss", "error", "liger", _liger_loss,

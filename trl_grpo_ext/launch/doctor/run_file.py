@@ -22,6 +22,7 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 
 from ...errors import ConfigurationError
 from ...trainer.config import GRPOExtConfig
+from ..ranges import wrong_values
 from .reading import MOST_BYTES, Problem, read_settings, shown
 
 PLUGIN_FIELDS = ("rewards", "advantage_hooks", "loss_aggregation")
@@ -245,6 +246,8 @@ def configured(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) 
                 ArithmeticError,
             ) as error:
                 made.append(None)
+                if isinstance(error, ArithmeticError) and wrong_values(plan.settings):
+                    continue  # a size of 0, which is told by its name
                 fix = "Change that setting: the run would stop at once."
                 problems.append(Problem("error", "settings", shown(error, 600), fix))
     return dataclasses.replace(plan, config=made[0], model=made[1], problems=tuple(problems))

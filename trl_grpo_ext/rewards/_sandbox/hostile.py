@@ -4,6 +4,8 @@
 arguments and answers with values (`wire`). Whatever the code does to this process, it can do no more than answer.
 """
 
+# Tables of words are easier to read as words.
+# ruff: noqa: SIM905
 from __future__ import annotations
 
 import asyncio
@@ -19,7 +21,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from wire import ClosedError, Codec, ViolationError, receive, send
+from .wire import ClosedError, Codec, ViolationError, receive, send
 
 OPERATORS = tuple(
     f"__{name}__"
@@ -143,7 +145,7 @@ class Solution(Codec):
         del vars(self.module)[name]
 
     def _do_call(self, called: Any, arguments: Any, keywords: Any) -> Any:
-        return called(*arguments, **keywords)
+        return called(*arguments, **dict(keywords))
 
     def _do_get(self, value: Any, name: str) -> Any:
         return getattr(value, name)
@@ -158,9 +160,10 @@ class Solution(Codec):
         return getattr(type(value), name)(value, *arguments)
 
     def _do_content(self, value: Any) -> Any:
+        kind: Any
         for kind in _CHANGING:
             if isinstance(value, kind):
-                return kind(kind.items(value)) if kind is dict else kind(kind.__iter__(value))  # type: ignore[attr-defined]
+                return kind(kind.items(value) if kind is dict else kind.__iter__(value))
         return None
 
     def _do_wait(self, value: Any) -> Any:
@@ -228,14 +231,14 @@ class Solution(Codec):
 
     def _class(self, kind: type) -> Any:
         known = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
-        if known and issubclass(kind, BaseException) and _found(kind.__module__, kind.__qualname__) is kind:
+        if known and issubclass(kind, BaseException) and found_by_name(kind.__module__, kind.__qualname__) is kind:
             return ["X", kind.__module__, kind.__qualname__]
         number = self._number(kind)
         if number in self._described:
             return ["C", number]
         self._described.add(number)
-        own = [name for name in OPERATORS if _owner(kind, name) not in (None, object)]
-        meta = [name for name in OPERATORS if _owner(type(kind), name) not in (None, object, type)]
+        own = [name for name in OPERATORS if owner_of(kind, name) not in (None, object)]
+        meta = [name for name in OPERATORS if owner_of(type(kind), name) not in (None, object, type)]
         bases = [self.encode(base) for base in kind.__bases__ if base is not object]
         changing = next((base.__name__ for base in _CHANGING if issubclass(kind, base)), None)
         return ["C", number, str(kind.__name__), str(kind.__module__), bases, own, meta, changing]
@@ -247,7 +250,7 @@ class Solution(Codec):
             return self.module
         if tag == "y":
             importlib.import_module(parts[0])
-            return _found(*parts)
+            return found_by_name(*parts)
         if tag == "M":
             return importlib.import_module(parts[0])
         if tag == "p":
@@ -268,13 +271,13 @@ class Solution(Codec):
             if attributes:
                 body |= _asking_attributes(self)
             kind = self._lent_classes[key] = type(name, (Lent,), body)
-        value = object.__new__(kind)
+        value: Any = object.__new__(kind)
         Lent._number.__set__(value, number)  # type: ignore[attr-defined]
         self._lent[number] = value
         return value
 
     def _lent_exception(self, number: int, module: str, name: str, arguments: Any) -> BaseException:
-        kind = _found(module, name)
+        kind = found_by_name(module, name)
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             kind = type(name.rpartition(".")[2], (Exception,), {})
         decoded = [self.decode(argument) for argument in arguments]
@@ -307,14 +310,16 @@ def _exact(kind: Any, value: Any) -> Any:
     return float.__add__(value, 0.0) if kind is float else complex.__add__(value, 0)
 
 
-def _owner(kind: type, name: str) -> Any:
+def owner_of(kind: type, name: str) -> Any:
+    """The class that defines a name, or None; None also where it says that there is none."""
     for base in type.__dict__["__mro__"].__get__(kind):
         if name in vars(base):
             return None if vars(base)[name] is None else base
     return None
 
 
-def _found(module: str, name: str) -> Any:
+def found_by_name(module: str, name: str) -> Any:
+    """What a loaded module has under a dotted name, or None."""
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -368,7 +373,7 @@ def hold(requests: int, replies: int) -> None:
     for name in ("stdout", "stderr"):
         setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True))
     side = Solution(requests, replies)
-    sys.stdin = _Stdin(side)  # type: ignore[assignment]
+    sys.stdin = _Stdin(side)
     sys.argv = ["solution.py"]
 
     def ask_for_input(prompt: object = "", /) -> str:

@@ -7,8 +7,11 @@ of the solution's own class say whether a test passes (its `==`, order, truth, m
 values) is not asked for: it ends the test as one that cannot be judged (`UnjudgedError`).
 """
 
+# Tables of words are easier to read as words; beside the tests' own process, pathlib gives nothing here.
+# ruff: noqa: SIM905, PTH109, PTH123
 from __future__ import annotations
 
+import asyncio
 import builtins
 import contextlib
 import copy
@@ -16,6 +19,7 @@ import doctest
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import io
 import os
 import pickle
@@ -27,12 +31,12 @@ import unittest
 import unittest.mock
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import wire
-from hostile import OPERATORS, _found, _owner
-from wire import ClosedError, Codec, ViolationError, receive, send
+from . import wire
+from .hostile import OPERATORS, found_by_name, owner_of
+from .wire import ClosedError, Codec, ViolationError, receive, send
 
 SOLUTION_MODULES = frozenset(
     "solution solutions main submission candidate answer code_solution program my_solution your_solution "
@@ -42,6 +46,9 @@ SOLUTION_MODULES = frozenset(
 
 _MAX_TEXT = 200
 _JUDGING = frozenset(f"__{name}__" for name in "eq ne lt le gt ge bool contains hash".split())
+_TO_NUMBERS = frozenset(
+    f"__{name}__" for name in "abs int float complex index round trunc floor ceil".split()
+) | frozenset("all any item max mean min norm std sum total_seconds".split())
 _UNARY = frozenset(
     f"__{name}__"
     for name in (
@@ -96,7 +103,9 @@ class RemoteType(type):
     """A class of the solution."""
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-        return SIDE.request("call", cls, list(arguments), keywords)
+        made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
+        SIDE.made_by_tests.add(type(made))
+        return made
 
     def __getattr__(cls, name: str) -> Any:
         return _attribute(cls, name)
@@ -125,7 +134,7 @@ class RemoteType(type):
     def _meta(cls, name: str, *arguments: Any) -> Any:
         if name not in type.__getattribute__(cls, "_remote_meta"):
             raise TypeError(f"the class {cls.__name__} has no {name}")
-        return SIDE.operated(name, SIDE.request("operate", cls, name, list(arguments)))
+        return SIDE.operated(name, SIDE.request("operate", cls, name, arguments))
 
 
 class Remote:
@@ -146,10 +155,10 @@ class Remote:
         SIDE.request("delete", self, name)
 
     def __copy__(self) -> Any:
-        return SIDE.request("call", copy.copy, [self], {})
+        return SIDE.request("call", copy.copy, (self,), ())
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return SIDE.request("call", copy.deepcopy, [self], {})
+        return SIDE.request("call", copy.deepcopy, (self,), ())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise SIDE.unjudged("it pickles an object of the solution")
@@ -158,12 +167,33 @@ class Remote:
         return []
 
     def __del__(self) -> None:
-        if SIDE is not None:
+        with contextlib.suppress(AttributeError):  # it was not finished, or all ends
             SIDE.released.append(_number(self))
 
 
 class _Handle(Remote):
-    __slots__ = ("__weakref__", "_number")
+    __slots__ = ("__weakref__", "_informed", "_number")
+
+
+def _inform(value: Any) -> None:
+    """Remember that an object has been computed with with a value of the tests, which may be what they expect."""
+    if isinstance(value, _Handle):
+        object.__setattr__(value, "_informed", True)
+
+
+def _is_informed(value: Any) -> bool:
+    try:
+        return bool(object.__getattribute__(value, "_informed"))
+    except AttributeError:
+        return False
+
+
+def _ask_informed(value: Any, name: str) -> None:
+    """Whether it may still give data: `abs(f(2) - 2.5) < 1e-6` is for numbers, `(vector * 2).x` is fine."""
+    if not _is_informed(value):
+        return
+    if name in _TO_NUMBERS or type(value) not in SIDE.made_by_tests:
+        raise SIDE.unjudged(f"it takes {name} of what the solution's own arithmetic made of a value of the tests")
 
 
 def _number(value: Any) -> int:
@@ -174,6 +204,7 @@ def _number(value: Any) -> int:
 def _attribute(value: Any, name: str) -> Any:
     if name.startswith("__") and name.endswith("__") and name not in _NAMES:
         raise AttributeError(f"{name} of an object of the solution")
+    _ask_informed(value, name)
     if name in _PREDICATES and not isinstance(value, type):
         raise SIDE.unjudged(f"it asks an object of the solution's own class for `{name}`")
     return SIDE.request("get", value, name)
@@ -181,14 +212,21 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _operator(name: str) -> Callable[..., Any]:
     def operate(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if name in _UNARY:
+            _ask_informed(self, name)
         if name == "__call__":
-            return SIDE.request("call", self, list(arguments), keywords)
+            return SIDE.request("call", self, arguments, tuple(keywords.items()))
         if name == "__exit__":
             arguments = (*arguments[:2], None)
-        result = SIDE.request("operate", self, name, list(arguments))
-        if name not in _UNARY and not isinstance(result, Remote) and result is not NotImplemented:
-            if not all(isinstance(argument, Remote) for argument in arguments):
-                raise SIDE.unjudged(f"it takes the result of the solution's own {name} with a value of the tests")
+        result = SIDE.request("operate", self, name, arguments)
+        if name in _UNARY and _is_informed(self):
+            _inform(result)
+        if name not in _UNARY and result is not NotImplemented:
+            mixed = not all(isinstance(argument, Remote) for argument in arguments)
+            if mixed or any(map(_is_informed, (self, *arguments))):
+                if not isinstance(result, _Handle):
+                    raise SIDE.unjudged(f"it takes the result of the solution's own {name} with a value of the tests")
+                _inform(result)
         return SIDE.operated(name, result)
 
     def judge(self: Any, *arguments: Any) -> Any:
@@ -208,9 +246,22 @@ def _held(value: Any) -> Any:
     return value
 
 
-def _await(self: Any) -> Iterator[Any]:
-    return SIDE.request("wait", self)
-    yield
+async def _waited(value: Any) -> Any:
+    """A coroutine of the solution: it runs in a loop over there, from its beginning to its end."""
+    return SIDE.request("wait", value)
+
+
+class _Await:
+    """What `await` iterates over: nothing, with a result."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __iter__(self) -> _Await:
+        return self
+
+    def __next__(self) -> Any:
+        raise StopIteration(SIDE.request("wait", self._value))
 
 
 async def _anext(self: Any) -> Any:
@@ -258,14 +309,21 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+def _is_match(value: Any) -> bool:
+    """Whether it is what `re.match` returns, which many a function of data sets does, too."""
+    return isinstance(value, _Handle) and (type(value).__module__, type(value).__name__) == ("re", "Match")
+
+
 class Namespace(dict[str, Any]):
     """The tests' names. Those that the tests neither define nor mean as built-in are the solution's."""
 
-    def __init__(self, free: Iterable[str]) -> None:
+    def __init__(self, free: Iterable[str], modules: Mapping[str, str]) -> None:
         super().__init__(__builtins__=builtins, __name__="tests")
-        self.free = frozenset(free)
+        self.free, self.modules = frozenset(free), modules
 
     def __missing__(self, name: str) -> Any:
+        if name in self.modules:
+            return importlib.import_module(self.modules[name])
         if name not in self.free:
             raise KeyError(name)
         try:
@@ -295,6 +353,7 @@ class Side(Codec):
         self._inside = 0
         self._built: set[int] = set()
         self.released: list[int] = []
+        self.made_by_tests: set[type] = set()
         self.gone = ""
         self.asked = 0
         self.memory = False
@@ -315,6 +374,8 @@ class Side(Codec):
             expected: One side of a comparison, to be computed once more: it must not depend on what the solution did
                 to its arguments (`a.clear(); return []` is no way to `assert f(a) == sorted(a)`).
         """
+        if _is_match(value):  # it says no more than True
+            value = True
         if isinstance(value, Remote | RemoteType | types.ModuleType) and not isinstance(value, _IMMUTABLE):
             raise self.unjudged("an assert takes an object of the solution for true")
         truth = bool(value)
@@ -358,7 +419,8 @@ class Side(Codec):
 
     def failed(self) -> None:
         """Where an assert did not hold, or could not be reached, and its exception is swallowed."""
-        self.failure = self.failure or "an exception was caught that keeps an assert from running"
+        if not self.reason:
+            self.failure = self.failure or "an exception was caught that keeps an assert from running"
 
     def skipped(self) -> None:
         """An assert was passed by, because of what the solution returned."""
@@ -374,7 +436,8 @@ class Side(Codec):
     def zipped(self, *values: Any, **keywords: Any) -> Iterator[Any]:
         """`zip`, where asserts follow: what the solution returned may be too short for them."""
         longest, count = max((len(value) for value in values if hasattr(value, "__len__")), default=0), 0
-        for count, parts in enumerate(zip(*values, **keywords), 1):
+        for parts in zip(*values, **keywords):  # noqa: B905  # it is the tests' own
+            count += 1
             yield parts
         if count < longest:
             self.skipped()
@@ -396,7 +459,7 @@ class Side(Codec):
             sequence = self._sequence
             released, self.released = self.released, []
             twins = self.forgotten()
-            packed = self.pack([what, *arguments])
+            packed = self.pack((what, *arguments))
             self._waiting[0] = 1
             send(self._requests, ["do", sequence, released, twins, packed])
             return self._reply(sequence)
@@ -554,14 +617,16 @@ class Side(Codec):
         if issubclass(kind, BaseException):
             value: Any = _exception(kind, [self.decode(part) for part in content or ()])
         elif issubclass(kind, _IMMUTABLE):
-            base = next(base for base in _IMMUTABLE if issubclass(kind, base))
+            base: Any = next(base for base in _IMMUTABLE if issubclass(kind, base))
             held = self.decode(content)
             if type(held) is not base:
                 raise ViolationError("not what its class holds")
-            value = base.__new__(kind, held)
+            value = _new(base, kind, held)
         else:
             value = object.__new__(kind)
         object.__setattr__(value, "_number", number)
+        if type.__getattribute__(kind, "_remote_waits"):
+            return _waited(value)
         try:
             self._handles[number] = value
         except TypeError:  # integers and tuples know no weak references
@@ -585,7 +650,12 @@ class Side(Codec):
             kind = _remote_class(name, module, tuple(bases), own, changing)
         except TypeError:  # no order of the bases suits
             kind = _remote_class(name, module, (), own, changing)
-        for attribute, value in (("number", number), ("meta", frozenset(meta)), ("changing", bool(changing))):
+        for attribute, value in (
+            ("number", number),
+            ("meta", frozenset(meta)),
+            ("changing", bool(changing)),
+            ("waits", module == "builtins" and name == "coroutine"),
+        ):
             type.__setattr__(kind, f"_remote_{attribute}", value)
         self._classes[number] = kind
         return kind
@@ -606,18 +676,18 @@ def _remote_class(name: str, module: str, bases: tuple[Any, ...], own: list[str]
         if "__len__" in own or "__bool__" in own:
             body["__bool__"] = _operator("__bool__")
         if "__await__" in own:
-            body["__await__"] = _await
+            body["__await__"] = _Await
         if "__anext__" in own:
             body["__anext__"] = _anext
         seen = _SEEN_AS.get(changing if changing else name if module == "builtins" else "")
         if seen is not None:
             body["__class__"] = property(lambda self: seen)
     else:
-        shown = [operator for operator in ("__repr__", "__call__") if operator in own]
+        shown: list[str] = [operator for operator in ("__repr__", "__call__") if operator in own]
         if not any(issubclass(base, str) for base in bases):
             shown += [operator for operator in ("__str__",) if operator in own]
         body |= {operator: _operator(operator) for operator in shown}
-    roots = tuple(base for base in bases if isinstance(base, RemoteType))
+    roots: tuple[Any, ...] = tuple(base for base in bases if isinstance(base, RemoteType))
     others = tuple(base for base in bases if not isinstance(base, RemoteType))
     if plain:
         return RemoteType(name, roots or (_Handle,), body)
@@ -626,15 +696,17 @@ def _remote_class(name: str, module: str, bases: tuple[Any, ...], own: list[str]
     return RemoteType(name, (*(roots or (Remote,)), *others), body)
 
 
+def _new(base: Any, kind: Any, held: Any) -> Any:
+    return base.__new__(kind, held)
+
+
 def _exception_class(module: Any, name: Any) -> Any:
     """An exception class of the standard library."""
     if type(module) is not str or type(name) is not str:
         raise ViolationError("no class")
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names and top not in ("unittest", "doctest", "bdb"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-        kind = _found(module, name)
+        kind = found_by_name(module, name)  # where it is loaded: nothing is imported because the solution says so
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
     return Exception
@@ -655,7 +727,12 @@ def _exception(kind: Any, arguments: list[Any]) -> Any:
 def _named(value: Any) -> tuple[str, str] | None:
     """Where the standard library has it, for functions and classes."""
     if not isinstance(
-        value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
+        value,
+        type
+        | types.FunctionType
+        | types.BuiltinFunctionType
+        | types.MethodDescriptorType
+        | types.WrapperDescriptorType,
     ):
         return None
     module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
@@ -665,14 +742,16 @@ def _named(value: Any) -> tuple[str, str] | None:
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names and top != "numpy":
         return None
-    return (module, name) if _found(module, name) is value else None
+    return (module, name) if found_by_name(module, name) is value else None
 
 
 def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:
     """What the solution may do with an object of the tests: operators, and whether attributes."""
     kind = type(value)
     if kind.__module__ == "tests" and not isinstance(value, type):
-        return tuple(name for name in OPERATORS if _owner(kind, name) not in (None, object) and name != "__hash__"), True
+        return tuple(
+            name for name in OPERATORS if owner_of(kind, name) not in (None, object) and name != "__hash__"
+        ), True
     if isinstance(value, unittest.mock.NonCallableMock):
         return ("__call__",) if callable(value) else (), True
     if isinstance(value, io.IOBase):
@@ -691,7 +770,7 @@ class _Judging:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
-        self.names = Namespace(plan["free"])
+        self.names = Namespace(plan["free"], plan["modules"])
         self.module = types.ModuleType("tests")
 
     def run(self, report: Callable[[dict[str, Any]], None]) -> None:
@@ -715,6 +794,8 @@ class _Judging:
             return "unjudged", SIDE.reason  # what followed from it says nothing
         if isinstance(error, ModuleNotFoundError) and not isinstance(error, Remote):
             return "unjudged", f"the tests import {error.name}, which is not installed"
+        if type(error).__name__ in ("SkipTest", "Skipped") and not isinstance(error, Remote):
+            return "unjudged", "a test was skipped"
         if error is not None:
             return "fail", f"{type(error).__name__[:_MAX_TEXT]}: {_text(error)}"
         if SIDE.failure:
@@ -742,7 +823,7 @@ class _Judging:
         if test["pytest"]:
             return self._pytest(test)
         for name in test["functions"]:
-            self.names[name]()
+            _finish(self.names[name]())
         for name in test["classes"]:
             kind = self.names[name]
             if isinstance(kind, type) and issubclass(kind, unittest.TestCase):
@@ -773,7 +854,7 @@ class _Judging:
                 if hasattr(instance, hook):
                     getattr(instance, hook)()
                     break
-            getattr(instance, name)()
+            _finish(getattr(instance, name)())
         return None
 
     def _doctests(self, test: doctest.DocTest) -> BaseException | None:
@@ -810,12 +891,30 @@ class _Judging:
                     SIDE.unjudged("a test was skipped")
                 self.ran += report.when == "call"
 
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
+                if not inspect.iscoroutinefunction(pyfuncitem.obj):
+                    return None
+                wanted = pyfuncitem._fixtureinfo.argnames
+                asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+                return True
+
             def pytest_collectreport(self, report: Any) -> None:
                 if report.failed:
                     failures.append(str(report.longrepr)[-_MAX_TEXT:])
 
         options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:assertion", "-c", os.devnull]
-        options += ["-p", "no:faulthandler", "-p", "no:logging", "-p", "no:threadexception", "--noconftest", "--rootdir", os.getcwd()]
+        options += [
+            "-p",
+            "no:faulthandler",
+            "-p",
+            "no:logging",
+            "-p",
+            "no:threadexception",
+            "--noconftest",
+            "--rootdir",
+            os.getcwd(),
+        ]
         options += ["--confcutdir", os.getcwd(), "--import-mode", "importlib"]
         with open("tests.py", "w", encoding="ascii"):  # pytest wants a file to name; the tests are not in it
             pass
@@ -830,6 +929,12 @@ class _Judging:
         if status not in (0, 1, 5):
             SIDE.unjudged(f"pytest ended with status {status}")
         return None
+
+
+def _finish(result: Any) -> None:
+    """A test that is a coroutine runs."""
+    if isinstance(result, types.CoroutineType):
+        asyncio.run(result)
 
 
 class _Result(unittest.TestResult):
@@ -862,7 +967,7 @@ def _unpickle(*arguments: Any, **keywords: Any) -> Any:
 
 def _forward_patches() -> None:
     """Patches of modules are made in the solution's process too."""
-    kind: Any = unittest.mock._patch  # type: ignore[attr-defined]
+    kind: Any = unittest.mock._patch
     enter, leave, seed = kind.__enter__, kind.__exit__, random.seed
 
     def entered(self: Any) -> Any:
@@ -911,14 +1016,15 @@ def judge(job: dict[str, Any], requests: int, replies: int, waiting: Any, report
     vars(builtins)["__judge__"] = SIDE
     warnings.simplefilter("ignore")
     sys.meta_path.insert(0, _Finder())
-    for name in SOLUTION_MODULES | {"hostile", "judge", "wire", "layers", "keeper"}:
+    for name in SOLUTION_MODULES:
         sys.modules.pop(name, None)
-    for name in ("load", "loads", "Unpickler"):
+    for name in ("load", "loads", "Unpickler", "_load", "_loads", "_Unpickler"):
         setattr(pickle, name, _unpickle)
     sys.modules["tests"] = types.ModuleType("tests")
     sys.stdin = io.StringIO()
-    sys.stdout, sys.stderr = _Nowhere(), _Nowhere()  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Nowhere(), _Nowhere()
     sys.argv = ["tests.py"]
+    setattr(unittest, "main", lambda *arguments, **keywords: None)  # noqa: B010  # test cases are run anyway
     try:
         unread = SIDE.request("load", job["code"])
     except GoneError:

@@ -1,4 +1,4 @@
-"""`python keeper.py FD`: the server that forks whatever runs or judges code, warm, and watches over it.
+"""The server, started by `run`, that forks whatever runs or judges code, warm, and watches over it.
 
 It has imported what they need, without the package and without the parent's `__main__`, so that a fork is all that a
 job costs. For each job that its parent sends, it forks a keeper, and that one the solution's process (`hostile`) and,
@@ -8,7 +8,7 @@ When the parent closes a job's connection, or is gone, everything of that job en
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
-# ruff: noqa: PTH100, PTH101, PTH102, PTH106, PTH107, PTH108, PTH113, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
 from __future__ import annotations
 
 import atexit
@@ -31,13 +31,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import hostile  # noqa: E402
-import judge  # noqa: E402
-import layers  # noqa: E402
-import wire  # noqa: E402
-
-sys.path.pop(0)
+from . import hostile, judge, layers
 
 MAX_OUTPUT = 4 * 2**20
 """Bytes that a program may print, and bytes that a process may report."""
@@ -45,9 +39,11 @@ MAX_FILES, MAX_STORED = 1000, 64 * 2**20
 _TICK = 0.02
 _LENGTH = struct.Struct("!Q")
 _WARM = (
-    "asyncio bisect calendar cmath collections concurrent.futures contextlib copy csv ctypes dataclasses datetime "
-    "decimal difflib enum fractions functools hashlib heapq io itertools json logging math numbers operator queue "
-    "random re secrets statistics string struct tempfile textwrap threading time traceback typing unittest uuid"
+    "array asyncio bisect binascii calendar cmath collections concurrent.futures configparser contextlib copy csv "
+    "ctypes dataclasses datetime "
+    "decimal difflib enum fractions functools glob hashlib heapq io itertools json logging math numbers operator "
+    "pathlib pprint queue random re secrets shutil statistics string struct tempfile textwrap threading time "
+    "traceback typing unittest unittest.mock uuid weakref zipfile"
 ).split()
 _TESTS_MEMORY_MB = 1024
 """What the tests' process may take beyond what the solution's may."""
@@ -134,7 +130,7 @@ class _Process:
                 with contextlib.suppress(BaseException):
                     sys.stdout.flush()
                 os._exit(status & 0xFF)
-        self.ended = os.pidfd_open(self.pid)
+        self.ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
         self.status: int | None = None
 
     def seconds(self) -> float:
@@ -198,13 +194,13 @@ class _Keeper:
         ours, theirs = socket.socketpair()
         pipes = [os.pipe() for _ in range(3)]
         requests, replies, printed = pipes
-        given = os.memfd_create("stdin")
-        os.write(given, base64.b64decode(job.get("stdin", "")))
-        os.lseek(given, 0, os.SEEK_SET)
+        stdin = tempfile.TemporaryFile()
+        stdin.write(base64.b64decode(job.get("stdin", "")))
+        stdin.seek(0)
 
         def solution() -> None:
             self.shared.close()
-            standard = {0: given, 1: printed[1]} if not with_tests else {}
+            standard = {0: stdin.fileno(), 1: printed[1]} if not with_tests else {}
             keep = (requests[0], replies[1]) if with_tests else ()
             report = self._inside(standard, (*keep, theirs.fileno()), self.home)
             sock = socket.socket(fileno=report[-1])
@@ -226,7 +222,9 @@ class _Keeper:
                 hostile.hold(report[0], report[1])
                 os._exit(0)
             sys.path += job["libraries"]
-            sys.stdin, sys.stdout = open(0, encoding="utf-8", errors="surrogateescape"), open(1, "w", encoding="utf-8")
+            sys.stdin, sys.stdout = (
+                open(number, mode, encoding="utf-8", errors="surrogateescape") for number, mode in ((0, "r"), (1, "w"))
+            )
             atexit._clear()
             try:
                 hostile.run_program(job["code"], _reporting(out))
@@ -280,6 +278,7 @@ class _Keeper:
         for descriptor in moved:
             os.set_inheritable(descriptor, False)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        gc.enable()
         os.chdir(home)
         os.environ.clear()
         os.environ.update({"PATH": "", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"})
@@ -296,7 +295,7 @@ class _Keeper:
                 os.close(file)
                 continue
             self.listener = file
-            self._watch(file, lambda: layers.allow_thread(file, self._tasks))
+            self._watch(file, lambda: layers.allow_thread(self.listener, self._tasks))
         if not data:
             del self.watched[sock.fileno()]
         self.reported += data.lstrip(b"\0") if files else data
@@ -324,7 +323,7 @@ class _Keeper:
             poller = select.poll()
             for descriptor in self.watched:
                 poller.register(descriptor, select.POLLIN)
-            if not over:
+            if not over and deciding.ended >= 0:
                 poller.register(deciding.ended, select.POLLIN)
             events = poller.poll(0 if over else _TICK * 1000)
             busy = False
@@ -484,7 +483,3 @@ def _remove(home: str) -> None:
                 os.rename(inner, os.path.join(home, f"{moved}-{secrets.token_hex(4)}"))
             os.rmdir(path)
     os.rmdir(home)
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2:])

@@ -57,7 +57,14 @@ from ...guard.progress import scored
 LAYERS = ("files", "network", "processes", "memory")
 """What a machine may be able to hold back."""
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SERVE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from _sandbox.keeper import serve
+sys.path.pop(0)
+serve(int(sys.argv[2]), sys.argv[3:])
+"""
+"""`_sandbox` as a package of its own: what is forked has nothing of this package in it."""
 _LENGTH = struct.Struct("!Q")
 _TICK = 0.05
 _GRACE, _SLOWEST = 300.0, 100.0  # on the wall, with that much of a machine's time for a job
@@ -229,7 +236,7 @@ class _Server:
                 ours, theirs = socket.socketpair()
                 with theirs:
                     try:
-                        socket.send_fds(self.control, [wanted], [theirs.fileno()])  # type: ignore[list-item, arg-type]
+                        socket.send_fds(self.control, [wanted], [theirs.fileno()])  # type: ignore[arg-type]
                         return ours
                     except OSError:  # it has died
                         ours.close()
@@ -244,8 +251,10 @@ class _Server:
         with theirs:
             try:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", str(_KEEPER), str(theirs.fileno())]
-                    + list(libraries),
+                    [
+                        *(sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SERVE),
+                        *(str(Path(__file__).parents[1]), str(theirs.fileno()), *libraries),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

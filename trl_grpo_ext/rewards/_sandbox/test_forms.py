@@ -5,6 +5,8 @@ definitions people mean to be run, and whether there is any assert at all. Their
 that ran are counted, and those that were passed by because of what the solution returned are noticed (`judge.Side`).
 """
 
+# Tables of words are easier to read as words.
+# ruff: noqa: SIM905
 from __future__ import annotations
 
 import ast
@@ -104,6 +106,8 @@ def _checks(tests: tuple[str, ...], entry: str | None) -> Checks:
     for source in sources:
         for text in [source.text] if source.tree is None else _docstrings(source.tree):
             free |= _doctest_names(text, sources)
+    modules = {name: _MODULES[name] for name in free & _MODULES.keys() if _only_as_module(name, sources)}
+    free -= modules.keys()
     try:
         planned = [source.plan(free, entry) for source in sources]
     except _TOO_BAD as error:
@@ -114,8 +118,23 @@ def _checks(tests: tuple[str, ...], entry: str | None) -> Checks:
             "(statements, `test_*` functions, `Test*` and `TestCase` classes, `check(candidate)`)"
         )
     return Checks(
-        {"tests": planned, "free": sorted(free), "stop": True}, sum(1 for test in planned if not test["empty"])
+        {"tests": planned, "free": sorted(free), "modules": modules, "stop": True},
+        sum(1 for test in planned if not test["empty"]),
     )
+
+
+_MODULES = {name: name for name in "math cmath re itertools functools operator collections random".split()}
+_MODULES |= {name: name for name in "datetime copy sys os json heapq bisect statistics time unittest pytest".split()}
+_MODULES |= {"numpy": "numpy", "np": "numpy"}
+"""Modules that tests use without importing them: they are the tests' own all the same, and not the solution's."""
+
+
+def _only_as_module(name: str, sources: Sequence[_Source]) -> bool:
+    """Whether a name is used for its attributes alone."""
+    nodes = [node for source in sources if source.tree is not None for node in ast.walk(source.tree)]
+    used = sum(isinstance(node, ast.Name) and node.id == name for node in nodes)
+    bases = (node.value for node in nodes if isinstance(node, ast.Attribute))
+    return used == sum(isinstance(base, ast.Name) and base.id == name for base in bases)
 
 
 class _Source:
@@ -144,7 +163,7 @@ class _Source:
         if tree is None:
             return planned
         tree, main = _without_main(tree)
-        called = {node.func.id for node in _outside_definitions(tree) if _is_named_call(node)}
+        called = set(map(_called_name, _outside_definitions(tree)))
         functions = [node for node in tree.body if isinstance(node, _FUNCTIONS)]
         classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         planned["candidates"] = [
@@ -227,8 +246,9 @@ def _outside_definitions(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _outside_definitions(node)
 
 
-def _is_named_call(node: ast.AST) -> Any:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+def _called_name(node: ast.AST) -> str:
+    """The name that it calls, or "" where it calls none."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
 def _takes_a_candidate(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -248,11 +268,17 @@ def _needs_pytest(
 ) -> bool:
     """Fixtures and marks are for pytest itself to run. `pytest.raises` alone is not."""
     for node in (*functions, *(inner for kind in classes for inner in kind.body if isinstance(inner, _FUNCTIONS))):
-        if any("pytest" in ast.unparse(mark) for mark in node.decorator_list):
+        marks = [ast.unparse(mark) for mark in node.decorator_list]
+        if any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks):
             return True
     if any(node.args.args and not node.args.defaults for node in functions):
         return True
-    marked = any("fixture" in ast.unparse(mark) for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) for mark in node.decorator_list)
+    marked = any(
+        "fixture" in ast.unparse(mark)
+        for node in ast.walk(tree)
+        if isinstance(node, _FUNCTIONS)
+        for mark in node.decorator_list
+    )
     plain = [kind for kind in classes if not any(ast.unparse(base).endswith("TestCase") for base in kind.bases)]
     taking = [
         inner
@@ -286,7 +312,9 @@ def _last_name(node: ast.expr) -> str:
 
 def _expects(node: ast.expr) -> bool:
     called = _last_name(node.func) if isinstance(node, ast.Call) else ""
-    return called in ("raises", "warns", "deprecated_call") or called.startswith(("assertRaises", "assertWarns", "assertLogs"))
+    return called in ("raises", "warns", "deprecated_call") or called.startswith(
+        ("assertRaises", "assertWarns", "assertLogs")
+    )
 
 
 def _always_fails(node: ast.stmt) -> bool:
@@ -330,9 +358,7 @@ def _bound_names(tree: ast.AST) -> set[str]:
             names.add(node.arg)
         elif isinstance(node, ast.alias):
             names.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            names.add(node.name)
-        elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             names.add(node.name)
     return names
 
@@ -358,12 +384,12 @@ def _free_names(trees: Sequence[ast.AST], entry: str | None) -> set[str]:
     if free or imported:
         return free
     inner = {
-        node.func.id
+        _called_name(node)
         for tree in trees
         for check in ast.walk(tree)
         if isinstance(check, ast.Assert)
         for node in ast.walk(check)
-        if _is_named_call(node) and not any(isinstance(part, ast.Call) for a in node.args for part in ast.walk(a))  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and not any(isinstance(n, ast.Call) for a in node.args for n in ast.walk(a))
     }
     inner = (inner & _BUILT_IN) - bound
     return inner if len(inner) == 1 else set()
@@ -496,9 +522,7 @@ class _Rewriting(ast.NodeTransformer):
         checks = any(_checks_something(inner) for part in node.body for inner in ast.walk(part))
         outer = self.swallowed
         fails = any(_always_fails(part) for part in node.orelse)
-        self.swallowed = outer or (
-            checks and not fails and any(_swallows(handler) for handler in node.handlers)
-        )
+        self.swallowed = outer or (checks and not fails and any(_swallows(handler) for handler in node.handlers))
         node.body = self._block(node.body)
         self.swallowed = outer
         for handler in node.handlers:
@@ -536,12 +560,11 @@ class _Rewriting(ast.NodeTransformer):
             node.iter = self.several(node.iter)
         return node
 
-
     def several(self, values: ast.expr) -> ast.expr:
         """Count whether there is anything in what the solution gives."""
         self.sites += 1
-        if _is_named_call(values) and values.func.id == "zip":  # type: ignore[attr-defined]
-            values.func = _call("zipped").func  # type: ignore[attr-defined]
+        if isinstance(values, ast.Call) and _called_name(values) == "zip":
+            values.func = _call("zipped").func
         return _call("several", ast.Constant(self.sites), values)
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
@@ -569,7 +592,9 @@ def _is_computed(node: ast.expr) -> bool:
     return computed
 
 
-_PURE = frozenset("sorted sum len max min set frozenset list tuple dict reversed abs round all any str range zip".split())
+_PURE = frozenset(
+    "sorted sum len max min set frozenset list tuple dict reversed abs round all any str range zip".split()
+)
 _PURE_MODULES = frozenset(("math", "np", "numpy", "statistics", "collections", "itertools", "functools", "operator"))
 
 

@@ -43,7 +43,7 @@ class ConsoleSummary(TrainerCallback):
     A summary is the mean of the log entries since the one before: step, time left, reward and each reward function with
     an arrow for its change, length, entropy, KL, clipping, share of groups without signal, tokens per second, and the
     outcomes that are neither right nor wrong. What the log does not have is not shown. An evaluation is a row of its
-    own, compared with the evaluation before.
+    own, with its pass@k, compared with the evaluation before.
 
     Args:
         every: Optimizer steps between summaries; the log has to have an entry by then (`logging_steps`), and
@@ -258,12 +258,14 @@ def averaged(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def metric_cells(metrics: Mapping[str, float]) -> list[Cell]:
-    """Reward, each reward function, length, entropy, KL, clipping, share of groups without signal: what is there."""
+    """Reward, each function's, pass@k, length, entropy, KL, clipping, share of groups without signal: what is there."""
     cells = [_reward("reward", metrics["reward"])] if "reward" in metrics else []
     means = {name: value for name, value in metrics.items() if name.startswith("rewards/") and name.endswith("/mean")}
     if len(means) > 1:
         names = (printable_name(name.removeprefix("rewards/").removesuffix("/mean")) for name in means)
         cells += [_reward(name, value) for name, value in zip(names, means.values(), strict=True)]
+    at_k = [name for name in metrics if name.startswith(("pass@", "mean@"))]
+    cells += [_reward(printable_name(name), metrics[name]) for name in at_k]
     for name, key, shown in _OTHERS:
         if key in metrics and all(cell.name != name for cell in cells):
             cells.append(Cell(name, metrics[key], shown(metrics[key])))

@@ -36,7 +36,7 @@ class SQLMatch(SQLReward):
         dialect: The one in which both queries are written, as sqlglot calls it.
         max_characters: Longer queries are refused, and so is a completion twenty times as long.
         timeout: CPU seconds that one completion may take.
-        budget: CPU seconds of all workers for a batch; then completions that are slow have run out of time.
+        budget: CPU seconds that completions without a result may use in a batch; then they have run out of time.
         memory_mb: Memory that a process may add to what it started with, in MiB.
         outcomes: What becomes of a completion that is `right` (1.0), `wrong`, without a query that parses
             (`no_answer`), `refused`, out of time (`timeout`), `died` (0.0 each), of an `unparseable_reference` (None)

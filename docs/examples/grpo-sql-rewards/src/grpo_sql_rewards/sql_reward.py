@@ -40,7 +40,7 @@ class SQLReward:
         needs_context: Whether the column `context` has to be there.
         max_characters: Longer queries are refused, and so is a completion twenty times as long as that.
         timeout: CPU seconds that one completion may take.
-        budget: CPU seconds of all workers for a batch; then completions that are slow have run out of time.
+        budget: CPU seconds that completions without a result may use in a batch; then they have run out of time.
         memory_mb: Memory that a process may add to what it started with, in MiB.
         outcomes: What outcomes become, where that is not the default.
     """

@@ -1,0 +1,559 @@
+"""Everything that only a GPU can show, measured by one command and written into docs/gpu.md: `make gpu`.
+
+    python -m bench.gpu                              # what is missing, in order, for at most nine and a half minutes
+    python -m bench.gpu --learn                      # the trainings of `make gpu LEARN=1`
+    python -m bench.gpu --only 3 5 --again           # two sections, also where they were measured
+    python -m bench.gpu --page                       # write the page again from its own figures, and measure nothing
+    python -m bench.gpu --tiny --device cpu --file outputs/gpu/tiny.md
+
+Each run is a process of its own, so that its peaks are its own and its crash ends nothing else. It hands its figures
+over as they come, and each goes into the page at once. The page keeps them, in comments that nobody sees, so it is all
+that has to be carried to go on: what is on it for this device, these versions and this code is not measured again. A
+run that does not fit into the rest of the time is left for the next call. One that failed is a sentence in its row, and
+is tried again by the next call, after what is still missing.
+
+Nothing is downloaded: the models have the shapes of Qwen2.5 and random weights. What is measured is in `gpu_runs`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "gpu.md"
+CURVES = "gpu_learning.png"
+"""Beside the page, once there are trainings."""
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "bitsandbytes")
+NOT_YET = "not run yet"
+NONE_HERE = "–"
+TINY_LIMIT = 300
+"""Seconds of a run with tiny shapes."""
+GRACE = 40
+"""Seconds in which a launcher ends its workers; Torch's gives them thirty."""
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process.
+
+    Attributes:
+        function: Of `gpu_runs` (or of `module`), which measures.
+        rows: Of the section's table that it fills.
+        seconds: That it may take on an H100, the start included: a guess until it was measured. Three times as long
+            is its limit.
+        keywords: For the function.
+        environment: Variables that have to be set before Python starts.
+        launcher: Words before the script's name, for runs of several processes.
+    """
+
+    function: str
+    rows: tuple[str, ...]
+    seconds: float
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    launcher: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "; ".join(self.rows)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of the page. `against` names a column and the row that each row's figure is divided by in `TIMES`."""
+
+    name: str
+    title: str
+    text: str
+    columns: tuple[str, ...]
+    runs: tuple[Run, ...]
+    against: tuple[str, Mapping[str, str]] | None = None
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return tuple(row for run in self.runs for row in run.rows)
+
+
+PLAIN, OURS = "plain TRL", "ours"
+TIMES = "speed / plain TRL's"
+DIFFER, EQUAL = "lengths differ, 40 % without signal", "lengths equal, all with signal"
+HALF = "qwen2.5_0.5b.yaml"
+MEMORY = ("seconds", "allocated, GB", "reserved, GB", "doctor's estimate, GB", "estimate / measured")
+
+
+def _pairs(*profiles: str) -> dict[str, str]:
+    return {f"{OURS}, {profile}": f"{PLAIN}, {profile}" for profile in profiles}
+
+
+SECTIONS = (
+    Section(
+        "1",
+        "The tests marked gpu",
+        "Parity with TRL in bf16, and every hook and aggregation against the CPU (`pytest -m gpu`).",
+        ("outcome", "seconds"),
+        (Run("gpu_tests", ("all of them",), 90),),
+    ),
+    Section(
+        "2",
+        "Compact updates against TRL's own cut",
+        "A tiny model on scripted completions of different lengths: ‖exact − off‖ / ‖off‖ of the gradient of an "
+        "optimizer step. Beside it the gap that the precision makes by itself: off in this precision against off in "
+        "float32.",
+        ("gradient gap", "gap of the precision itself"),
+        (Run("compact_against_off", ("float32", "bf16 with checkpointing", "QLoRA in bf16"), 45),),
+    ),
+    Section(
+        "3",
+        "An update of Qwen2.5-0.5B in full, at the shipped batch",
+        f"`{HALF}` as shipped: 16 x 8 completions of up to 512 tokens, scripted, so that nothing is generated. With "
+        "log-normal lengths 2 % are at the limit, and 40 % of the rows have no signal; with equal lengths there is "
+        "nothing to save. Seconds of an optimizer step without the generation; peaks of the allocator in it.",
+        ("update, s", "allocated, GB", "reserved, GB", "doctor's estimate, GB", "estimate / measured", TIMES),
+        tuple(
+            Run("scripted_updates", (f"{arm}, {DIFFER}", f"{arm}, {EQUAL}"), 60, {"arm": arm}) for arm in (PLAIN, OURS)
+        ),
+        ("update, s", _pairs(DIFFER, EQUAL)),
+    ),
+    Section(
+        "4",
+        "The same with generation",
+        "The recipe `gsm8k_grpo.py` on generated word problems, its second optimizer step. Random weights never end a "
+        "completion, so all have 512 tokens, and compact updates have nothing to save.",
+        ("step, s", "generation, s", "update, s", "tokens/s", "allocated, GB", "reserved, GB", TIMES),
+        tuple(Run("with_generation", (arm,), 65, {"arm": arm}) for arm in (PLAIN, OURS)),
+        ("step, s", {OURS: PLAIN}),
+    ),
+    Section(
+        "5",
+        "Qwen2.5-7B with QLoRA on 24 GB",
+        "`qwen2.5_7b_qlora_24gb.yaml` as shipped, torch's allocator held to 24 GiB: 64 completions of 512 tokens are "
+        "generated once, and two updates made of them; the second is measured. The estimate is the doctor's for the "
+        "stage; measured is what torch reserved at most and what CUDA takes beside it.",
+        MEMORY,
+        (
+            Run(
+                "stages",
+                ("load", "generation", "update"),
+                170,
+                {"config": "qwen2.5_7b_qlora_24gb.yaml", "shape": "7B", "gigabytes": 24},
+            ),
+        ),
+    ),
+    Section(
+        "6",
+        "Qwen2.5-1.5B with LoRA",
+        f"`{HALF}` with the larger model and `--use_peft`, adapters of rank 16 on all linear layers. Otherwise as 5.",
+        MEMORY,
+        (
+            Run(
+                "stages",
+                ("load", "generation", "update"),
+                80,
+                {"config": HALF, "shape": "1.5B", "lora": True},
+            ),
+        ),
+    ),
+    Section(
+        "7",
+        "What a step of ours costs beside TRL's",
+        "64 completions of 4,096 tokens, scripted, on two layers of Qwen2.5-0.5B's shape, so that what is not the "
+        "model weighs much. The best of three steps. Synchronisations are the times in a step in which Python waited "
+        "for the device, as torch counts them.",
+        ("step, s", "synchronisations", "allocated, GB", TIMES),
+        (
+            Run(
+                "overhead",
+                (PLAIN, "ours, nothing selected", "ours, `prompt_mean`", "ours, three hooks"),
+                90,
+            ),
+        ),
+        ("step, s", dict.fromkeys(("ours, nothing selected", "ours, `prompt_mean`", "ours, three hooks"), PLAIN)),
+    ),
+    Section(
+        "8",
+        "Batches of thirty shapes",
+        "Thirty generation batches of 0.5B in full with compact updates, each of other lengths, up to 1,024 tokens.",
+        ("seconds", "allocated, GB", "reserved, GB", "reserved / allocated"),
+        (
+            Run("shapes", ("as it is",), 60),
+            Run(
+                "shapes",
+                ("`expandable_segments:True`",),
+                60,
+                environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            ),
+        ),
+    ),
+    Section(
+        "9",
+        "A teacher's log-probabilities",
+        "A teacher of Qwen2.5-0.5B's shape in bf16, as a hook with `teachers` has it scored: through TRL's head in "
+        "tiles, and through all logits, as before TRL 1.16. Memory above the model's own.",
+        ("seconds", "allocated, GB", "all logits in float32 would be, GB"),
+        (
+            Run(
+                "teacher",
+                ("16 x 512, in tiles", "16 x 512, all logits", "8 x 4,096, in tiles", "8 x 4,096, all logits"),
+                40,
+            ),
+        ),
+    ),
+    Section(
+        "10",
+        "Saved and resumed",
+        "Four steps with sampled completions against two steps, a checkpoint, and two more: ‖difference‖ / ‖weights‖ "
+        "at the end. Repeated is a second uninterrupted run: what the GPU itself does not repeat.",
+        ("gap of the weights",),
+        (Run("resume", ("repeated", "resumed"), 50),),
+    ),
+)
+
+LEARN = (
+    Section(
+        "L",
+        "Learning",
+        "`make gpu LEARN=1`: the two trainings of the start, with the shipped launch file `one_process.yaml`, on the "
+        "GPU and on the CPU of the same machine. Held-out accuracy before and after, and seconds of training.",
+        ("before", "after", "training, s"),
+        tuple(
+            Run("learn", (f"{task}, {where}",), seconds, {"task": task, "where": where})
+            for where, seconds in (("GPU", 90), ("CPU", 240))
+            for task in ("word problems, a warmed-up model", "sorting, from random weights")
+        ),
+    ),
+)
+
+
+# ------------------------------------------------------------------------------------------------------------- page
+
+INTRODUCTION = """# On a GPU
+
+What only a GPU can show. `make gpu` measures it and writes each figure into this page: in order, for nine and a half
+minutes at most; it goes on where it stopped. It downloads nothing: models have the shapes of Qwen2.5 and random
+weights. `make gpu LEARN=1` makes the trainings near the end. A cell that says "not run yet" was never measured, one
+that says "failed" was tried, and "–" is a figure that there is not on this device (a CPU has no peaks of torch's
+allocator and no synchronisations). GB are 10⁹ bytes."""
+
+
+def markers(section: Section) -> tuple[str, str]:
+    return f"<!-- section {section.name} -->", f"<!-- end of section {section.name} -->"
+
+
+def known(path: Path) -> dict[str, dict[str, Any]]:
+    """What a page holds: by section and run, its rows, how it came, and whether it is whole."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = re.findall(r"<!-- figures of (\S+): (.*) -->", text)
+    return {name: json.loads(figures) for name, figures in found}
+
+
+def page(sections: Sequence[Section], found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The whole page, of these sections."""
+    parts = [INTRODUCTION]
+    for section in sections:
+        numbered = f"{section.name}. {section.title}" if section.name.isdigit() else section.title
+        begin, end = markers(section)
+        runs = found.get(section.name, {})
+        body = [begin, table(section, runs), said(runs), kept(section, runs), end]
+        if curves(section, runs):
+            body.insert(2, f"![Right answers in training batches, on the GPU and on the CPU]({CURVES})")
+        parts += [f"## {numbered}", section.text, "\n\n".join(part for part in body if part)]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(section: Section, runs: Mapping[str, Any]) -> str:
+    lines = [["", *section.columns], ["---", *["---:"] * len(section.columns)]]
+    rows = {row: figures for run in runs.values() for row, figures in run["rows"].items()}
+    for run in section.runs:
+        failed = runs.get(run.name, {}).get("failed")
+        whole = all(name in rows.get(row, {}) for row in run.rows for name in section.columns if name != TIMES)
+        for row in run.rows:
+            figures = dict(rows.get(row, {}))
+            if section.against and row in section.against[1]:
+                column, other = section.against[0], rows.get(section.against[1][row], {})
+                if figures.get(column) and other.get(column):
+                    figures[TIMES] = other[column] / figures[column]
+            elif section.against:
+                figures[TIMES] = None
+            cells = [shown(figures[name]) if name in figures else NOT_YET for name in section.columns]
+            if failed and NOT_YET in cells:
+                cells[cells.index(NOT_YET)] = f"failed: {failed}"
+            elif failed and whole and row == run.rows[-1]:
+                cells[-1] += f"; failed: {failed}"
+            lines.append([row, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def curves(section: Section, runs: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
+    """The curves of a section's rows, where it has any."""
+    rows = {row: figures for run in runs.values() for row, figures in run["rows"].items()}
+    return {row: rows[row]["curve"] for row in section.rows if "curve" in rows.get(row, {})}
+
+
+def draw(path: Path, found: Mapping[str, Any]) -> None:
+    """The curves of the trainings, a task beside the other, beside the page."""
+    [section] = LEARN
+    if not (lines := curves(section, found.get(section.name, {}))):
+        return
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(row.rpartition(", ")[0] for row in section.rows))
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks)), tasks, strict=True):
+        for row, points in lines.items():
+            if row.startswith(task):
+                axes.plot(*zip(*points, strict=True), ".-", label=row.rpartition(", ")[2])
+        axes.set(title=task, xlabel="optimizer step", ylabel="right answers in a training batch")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+    figure.savefig(path.with_name(CURVES), dpi=120)
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return NONE_HERE
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def said(runs: Mapping[str, Any]) -> str:
+    """Where, when and how the figures came."""
+    ways: dict[str, list[str]] = {}
+    for run in runs.values():
+        versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+        ways.setdefault(f"{run['device']}; {versions}; code {run['code']}; `{run['command']}`", []).append(run["date"])
+    return "\n\n".join(f"{way}; {min(dates)}." for way, dates in ways.items())
+
+
+def kept(section: Section, runs: Mapping[str, Any]) -> str:
+    if not runs:
+        return ""
+    written = json.dumps(runs, ensure_ascii=False, sort_keys=True).replace("<", "\\u003c").replace(">", "\\u003e")
+    return f"<!-- figures of {section.name}: {written} -->"
+
+
+def write(path: Path, sections: Sequence[Section], found: Mapping[str, Any]) -> None:
+    """All at once, so that a run that is killed leaves a whole page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(page(sections, found), encoding="utf-8")
+    draft.replace(path)
+    draw(path, found)
+
+
+def all_sections() -> tuple[Section, ...]:
+    from bench.gpus import SECTIONS as SEVERAL_GPUS
+
+    return (*SECTIONS, *LEARN, *SEVERAL_GPUS)
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a figure belongs to: on another device, with other versions or with other code it is measured again."""
+
+    device: str
+    versions: dict[str, str]
+    code: str
+    command: str
+
+    def made(self, run: Mapping[str, Any]) -> bool:
+        return (run["device"], run["versions"], run["code"]) == (self.device, self.versions, self.code)
+
+
+def here(options: argparse.Namespace, command: str) -> Here:
+    if options.device == "cpu":
+        device = f"{platform.machine()} CPU{', tiny shapes' if options.tiny else ''}"
+    else:  # in a process of its own: this one must hold nothing on the device
+        asked = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+        device = subprocess.run(
+            [sys.executable, "-c", asked], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        if not device:
+            raise SystemExit("error: there is no CUDA device here; --tiny --device cpu shows that the script works")
+    versions = {name: number for name in PACKAGES if (number := _version(name))}
+    return Here(device, {"Python": platform.python_version(), **versions}, code_hash(), command)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except ModuleNotFoundError:
+        return None
+
+
+def code_hash() -> str:
+    """Of the package, the recipes and these scripts: eight digits."""
+    digest = hashlib.sha256()
+    files = [path for room in ("trl_grpo_ext", "recipes") for path in (ROOT / room).rglob("*")]
+    files += [ROOT / "bench" / name for name in ("gpu.py", "gpu_runs.py", "gpus.py", "compact_rollouts.py")]
+    for path in sorted(files):
+        if path.suffix in (".py", ".yaml", ".json"):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+@dataclass
+class Work:
+    """A call: what is known, where it goes, and until when."""
+
+    path: Path
+    sections: tuple[Section, ...]
+    found: dict[str, dict[str, Any]]
+    here: Here
+    options: argparse.Namespace
+    until: float
+    folder: Path
+
+    def todo(self, sections: Sequence[Section]) -> list[tuple[Section, Run]]:
+        """What is missing, in order, and after it what failed."""
+        missing, failed = [], []
+        for section in sections:
+            for run in section.runs:
+                state = self.found.get(section.name, {}).get(run.name)
+                made = state is not None and self.here.made(state) and not self.options.again
+                if state is not None and made and state["failed"]:
+                    failed.append((section, run))
+                elif state is None or not (made and state["done"]):
+                    missing.append((section, run))
+        return [*missing, *failed]
+
+    def measure(self, section: Section, run: Run) -> str:
+        """Run one process, and write what it says as it says it. Returns how it ended, in a few words."""
+        tiny = self.options.tiny
+        grace = GRACE if run.launcher else 0
+        left, own = self.until - time.monotonic() - grace, TINY_LIMIT if tiny else 3 * run.seconds
+        if left < (1 if tiny else run.seconds):
+            return "left for the next call: too little time"
+        answer, log = self.folder / "answer.json", self.folder / "log.txt"
+        answer.unlink(missing_ok=True)
+        keywords = json.dumps({**run.keywords, "rows": run.rows})
+        words = [*(run.launcher or (sys.executable,)), str(ROOT / "bench" / "gpu_runs.py"), run.function, keywords]
+        words += ["--folder", str(self.folder), "--device", self.options.device, *(["--tiny"] if tiny else [])]
+        environment = {**os.environ, **run.environment, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        deadline, seen, state = time.monotonic() + min(left, own), 0.0, self._state()
+        with started(words, environment, log, grace) as process:
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.2)
+                if answer.exists() and (changed := answer.stat().st_mtime) != seen:
+                    seen, state["rows"] = changed, json.loads(answer.read_text(encoding="utf-8"))["rows"]
+                    self._put(section, run, state)
+            ended = process.poll()
+        given = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {"rows": {}}
+        state["rows"], cut = given["rows"], ended is None and left < own
+        state["failed"] = given.get("failed")
+        if ended is None and not cut:
+            state["failed"] = f"it took longer than {own:.0f} s"
+        elif ended and not state["failed"]:
+            last = (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            state["failed"] = f"ended with status {ended}: {_one_line(last)}"
+        state["done"] = ended == 0 and not state["failed"]
+        if cut and not state["rows"]:
+            return "left for the next call: the time was over"
+        self._put(section, run, state)
+        if state["failed"] and log.exists():
+            logs = self.path.parent / "gpu_logs"
+            logs.mkdir(exist_ok=True)
+            (logs / f"{section.name} {run.function}.txt").write_bytes(log.read_bytes()[-100_000:])
+        return state["failed"] or ("done" if state["done"] else "cut off: the rest is left for the next call")
+
+    def _state(self) -> dict[str, Any]:
+        own = {"device": self.here.device, "versions": self.here.versions, "code": self.here.code}
+        now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        return {"rows": {}, "done": False, "failed": None, "date": now, "command": self.here.command, **own}
+
+    def _put(self, section: Section, run: Run, state: dict[str, Any]) -> None:
+        self.found.setdefault(section.name, {})[run.name] = state
+        write(self.path, self.sections, self.found)
+
+
+@contextmanager
+def started(
+    words: Sequence[str], environment: Mapping[str, str], log: Path, grace: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, of which nothing is left at the end.
+
+    A launcher gets some seconds of grace: its workers are in groups of their own, and it ends them itself.
+    """
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=dict(environment), stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            if grace and process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(grace)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "/")[:300]
+
+
+def main(given: Sequence[str] | None = None, sections: Sequence[Section] | None = None) -> None:
+    names = [section.name for section in SECTIONS]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=9.5, help="start nothing that would not end within these")
+    parser.add_argument("--again", action="store_true", help="also what was measured on this device with this code")
+    parser.add_argument("--only", nargs="+", choices=names, help="these sections")
+    parser.add_argument("--learn", action="store_true", help="the trainings")
+    parser.add_argument("--page", action="store_true", help="write the page again and measure nothing")
+    parser.add_argument("--file", type=Path, default=PAGE, help="the page")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, to see that the script works")
+    options = parser.parse_args(given)
+    if options.device == "cpu" and not (options.tiny and options.file != PAGE) and not options.page:
+        parser.error("--device cpu needs --tiny and another --file: docs/gpu.md is for GPUs")
+    everything, found = all_sections(), known(options.file)
+    write(options.file, everything, found)
+    if options.page:
+        return
+    # A call that is ended ends what it started: `started` does it on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    wanted = sections or (LEARN if options.learn else SECTIONS)
+    chosen = [section for section in wanted if options.only is None or section.name in options.only]
+    module = "bench.gpu" if sections is None else "bench.gpus"
+    command = shlex.join(["python", "-m", module, *(sys.argv[1:] if given is None else given)])
+    until = time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory(prefix="gpu_") as folder:
+        work = Work(options.file, everything, found, here(options, command), options, until, Path(folder))
+        todo = work.todo(chosen)
+        print(f"{work.here.device}; {len(todo)} run(s) to make", flush=True)
+        for section, run in todo:
+            begun = time.monotonic()
+            ended = work.measure(section, run)
+            print(f"{section.name}. {run.name}: {ended} ({time.monotonic() - begun:.0f} s)", flush=True)
+            for row, figures in work.found.get(section.name, {}).get(run.name, {}).get("rows", {}).items():
+                print(f"    {row}: {figures}", flush=True)
+        left = work.todo(chosen)
+        print(f"{options.file}: {f'{len(left)} run(s) left; the same command goes on' if left else 'complete'}")
+
+
+if __name__ == "__main__":
+    main()

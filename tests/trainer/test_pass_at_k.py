@@ -1,0 +1,211 @@
+"""pass@k and mean@k of evaluations: by hand, by enumeration, and by what an evaluation's rewards say themselves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from tests.support import arguments, length_reward, prompts, scripted_rollout, train
+from tests.trainer.launch import launch
+from tests.trainer.process_worker import run_job
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.trainer.pass_at_k import PassAtK, estimate_pass_at_k
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("passed", "sampled", "k", "value"),
+    [(1, 4, 2, 1 / 2), (2, 8, 4, 11 / 14), (0, 8, 8, 0.0), (1, 8, 8, 1.0), (3, 8, 1, 3 / 8), (5, 8, 4, 1.0)],
+)
+def test_worked_by_hand(passed: int, sampled: int, k: int, value: float) -> None:
+    assert estimate_pass_at_k(passed, sampled, k) == pytest.approx(value, abs=1e-15)
+
+
+def test_it_is_the_share_of_all_choices() -> None:
+    for sampled, passed, k in itertools.product(range(1, 7), range(7), range(1, 7)):
+        if passed > sampled or k > sampled:
+            with pytest.raises(ValueError, match="cannot be"):
+                estimate_pass_at_k(passed, sampled, k)
+            continue
+        choices = list(itertools.combinations([True] * passed + [False] * (sampled - passed), k))
+        assert estimate_pass_at_k(passed, sampled, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+def collected(table: list[list[float]], rows: int | None = None, **settings: Any) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"ks": [1, 2], "mean": True, "thresholds": {(0, "a"): 0.9}, "group_size": 4, **settings}
+    pass_at_k = PassAtK(**chosen)
+    with pass_at_k.evaluating():
+        for rewards in table:
+            pass_at_k.add(torch.tensor(rewards).unsqueeze(1))
+        return pass_at_k.metrics(rows)
+
+
+def test_problems_of_all_batches_count_alike_and_the_threshold_itself_passes() -> None:
+    found = collected([[0.9, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0]])
+    assert found == {
+        "pass@1": pytest.approx((1 / 4 + 2 / 4 + 0) / 3),
+        "pass@2": pytest.approx((1 / 2 + 5 / 6 + 0) / 3),
+        "mean@4": pytest.approx((0.9 / 4 + 2 / 4 + 0) / 3),
+    }
+
+
+def test_what_fills_up_the_last_batch_does_not_count() -> None:
+    alone = collected([[1, 1, 1, 1, 0, 0, 0, 0]])
+    assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]], rows=8) == alone
+    assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]]) != alone
+
+
+def test_completions_that_were_not_judged_are_none_of_the_n() -> None:
+    with pytest.warns(UserWarning, match=r"pass@2: 2 of 3 problems are left out, because a judged fewer than 2"):
+        found = collected([[1, 0, NAN, NAN, 1, NAN, NAN, NAN, NAN, NAN, NAN, NAN]])
+    assert found == {"pass@1": pytest.approx(0.75), "pass@2": 1.0, "mean@4": pytest.approx(0.75)}
+    with pytest.warns(UserWarning, match="left out"):
+        assert collected([[NAN] * 4]) == {"pass@1": None, "pass@2": None, "mean@4": None}
+
+
+def test_outside_an_evaluation_nothing_is_kept() -> None:
+    pass_at_k = PassAtK([1], True, {(0, "a"): 1.0}, 4)
+    pass_at_k.add(torch.ones(4, 1))
+    assert pass_at_k.metrics(None) == {}
+    with pass_at_k.evaluating():
+        pass_at_k.add(torch.ones(4, 1))
+    assert pass_at_k.metrics(None) == {}
+
+
+class Remembered:
+    """A reward that keeps what it gave, in evaluations."""
+
+    __name__ = "remembered"
+
+    def __init__(self) -> None:
+        self.evaluated: list[float] = []
+
+    def __call__(self, completion_ids: list[list[int]], answer: list[int], **columns: Any) -> list[float]:
+        rewards = length_reward(completion_ids)
+        if answer[0] >= 100:
+            self.evaluated += rewards
+        return rewards
+
+
+def held_out(count: int) -> Dataset:
+    return prompts(count).map(lambda row: {"answer": row["answer"] + 100})
+
+
+SETTINGS: dict[str, Any] = {
+    "per_device_eval_batch_size": 8,
+    "pass_at_k": [1, 3],
+    "mean_at_k": True,
+    "pass_thresholds": {"remembered": 0.9},
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "max_steps": 1,
+}
+
+
+def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_path: Path) -> None:
+    # Five problems in batches of two: the last batch is half as large.
+    reward, other = Remembered(), length_reward
+    run = train(
+        tiny_model,
+        tmp_path,
+        reward_funcs=[other, reward],
+        trainer_arguments={"eval_dataset": held_out(5)},
+        **SETTINGS,
+    )
+    groups = [reward.evaluated[i : i + 4] for i in range(0, 20, 4)]
+    assert len(reward.evaluated) == 20
+    passed = [[value >= 0.9 for value in group] for group in groups]
+    for k in (1, 3):
+        chosen = [[any(c) for c in itertools.combinations(group, k)] for group in passed]
+        expected = sum(sum(c) / len(c) for c in chosen) / 5
+        logged = [log[f"eval_pass@{k}"] for log in run.trainer.state.log_history if f"eval_pass@{k}" in log]
+        assert logged == [pytest.approx(expected)]
+        assert 0 < expected < 1
+    reward.evaluated.clear()
+    metrics = run.trainer.evaluate({"one": held_out(2), "two": held_out(3)})
+    mean = sum(reward.evaluated[:8]) / 8
+    assert metrics["eval_one_mean@4"] == pytest.approx(mean, abs=1e-6)
+    assert {name for name in metrics if "@" in name} == {
+        f"eval_{data}_{name}" for data in ("one", "two") for name in ("pass@1", "pass@3", "mean@4")
+    }
+    history = json.loads(json.dumps(run.trainer.state.log_history))
+    assert not any("pass@" in name for log in history for name in log if not name.startswith("eval_"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pass_at_k": [1, 8]}, "pass_at_k: 8 completions cannot be drawn from the 4 that an evaluation samples"),
+        ({"pass_at_k": [0]}, "pass_at_k must be numbers from 1 up, got 0"),
+        ({"pass_at_k": [True]}, "got True"),
+        ({"mean_at_k": 8}, "mean_at_k must be true or false, got 8"),
+        ({"pass_at_k": [1], "pass_thresholds": {"a": "high"}}, "{reward: number}, got 'a': 'high'"),
+        ({"pass_at_k": [1], "pass_thresholds": "a: [1"}, "pass_thresholds is not YAML"),
+        ({"pass_at_k": [1], "pass_thresholds": [1.0]}, "must be a mapping"),
+        ({"pass_thresholds": {"a": 1.0}}, "no effect without pass_at_k, mean_at_k or prompt_rates"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        arguments(tmp_path, **settings)
+    assert message in str(raised.value)
+
+
+def test_a_string_of_yaml_and_one_number_are_settings_too(tmp_path: Path) -> None:
+    args = arguments(tmp_path, pass_at_k=4, pass_thresholds="{a: 1, b: 0.5}")
+    assert (args.pass_at_k, args.pass_thresholds) == ([4], {"a": 1.0, "b": 0.5})
+    assert GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, num_generations_eval=16, pass_at_k=[16]).pass_at_k
+
+
+def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path) -> None:
+    def other(completions: list[str], **columns: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    def build(**settings: Any) -> GRPOExtTrainer:
+        args = arguments(tmp_path, pass_at_k=[2], **settings)
+        data = {"train_dataset": prompts(4), "eval_dataset": prompts(4), "rollout_func": scripted_rollout}
+        return GRPOExtTrainer(str(tiny_model), [length_reward, other], args, **data)
+
+    with pytest.raises(ConfigurationError, match=r"has length_reward, other\. Name it.*length_reward: 1\.0"):
+        build()
+    with pytest.raises(ConfigurationError, match=r"'accuracy', which is no reward.*length_reward, other"):
+        build(pass_thresholds={"accuracy": 1.0})
+    metrics = build(pass_thresholds={"other": 0.0, "length_reward": 99.0}).evaluate()
+    assert (metrics["eval_pass@2/other"], metrics["eval_pass@2/length_reward"]) == (1.0, 0.0)
+
+
+def test_without_data_to_evaluate_on_it_says_so(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no eval_dataset"):
+        GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, pass_at_k=[2]), train_dataset=prompts(4))
+
+
+@pytest.mark.slow
+def test_two_processes_say_the_same_though_their_last_batch_is_filled_up(tiny_model: Path, tmp_path: Path) -> None:
+    # Five problems on two processes of one and a half groups each: three in a batch, and the sixth is the first again.
+    job = {
+        **{key: SETTINGS[key] for key in ("pass_at_k", "mean_at_k", "max_steps")},
+        "per_device_train_batch_size": 6,
+        "per_device_eval_batch_size": 6,
+        "num_generations": 4,
+        "evaluate": 5,
+        "pass_thresholds": {"length_reward": 0.3},
+    }
+    two, other = launch({"five": dict(job)}, tiny_model, tmp_path / "two")
+    one = run_job(
+        tiny_model, tmp_path / "one", {**job, "per_device_train_batch_size": 12, "per_device_eval_batch_size": 4}
+    )
+    names = ("eval_pass@1", "eval_pass@3", "eval_mean@4")
+    (expected,) = [[log[name] for name in names] for log in one["logs"] if names[0] in log]
+    assert 0 < expected[0] < expected[1] < 1
+    for rank in (two, other):
+        found = [[log[name] for name in names] for log in rank["five"]["logs"] if names[0] in log]
+        assert found == [pytest.approx(expected, abs=1e-6)]

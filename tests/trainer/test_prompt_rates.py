@@ -1,0 +1,192 @@
+"""How often prompts were solved, as written by a run, and what the next run draws by it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from tests.support import arguments, length_reward, prompts, train
+from tests.trainer.launch import launch
+from tests.trainer.process_worker import run_job
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.records.prompt_rates import (
+    RATES_FILE,
+    PromptRates,
+    PromptWeights,
+    key_of,
+    read_prompt_weights,
+    shares_of,
+    solved_groups,
+)
+
+NAN = math.nan
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / RATES_FILE).read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_completion_solves_its_prompt_at_every_threshold() -> None:
+    rewards = torch.tensor([[1, 0.5], [1, 0.4], [NAN, 1], [0.9, 1], [1, 1], [1, 1], [NAN, 1], [1, NAN]])
+    thresholds = {(0, "a"): 0.9, (1, "b"): 0.5}
+    assert solved_groups(rewards, thresholds, 4) == [(2, 3), (2, 2)]
+    assert solved_groups(rewards, {(1, "b"): 0.5}, 2) == [(1, 2), (2, 2), (2, 2), (1, 1)]
+    assert shares_of([(2, 3), (2, 2), (0, 4), (0, 0)]) == {"groups/all_solved": 1 / 3, "groups/none_solved": 1 / 3}
+    assert shares_of([(0, 0)]) == {}
+
+
+def written(tmp_path: Path, *entries: dict[str, Any]) -> str:
+    path = tmp_path / "rates.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    return str(path)
+
+
+CHAT = [{"role": "user", "content": "two\u2028lines"}]
+RATES: tuple[dict[str, Any], ...] = (
+    {"prompt": "a", "rate": 0.0},
+    {"prompt": "a", "rate": 1.0},
+    {"prompt": "b", "rate": 0.0},
+    {"prompt": "c", "rate": 0.5},
+    {"prompt": CHAT, "weight": 3},
+)
+
+
+def test_the_last_line_of_a_prompt_counts(tmp_path: Path) -> None:
+    file = written(tmp_path, *RATES)
+    rows = ["a", "b", "new", "c", [{"content": "two\u2028lines", "role": "user"}]]
+    assert PromptWeights(file).rows(rows, 0, 1) == [1, 2, 3, 4, 4, 4]
+    assert PromptWeights(file, solved=1, unsolved=0, mixed=2).rows(rows, 0, 1) == [0, 2, 3, 3, 4, 4, 4]
+
+
+def test_a_fraction_draws_its_share_the_same_every_time(tmp_path: Path) -> None:
+    file = written(tmp_path, *({"prompt": str(n), "rate": 0.5} for n in range(2000)))
+    weights, rows = PromptWeights(file, mixed=1.3), [str(n) for n in range(2000)]
+    drawn = weights.rows(rows, 7, 1)
+    assert drawn == weights.rows(rows, 7, 1) != weights.rows(rows, 8, 1)
+    assert set(drawn) == set(range(2000))
+    assert len(drawn) == pytest.approx(2600, abs=100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "entries", "message"),
+    [
+        ({}, [{"prompt": "x", "rate": 0.5}], "no effect: none of the 1 prompts"),
+        ({}, [{"prompt": "a", "rate": 1.0}, {"prompt": "b", "rate": 1.0}], "leaves 1 of 3 prompts, and a generation"),
+        ({}, [{"prompt": "a"}], "line 1 of .* has to be"),
+        ({}, [{"prompt": "a", "rate": 1.5}], "a rate of 1.5"),
+        ({}, [{"prompt": "a", "weight": -1}], "must be a finite number from 0 up, got -1"),
+        ({"mixed": NAN}, [], "prompt_weights: mixed must be a finite number from 0 up, got nan"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, settings: dict[str, Any], entries: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        PromptWeights(written(tmp_path, *entries), **settings).rows(["a", "b", "c"], 0, 2)
+
+
+def test_a_file_that_is_not_there_and_other_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        PromptWeights(str(tmp_path / "none")).read()
+    for value in (3, {"solved": 1}, {"file": "f", "easy": 1}, ["f"]):
+        with pytest.raises(ConfigurationError, match="prompt_weights must be a file, or a mapping"):
+            read_prompt_weights(value)
+    assert read_prompt_weights(None) is None
+
+
+def test_prompts_are_known_by_their_text() -> None:
+    assert key_of([{"a": 1, "b": object()}]) == key_of([{"b": object(), "a": 1}]) != key_of([{"a": 2, "b": object()}])
+
+
+class Asked:
+    """A reward that keeps the prompts that it saw; all solve the first, none the second, some the others."""
+
+    __name__ = "asked"
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def __call__(self, prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        self.prompts += prompts
+        other = length_reward(completion_ids)
+        return [{"a": 2.0, "b": -2.0}.get(p[0], value) for p, value in zip(prompts, other, strict=True)]
+
+
+def test_one_run_writes_what_the_next_one_goes_by(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 4, "prompt_count": 4, "pass_thresholds": {"asked": 0.3}}
+    first = train(tiny_model, tmp_path / "1", reward_funcs=Asked(), prompt_rates=True, **settings)
+    lines = lines_of(tmp_path / "1")
+    assert [line["step"] for line in lines] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [line["prompt"][0] for line in lines] == [*"abcdabcd"]
+    assert [line["rate"] for line in lines[:2]] == [1.0, 0.0]
+    for line in lines:
+        assert line["rate"] == line["solved"] / line["sampled"]
+        assert line["sampled"] == 4
+    assert 0 < lines[2]["rate"] < 1
+    logged = [log["groups/all_solved"] for log in first.logs if "groups/all_solved" in log]
+    assert logged[::2] == [0.5, 0.5]
+    reward = Asked()
+    chosen = {"file": str(tmp_path / "1" / RATES_FILE), "unsolved": 0, "mixed": 2}
+    train(tiny_model, tmp_path / "2", reward_funcs=reward, prompt_weights=str(chosen).replace("'", '"'), max_steps=2)
+    assert [prompt[0] for prompt in reward.prompts[::4]] == [*"ccdd"]
+    assert not (tmp_path / "2" / RATES_FILE).exists()
+
+
+def test_a_resumed_run_ends_with_the_file_of_an_uninterrupted_one(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"reward_funcs": Asked(), "prompt_rates": True, "max_steps": 4, "save_steps": 2}
+    run = train(tiny_model, tmp_path, save_strategy="steps", **settings)
+    whole = (tmp_path / RATES_FILE).read_text(encoding="utf-8")
+    with (tmp_path / RATES_FILE).open("a", encoding="utf-8") as file:
+        file.write('{"step": 3, "prom')
+    run.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert (tmp_path / RATES_FILE).read_text(encoding="utf-8") == whole
+    assert len(whole.splitlines()) == 8
+
+
+def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    rates = PromptRates({(0, "a"): 1.0}, 2)
+    state = type("State", (), {"is_world_process_zero": True, "global_step": 0})
+    args = type("Arguments", (), {"output_dir": str(tmp_path / "file")})
+    with pytest.warns(UserWarning, match="cannot be written"):
+        rates.on_train_begin(args, state, None)
+    rates.write(0, ["a"], [(1, 2)])
+
+
+def test_a_file_that_changes_nothing_is_said_to(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="changes nothing"):
+        assert PromptWeights(written(tmp_path, {"prompt": "a", "rate": 0.5})).rows(["a", "b"], 0, 1) == [0, 1]
+
+
+def test_a_run_does_not_go_by_the_file_that_it_writes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is the file that this run writes"):
+        arguments(tmp_path, prompt_rates=True, prompt_weights=f"{tmp_path}/../{tmp_path.name}/{RATES_FILE}")
+
+
+def test_data_without_rows_or_prompts_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    args = arguments(tmp_path, prompt_weights=written(tmp_path, *RATES))
+    for data in (prompts(4).to_iterable_dataset(), Dataset.from_dict({"text": ["a"]})):
+        with pytest.raises(ConfigurationError, match="column `prompt`"):
+            GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=data)
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_same_also_where_groups_are_split(tiny_model: Path, tmp_path: Path) -> None:
+    job = {"per_device_train_batch_size": 6, "prompt_count": 6, "prompt_rates": True, "max_steps": 2}
+    job["pass_thresholds"] = {"length_reward": 0.9}
+    two, other = launch({"rates": dict(job)}, tiny_model, tmp_path / "two")
+    run_job(tiny_model, tmp_path / "one", {**job, "per_device_train_batch_size": 12})
+    (file,) = (tmp_path / "two").rglob(RATES_FILE)
+    found = lines_of(file.parent)
+    assert found == lines_of(tmp_path / "one")
+    assert {line["rate"] for line in found} - {0.0, 1.0}
+    assert len(found) == 6
+    for rank in (two, other):
+        assert all("groups/none_solved" in log for log in rank["rates"]["logs"][:2])

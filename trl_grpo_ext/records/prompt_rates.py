@@ -1,0 +1,257 @@
+"""How often each prompt was solved in training, `OUTPUT_DIR/prompt_rates.jsonl`, and which prompts the next run draws.
+
+    prompt_rates: true                             # this run writes the file
+    prompt_weights: earlier/prompt_rates.jsonl     # the next one leaves out what is solved
+    prompt_weights: {file: earlier/prompt_rates.jsonl, solved: 0.1, unsolved: 0.5, mixed: 2}
+
+A line is one group: `{"step": 12, "prompt": ..., "solved": 3, "sampled": 8, "rate": 0.375}`, in the order of training.
+A completion solves its prompt if it is at or above every threshold of `pass_thresholds`; one that a reward left out is
+not counted. A run that resumes keeps the lines of the steps before its checkpoint.
+
+A prompt's weight is how often an epoch draws it: 0 leaves it out, 1 is as usual, 2 is twice, and 0.3 draws three in
+ten of such prompts, the same ones in every epoch. It goes by the prompt's last line: a policy that has learned to solve
+it solves it now. Prompts that the file does not have keep weight 1. Whoever makes the file by hand may give a line a
+`weight` of its own, which then counts. Prompts are compared by their text, so rows that differ in an image alone are
+one.
+
+A group that all or none of its completions solve gives no gradient under GRPO, yet what is left out is never seen
+again, and unlearned without notice: keep some of it, and evaluate on all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from ..errors import ConfigurationError
+from .files import write_whole
+
+RATES_FILE = "prompt_rates.jsonl"
+
+WEIGHTS: Mapping[str, float] = {"solved": 0.0, "unsolved": 1.0, "mixed": 1.0}
+"""By what became of a prompt's last group, its weight where nothing else is said."""
+
+
+def key_of(prompt: Any) -> str:
+    """What a prompt is known by: its text, or its messages; what is no text in them counts by its kind alone."""
+    return json.dumps(prompt, sort_keys=True, ensure_ascii=False, default=lambda other: type(other).__name__)
+
+
+def solved_groups(
+    rewards_N_K: torch.Tensor, thresholds: Mapping[tuple[int, str], float], group_size: int
+) -> list[tuple[int, int]]:
+    """Of every group, how many completions solve the prompt, and how many were judged.
+
+    Args:
+        rewards_N_K: Of all ranks, NaN for none.
+        thresholds: By the column of the rewards and its name.
+        group_size: Completions of one prompt.
+    """
+    columns = [column for column, _ in thresholds]
+    judged_N = ~torch.isnan(rewards_N_K[:, columns]).any(dim=1)
+    solved_N = judged_N.clone()
+    for (column, _), threshold in thresholds.items():
+        solved_N &= rewards_N_K[:, column] >= threshold
+    pairs_Q_2 = torch.stack([solved_N.view(-1, group_size).sum(1), judged_N.view(-1, group_size).sum(1)], dim=1)
+    return [(int(solved), int(judged)) for solved, judged in pairs_Q_2.tolist()]
+
+
+def shares_of(groups: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """The shares of the groups that all, and that none, of their completions solve; empty where none was judged."""
+    known = [(solved, judged) for solved, judged in groups if judged]
+    if not known:
+        return {}
+    return {
+        "groups/all_solved": sum(solved == judged for solved, judged in known) / len(known),
+        "groups/none_solved": sum(solved == 0 for solved, _ in known) / len(known),
+    }
+
+
+class PromptRates(TrainerCallback):
+    """Writes the file, on the main process. A full disk costs the file, not the run.
+
+    Args:
+        thresholds: By the column of the rewards and its name, what solves a prompt.
+        group_size: Completions of one prompt.
+    """
+
+    def __init__(self, thresholds: Mapping[tuple[int, str], float], group_size: int) -> None:
+        self.thresholds, self.group_size = thresholds, group_size
+        self._path: Path | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the lines of the steps before; those of this step and later belong to a training that is gone."""
+        if not state.is_world_process_zero:
+            return
+        self._path = path = Path(args.output_dir) / RATES_FILE
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = [line for line in _lines(path) if _step_of(line) < state.global_step] if path.is_file() else []
+            write_whole(path, "".join(f"{line}\n" for line in kept))
+        except OSError as error:
+            self._give_up(error)
+
+    def write(self, step: int, prompts: Sequence[Any], groups: Sequence[tuple[int, int]]) -> None:
+        """Add a generation batch.
+
+        Args:
+            step: Optimizer steps done.
+            prompts: One for each group.
+            groups: Of `solved_groups`.
+        """
+        if self._path is None:
+            return
+        lines = [
+            json.dumps(
+                {
+                    "step": step,
+                    "prompt": json.loads(key_of(prompt)),
+                    "solved": solved,
+                    "sampled": judged,
+                    "rate": solved / judged,
+                }
+            )
+            for prompt, (solved, judged) in zip(prompts, groups, strict=True)
+            if judged
+        ]
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        warnings.warn(f"{self._path} cannot be written: {error}. Training goes on.", stacklevel=3)
+        self._path = None
+
+
+@dataclass(frozen=True)
+class PromptWeights:
+    """How often an epoch draws each prompt, as the setting `prompt_weights` says.
+
+    Args:
+        file: Of an earlier run, or made by hand.
+        solved: Weight of a prompt that all completions of its last group solved.
+        unsolved: Of one that none did.
+        mixed: Of all others.
+
+    Raises:
+        ConfigurationError: A weight is no number from 0 up.
+    """
+
+    file: str
+    solved: float = WEIGHTS["solved"]
+    unsolved: float = WEIGHTS["unsolved"]
+    mixed: float = WEIGHTS["mixed"]
+
+    def __post_init__(self) -> None:
+        """Check the weights."""
+        for name in WEIGHTS:
+            _checked(getattr(self, name), f"prompt_weights: {name}")
+
+    def read(self) -> dict[str, float]:
+        """Return the weights of the file's prompts, by `key_of`.
+
+        Raises:
+            ConfigurationError: The file is not there, or a line of it is not as it has to be.
+        """
+        try:
+            lines = _lines(Path(self.file))
+        except OSError as error:
+            raise ConfigurationError(f"prompt_weights: {self.file!r} cannot be read: {error}.") from error
+        weights: dict[str, float] = {}
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line)
+                key = key_of(entry["prompt"])
+                weight = entry["weight"] if "weight" in entry else self._weight_of(entry["rate"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigurationError(
+                    f"prompt_weights: line {number} of {self.file!r} has to be {{prompt, rate}} or {{prompt, weight}}, "
+                    f"and is {line[:80]!r} ({type(error).__name__}: {error})."
+                ) from error
+            weights[key] = _checked(weight, f"prompt_weights: the weight in line {number} of {self.file!r}")
+        return weights
+
+    def _weight_of(self, rate: float) -> float:
+        if not 0 <= rate <= 1:
+            raise ValueError(f"a rate of {rate!r}")
+        return self.solved if rate == 1 else self.unsolved if rate == 0 else self.mixed
+
+    def rows(self, prompts: Sequence[Any], seed: int, at_least: int) -> list[int]:
+        """Return the rows of an epoch: each as often as its weight says, next to itself.
+
+        Args:
+            prompts: Of the data set.
+            seed: Decides which rows a fraction draws; the same on all ranks.
+            at_least: Prompts that a generation batch takes.
+
+        Raises:
+            ConfigurationError: The file knows none of the prompts, or leaves too few.
+        """
+        weights = self.read()
+        known = [weights.get(key_of(prompt)) for prompt in prompts]
+        if all(weight is None for weight in known):
+            raise ConfigurationError(
+                f"prompt_weights has no effect: none of the {len(weights)} prompts of {self.file!r} is among the "
+                f"{len(prompts)} of train_dataset. Take the file of a run on the same prompts."
+            )
+        drawn = torch.rand(len(prompts), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+        rows: list[int] = []
+        for row, (weight, chance) in enumerate(zip(known, drawn, strict=True)):
+            whole, rest = divmod(1.0 if weight is None else weight, 1.0)
+            rows += [row] * (int(whole) + (chance < rest))
+        if len(rows) < at_least:
+            raise ConfigurationError(
+                f"prompt_weights leaves {len(rows)} of {len(prompts)} prompts, and a generation batch takes "
+                f"{at_least}. Raise the weights solved, unsolved or mixed."
+            )
+        if rows == [*range(len(prompts))]:
+            warnings.warn(f"prompt_weights changes nothing: {self.file!r} gives every prompt weight 1.", stacklevel=4)
+        return rows
+
+
+def read_prompt_weights(value: Any) -> PromptWeights | None:
+    """What the setting is: None, a file, or a mapping with `file` and weights.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return PromptWeights(value)
+    names = ("file", *WEIGHTS)
+    if not isinstance(value, dict) or not isinstance(value.get("file"), str) or not set(value) <= set(names):
+        raise ConfigurationError(
+            f"prompt_weights must be a file, or a mapping with file and any of {', '.join(WEIGHTS)}; got {value!r}."
+        )
+    return PromptWeights(**value)
+
+
+def _checked(weight: Any, what: str) -> float:
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not number or not math.isfinite(weight) or weight < 0:
+        raise ConfigurationError(f"{what} must be a finite number from 0 up, got {weight!r}.")
+    return float(weight)
+
+
+def _lines(path: Path) -> list[str]:
+    # Not `splitlines`: a prompt may hold U+2028 where somebody made the file by hand.
+    return [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; one that a run that was cut off left half written is of no step."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf

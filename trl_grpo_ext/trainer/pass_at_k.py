@@ -1,0 +1,172 @@
+"""pass@k and mean@k of an evaluation, from the completions that it samples anyway.
+
+pass@k is the probability that at least one of k completions of a problem passes, averaged over the problems. TRL logs
+means over evaluation batches; these are taken over the problems of the whole evaluation, on all ranks, each once.
+
+    num_generations_eval: 8
+    pass_at_k: [1, 4, 8]
+    mean_at_k: true
+    pass_thresholds: {gsm8k_accuracy: 1.0}   # which reward decides, and from where on; needed where there are several
+
+Source: Chen et al. (2021), https://arxiv.org/abs/2107.03374, equation 1.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ..errors import ConfigurationError
+
+
+def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
+    """Estimate the probability that at least one of `k` completions passes, without bias.
+
+    This is `1 - C(n - c, k) / C(n, k)`: the share of all choices of k among the n sampled completions that hold one of
+    the c that passed.
+
+    Args:
+        passed: How many of the completions passed.
+        sampled: How many there are, at least `k`.
+        k: How many are drawn.
+
+    Raises:
+        ValueError: The numbers contradict one another.
+    """
+    if not 0 <= passed <= sampled or not 1 <= k <= sampled:
+        raise ValueError(f"pass@{k} of {passed} passed among {sampled} completions cannot be.")
+    return 1.0 - math.comb(sampled - passed, k) / math.comb(sampled, k)
+
+
+@dataclass
+class PassAtK:
+    """Collects the rewards of an evaluation, and says what they amount to.
+
+    A completion passes if its reward is at or above the threshold. One that the reward left out (None, NaN) was not
+    judged: it is none of the n, and a problem of which fewer than k completions were judged is left out of pass@k,
+    with a warning.
+
+    Args:
+        ks: The numbers of completions.
+        mean: Whether the mean reward of a problem's completions is wanted too.
+        thresholds: By the column of the rewards and its name, what passes.
+        group_size: Completions of one problem.
+    """
+
+    ks: Sequence[int]
+    mean: bool
+    thresholds: Mapping[tuple[int, str], float]
+    group_size: int
+    _rewards: list[torch.Tensor] | None = field(default=None, init=False)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, `add` collects."""
+        self._rewards = []
+        try:
+            yield
+        finally:
+            self._rewards = None
+
+    def add(self, rewards_N_K: torch.Tensor) -> None:
+        """Take the rewards of an evaluation batch of all ranks, in the order of the data; outside an evaluation none.
+
+        Args:
+            rewards_N_K: As TRL gathered them, NaN for none.
+        """
+        if self._rewards is not None:
+            self._rewards.append(rewards_N_K.detach().cpu())
+
+    def metrics(self, completions: int | None) -> dict[str, float | None]:
+        """Return pass@k and mean@k of what was collected, by their names; None where nothing was judged.
+
+        Args:
+            completions: How many there are in the data, over all ranks. What was collected beyond that are the first
+                problems once more: accelerate fills up the last batch with them. None where nobody knows.
+        """
+        if not self._rewards:
+            return {}
+        rewards_N_K = torch.cat(self._rewards)[:completions]
+        found: dict[str, float | None] = {}
+        for (column, reward), threshold in self.thresholds.items():
+            rewards_Q_G = rewards_N_K[:, column].view(-1, self.group_size)
+            name = f"/{reward}" if len(self.thresholds) > 1 else ""
+            judged_Q = (~torch.isnan(rewards_Q_G)).sum(1).tolist()
+            passed_Q = (rewards_Q_G >= threshold).sum(1).tolist()  # NaN is not
+            for k in self.ks:
+                estimates = [estimate_pass_at_k(c, n, k) for c, n in zip(passed_Q, judged_Q, strict=True) if n >= k]
+                found[f"pass@{k}{name}"] = math.fsum(estimates) / len(estimates) if estimates else None
+                if left_out := len(judged_Q) - len(estimates):
+                    warnings.warn(
+                        f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out, because {reward} judged "
+                        f"fewer than {k} of their {self.group_size} completions.",
+                        stacklevel=2,
+                    )
+            if self.mean:
+                mean = float(rewards_Q_G.double().nanmean(dim=1).nanmean())
+                found[f"mean@{self.group_size}{name}"] = None if math.isnan(mean) else mean
+        return found
+
+
+def pass_at_k_of(
+    ks: Sequence[int] | None,
+    mean: bool,
+    thresholds: Mapping[str, float] | None,
+    reward_names: Sequence[str],
+    group_size: int,
+    evaluates: bool,
+) -> PassAtK | None:
+    """What the settings ask for; None where they ask for nothing.
+
+    Args:
+        ks: `pass_at_k`.
+        mean: `mean_at_k`.
+        thresholds: `pass_thresholds`.
+        reward_names: Of the run.
+        group_size: Completions that the evaluation samples of one problem.
+        evaluates: Whether the run has data to evaluate on.
+
+    Raises:
+        ConfigurationError: A threshold is for a reward that the run does not have, or none is given and the run has
+            several rewards.
+    """
+    if not ks and not mean:
+        return None
+    if not evaluates:
+        warnings.warn(
+            "pass_at_k and mean_at_k are reported by evaluations, and this run has no eval_dataset: without one they "
+            "have no effect.",
+            stacklevel=3,
+        )
+    return PassAtK(ks or (), mean, columns_of(thresholds, reward_names), group_size)
+
+
+def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[str]) -> dict[tuple[int, str], float]:
+    """What passes, by the column of the rewards and its name.
+
+    Args:
+        thresholds: `pass_thresholds`; None is 1.0 for the only reward.
+        reward_names: Of the run.
+
+    Raises:
+        ConfigurationError: A threshold is for a reward that the run does not have, or none is given and the run has
+            several rewards.
+    """
+    names = list(reward_names)
+    if thresholds is None:
+        if len(names) != 1:
+            raise ConfigurationError(
+                f"pass_at_k, mean_at_k and prompt_rates need to know which reward is meant: the run has "
+                f"{', '.join(names)}. Name it with the least value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
+            )
+        thresholds = {names[0]: 1.0}
+    if unknown := [name for name in thresholds if name not in names]:
+        raise ConfigurationError(
+            f"pass_thresholds has {unknown[0]!r}, which is no reward of this run. It has: {', '.join(names)}."
+        )
+    return {(names.index(name), name): value for name, value in thresholds.items()}
