@@ -225,8 +225,15 @@ class GRPOExtMixin:
         freedom = freedom_of(settings, self.loss_aggregation, self.advantage_hooks, self.model.config)
         sharing = None
         if self.args.share_prompts:
-            ranks, gather_all, budget = self._facts.ranks, self._facts.gather, self.args.max_tokens_per_micro_batch
-            sharing = shared_prompts(self.model, freedom.trim_left, settings.auxiliary_loss, ranks, gather_all, budget)
+            sharing = shared_prompts(
+                self.model,
+                relative=freedom.trim_left,
+                auxiliary_loss=settings.auxiliary_loss,
+                compiled=self.args.torch_compile,
+                ranks=self._facts.ranks,
+                gather=self._facts.gather,
+                budget=self.args.max_tokens_per_micro_batch,
+            )
         scores = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
         return CompactUpdates(
             freedom,

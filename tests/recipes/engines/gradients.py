@@ -13,6 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import train
+from trl_grpo_ext.trainer.compact.shared import Price, SharedPrompts
+
+
+def without_overhead() -> None:
+    """After passes were measured, let only tokens cost: on a tiny model sharing would not pay."""
+    original = SharedPrompts.measure
+
+    def changed(self: SharedPrompts, *arguments: Any) -> None:
+        original(self, *arguments)
+        assert self.price is not None
+        self.price = Price()
+
+    SharedPrompts.measure = changed  # type: ignore[method-assign]
 
 
 def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None:
@@ -20,9 +33,12 @@ def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None
     hooks = settings.pop("hooks", None)
     run = train(model, folder, trainer_arguments={"advantage_hooks": hooks} if hooks else None, **settings)
     run.trainer.save_model()
+    if case.get("share_prompts"):
+        assert all(log["compact/computed_tokens"] < log["compact/live_tokens"] for log in run.logs if "loss" in log)
 
 
 def main() -> None:
+    without_overhead()
     cases, model, folder = (Path(argument) for argument in sys.argv[1:4])
     for name, case in json.loads(cases.read_text()).items():
         run_case(model, folder / name, int(sys.argv[4]), case)

@@ -4,35 +4,50 @@ With a float64 forward to 1e-9, whatever the price says: prices here are made up
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from bitsandbytes.nn import Linear4bit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    FalconConfig,
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    MixtralConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    TrainerCallback,
 )
 
-from tests.support import length_reward, relative_gap, train
-from tests.trainer.compact.runs import COMMON, EXACT, Seen, compact_logs, gaps
-from tests.trainer.process_worker import Float64CompactTrainer, Float64Trainer, norms_in_float64, uneven_rollout
+from tests.support import length_reward, prompts, relative_gap, train
+from tests.trainer.compact.runs import COMMON, EXACT, Bonus, Seen, Whitened, compact_logs, gaps, pair
+from tests.trainer.compact.test_trainings import GRID, grid_gap, uneven_grid  # noqa: F401 (a fixture)
+from tests.trainer.parity_grid import Cell
+from tests.trainer.process_worker import (
+    Float64CompactTrainer,
+    Float64Trainer,
+    norms_in_float64,
+    reward_with_flat_groups,
+    uneven_rollout,
+)
 from tests.trainer.test_parity import tiny_moe  # noqa: F401 (a fixture)
 from tests.trainer.test_precision import MODES, gap, trained
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.errors import ConfigurationError, UpstreamError
 from trl_grpo_ext.trainer.compact.plan import Shared, plan_block, token_limit
 from trl_grpo_ext.trainer.compact.shared import (
     Price,
@@ -52,8 +67,9 @@ from trl_grpo_ext.trainer.compact.shared import (
 FREE, DEAR = Price(), Price(area=10.0, causal_area=10.0)
 """A price of tokens alone, by which prompts are shared; and one of attention, by which they are not."""
 
+ENDS = {"vocab_size": 42, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 SIZES: dict[str, Any] = {
-    "vocab_size": 42,
+    **ENDS,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -62,9 +78,6 @@ SIZES: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": 128,
     "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
@@ -87,7 +100,7 @@ def score(*arguments: Any, **keywords: Any) -> Any:
     return Float64Trainer._get_per_token_logps_and_entropies(None, *arguments, **keywords)  # type: ignore[arg-type]
 
 
-ROWS = [(5, 9, 0), (5, 3, 0), (5, 0, 0), (7, 4, 1), (7, 1, 1), (1, 6, 2), (1, 2, 2)]
+ROWS = [(5, 9, 0), (5, 3, 0), (5, 0, 0), (7, 4, 1), (7, 1, 1), (1, 6, 2), (1, 2, 2), (3, 5, 3)]
 """Tokens of prompts and completions, and whose prompt it is."""
 
 
@@ -141,19 +154,48 @@ def test_log_probabilities_entropies_and_gradient_are_those_of_rows_by_themselve
     share = sharing(attention, window_of(config))
     layout = share.layout(*batch.values())
     assert layout is not None
-    assert layout.ids_R_L.shape == (3, max(4 + 10 + 4, 6 + 5 + 2, 0 + 7 + 3))
+    # The first group in two parts: rows of 4 + 10, 4 + 4, 6 + 5 + 2, 0 + 7 + 3 and 2 + 6. Whole, it would be 4 * 18.
+    assert layout.ids_R_L.shape == (5, 14)
+    tolerance = EXACT["float64" if dtype == torch.float64 else "float32"]
+    assert_same(model, model, batch, share, layout, tolerance)
+
+
+def assert_same(
+    alone: Any, model: Any, batch: dict[str, Any], share: SharedPrompts, layout: SharedLayout, tolerance: float
+) -> None:
+    """Log-probabilities, entropies and gradient of rows by themselves in a model, and of shared ones in another."""
+    dtype = next(model.parameters()).dtype
     slope = torch.randn(len(ROWS), 10, generator=torch.Generator().manual_seed(2), dtype=dtype)
     found = []
-    for scored in (score(model, *batch.values()), share.scored(score, {"model": model, **batch}, layout)):
-        model.zero_grad()
+    for which, scored in (
+        (alone, score(alone, *batch.values())),
+        (model, share.scored(score, {"model": model, **batch}, layout)),
+    ):
+        which.zero_grad()
         live = batch["attention_mask"][:, -10:]
         ((scored[0] + 0.3 * scored[1]) * slope * live).sum().backward()
-        gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        gradient = {n: p.grad.clone() for n, p in which.named_parameters() if p.grad is not None}
         found.append((gradient, (scored[0] * live).detach(), (scored[1] * live).detach()))
-    tolerance = EXACT["float64" if dtype == torch.float64 else "float32"]
     assert relative_gap(found[1][0], found[0][0]) < tolerance
     assert (found[1][1] - found[0][1]).abs().max() < 10 * tolerance
     assert (found[1][2] - found[0][2]).abs().max() < 10 * tolerance
+
+
+@pytest.mark.slow
+def test_flex_attention_takes_the_mask_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch has no backward of it on the CPU but the one that is not compiled, and refuses that too: not here.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    monkeypatch.setattr(
+        "transformers.integrations.flex_attention.compile_friendly_flex_attention",
+        lambda query, key, value, training, **keywords: flex_attention(query, key, value, **keywords),
+    )
+    config = LlamaConfig(**{**SIZES, "head_dim": 16, "num_hidden_layers": 1})
+    alone, model = (model_of(config, attention, torch.float64) for attention in ("sdpa", "flex_attention"))
+    assert reason_against(model) is None
+    batch, share = batch_of(ROWS), sharing("flex_attention")
+    layout = share.layout(*batch.values())
+    assert layout is not None
+    assert_same(alone, model, batch, share, layout, EXACT["float64"])
 
 
 def test_a_mask_that_lets_completions_see_each_other_would_be_noticed() -> None:
@@ -281,8 +323,14 @@ PREFIX = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
     ("config", "change", "reason"),
     [
         (LlamaConfig(**SIZES), adapted(LORA), None),
-        (LlamaConfig(**SIZES), dropping, "drops out 0.1 of its values"),
-        (LlamaConfig(**SIZES), adapted(DROPPING_LORA), "drops out 0.1 of its values"),
+        (LlamaConfig(**SIZES), dropping, "layers.0.self_attn has attention_dropout 0.1"),
+        (LlamaConfig(**SIZES), adapted(DROPPING_LORA), "q_proj.lora_dropout.default has p 0.1"),
+        (MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1), None, "has jitter_noise 0.1"),
+        (
+            FalconConfig(vocab_size=42, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, alibi=True),
+            None,
+            "(alibi)",
+        ),
         (LlamaConfig(**SIZES), adapted(PREFIX), "PREFIX_TUNING puts tokens of its own"),
         (MambaConfig(vocab_size=42, hidden_size=16, num_hidden_layers=1), None, "takes no position_ids"),
     ],
@@ -293,7 +341,7 @@ def test_models_in_which_prompts_cannot_be_shared(config: Any, change: Any, reas
     assert found is None if reason is None else reason in str(found)
 
 
-@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention", "paged|sdpa"])
+@pytest.mark.parametrize("attention", ["flash_attention_2", "paged|sdpa"])
 def test_attention_without_a_mask_is_refused(attention: str) -> None:
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
     model.config._attn_implementation_internal = attention
@@ -303,7 +351,7 @@ def test_attention_without_a_mask_is_refused(attention: str) -> None:
 def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=42, n_embd=16, n_layer=1, n_head=2))
     with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.shared"):
-        assert shared_prompts(model, False, False, 1, lambda tensor: tensor, None) is None
+        assert shared_prompts(model, False, False, False, 1, lambda tensor: tensor, None) is None
         made = sharing(window=13)
         for _ in range(2):
             assert made.layout(*batch_of(ROWS).values()) is None
@@ -327,6 +375,33 @@ def test_a_model_whose_numbers_change_is_noticed(caplog: pytest.LogCaptureFixtur
         made.measure(score, model, 64)
     assert made.price is None
     assert "on made-up rows the log-probabilities differ" in caplog.text
+
+
+def test_a_pass_that_does_not_run_the_model_is_noticed() -> None:
+    model, batch = model_of(*CONFIGS["llama"]), batch_of(ROWS)
+    layout = sharing().layout(*batch.values())
+    assert layout is not None
+    with pytest.raises(UpstreamError, match="LlamaModel ran 0 times in one pass"):
+        sharing().scored(lambda *_, **__: (torch.zeros(1), None, None), {"model": model, **batch}, layout)
+
+
+def test_ranks_whose_rows_differ_in_length_try_out_the_same_rows() -> None:
+    model = model_of(LlamaConfig(**{**SIZES, "max_position_embeddings": 512}), "sdpa", torch.float32)
+    shapes: list[list[Any]] = [[], []]
+    for seen, width in zip(shapes, (70, 120), strict=True):
+
+        def recorded(model: Any, ids: torch.Tensor, *arguments: Any, seen: list[Any] = seen, **keywords: Any) -> Any:
+            seen.append(ids.shape)
+            return score(model, ids, *arguments, **keywords)
+
+        def agreed(numbers: Sequence[float]) -> list[float]:  # of widths the mean of both, and a millisecond a pass
+            return {1: [95.0], 5: [1e-3] * 5}.get(len(numbers), [*numbers])
+
+        made = SharedPrompts("sdpa", None, agreed, None)
+        made.measure(recorded, model, width)
+        assert made.price is not None
+    assert {*shapes[0]} == {*shapes[1]}
+    assert torch.Size([4, 95]) in shapes[0]
 
 
 @pytest.mark.parametrize(
@@ -362,15 +437,25 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "a budget": {"max_tokens_per_micro_batch": 30, "loss_type": "grpo"},
     "one long micro-batch": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1},
     "truncated completions": {"mask_truncated_completions": True, "loss_type": "grpo"},
+    "hooks": {"trainer_arguments": {"advantage_hooks": ["leave_one_out", "entropy_shaping", Bonus()]}},
+    "a hook of whole micro-batches": {"trainer_arguments": {"advantage_hooks": [Whitened()]}},
+    "checkpointing": {"gradient_checkpointing": True},
+    "reentrant checkpointing": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    },
+    "evaluation": {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_eval_batch_size": 8,
+        "beta": 0.04,
+        "trainer_arguments": {"eval_dataset": prompts(8).select(range(4, 8))},
+    },
 }
 
 
 def runs_of(model: Path, folder: Path, trainer_class: type = Float64CompactTrainer, **overrides: Any) -> Any:
-    found = {"dtype": "float64", **COMMON, "max_steps": 3, **overrides}
-    found["trainer_arguments"] = {"rollout_func": uneven_rollout}
-    ours = train(model, folder / "shared", trainer_class, **found, compact_updates="exact", share_prompts=True)
-    found.pop("max_tokens_per_micro_batch", None)
-    return ours, train(model, folder / "off", trainer_class, **found)
+    return pair(model, folder, trainer_class, **{"max_steps": 3, "share_prompts": True, **overrides})
 
 
 @pytest.mark.slow
@@ -381,9 +466,12 @@ def test_three_optimizer_steps_give_the_same_weights(
 ) -> None:
     ours, theirs = runs_of(tiny_model, tmp_path, Seen, **overrides)
     assert max(gaps(ours, theirs)) < EXACT["float64"]
+    evaluated = [[log for log in run.logs if "eval_loss" in log] for run in (ours, theirs)]
+    for our_log, their_log in zip(*evaluated, strict=True):
+        assert our_log == pytest.approx(their_log, rel=1e-6, abs=1e-9)
     found = [metrics for metrics in compact_logs(ours) if "distinct_tokens" in metrics]
     assert found
-    if "entropy_coef" not in overrides:  # with which rows stay in their micro-batches, and few prompts meet
+    if ours.trainer._compact.freedom.sort:  # else rows stay in their micro-batches, and few of a prompt meet
         assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in found)
     for metrics in found:
         assert metrics["distinct_tokens"] <= min(metrics["live_tokens"], metrics["computed_tokens"])
@@ -407,6 +495,77 @@ def test_within_bfloat16s_own_noise(tiny_model: Path, tmp_path: Path, mode: dict
     share = {"compact_updates": "exact", "share_prompts": True}
     ours = trained(tiny_model, tmp_path / "shared", GRPOExtTrainer, lora, **mode, **share)
     assert gap(ours, plain) < 1.5 * noise
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price")
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "a window as long as a row", "gemma2, soft-capped"])
+def test_other_models_in_the_precision_of_training(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    config, attention, _ = CONFIGS[name]
+    model = saved(config, tiny_model, tmp_path / "model")
+    more = {"model_init_kwargs": {"attn_implementation": attention}, "beta": 0.04, "num_iterations": 2}
+    ours, theirs = runs_of(model, tmp_path, GRPOExtTrainer, dtype="float32", **more)
+    assert max(gaps(ours, theirs)) < EXACT["float32"]
+    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(ours))
+
+
+def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
+    """A model with the tiny model's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price")
+def test_a_model_that_refuses_is_left_to_compact_alone(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, **ENDS)
+    model = saved(config, tiny_model, tmp_path / "model")
+    ours, theirs = runs_of(model, tmp_path, GRPOExtTrainer, dtype="float32", max_steps=1)
+    assert max(gaps(ours, theirs)) < EXACT["float32"]
+    assert all("distinct_tokens" not in metrics for metrics in compact_logs(ours))
+    assert "prompts are not shared: the model's positions are absolute" in caplog.text
+
+
+class AdaptersInFloat32(TrainerCallback):
+    """TRL rounds the adapters of a quantised model to bfloat16, in which nothing is the same to 1e-5."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **keywords: Any) -> None:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price")
+def test_weights_in_4_bits(tiny_model: Path, tmp_path: Path) -> None:
+    quantised = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")}
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    runs = []
+    for name, share in (("shared", {"compact_updates": "exact", "share_prompts": True}), ("off", {})):
+        torch.manual_seed(0)  # the adapters' weights
+        more = {"rollout_func": uneven_rollout, "peft_config": lora, "callbacks": [AdaptersInFloat32()]}
+        settings_ = {**COMMON, "beta": 0.04, "max_steps": 3, "model_init_kwargs": quantised}
+        runs.append(train(tiny_model, tmp_path / name, **settings_, **share, trainer_arguments=more))
+    assert any(type(module) is Linear4bit for module in runs[0].trainer.model.modules())
+    assert max(gaps(*runs)) < EXACT["float32"]
+    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(runs[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price", "uneven_grid")
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=[pytest.mark.nightly] * bool(number % 6)) for number, cell in enumerate(GRID)],
+    ids=lambda cell: f"{cell.loss_type}-{len(cell.on)}",
+)
+def test_cells_of_the_grid(tiny_model: Path, tmp_path: Path, cell: Cell) -> None:
+    gap_ = grid_gap(tiny_model, tmp_path, cell, share=True, reward_funcs=reward_with_flat_groups)
+    assert gap_ < EXACT["float64"], cell
 
 
 @pytest.mark.slow

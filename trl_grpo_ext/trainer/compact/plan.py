@@ -217,6 +217,8 @@ def _costs_with_shared(
                 wide[: len(at)] = np.maximum(wide[: len(at)], held[: len(at)])
                 computed = filled[:starts] * wide[:starts]
                 allowed = computed <= shared.max_tokens
+                if not allowed.any():  # nor with more rows
+                    break
                 shared_cost = np.where(allowed, price.masked(filled[:starts], wide[:starts]), np.inf)
                 here[count - 1, :starts] = np.minimum(here[count - 1, :starts], shared_cost)
         costs = np.maximum(costs, here)

@@ -25,6 +25,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate.utils import extract_model_from_parallel
+from torch.nn.attention.flex_attention import create_block_mask
+
+from ...errors import UpstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,12 @@ Groups = npt.NDArray[np.int64]
 
 GAIN = 0.95
 """What a shared layout may cost of what separate rows do; above, the price is not known well enough to choose it."""
+
+ATTENTION = ("sdpa", "eager", "flex_attention")
+"""Implementations that take a mask of our own."""
+
+MEASURING = 10.0
+"""Seconds that trying out made-up rows may take, about, if one turn of them takes less."""
 
 SIZES = 4
 """How many sizes of shared rows are compared, from the longest row by itself to a whole group."""
@@ -205,13 +214,23 @@ class SharedLayout:
             target=torch.from_numpy(np.concatenate(target)).to(device),
         )
 
-    def mask(self, attention: str) -> torch.Tensor:
-        """`(R, 1, L, L)`, as an attention implementation takes it: boolean, or what `eager` adds to its scores."""
+    def mask(self, attention: str, dtype: torch.dtype) -> Any:
+        """As an attention implementation takes it: `(R, 1, L, L)`, boolean or what is added to scores, or in blocks.
+
+        Args:
+            attention: Its name, one of `ATTENTION`.
+            dtype: Of the model.
+        """
+        if attention == "flex_attention":
+            (rows, width, _), device = self.allowed_R_L_L.shape, self.allowed_R_L_L.device
+            return create_block_mask(
+                lambda row, head, query, key: self.allowed_R_L_L[row, query, key], rows, None, width, width, device
+            )
         allowed = self.allowed_R_L_L.unsqueeze(1)
-        if attention != "eager":
+        if attention == "sdpa":
             return allowed
-        scores = torch.zeros(allowed.shape, device=allowed.device)
-        return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+        scores = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+        return scores.masked_fill(~allowed, torch.finfo(dtype).min)
 
     def back(self, values_R_K: torch.Tensor, rows: int, keep: int) -> torch.Tensor:
         """`(B, T)` of `(R, L - 1)`; zero where there is no completion."""
@@ -237,13 +256,16 @@ def reason_against(model: Any) -> str | None:
         return f"{name} takes no position_ids"
     if not hasattr(sys.modules[type(base).__module__], "create_causal_mask"):
         return f"{name} makes its attention mask in its own way, so a mask of four dimensions may not be taken"
+    if getattr(base.config, "alibi", False):
+        return f"{name} takes its positions from a mask of two dimensions (alibi)"
     attention = attention_of(model)
-    if attention not in ("sdpa", "eager"):
-        return f"attention {attention!r} takes no mask of four dimensions; sdpa and eager do"
+    if attention not in ATTENTION:
+        return f"attention {attention!r} takes no mask of four dimensions; {', '.join(ATTENTION)} do"
     for part, module in model.named_modules():
-        rate = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0.0)
-        if isinstance(rate, int | float) and rate > 0:
-            return f"{part} drops out {rate:g} of its values, and would do so once for all completions of a prompt"
+        for setting, rate in vars(module).items():
+            drops = isinstance(module, torch.nn.Dropout) if setting == "p" else "drop" in setting or "jitter" in setting
+            if drops and isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
+                return f"{part} has {setting} {rate:g}, and would draw once for all completions of a prompt"
     return None
 
 
@@ -279,6 +301,7 @@ def shared_prompts(
     model: Any,
     relative: bool,
     auxiliary_loss: bool,
+    compiled: bool,
     ranks: int,
     gather: Callable[[torch.Tensor], torch.Tensor],
     budget: int | None,
@@ -289,6 +312,7 @@ def shared_prompts(
         model: The policy.
         relative: Its positions are relative, and its layers all attention.
         auxiliary_loss: TRL adds a router's loss, which is computed over padded rows.
+        compiled: It is to be compiled, after which it takes no hooks.
         ranks: How many there are.
         gather: Concatenates tensors over all ranks.
         budget: Tokens that a pass may compute, or None.
@@ -298,6 +322,8 @@ def shared_prompts(
         reason = "the model's positions are absolute or depend on the length, or some of its layers are recurrent"
     if auxiliary_loss:
         reason = "the router's auxiliary loss is computed over rows by themselves"
+    if compiled:
+        reason = "the model is compiled (torch_compile)"
     if reason is not None:
         logger.warning("share_prompts: prompts are not shared: %s.", reason)
         return None
@@ -378,18 +404,27 @@ class SharedPrompts:
             given: Its arguments by name.
             layout: Of its rows.
         """
-        mask, positions = layout.mask(self._attention), layout.positions_R_L
+        backbone = backbone_of(given["model"])
+        mask = layout.mask(self._attention, next(backbone.parameters()).dtype)
+        ran = 0
 
         def put(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
-            return arguments, {**keywords, "attention_mask": mask, "position_ids": positions}
+            nonlocal ran
+            ran += 1
+            return arguments, {**keywords, "attention_mask": mask, "position_ids": layout.positions_R_L}
 
         entropies = given.get("compute_entropy", False)
-        handle = backbone_of(given["model"]).register_forward_pre_hook(put, with_kwargs=True)
+        handle = backbone.register_forward_pre_hook(put, with_kwargs=True)
         try:
             keep = layout.ids_R_L.size(1) - 1
             output = method(given["model"], layout.ids_R_L, layout.scored_R_L, keep, compute_entropy=entropies)
         finally:
             handle.remove()
+        if ran != 1:
+            raise UpstreamError(
+                f"share_prompts: {type(backbone).__name__} ran {ran} times in one pass of TRL's, not once, so the mask "
+                "of shared prompts has not done what it should. Take share_prompts out of the run."
+            )
         rows, keep = given["input_ids"].size(0), given["logits_to_keep"]
         return tuple(None if values is None else layout.back(values, rows, keep) for values in (*output[:2], None))
 
@@ -409,7 +444,7 @@ class SharedPrompts:
         if self._measured:
             return
         self._measured = True
-        width = max(64, min(width, 1024))
+        width = max(64, min(int(self._agree([width])[0]), 1024))  # ranks may have rows of other lengths
         if self._window is not None:
             width = min(width, self._window)
         device, prompt = next(model.parameters()).device, width // 2
@@ -443,7 +478,7 @@ class SharedPrompts:
                 lambda: separate(rows),
                 lambda: separate(flat),
             )
-            seconds = _seconds(device, calls)
+            seconds = _seconds(device, calls, self._agree)
         noise, gap, *seconds = self._agree([noise, gap, *seconds])
         floor = 1e-9 if expected.dtype == torch.float64 else 1e-4
         if not gap <= max(floor, 20 * noise):
@@ -485,18 +520,29 @@ def price_of(
     return Price(float(start / token), float(area / token), float(min(area, causal_area) / token))
 
 
-def _seconds(device: torch.device, calls: Sequence[Callable[[], Any]]) -> list[float]:
-    """Seconds of each call: the least of five, in turns, after one to warm up; the processor's with one thread."""
+def _seconds(
+    device: torch.device, calls: Sequence[Callable[[], Any]], agree: Callable[[Sequence[float]], list[float]]
+) -> list[float]:
+    """Seconds of each call, the least of some in turns; the processor's with one thread.
+
+    One turn warms up, and as many more follow as take `MEASURING` seconds by its time, up to five: as many on each
+    rank, since sharded models need all of them.
+    """
     clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-    found: list[list[float]] = [[] for _ in calls]
-    for _ in range(6):
-        for seconds, call in zip(found, calls, strict=True):
+
+    def turn() -> list[float]:
+        found = []
+        for call in calls:
             started = clock()
             call()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds.append(max(clock() - started, 1e-7))
-    return [min(seconds[1:]) for seconds in found]
+            found.append(max(clock() - started, 1e-7))
+        return found
+
+    warm = agree(turn())
+    turns = max(1, min(5, int(MEASURING / sum(warm))))
+    return np.min([turn() for _ in range(turns)], axis=0).tolist()
 
 
 def rows_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths | None, npt.NDArray[np.int64]]:
