@@ -1,16 +1,20 @@
 """What `share_prompts` adds to `compact_updates: exact`, over the length of the prompt, on the CPU.
 
-    python -m bench.compact_shared [--updates 3] [--threads 1] [--prompts 32 128 512 2048] [--markdown FILE]
+    python -m bench.compact_shared [--updates 3] [--threads 1] [--prompts 32 128 512 600 2048] [--markdown FILE]
 
 Three arms take turns on the same rollouts: plain TRL, compact, and compact with shared prompts. Completions are short
 (8 to 96 tokens, uniform) or log-normal (their mean a third of 512); groups of 8, all with signal, and every prompt of a
 cell has the same length. The floor is what TRL would take if it computed each distinct token once at the cost that it
 has for a token: its time, times the distinct tokens of what it computes.
+
+All cells take about half an hour. With `--json FILE` each cell is written down as soon as it is measured, and those
+in the file are not measured again, so that the grid may be measured in pieces.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -105,22 +109,26 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--updates", type=int, default=3, help="of each arm in each cell, timed")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--prompts", nargs="+", type=int, default=[32, 128, 512, 2048])
+    parser.add_argument("--prompts", nargs="+", type=int, default=[32, 128, 512, 600, 2048])
     parser.add_argument("--completions", nargs="+", default=LENGTHS, choices=LENGTHS)
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file, and keep those in it")
     options = parser.parse_args(given)
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
+    results: list[dict[str, Any]] = []
+    if options.json is not None and options.json.exists():
+        results = json.loads(options.json.read_text(encoding="utf-8"))
     size = Size(groups=options.groups, members=8, limit=512)
     with tempfile.TemporaryDirectory() as folder:
         match = Match(save_model(Path(folder)), Path(folder), size, arms=(PLAIN, EXACT, SHARED), script=LongScript)
-        results = [
-            measured(match, LongPrompts(profile, 0, prompt), options.updates)
-            for profile in options.completions
-            for prompt in options.prompts
-        ]
+        for profile, prompt in itertools.product(options.completions, options.prompts):
+            if not any((found["completions"], found["prompt"]) == (profile, prompt) for found in results):
+                results.append(measured(match, LongPrompts(profile, 0, prompt), options.updates))
+                if options.json is not None:
+                    options.json.write_text(json.dumps(results), encoding="utf-8")
         match.close()
+    results.sort(key=lambda found: (LENGTHS.index(found["completions"]), found["prompt"]))
     said = (
         f"{size.rows} completions in groups of 8, all with signal, micro-batches of 8, `loss_type` dapo without a KL "
         f"penalty, AdamW. Best of {options.updates} updates of each arm in turns; time is {Meter().time_is}, "
@@ -131,8 +139,6 @@ def main(given: Sequence[str] | None = None) -> None:
     Console(width=200).print(table(results), said, sep="\n\n", highlight=False)
     if options.markdown is not None:
         put(options.markdown, "shared prompts on the CPU", f"{table(results)}\n\n{said}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -209,7 +209,8 @@ _MACHINE = (
     ),
     Rule(
         "shared_prompts_without_a_mask", "warning", "attention",
-        lambda c: c.run["share_prompts"] and (c.run["attn_implementation"] or "sdpa") not in ("sdpa", "eager", "flex_attention"),
+        lambda c: c.run["share_prompts"]
+        and c.run["attn_implementation"] not in (None, "", "sdpa", "eager", "flex_attention"),
         "share_prompts does nothing with attn_implementation {run[attn_implementation]}, which takes no mask of four "
         "dimensions.",
         "Leave attn_implementation out (sdpa), or take share_prompts out.",
