@@ -542,7 +542,7 @@ def _seconds(
 
     warm = agree(turn())
     turns = max(1, min(5, int(MEASURING / sum(warm))))
-    return np.min([turn() for _ in range(turns)], axis=0).tolist()
+    return [min(found) for found in zip(*(turn() for _ in range(turns)), strict=True)]
 
 
 def rows_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths | None, npt.NDArray[np.int64]]:
