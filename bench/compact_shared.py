@@ -3,9 +3,10 @@
     python -m bench.compact_shared [--updates 3] [--threads 1] [--prompts 32 128 512 600 2048] [--markdown FILE]
 
 Three arms take turns on the same rollouts: plain TRL, compact, and compact with shared prompts. Completions are short
-(8 to 96 tokens, uniform) or log-normal (their mean a third of 512); groups of 8, all with signal, and every prompt of a
-cell has the same length. The floor is what TRL would take if it computed each distinct token once at the cost that it
-has for a token: its time, times the distinct tokens of what it computes.
+(8 to 96 tokens, uniform), log-normal (their mean a third of 512) or all equal (256, where compact updates alone have
+nothing to save); groups of 8, all with signal, and every prompt of a cell has the same length. The floor is what TRL
+would take if it computed each distinct token once at the cost that it has for a token: its time, times the distinct
+tokens of what it computes.
 
 All cells take about half an hour. With `--json FILE` each cell is written down as soon as it is measured, and those
 in the file are not measured again, so that the grid may be measured in pieces.
@@ -37,7 +38,7 @@ from rich.console import Console
 from bench.compact_rollouts import Cell, Script, Size
 from bench.compact_updates import EXACT, PLAIN, SHARED, Match, Meter, put, save_model
 
-LENGTHS = ("uniform short", "log-normal")
+LENGTHS = ("uniform short", "log-normal", "all equal")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class LongScript(Script):
         rows, draw = self.size.rows, random.Random(0)
         if self.cell.profile == LENGTHS[0]:
             completions = [draw.randint(8, 96) for _ in range(rows)]
+        elif self.cell.profile == LENGTHS[2]:
+            completions = [256] * rows
         else:
             normal = statistics.NormalDist(math.log(512 / 3) - 0.08, 0.4)
             completions = [min(512, round(math.exp(normal.inv_cdf((row + 0.5) / rows)))) for row in range(rows)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .shared import GAIN, Groups, Lengths, Price, shared_rows, sizes_of, width_of
+from .shared import GAIN, SIZES, Groups, Lengths, Price, shared_rows, sizes_of, width_of
 
 
 @dataclass(frozen=True)
@@ -190,38 +190,41 @@ def _costs_with_shared(
     """Of `_costs`, by price: of each part the cheaper layout, on the rank where it is dearest.
 
     In the shared layout the rows of a part fill rows of some size in turn, see `shared.filled_rows`. How many there are
-    then and how wide is found for all starts at once, a part's next row at a time.
+    then and how wide is found for all sizes, ranks and starts at once, a part's next row at a time.
     """
     price, rows = shared.price, tokens.shape[1]
-    costs = np.zeros((max(rows, len(tokens)), rows))  # a group may be shared that would be too much in separate rows
-    places = np.arange(1, len(costs) + 1)[:, None]
-    widths = np.full_like(costs, np.inf)
+    widths = np.full((max(rows, len(tokens)), rows), np.inf)  # a group may be shared that separate rows cannot hold
+    places = np.arange(1, len(widths) + 1)[:, None]
     widths[: len(tokens)] = tokens / places[: len(tokens)]
-    possible = np.isfinite(widths)
-    for lengths, group in zip(ordered, groups, strict=True):
-        alike = len(lengths) == rows and bool((lengths == lengths[:1]).all())
-        separate = (price.causal if alike else price.masked)(places, np.where(possible, widths, 0.0))
-        here = np.where(possible, separate * GAIN, np.inf)
-        for size in sizes_of(lengths, group):
-            filled, held, wide = (np.zeros(rows, dtype=np.int64) for _ in range(3))
-            for count in range(1, len(costs) + 1):
-                starts = max(0, rows - count + 1)
-                last = np.arange(starts) + count - 1
-                own = last < len(lengths)
-                at = last[own]
-                more = lengths[at, 1] + 1
-                begins = np.full(len(at), True) if count == 1 else (group[at] != group[at - 1])
-                begins |= held[: len(at)] + more > size
-                held[: len(at)] = np.where(begins, lengths[at, 0] - 1, held[: len(at)]) + more
-                filled[: len(at)] += begins
-                wide[: len(at)] = np.maximum(wide[: len(at)], held[: len(at)])
-                computed = filled[:starts] * wide[:starts]
-                allowed = computed <= shared.max_tokens
-                if not allowed.any():  # nor with more rows
-                    break
-                shared_cost = np.where(allowed, price.masked(filled[:starts], wide[:starts]), np.inf)
-                here[count - 1, :starts] = np.minimum(here[count - 1, :starts], shared_cost)
-        costs = np.maximum(costs, here)
+    finite = np.where(np.isfinite(widths), widths, 0.0)
+    masked, causal = (
+        np.where(np.isfinite(widths), cost(places, finite) * GAIN, np.inf) for cost in (price.masked, price.causal)
+    )
+    alike_R_1 = np.array([[len(own) == rows and bool((own == own[:1]).all())] for own in ordered])
+    costs = causal if alike_R_1.all() else masked
+
+    sizes_S_R_1 = np.ones((SIZES, len(ordered), 1), dtype=np.int64)
+    prompts_R_N, more_R_N = (np.zeros((len(ordered), rows), dtype=np.int64) for _ in range(2))
+    first_R_N = np.ones((len(ordered), rows), dtype=bool)  # of its group
+    for rank, (own, group) in enumerate(zip(ordered, groups, strict=True)):
+        sizes = sizes_of(own, group)
+        sizes_S_R_1[:, rank, 0] = np.pad(sizes, (0, SIZES - len(sizes)), "edge")
+        prompts_R_N[rank, : len(own)], more_R_N[rank, : len(own)] = own[:, 0] - 1, own[:, 1] + 1
+        first_R_N[rank, 1 : len(own)] = group[1:] != group[:-1]
+    filled, held, wide = (np.zeros((SIZES, len(ordered), rows), dtype=np.int64) for _ in range(3))
+    for count in range(1, rows + 1):
+        at = slice(count - 1, rows)
+        filled, held, wide = (counted[..., : rows - count + 1] for counted in (filled, held, wide))
+        begins = (first_R_N[:, at] | (held + more_R_N[:, at] > sizes_S_R_1) | (count == 1)) & (more_R_N[:, at] > 0)
+        held = np.where(begins, prompts_R_N[:, at], held) + more_R_N[:, at]
+        filled, wide = filled + begins, np.maximum(wide, held)
+        allowed = filled * wide <= shared.max_tokens
+        if not allowed.any():  # nor with more rows
+            break
+        together_R_N = np.where(allowed, price.masked(filled, wide), np.inf).min(axis=0)
+        starts = slice(0, rows - count + 1)
+        alone_R_N = np.where(alike_R_1, causal[count - 1, starts], masked[count - 1, starts])
+        costs[count - 1, starts] = np.minimum(together_R_N, alone_R_N).max(axis=0)
     return costs[: 1 + int(np.flatnonzero(np.isfinite(costs).any(axis=1)).max(initial=0))]
 
 
