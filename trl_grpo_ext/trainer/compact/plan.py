@@ -11,13 +11,14 @@ costs what the cheaper of its two layouts does.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from .shared import GAIN, SIZES, Groups, Lengths, Price, shared_rows, sizes_of, width_of
+from .shared import GAIN, Groups, Lengths, Price, shared_rows, sizes_of, width_of
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def plan_block(
             costs = _costs(_profile(ordered), *limits, rows_per_part)
         else:
             costs = _costs(_profile(ordered), *limits)
+        parts = _parts(costs, micro_steps)
         if shared is not None:
             groups = [groups[order] for groups, order in zip(shared.groups, orders, strict=True)]
             costs = _costs_with_shared(costs, ordered, groups, shared)
@@ -99,7 +101,7 @@ def plan_block(
             sizes = [rows_per_part] * micro_steps
             cost = float(sum(costs[rows_per_part - 1, ::rows_per_part][:micro_steps]))
         else:
-            sizes, cost = _cheapest_cut(costs, micro_steps)
+            sizes, cost = _cheapest_cut(costs, micro_steps, max(parts, _parts(costs, micro_steps)))
         if best is None or cost < best[0]:
             best = (cost, sizes, orders)
     assert best is not None
@@ -189,8 +191,9 @@ def _costs_with_shared(
 ) -> npt.NDArray[np.float64]:
     """Of `_costs`, by price: of each part the cheaper layout, on the rank where it is dearest.
 
-    In the shared layout the rows of a part fill rows of some size in turn, see `shared.filled_rows`. How many there are
-    then and how wide is found for all sizes, ranks and starts at once, a part's next row at a time.
+    In the shared layout the rows of a part fill rows of some size in turn, in the order of the block, see
+    `shared.filled_rows`. How many there are then and how wide is found for all sizes, ranks and starts at once, the
+    next row of each part at a time. In the end `shared.shared_rows` finds that layout or a cheaper one.
     """
     price, rows = shared.price, tokens.shape[1]
     widths = np.full((max(rows, len(tokens)), rows), np.inf)  # a group may be shared that separate rows cannot hold
@@ -203,41 +206,42 @@ def _costs_with_shared(
     alike_R_1 = np.array([[len(own) == rows and bool((own == own[:1]).all())] for own in ordered])
     costs = causal if alike_R_1.all() else masked
 
-    sizes_S_R_1 = np.ones((SIZES, len(ordered), 1), dtype=np.int64)
+    of_ranks = list(itertools.starmap(sizes_of, zip(ordered, groups, strict=True)))
+    most = max(map(len, of_ranks))
+    sizes_S_R_1 = np.array([np.pad(sizes, (0, most - len(sizes)), "edge") for sizes in of_ranks]).T[..., None]
     prompts_R_N, more_R_N = (np.zeros((len(ordered), rows), dtype=np.int64) for _ in range(2))
     first_R_N = np.ones((len(ordered), rows), dtype=bool)  # of its group
+    none_R_N = np.ones((len(ordered), rows), dtype=bool)  # no row of this rank is left
     for rank, (own, group) in enumerate(zip(ordered, groups, strict=True)):
-        sizes = sizes_of(own, group)
-        sizes_S_R_1[:, rank, 0] = np.pad(sizes, (0, SIZES - len(sizes)), "edge")
-        prompts_R_N[rank, : len(own)], more_R_N[rank, : len(own)] = own[:, 0] - 1, own[:, 1] + 1
-        first_R_N[rank, 1 : len(own)] = group[1:] != group[:-1]
-    filled, held, wide = (np.zeros((SIZES, len(ordered), rows), dtype=np.int64) for _ in range(3))
+        live = np.flatnonzero(own[:, 1])
+        prompts_R_N[rank, live], more_R_N[rank, live] = own[live, 0] - 1, own[live, 1] + 1
+        first_R_N[rank, live[1:]] = group[live[1:]] != group[live[:-1]]
+        none_R_N[rank, : len(own)] = False
+    filled, held, wide = (np.zeros((most, len(ordered), rows), dtype=np.int64) for _ in range(3))
     for count in range(1, rows + 1):
-        at = slice(count - 1, rows)
-        filled, held, wide = (counted[..., : rows - count + 1] for counted in (filled, held, wide))
-        begins = (first_R_N[:, at] | (held + more_R_N[:, at] > sizes_S_R_1) | (count == 1)) & (more_R_N[:, at] > 0)
+        at, starts = slice(count - 1, rows), slice(0, rows - count + 1)
+        filled, held, wide = (counted[..., starts] for counted in (filled, held, wide))
+        begins = (first_R_N[:, at] | (held + more_R_N[:, at] > sizes_S_R_1) | (filled == 0)) & (more_R_N[:, at] > 0)
         held = np.where(begins, prompts_R_N[:, at], held) + more_R_N[:, at]
         filled, wide = filled + begins, np.maximum(wide, held)
         allowed = filled * wide <= shared.max_tokens
         if not allowed.any():  # nor with more rows
             break
-        together_R_N = np.where(allowed, price.masked(filled, wide), np.inf).min(axis=0)
-        starts = slice(0, rows - count + 1)
+        something = (filled > 0) | none_R_N[:, starts]
+        together_R_N = np.where(allowed & something, price.masked(filled, wide), np.inf).min(axis=0)
         alone_R_N = np.where(alike_R_1, causal[count - 1, starts], masked[count - 1, starts])
         costs[count - 1, starts] = np.minimum(together_R_N, alone_R_N).max(axis=0)
     return costs[: 1 + int(np.flatnonzero(np.isfinite(costs).any(axis=1)).max(initial=0))]
 
 
-def _cheapest_cut(costs: npt.NDArray[np.float64], micro_steps: int) -> tuple[list[int], float]:
-    """Sizes of the parts that cost least in all, and how much that is.
+def _cheapest_cut(costs: npt.NDArray[np.float64], micro_steps: int, parts: int) -> tuple[list[int], float]:
+    """Sizes of the at most so many parts that cost least in all, and how much that is.
 
     By dynamic programming over (parts made, rows placed). A micro-step that is left without a part has a placeholder.
     """
     widest, rows = costs.shape
     if rows == 0:
         return [], 0.0
-    fewest = _fewest_parts(costs, rows)
-    parts = max(min(micro_steps, rows), fewest)
     reached = np.full(rows + 1, np.inf)
     reached[0] = 0.0
     choices = np.zeros((parts, rows + 1), dtype=np.int64)
@@ -261,13 +265,13 @@ def _cheapest_cut(costs: npt.NDArray[np.float64], micro_steps: int) -> tuple[lis
     return sizes[::-1], best
 
 
-def _fewest_parts(cost: npt.NDArray[np.float64], rows: int) -> int:
-    """How many parts it takes if each takes as many rows as it may."""
-    parts, row = 0, 0
+def _parts(costs: npt.NDArray[np.float64], micro_steps: int) -> int:
+    """How many parts there may be: one for each micro-step, or as few as it takes if each takes what rows it may."""
+    parts, row, rows = 0, 0, costs.shape[1]
     while row < rows:
-        row += int(np.flatnonzero(np.isfinite(cost[:, row])).max()) + 1
+        row += int(np.flatnonzero(np.isfinite(costs[:, row])).max()) + 1
         parts += 1
-    return parts
+    return max(min(micro_steps, rows), parts)
 
 
 def _dealt(

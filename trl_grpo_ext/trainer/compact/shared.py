@@ -12,6 +12,7 @@ on the machine, and `shared_rows` chooses how many rows share: none, all of a gr
 
 from __future__ import annotations
 
+import bisect
 import inspect
 import itertools
 import logging
@@ -46,8 +47,8 @@ ATTENTION = ("sdpa", "eager", "flex_attention")
 MEASURING = 10.0
 """Seconds that trying out made-up rows may take, about, if one turn of them takes less."""
 
-SIZES = 4
-"""How many sizes of shared rows are compared, from the longest row by itself to a whole group."""
+LADDER = sorted({round(2 ** (step / 3)) for step in range(93)})
+"""Sizes of shared rows that are compared."""
 
 
 # --------------------------------------------------------------------------------------------- what a layout costs
@@ -77,21 +78,33 @@ class Price:
 
 
 def sizes_of(lengths: Lengths, groups: Groups) -> list[int]:
-    """Tokens that a shared row may have at most: from the longest row by itself to the longest whole group."""
+    """Tokens that a shared row may have at most: from about the longest row by itself to the longest whole group.
+
+    They are of `LADDER`, so that a part is offered whatever the block was of which it is cut.
+    """
     live = lengths[:, 1] > 0
     longest, whole = int(lengths[live].sum(axis=1).max(initial=1)), 1
     for group in np.unique(groups[live]):
         members = lengths[live & (groups == group)]
         whole = max(whole, int(members[:, 0].max() - 1 + (members[:, 1] + 1).sum()))
-    return sorted({round(size) for size in np.geomspace(longest, max(longest, whole), SIZES)})
+    return LADDER[bisect.bisect_right(LADDER, longest) - 1 : bisect.bisect_left(LADDER, whole) + 1]
 
 
-def filled_rows(lengths: Lengths, groups: Groups, size: int) -> list[list[int]]:
-    """Rows of a shared layout: those of a group in turn, longest first, as many as fit into `size` tokens.
+def filled_rows(
+    lengths: Lengths, groups: Groups, size: int, order: npt.NDArray[np.int64] | None = None
+) -> list[list[int]]:
+    """Rows of a shared layout: those of a group in turn, as many as fit into `size` tokens.
 
     Rows without a completion are left out; nothing is computed for them.
+
+    Args:
+        lengths: Of the rows.
+        groups: A number for each row, the same for rows of the same prompt.
+        size: What a row may have; a longer one is by itself.
+        order: In which they come; a row of another group begins a new one. By default those of a group, longest first.
     """
-    order = np.lexsort((-lengths[:, 1], groups))
+    if order is None:
+        order = np.lexsort((-lengths[:, 1], groups))
     filled: list[list[int]] = []
     held, group = 0, None
     for row in order[lengths[order, 1] > 0].tolist():
@@ -131,8 +144,8 @@ def shared_rows(
     cost = (price.causal if alike else price.masked)(rows, width) * GAIN if separate <= limit else np.inf
     best: list[list[int]] | None = None
     fewest: tuple[int, list[list[int]]] | None = None
-    for size in sizes_of(lengths, groups):
-        filled = filled_rows(lengths, groups, size)
+    for size, order in itertools.product(sizes_of(lengths, groups), (None, np.arange(len(lengths)))):
+        filled = filled_rows(lengths, groups, size, order)
         if not filled:
             return None
         wide = width_of(lengths, filled)
