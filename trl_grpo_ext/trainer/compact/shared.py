@@ -47,8 +47,8 @@ ATTENTION = ("sdpa", "eager", "flex_attention")
 MEASURING = 10.0
 """Seconds that trying out made-up rows may take, about, if one turn of them takes less."""
 
-LADDER = sorted({round(2 ** (step / 3)) for step in range(93)})
-"""Sizes of shared rows that are compared."""
+LADDER = sorted({round(2 ** (step / 6)) for step in range(186)})
+"""Sizes of shared rows that are compared, each an eighth larger than the one before."""
 
 
 # --------------------------------------------------------------------------------------------- what a layout costs
