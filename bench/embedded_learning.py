@@ -1,4 +1,4 @@
-"""Run the recipe on the embedded default with several seeds and print the table that the README shows.
+"""Run the recipe on the embedded default with several seeds and print the table that docs/recipes.md shows.
 
 python bench/embedded_learning.py [--seeds 42 1 2 3] [--output_dir outputs/embedded_learning]
 

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def train(folder: Path, words: list[str]) -> None:
-    """One run of the demo, with these words behind it, every completion saved."""
+    """One run of the demo, with these words added, every completion saved."""
     launch = [
         sys.executable,
         "-m",

@@ -93,7 +93,7 @@ METHODS: dict[str, dict[str, Any]] = {
         name: {"advantage_hooks": [name]}
         for name in ("leave_one_out", "max_only", "entropy_shaping", "low_probability", "prefix_tree")
     },
-    # A step is one digit: each gets its own reward, without those of the digits behind it.
+    # A step is one digit: each gets its own reward, without those of the digits after it.
     "process_rewards": {
         "advantage_hooks": [{"name": "process_rewards", "form": "sum", "gamma": 0.0, "baseline": "none"}]
     },

@@ -115,6 +115,17 @@ def test_a_guarded_reward_and_a_combinator_of_ones_own() -> None:
     assert best(prompts=["p"], completions=["<think></think>x"], completion_ids=[[1]]) == [16.0]
 
 
+def test_the_readmes_settings_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = [block for block in blocks(page, "python") if "GRPOExtConfig(" in block]
+    settings, trainer = code.split("trainer = ")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(settings.replace("GRPOExtConfig(", "GRPOExtConfig(use_cpu=True, report_to='none',"), names)
+    assert [names["args"].loss_aggregation, len(names["args"].rewards)] == ["prompt_mean", 2]
+    compile("trainer = " + trainer, "README.md", "exec")
+
+
 def test_the_readmes_plugin_is_what_its_entry_point_names() -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     (project,) = blocks(page, "toml")

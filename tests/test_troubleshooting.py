@@ -80,7 +80,7 @@ def test_every_symptom_says_why_and_what_to_do() -> None:
     sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
     for section in sections:
         title = section.split("\n")[0]
-        for part in ("**You see**", "**Why", "**How to tell.**", "**What to do"):
+        for part in ("**You see**", "**Why", "**How to check.**", "**What to do"):
             assert part in section, (title, part)
     asked = ["loss is 0", "reward doesn't move", "hangs in rewards", "OOM at the update", "metrics differ after resume"]
     asked += ["QLoRA with vLLM", "completions are all truncated", "KL explodes", "plugin isn't found"]

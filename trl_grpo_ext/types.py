@@ -183,7 +183,7 @@ class Rollout:
             tools.
         truncated_B: Whether a completion ended at the limit, without an end-of-sequence token.
         rewards_B_K: Each function's reward; NaN where the function returned None. Each shaper has a column of its own
-            behind the functions', with what it added; NaN where no function gave a value.
+            after the functions', with what it added; NaN where no function gave a value.
         reward_names: The `K` names.
         reward_weights_K: The `K` weights; 1 for shapers.
         rewards_B: Weighted sum over the columns that have a value, so the reward after the shapers; NaN where no

@@ -91,7 +91,7 @@ def tested_pythons(page: str) -> list[str]:
 
 
 def renewed(page: str, python: str) -> str:
-    """The page with its tables made anew; a Python that it does not have yet is added."""
+    """The page with its tables made again; a Python that it does not have yet is added."""
     pythons = sorted({*tested_pythons(page), python}, key=lambda text: [int(part) for part in text.split(".")])
     before, _, rest = page.partition(BEGIN)
     _, _, behind = rest.partition(END)

@@ -127,7 +127,7 @@ def _space(before: str, behind: str) -> str:
 
 
 def _argument(text: str, place: int, wide: bool) -> tuple[str, int]:
-    """What stands behind `^`, `_` or `√`: a bracket, or as much as belongs together."""
+    """What follows `^`, `_` or `√`: a bracket, or as much as belongs together."""
     if text.startswith(("{", "(") if wide else "{", place):
         end = _closing(text, place)
         return _tokens(text[place + 1 : end]), end + 1

@@ -1,4 +1,4 @@
-"""The pages as the site takes them: those of `docs/` and of the root in one folder, with their links mended.
+"""The pages as the site takes them: those of `docs/` and of the root in one folder, with their links corrected.
 
 In the repository a page links to files as they lie there, so that the links work where its files are read. In the site
 all pages lie in one folder, and files that are no page of it are named without a link.

@@ -48,7 +48,7 @@ def tokens(words: Sequence[str]) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A value in a table: numbers with five digits behind the point and none that say nothing."""
+    """A value in a table: numbers with five digits after the point and none that say nothing."""
     if isinstance(value, str):
         return f"`{value}`" if value else "(empty)"
     if isinstance(value, bool) or value is None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from trl_grpo_ext.errors import ConfigurationError, TRLGRPOExtError
 
 PATIENCE = 10.0
-"""Seconds that the other processes of a run leave to the first one to tell what they all stumbled over."""
+"""Seconds that the other processes of a run leave to the first one to report what stopped them all."""
 
 
 class RecipeError(TRLGRPOExtError):
@@ -22,8 +22,8 @@ class RecipeError(TRLGRPOExtError):
 def told_in_a_sentence() -> Iterator[None]:
     """End the program with status 2 and one line on stderr for mistakes that a person can correct.
 
-    A wrong setting stops all processes alike. The first one tells it, and its end makes the launcher end the others
-    while they wait here. What only one process met (a plugin that failed on its rows, say) it tells itself.
+    A wrong setting stops all processes alike. The first one reports it, and its end makes the launcher end the others
+    while they wait here. What only one process met (a plugin that failed on its rows, say) it reports itself.
     """
     try:
         yield

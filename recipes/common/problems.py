@@ -158,7 +158,7 @@ def as_dataset(rows: Sequence[Row], system_prompt: str | None) -> Dataset:
 
 
 def has_chat_template(model: str, revision: str | None, trust_remote_code: bool) -> bool:
-    """Whether the model's tokenizer has one; the first thing to load, so it also tells whether the model is there.
+    """Whether the model's tokenizer has one; the first thing to load, so it also shows whether the model is there.
 
     Raises:
         RecipeError: The model is neither a folder nor in the cache, and cannot be downloaded.

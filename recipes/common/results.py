@@ -1,4 +1,4 @@
-"""What a run leaves behind: a table on the screen, `metrics.json`, and `reward_curve.png`."""
+"""What a run leaves: a table on the screen, `metrics.json`, and `reward_curve.png`."""
 
 from __future__ import annotations
 

@@ -65,11 +65,11 @@ def split_config(command_line: Sequence[str]) -> list[str]:
     """Write `--config=FILE` as two words, the only form that TRL's parser sees.
 
     Raises:
-        ConfigurationError: No file is named behind `--config`.
+        ConfigurationError: No file is named after `--config`.
     """
     words = [part for word in command_line for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" in words[-1:]:
-        raise ConfigurationError("No file is named behind --config.")
+        raise ConfigurationError("No file is named after --config.")
     return words
 
 

@@ -5,7 +5,7 @@ than its samples show: it guesses, asks back, refuses, stays vague, slips. These
 shape. It knows the right way, takes it about three times in ten, and rewards can teach it to take it.
 
 Nothing but `right` may count as right under a lenient reader that takes the last number anywhere in a text. And all
-ways begin alike ("Mia has ..."), with the choice behind it. When they did not, training learned that certain first
+ways begin alike ("Mia has ..."), with the choice after it. When they did not, training learned that certain first
 letters led to wrong answers, and unlearned the names that start with them: right sums about "ax" in place of Max.
 """
 

@@ -1,4 +1,4 @@
-"""Polite and rude replies from a small grammar, and the rule that tells them apart: the embedded text of detox_grpo.py.
+"""Polite and rude replies from a small grammar, and the rule that separates them: the embedded text of detox_grpo.py.
 
 A prompt is the beginning of a scene, "Mia asks the baker about the turnip. The baker is grumpy and says:", a reply what
 the person says: a greeting, where the thing is, and perhaps a goodbye. Greeting and goodbye may be rude. The insults

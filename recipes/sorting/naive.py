@@ -18,7 +18,7 @@ class Naive:
     trained wrote the completion. Only the gradient is the naive one's; the loss that is logged is `-A_t`. With one
     optimizer step per rollout ρ is 1 and nothing changes.
 
-    It is exact behind losses of that form: TRL's `dapo`, `grpo`, `bnpo`, `dr_grpo` and `luspo` at token level, with an
+    It is exact for losses of that form: TRL's `dapo`, `grpo`, `bnpo`, `dr_grpo` and `luspo` at token level, with an
     `epsilon` that never clips. It stands last in a chain.
 
     Source: the "naive" loss of Stanford CS336 (2025), lecture 17.

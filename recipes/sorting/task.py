@@ -69,7 +69,7 @@ def _numbers(place: int, numbers: int, largest: int) -> list[int]:
 
 
 def exactly_sorted(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1.0 where the numbers of the answer are those of the prompt in order, whatever stands between or behind them."""
+    """1.0 where the numbers of the answer are those of the prompt in order, whatever stands between or after them."""
     scores = sort_distance(completions, normalise=True, **columns)
     return [None if score is None else float(math.isclose(score, 1.0)) for score in scores]
 

@@ -62,6 +62,7 @@ def all_blocks() -> list[Block]:
 # ----------------------------------------------------------------------------------------------------- claims
 
 ELSEWHERE: dict[tuple[str, str], str] = {
+    ("README.md", "GRPOExtConfig("): "tests.test_docs:test_the_readmes_settings_load",
     ("README.md", "# shouting.py"): "tests.test_docs:test_the_readmes_plugin_is_what_its_entry_point_names",
     ("docs/writing_plugins.md", "class FirstTokens"): "tests.test_docs:test_the_example_hook",
     ("docs/writing_plugins.md", "class TowardsReference"): "tests.test_docs:test_the_example_hook_with_needs",
@@ -112,10 +113,6 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
 """By page and a part of a Python block that is run as it stands: what comes before it, and what holds afterwards."""
 
 COMPILED: dict[tuple[str, str], tuple[str, set[str]]] = {
-    ("README.md", "# 1. Plain TRL"): (
-        "three alternatives around the reader's own model, data set and trainer",
-        {"GRPOConfig", "TheirOwnGRPOTrainer", "dataset", "model"},
-    ),
     ("docs/conformance.md", "assert_conforms("): (
         "tests of a reader's package; tests/testing runs the same calls",
         set(),

@@ -245,7 +245,7 @@ FAILURES = {
     "FSDP on the CPU": failing(
         launcher="{folder}/a.yaml",
         files={"a.yaml": two_of("fsdp2.yaml")},
-        says=("told to start fsdp2", "on the CPU Accelerate runs DDP in its place", "cpu_2_processes.yaml"),
+        says=("asked to start fsdp2", "on the CPU Accelerate runs DDP in its place", "cpu_2_processes.yaml"),
     ),
     "an adapter as the model": failing(
         *("--model_name_or_path", "{folder}/adapter", "--embedded"),

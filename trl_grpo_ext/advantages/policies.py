@@ -16,7 +16,7 @@ from .returns import discounted_returns, live_tokens_behind, live_tokens_first, 
 class KLInReward:
     """Take a KL penalty off the reward: each token's return, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or the sum.
 
-    - `form: return_to_go` is a transform, as above: each token pays for itself and what follows. It acts behind the
+    - `form: return_to_go` is a transform, as above: each token pays for itself and what follows. It acts after the
       estimator, so what a completion pays is not compared with what its group pays. Every completion pays, whether a
       reward function scored it or not.
     - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: the whole penalty is a part of the completion's reward

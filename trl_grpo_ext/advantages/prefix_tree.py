@@ -14,7 +14,7 @@ class PrefixTree:
     """Credit a token with what it changes in the mean reward of those who came so far: `A_t = V(o_≤t) - V(o_<t)`.
 
     `V` of a prefix is the mean reward of the group's completions that begin with its tokens. So `V` of the empty prefix
-    is the group's mean reward `μ`, and behind a completion's last token it is the completion's own reward `r`. Tokens
+    is the group's mean reward `μ`, and after a completion's last token it is the completion's own reward `r`. Tokens
     where no completion of the group parts from the others get 0, and every completion's advantages sum to `r - μ`.
 
     Prefixes consist of all completion tokens, whoever wrote them, while credit goes to live tokens only: what changes
@@ -29,7 +29,7 @@ class PrefixTree:
     advantages are in standard deviations of the group (`scale_rewards: group`). So what it adds is the smaller beside
     them the less a group's rewards differ: with rewards of 0 and 1 a token's term is at most 1, where one success of
     eight has the advantage 2.47, and with rewards of 0 and 10 ten times as much beside the same 2.47. With
-    `scale_rewards: none`, or `centred` in front, both are in units of the reward. Behind the last token
+    `scale_rewards: none`, or `centred` in front, both are in units of the reward. After the last token
     `V` is the completion's own reward, even where a longer completion goes on from there. Completions that no reward
     function scored get nothing ("add": keep what came in) and are in no mean.
 

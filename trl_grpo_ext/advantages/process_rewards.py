@@ -36,7 +36,7 @@ class ProcessRewards:
     supervision in GRPO (2402.03300).
 
     Departures: the papers' own baselines and normalisations are not taken over: here it is one number per group, the
-    mean return of whole completions, the completion's own included. γ counts steps, not tokens. Tokens behind the last
+    mean return of whole completions, the completion's own included. γ counts steps, not tokens. Tokens after the last
     step get 0, without baseline. Completions that the function did not score get 0 and are not in the baseline. The
     function's weight in the total reward is not used; `coefficient` is.
 
@@ -51,7 +51,8 @@ class ProcessRewards:
         coefficient: Factor on what is placed or added.
 
     Raises:
-        ConfigurationError: A parameter is out of its range, or, at run time, the reward function cannot be told.
+        ConfigurationError: A parameter is out of its range, or, at run time, it is not clear which reward function
+            is meant.
         PluginOutputError: A span is outside its text, or its value is not finite.
     """
 
@@ -173,12 +174,12 @@ def split_steps(text: str, separator: str) -> list[tuple[int, int]]:
 def last_tokens(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
     """For each end of a span, the token at which the characters before it are complete; -1 without tokens.
 
-    Tokens right behind it that wrote nothing, such as an end-of-sequence token, go with it: the last of them counts.
+    Tokens right after it that wrote nothing, such as an end-of-sequence token, go with it: the last of them counts.
     """
     wrote = [token for token, (start, end) in enumerate(offsets) if end > start]
     starts = [offsets[token][0] for token in wrote]
-    behind = [*wrote[1:], len(offsets)]  # the token that is the next to write
-    return [behind[bisect_left(starts, max(end, 1)) - 1] - 1 for end in ends]
+    following = [*wrote[1:], len(offsets)]  # the token that is the next to write
+    return [following[bisect_left(starts, max(end, 1)) - 1] - 1 for end in ends]
 
 
 def min_form(rewards: Sequence[float], temperature: float) -> list[float]:
@@ -198,7 +199,7 @@ def rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 def spread(returns: Sequence[float], lasts: Sequence[int]) -> list[float]:
-    """Hand each token the return of the first step that ends at it or later; nothing behind the last step."""
+    """Hand each token the return of the first step that ends at it or later; nothing after the last step."""
     tokens: list[float] = []
     for value, last in zip(returns, lasts, strict=True):
         tokens += [value] * (last + 1 - len(tokens))

@@ -16,7 +16,7 @@ from ..types import Rollout
 class GroupMeanGAE:
     """GAE without a critic: every live token's value is the mean reward `μ` of the completion's group.
 
-    With the reward `R` at the completion's last live token `L` and the value 0 behind it,
+    With the reward `R` at the completion's last live token `L` and the value 0 after it,
 
     - `δ_t = γ·μ - μ` for `t < L`, and `δ_L = R - μ`,
     - `A_t = Σ_{s≥t} (γλ)^(s-t) δ_s`,

@@ -125,10 +125,10 @@ def _compiled(name: object, pattern: object) -> re.Pattern[str]:
 class SegmentWeights:
     """Weigh the parts of a completion: `A'_t = w(part of t) · A_t`.
 
-    The parts are the thoughts between two markers, the answer behind them, the markers themselves, and what stands
+    The parts are the thoughts between two markers, the answer after them, the markers themselves, and what stands
     before the first. A closing marker without an opening one closes thoughts that began with the completion, as where
     the chat template has written `<think>`; thoughts that are never closed reach to the end; a completion without
-    markers is all answer. Only the first pair counts: markers behind it are part of the answer.
+    markers is all answer. Only the first pair counts: later markers are part of the answer.
 
     A token that lies across a boundary has the weight of the part in which it wrote most characters, and of the earlier
     one in a tie. A token that wrote nothing (end of sequence) has the weight of the part that it stands in.
@@ -187,7 +187,7 @@ class SegmentWeights:
 
 
 def around_markers(text: str, opening: str, closing: str) -> list[tuple[int, int, str]]:
-    """Cut a text into what stands before, between and behind the first pair of markers, and the markers themselves.
+    """Cut a text into what stands before, between and after the first pair of markers, and the markers themselves.
 
     Args:
         text: Any text.
@@ -196,7 +196,7 @@ def around_markers(text: str, opening: str, closing: str) -> list[tuple[int, int
 
     Returns:
         `(start, end, kind)`, which are the whole text without gaps, the last one possibly empty. The kinds are "other"
-        (before the opening), "tags" (the markers), "think" (between them) and "answer" (behind the closing). A
+        (before the opening), "tags" (the markers), "think" (between them) and "answer" (after the closing). A
         closing without an opening before it closes thoughts that began with the text, as where a chat template has
         opened them; thoughts that are never closed reach to the end; without markers everything is the answer.
     """

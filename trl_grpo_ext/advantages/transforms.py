@@ -25,7 +25,7 @@ class Whiten:
 
     Where the advantages that come in do not average to 0, those that are 0 get some: a group of equal rewards is then
     pushed away from, or pulled to, as a part of the batch. Over tokens that is the rule, and hooks for groups without
-    signal are refused beside it. Behind `batch_whitening` there is nothing left to whiten over completions.
+    signal are refused beside it. After `batch_whitening` there is nothing left to whiten over completions.
 
     Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
 
@@ -179,7 +179,7 @@ class EntropyWeighted:
 
     Departures: any advantages are scaled, while the authors shape the rewards and then normalise them (eq. 6), those of
     right and of wrong completions apart: after that the outcome itself is in no advantage, as each side averages to 0.
-    Here `whiten` behind this hook normalises both sides together. Tokens are counted by live ones. 1e-8 is added to an
+    Here `whiten` after this hook normalises both sides together. Tokens are counted by live ones. 1e-8 is added to an
     entropy before it is compared.
 
     Args:
@@ -229,7 +229,7 @@ class EntropyWeighted:
 
 
 def row_sums(values_B_T: torch.Tensor) -> torch.Tensor:
-    """Each row's sum, neighbours first, so that zeros behind the last value change no bit."""
+    """Each row's sum, neighbours first, so that zeros after the last value change no bit."""
     while values_B_T.size(1) > 1:
         values_B_T = torch.nn.functional.pad(values_B_T, (0, values_B_T.size(1) % 2))
         values_B_T = values_B_T[:, 0::2] + values_B_T[:, 1::2]

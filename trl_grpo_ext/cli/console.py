@@ -42,7 +42,7 @@ def messages() -> Console:
 def printable(text: str) -> str:
     """Somebody's text for a terminal: control and format characters and lone surrogates escaped, newlines kept.
 
-    Format characters turn the direction of writing, so that a line reads as another one than it is.
+    Format characters turn the direction of writing, so that a line reads as something else.
     """
     return "".join(
         character if character == "\n" or unicodedata.category(character) not in _ESCAPED else _escaped(character)

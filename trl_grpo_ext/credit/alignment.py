@@ -6,7 +6,7 @@ more, with every character remembering the tokens it came from, and the result m
 letter. Where the decoder is not one of those known here (tokenizers written in Python, say), prefixes of the tokens are
 decoded instead, a few at a time. Prefixes alone would not do: a decoder that replaces a whole run of byte tokens where
 one of them makes no character (Llama 2, Mistral, Gemma) changes what it wrote before, so that more than half of all
-random completions could not be told (`bench/text_alignment.py` counts them).
+random completions could not be found (`bench/text_alignment.py` counts them).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import AlignmentError
 from .decoder_steps import REPLACEMENT, offsets_by_decoder
 
-_CONTEXT, _BLOCK, _STRETCH = 8, 16, 64  # tokens: decoded along, decoded anew, and how far to look for a safe cut
+_CONTEXT, _BLOCK, _STRETCH = 8, 16, 64  # tokens: decoded along, decoded again, and how far to look for a safe cut
 _PROBE = "Hé, 1 234.5 + x_1!\n\n\t  naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301 <think>don't</think> \\frac{1}{2} "
 
 
@@ -41,7 +41,7 @@ def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[i
     if _decode(tokenizer, tokens) != text:
         raise AlignmentError(
             f"The text is not what {type(tokenizer).__name__} decodes the completion's {len(tokens)} tokens to without "
-            "its special tokens, so there is no telling which token wrote which character. Hooks that need offsets or "
+            "its special tokens, so nobody can say which token wrote which character. Hooks that need offsets or "
             "spans cannot be used where completions are rewritten after decoding."
         )
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -140,7 +140,7 @@ def _shared(one: str, other: str) -> int:
 
 def _unaligned(tokenizer: Any, ids: list[int]) -> AlignmentError:
     return AlignmentError(
-        f"Which of the {len(ids)} tokens wrote which characters cannot be told with {type(tokenizer).__name__}. Use a "
+        f"Which of the {len(ids)} tokens wrote which characters cannot be found with {type(tokenizer).__name__}. Use a "
         "fast tokenizer of the tokenizers library (use_fast=True) with clean_up_tokenization_spaces=False, or leave "
         "out the hooks that need offsets or spans."
     )

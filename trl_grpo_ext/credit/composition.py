@@ -70,7 +70,7 @@ class Preserving:
         if self.role in ("shaper", "estimator"):
             raise ConfigurationError(
                 f"{wanted} of the advantage hook {plugin_label(hook)!r} cannot be kept: it is {_described(self.role)}, "
-                "so no advantages come in that it could preserve. Take it out, or put it on a transform behind it."
+                "so no advantages come in that it could preserve. Take it out, or put it on a transform after it."
             )
         if preserve_sum and self.role == "transform" and getattr(hook, "last", False):
             raise ConfigurationError(

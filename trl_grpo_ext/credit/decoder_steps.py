@@ -54,7 +54,7 @@ def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[in
     for step in steps:
         pieces = _STEPS[step["type"]](pieces, step)
     whole = _fused(pieces)
-    if whole.text != text:  # transformers may tidy spaces up behind the decoder
+    if whole.text != text:  # transformers may tidy up spaces after decoding
         whole = _replaced_all(whole, _TRANSFORMERS_CLEAN_UP)
     return _ranges(whole, wrote, len(ids)) if whole.text == text else None
 

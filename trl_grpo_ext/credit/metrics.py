@@ -74,7 +74,7 @@ def change_metrics(name: str, table_N_C: torch.Tensor) -> dict[str, float]:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, with `_2`, `_3` behind those that occur again."""
+    """The names, with `_2`, `_3` appended to those that occur again."""
     unique: list[str] = []
     for position, name in enumerate(names):
         count = names[: position + 1].count(name)

@@ -105,7 +105,7 @@ class Agreement:
             )
 
     def _meet(self, *words: int) -> list[list[int]]:
-        """Tell the others where this rank is, and return where all are; stops where they are not at one place."""
+        """Send the others where this rank is, and return where all are; stops where they are not at one place."""
         mine = torch.tensor([[*words, *([0] * (6 - len(words)))]], device=self._device)
         rows: list[list[int]] = self._gather(mine).tolist()
         places = [row[0] for row in rows]
@@ -122,7 +122,7 @@ class Agreement:
         return rows
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the others that this rank failed, and keep what all of them raise."""
+        """Let the others know that this rank failed, and keep what all of them raise."""
         own = error if isinstance(error, TRLGRPOExtError) else PluginRunError(f"{type(error).__name__}: {error}")
         if self._processes == 1:
             self._stopped_by = _with_rank(type(own), str(own), [0])

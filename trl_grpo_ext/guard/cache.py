@@ -46,7 +46,7 @@ class Recent(Generic[T]):
 
 
 def digest(data: Any) -> bytes | None:
-    """A digest of JSON data; None for what is no plain data, whose `repr` or pickle need not tell two values apart."""
+    """A digest of JSON data; None for what is no plain data, whose `repr` or pickle need not distinguish two values."""
     try:
         text = json.dumps(data, sort_keys=True, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):

@@ -66,7 +66,7 @@ def guarded(
         timeout: Seconds that one call may take; a call is for `batch_size` completions. In worker processes they are
             seconds of CPU time, or of sleep where it waits for something, so that a busy machine costs nobody a
             score. Elsewhere they are on the wall clock: in a thread or on the event loop the machine's share of the
-            work cannot be told from the reward's own.
+            work cannot be distinguished from the reward's own.
         retries: How often a call that raised is made again. A timeout and a death are not retried.
         on_error: What a completion gets whose call raised: "raise" stops the run and names the row; a number; None.
         outcomes: The same for any outcome by its name ("timeout", "died", "error"). Timeouts and deaths are 0.0 where

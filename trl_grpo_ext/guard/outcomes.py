@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 OUTCOME_SUFFIX = "_outcome"
-"""Behind a reward's name: the column of TRL's table with its outcomes."""
+"""After a reward's name: the column of TRL's table with its outcomes."""
 
 RAISE: Literal["raise"] = "raise"
 Consequence = float | None | Literal["raise"]

@@ -8,7 +8,7 @@ LONGEST = 40
 def escaped(text: str) -> str:
     """The text with everything escaped that cannot be seen or steers a terminal, line breaks too.
 
-    That goes for characters that turn the direction of writing too: with them a line reads as another one than it is.
+    That goes for characters that turn the direction of writing too: with them a line reads as something else.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 

@@ -177,7 +177,7 @@ class RewardWatch:
     def _called(self, function: Callable[..., Any], columns: Mapping[str, Any], name: str) -> Any:
         if self._limit is None or threading.current_thread() is threading.main_thread():
             return function(**columns)
-        # No signal reaches a thread that is not the main one, so wait for another and leave it behind.
+        # No signal reaches a thread that is not the main one, so wait for another and abandon it.
         try:
             return call_in_thread(function, columns, self._left(), f"reward {name}")
         except StillRunningError:

@@ -4,7 +4,7 @@ Nothing here waits for a worker. A worker is suspended, resumed and killed by it
 process of that number; on a system without pidfds the server does it, whose children's numbers stay theirs until it has
 collected them.
 
-A worker's time is the CPU time of its process, which Linux tells any process of the same user. It does not depend on
+A worker's time is the CPU time of its process, which Linux shows any process of the same user. It does not depend on
 what else the machine does. On other systems it is the wall clock.
 """
 
@@ -182,7 +182,7 @@ class Server:
                 self._sock.close()
                 raise RewardError(f"{name}: the server of the worker processes cannot be started: {error}") from error
             # By file, because a large task does not fit into the socket and the server does not read yet.
-            with contextlib.suppress(OSError):  # it is gone already; the first fork will tell
+            with contextlib.suppress(OSError):  # it is gone already; the first fork will show it
                 socket.send_fds(self._sock, [COMMAND.pack(LOAD, memory_mb or 0)], [file.fileno()])
 
     def fork(self) -> Worker:
@@ -336,7 +336,7 @@ class Worker:
         raise LostError(_DIED)
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # full; or it is gone, which reading tells
+        with contextlib.suppress(OSError):  # full; or it is gone, which reading shows
             while self._out:
                 self._out = self._out[self._sock.send(self._out[: 2**20]) :]
 
@@ -359,7 +359,7 @@ class Worker:
 
     def _is_alive(self) -> bool:
         if self._pidfd is None:
-            return True  # the socket alone tells
+            return True  # only the socket shows it
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)

@@ -118,7 +118,7 @@ class _Server:
         self._wake.setblocking(False)
         self._woken_by.setblocking(False)
         self._prctl = getattr(ctypes.CDLL(None), "prctl", None)
-        self._call_prctl(_SET_CHILD_SUBREAPER, 1)  # what workers leave behind is collected here, not by process 1
+        self._call_prctl(_SET_CHILD_SUBREAPER, 1)  # what workers leave running is collected here, not by process 1
 
     def serve(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -198,7 +198,7 @@ class _Server:
         with contextlib.suppress(AttributeError, OSError):  # not on this system: the parent asks for kills
             files.append(os.pidfd_open(pid))
         try:
-            with contextlib.suppress(BrokenPipeError):  # the parent has ended, which the next read will tell
+            with contextlib.suppress(BrokenPipeError):  # the parent has ended, which the next read will show
                 send(self._control, pid, b"{}", tuple(files))
         finally:
             theirs.close()

@@ -3,7 +3,7 @@
 A launcher's file asks for DeepSpeed, FSDP or DDP, and several things turn it into another engine without a word: a CPU
 flag in the environment makes DDP of ZeRO, FSDP on the CPU is DDP, FSDP's 4-bit weights stay whole where their storage
 type is not the compute type, a small model stays under ZeRO-3's persistence threshold, two launchers that don't find
-each other are two jobs. Two looks prevent it. `check_launch` compares what the launcher was told, which is in the
+each other are two jobs. Two looks prevent it. `check_launch` compares what was asked of the launcher, which is in the
 environment, with what Accelerate made of it, before any weights load. `EngineCheck`, a callback, compares the wrapped
 model with it when training begins.
 
@@ -93,7 +93,7 @@ class Running:
 
 
 def launched_engine(environment: Mapping[str, str] | None = None, args: Any = None) -> str | None:
-    """Return the engine that the launcher was told to start; None where the script itself asks for FSDP.
+    """Return the engine that the launcher was asked to start; None where the script itself asks for FSDP.
 
     Args:
         environment: Where `accelerate launch` and torchrun leave it, `os.environ` by default.
@@ -161,26 +161,26 @@ def _engine_problems(state: PartialState, asked: Asked, env: Mapping[str, str], 
     if engine is not None and asked.engine is not None and engine != asked.engine:
         yield (
             f"The run configuration is made for {asked.engine} (engine: {asked.engine}), but what was launched is "
-            f"{engine}. Choose another file behind --config_file, or change `engine`."
+            f"{engine}. Choose another file after --config_file, or change `engine`."
         )
     if engine is None or engine in ("one_process", "ddp"):
         return
     if _true(env, "ACCELERATE_USE_CPU"):
         instead = "one process" if state.num_processes == 1 else "DDP"
         yield (
-            f"The launcher was told to start {engine}, but ACCELERATE_USE_CPU=true (the environment, or use_cpu in the "
-            f"launcher's file) makes Accelerate run {instead} on the CPU in its place. Remove it, or choose another "
-            "file for the launcher."
+            f"The launcher was asked to start {engine}, but ACCELERATE_USE_CPU=true (the environment, or use_cpu in "
+            f"the launcher's file) makes Accelerate run {instead} on the CPU in its place. Remove it, or choose "
+            "another file for the launcher."
         )
     elif engine.startswith("fsdp") and state.num_processes == 1:
-        yield f"The launcher was told to start {engine}, which shards nothing with one process: start two or more."
+        yield f"The launcher was asked to start {engine}, which shards nothing with one process: start two or more."
     elif engine.startswith("fsdp") and state.distributed_type in (DistributedType.MULTI_CPU, DistributedType.NO):
         yield (
-            f"The launcher was told to start {engine}, but on the CPU Accelerate runs DDP in its place. Run it on "
+            f"The launcher was asked to start {engine}, but on the CPU Accelerate runs DDP in its place. Run it on "
             "GPUs, or choose recipes/accelerate/cpu_2_processes.yaml for DDP on the CPU."
         )
     elif engine.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
-        yield f"The launcher was told to start {engine}, and DeepSpeed is not installed: pip install deepspeed."
+        yield f"The launcher was asked to start {engine}, and DeepSpeed is not installed: pip install deepspeed."
 
 
 # ------------------------------------------------------------------------------------------------- when training begins
@@ -247,7 +247,7 @@ def differences(asked: Asked, run: Running, kept_whole: list[str] | None = None)
 class EngineCheck(TrainerCallback):
     """Hold a trainer to what was asked for, when its training begins.
 
-    What the launcher was told, by the environment, is part of it. The ranks tell each other what they found, so all
+    What was asked of the launcher, by the environment, is part of it. The ranks exchange what they found, so all
     stop if one has to. After the first backward pass it also makes sure that something has a gradient.
 
     Args:
@@ -358,7 +358,7 @@ def _is_sharded(parameter: Any) -> bool:
 
 
 def _quantised(model: torch.nn.Module) -> tuple[int, int]:
-    """Bits and number of the layers of bitsandbytes, told by their names so that it need not be installed."""
+    """Bits and number of the layers of bitsandbytes, recognised by their names so that it need not be installed."""
     kinds = [type(module) for module in model.modules()]
     names = [kind.__name__ for kind in kinds if kind.__module__.startswith("bitsandbytes")]  # PEFT has namesakes
     for bits, name in ((4, "Linear4bit"), (8, "Linear8bitLt")):

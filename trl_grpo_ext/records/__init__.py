@@ -1,1 +1,1 @@
-"""What a run leaves behind on disk: token records, the manifest of its plugins, its log."""
+"""What a run leaves on disk: token records, the manifest of its plugins, its log."""

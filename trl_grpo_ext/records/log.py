@@ -1,7 +1,7 @@
 """The training log in a file that is up to date at every entry: `OUTPUT_DIR/trl_grpo_ext_log.jsonl`.
 
 The trainer writes its log history, `trainer_state.json`, only with a checkpoint. This file has the same entries, one
-JSON object on a line, each written when it is logged. When training begins it is written anew with the history that the
+JSON object on a line, each written when it is logged. When training begins it is rewritten with the history that the
 trainer has by then: nothing, or that of the checkpoint it resumes from. Values that JSON has no number for are null.
 """
 
@@ -28,7 +28,7 @@ class LiveLog(TrainerCallback):
         self._path: Path | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what is in the history already; entries behind the checkpoint of a resumed run are gone with it."""
+        """Write what is in the history already; entries after the checkpoint of a resumed run are gone with it."""
         if not state.is_world_process_zero:
             return
         self._path = Path(args.output_dir) / LOG_FILE

@@ -41,9 +41,9 @@ COLUMNS: dict[str, str] = {
     "stages": "what has acted on the advantages: trl, then each hook",
     "advantages": "for each of the stages the advantage of every token",
     "advantage": "the advantage of every token that the loss used; null until the row has been trained on",
-    "weight": "what its loss counts in the optimizer step's loss; null likewise",
-    "logp": "log-probability under the policy at that loss forward; null likewise",
-    "entropy": "entropy of the next-token distribution there, in nats; null likewise",
+    "weight": "what its loss counts in the optimizer step's loss; null where there was none",
+    "logp": "log-probability under the policy at that loss forward; null where there was none",
+    "entropy": "entropy of the next-token distribution there, in nats; null where there was none",
 }
 """The columns of a record, by name, with what they are."""
 
@@ -85,8 +85,8 @@ class TokenRecorder:
         for row, group in enumerate(rollout.group_ids_B.tolist()):
             if group in chosen:
                 record = _record(rollout, row)
-                told = {name: values[row] for name, values in (outcomes or {}).items()}
-                record["outcomes"] = [(name, str(value)) for name, value in told.items() if value is not None]
+                given = {name: values[row] for name, values in (outcomes or {}).items()}
+                record["outcomes"] = [(name, str(value)) for name, value in given.items() if value is not None]
                 record |= {"group": group, "member": (first + row) % rollout.num_generations}
                 size = len(record["token_ids"])
                 record["stages"] = [name for name, _ in stages]
@@ -116,7 +116,7 @@ class TokenRecorder:
             if record is None:
                 continue
             size = len(record["token_ids"])
-            done = record["at_rollout"]  # what stands behind is of an earlier pass over the batch
+            done = record["at_rollout"]  # what follows is of an earlier pass over the batch
             record["stages"][done:] = [name for name, _ in stages]
             record["advantages"][done:] = [_row(values_B_T, row, size) for _, values_B_T in stages]
             record |= {name: _row(values_B_T, row, size) for name, values_B_T in used.items()}

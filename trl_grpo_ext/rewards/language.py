@@ -41,7 +41,7 @@ class Language:
         column: The column with the codes, where `language` is None. An entry of None gives None.
         probability: Whether to score the probability of the language instead of 1.0 or 0.0. It is the model's own,
             tempered by the text's length, and no calibrated one.
-        min_characters: How many letters must be left, or the score is None: few letters tell no language, and an answer
+        min_characters: How many letters must be left, or the score is None: few letters show no language, and an answer
             that is a formula has none.
         max_characters: How many characters of a completion are looked at, from its beginning.
 

@@ -37,7 +37,7 @@ class GRPOExtConfig(GRPOConfig):
             and 80 % of `ddp_timeout` in several, where the other ranks would give up then.
         compact_updates: `off`, or `exact`: the update runs on rows in order of length, trimmed, without those that have
             no signal, with the same gradient (see `trl_grpo_ext.trainer.compact.updates`).
-        balance_ranks: With `compact_updates: exact`, deal the rows of each optimizer window to the ranks anew, so that
+        balance_ranks: With `compact_updates: exact`, deal the rows of each optimizer window to the ranks again, so that
             all have as many tokens to compute. Pays where many rows are left out.
         max_tokens_per_micro_batch: With `compact_updates: exact`, how many tokens a forward pass may compute, padding
             counted; micro-batches are cut further where they would have more. None is as many as without a plan.
@@ -85,7 +85,7 @@ class GRPOExtConfig(GRPOConfig):
         default="off", metadata={"help": "off, or exact: cheaper updates with the same gradient."}
     )
     balance_ranks: bool = field(
-        default=False, metadata={"help": "Deal the rows of a compact update to the ranks anew, so that none waits."}
+        default=False, metadata={"help": "Deal the rows of a compact update to the ranks again, so that none waits."}
     )
     max_tokens_per_micro_batch: int | None = field(
         default=None, metadata={"help": "Tokens that one forward pass of a compact update may compute."}

@@ -129,7 +129,7 @@ def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, len
     Returns:
         `(B, T)` in float32, 0 where the mask is 0.
     """
-    labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token behind each place that has a label
+    labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token after each place that has a label
     labels[:, :-length] = -100
     positions = _positions(model, attention_mask)
     scored = model(input_ids=ids, attention_mask=attention_mask, labels=labels, fused_lm_head=True, **positions)

@@ -136,7 +136,7 @@ class OwnLoss:
         wanted = self._wanted
         if wanted.compact and not kind.as_trl:
             raise ConfigurationError(
-                f"compact_updates: exact cannot be exact with {self.names}, whose loss is another one than TRL's and "
+                f"compact_updates: exact cannot be exact with {self.names}, whose loss is not TRL's and "
                 "may count the rows of a micro-batch. Switch compact_updates off, or remove the override."
             )
         if not kind.acts and not wanted.forward_hooks and wanted.aggregation is None:
@@ -164,8 +164,8 @@ def built_with(
 
     Args:
         given: `model`, `reward_funcs` and `args`.
-        sources: The four arguments of TRL behind them. A subclass may lack them, so by name only those not None.
-        more: Positional arguments behind these; with any, all are positional.
+        sources: The four arguments of TRL after them. A subclass may lack them, so by name only those not None.
+        more: Positional arguments after these; with any, all are positional.
         keywords: Other arguments by name.
     """
     if more:

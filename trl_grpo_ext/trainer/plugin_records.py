@@ -21,7 +21,7 @@ from ..records.settings import FILE as SETTINGS
 
 
 class ManifestWarning(UserWarning):
-    """A checkpoint's plugins are not those of this run, or nobody can tell."""
+    """A checkpoint's plugins are not those of this run, or nobody knows."""
 
 
 class PluginRecords:
@@ -121,7 +121,7 @@ class PluginRecords:
         try:
             return Manifest.read(folder / FILE).plain()
         except FileNotFoundError:
-            _warn(f"{folder} has no {FILE}, so nobody can tell whether its plugins are those of this run.")
+            _warn(f"{folder} has no {FILE}, so nobody knows whether its plugins are those of this run.")
         except ManifestError as error:
             if self._stops:
                 raise

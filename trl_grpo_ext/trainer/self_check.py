@@ -7,7 +7,7 @@ Compared are
    importance ratio is 1, with `upstream.reduction_weights`, which we divide out;
 2. TRL's loss and its gradient in the log-probabilities, away from ratio 1 and with advantages of both signs, with the
    loss put together again from the pieces under those same weights. A loss that is not homogeneous in the advantages,
-   a KL penalty that is another one than ours, or a foreign term makes the two differ.
+   a KL penalty that differs from ours, or a foreign term makes the two differ.
 
 Entropy bonus and auxiliary loss are switched off in the check: they are kept as TRL has them. It costs a few
 element-wise operations, once; metrics and the entropy controller are put back.

@@ -187,7 +187,7 @@ def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHO
     """Check that a trainer class has the methods that we wrap, with the parameters that we pass on.
 
     Args:
-        trainer_class: The class behind ours.
+        trainer_class: The class after ours in the method resolution order.
         methods: `METHODS`, or `SAVING`.
 
     Raises:

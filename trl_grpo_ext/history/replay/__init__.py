@@ -89,7 +89,7 @@ def replay(
         limit: Completions at most, in whole groups.
         num_generations: Completions of a prompt, for files that don't say; None is to infer it.
         show: How many completions and groups to list for each pair.
-        say: Told, as it goes, what will be in the comparison's `notes`.
+        say: Called, as it goes, with what will be in the comparison's `notes`.
         progress: Wraps the loop over the batches.
 
     Raises:

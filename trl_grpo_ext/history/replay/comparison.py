@@ -32,7 +32,7 @@ class RewardNumbers:
         mean: Mean of its values.
         std: Their standard deviation, with n - 1.
         none: Completions to which it gave no value.
-        outcomes: How many completions had which outcome, where the reward tells.
+        outcomes: How many completions had which outcome, where the reward says so.
     """
 
     name: str

@@ -211,7 +211,7 @@ class OneReward:
     Attributes:
         values: `B` numbers or Nones.
         spans: Where it gave spans, those of each completion, in characters of `SavedBatch.texts`.
-        outcomes: How many completions had which outcome, where the reward tells.
+        outcomes: How many completions had which outcome, where the reward says so.
     """
 
     values: Sequence[float | None]

@@ -100,7 +100,7 @@ class _Part:
 
     @property
     def contents(self) -> tuple[list[str], list[str]]:
-        """What tells two parts apart."""
+        """What distinguishes two parts."""
         return [join_key(prompt) for prompt in self.columns["prompt"]], [
             join_key(completion) for completion in self.columns["completion"]
         ]
@@ -119,11 +119,11 @@ def read_saved(
 
     Args:
         completions: A file or a folder.
-        say: Told how the files were understood.
+        say: Called with how the files were understood.
         steps: First and last step to read; None is no bound.
         limit: Completions at most, in whole groups, but at least one group.
         num_generations: `G` where the file does not say which completions belong together; None is to infer it.
-        hoped_for: The `G` of a run file: taken where it fits the prompts, so that a prompt that came twice is told.
+        hoped_for: The `G` of a run file: taken where it fits the prompts, so that a prompt that came twice is reported.
 
     Raises:
         ConfigurationError: There is nothing to read, or it is not what this can read.
@@ -329,7 +329,7 @@ def saved_files(completions: str | Path, say: Say) -> list[Path]:
 
     Args:
         completions: A file, a folder with such files, or an output_dir with `token_records` or `completions`.
-        say: Told which of the two is read where both are there.
+        say: Called with which of the two is read where both are there.
 
     Raises:
         ConfigurationError: There is no such file or folder, or nothing in it.
@@ -440,7 +440,7 @@ def infer_num_generations(runs: Sequence[int]) -> int:
     size = math.gcd(*runs)
     if size == 1:
         raise ConfigurationError(
-            f"How many completions a prompt has cannot be told: the prompts come in runs of {_listed(runs)}, which "
+            f"How many completions a prompt has is not clear: the prompts come in runs of {_listed(runs)}, which "
             "have no common divisor. Give --num_generations, or files of whole groups in TRL's order."
         )
     return size
@@ -499,7 +499,7 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path, say: Say) -
     Args:
         batches: Saved completions.
         dataset: A `.jsonl` or `.parquet` file.
-        say: Told of prompts that the dataset has twice with different columns; the first counts.
+        say: Called with prompts that the dataset has twice with different columns; the first counts.
 
     Raises:
         ConfigurationError: The file is not there or has neither column, or a prompt is not in it.

@@ -152,7 +152,7 @@ def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySe
 
 
 def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> None:
-    """Refuse what the saved completions cannot tell.
+    """Refuse what the saved completions cannot answer.
 
     Raises:
         ConfigurationError: A hook needs what was not saved; the message names it.

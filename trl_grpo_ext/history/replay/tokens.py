@@ -31,7 +31,7 @@ class Tokens:
         completion_mask_B_T: 1.0 where there is a token.
         mask_B_T: 1.0 where it counts in the loss.
         logps_B_T: Log-probabilities at the loss forward; None unless there are some for every completion.
-        entropies_B_T: Likewise, in nats.
+        entropies_B_T: `(B, T)`, in nats.
         offsets: For a row, the characters of each token.
         without_logps: Completions that have no log-probabilities.
     """

@@ -366,7 +366,7 @@ def weights(runs: Sequence[Run]) -> Figure | Absent:
 def live_values(run: Run, path: Path, column: str) -> Any:
     """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None where it has none.
 
-    What does not fit together, as many values as tokens, is told as damage.
+    What does not fit together, as many values as tokens, is reported as damage.
     """
     columns = run.columns_of(path, [column, "live"])
     if columns is None or columns.keys() != {column, "live"}:

@@ -71,7 +71,7 @@ History = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Run:
-    """One training, as far as its folder tells.
+    """One training, as far as its folder shows.
 
     Attributes:
         folder: Where it lies.

@@ -74,7 +74,7 @@ class FolderLock:
                 self._descriptor = descriptor
                 _held.add(self)
                 whose = {"run": self.number, "process": os.getpid(), "machine": socket.gethostname()}
-                with suppress(OSError):  # a full disk is told where it matters
+                with suppress(OSError):  # a full disk is reported where it matters
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, json.dumps(whose).encode(), 0)
             else:  # removed by its last holder, between our two calls

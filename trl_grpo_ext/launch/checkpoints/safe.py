@@ -7,7 +7,7 @@
         sys.exit(exit_status(trainer.stopped_by_signal))
 
 transformers writes into `output_dir/checkpoint-N`, and a process that is killed there leaves a folder that it takes for
-the newest checkpoint and cannot load. Here the trainer's own `_save_checkpoint` runs as it is, told another folder
+the newest checkpoint and cannot load. Here the trainer's own `_save_checkpoint` runs as it is, given another folder
 (`Staging`). All ranks meet four times:
 
     prepared    the folder is there
@@ -226,7 +226,7 @@ class SafeCheckpoints:
             self._push_later = True
 
     def _name_best(self, staging: Staging) -> None:
-        """Where the best checkpoint will be, or is: the trainer looked for it in the folder it was told."""
+        """Where the best checkpoint will be, or is: the trainer looked for it in the folder it was given."""
         state, best = self.state, self.state.best_global_step
         if not best:
             return

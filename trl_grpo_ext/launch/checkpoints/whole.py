@@ -1,8 +1,8 @@
-"""Which checkpoint is whole: `last_complete_checkpoint` passes over what a killed save has left behind.
+"""Which checkpoint is whole: `last_complete_checkpoint` passes over what a killed save has left.
 
 The checks read names, sizes, headers and `trainer_state.json`, never the weights, so they take milliseconds whatever
 the model's size. They find what is missing or cut short. They cannot find a changed byte in the middle, nor the end of
-a file in PyTorch's format from before 1.6, which DeepSpeed still writes unless told otherwise; there only an empty file
+a file in PyTorch's format from before 1.6, which DeepSpeed still writes by default; there only an empty file
 is found.
 """
 

@@ -247,7 +247,7 @@ def configured(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) 
             ) as error:
                 made.append(None)
                 if isinstance(error, ArithmeticError) and wrong_values(plan.settings):
-                    continue  # a size of 0, which is told by its name
+                    continue  # a size of 0, which its name says
                 fix = "Change that setting: the run would stop at once."
                 problems.append(Problem("error", "settings", shown(error, 600), fix))
     return dataclasses.replace(plan, config=made[0], model=made[1], problems=tuple(problems))

@@ -226,7 +226,7 @@ def _doctest_names(text: str, sources: Sequence[_Source]) -> set[str]:
 
 
 def _without_main(tree: ast.Module) -> tuple[ast.Module, list[ast.stmt]]:
-    """The tree without what stands behind `if __name__ == "__main__"`, and that."""
+    """The tree without what stands under `if __name__ == "__main__"`, and that."""
     body, main = [], []
     for node in tree.body:
         if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) and not node.orelse:

@@ -1,4 +1,4 @@
-"""Rows of an optimizer window dealt to all ranks anew, so that none has more to do than another.
+"""Rows of an optimizer window dealt to all ranks again, so that none has more to do than another.
 
 Ranks wait for the slowest. Where whole groups have no signal and are left out, one rank may keep many rows and another
 few. The rows that run are put in order of length, over all ranks, and dealt in turn: each rank gets as many, and as
@@ -50,7 +50,7 @@ def exchanged(
         gather_object: The same for lists.
 
     Returns:
-        The rows kept. Prompts are padded in front, other tensors behind, to the widest of any rank.
+        The rows kept. Prompts are padded in front, other tensors at the end, to the widest of any rank.
     """
     widths = {key: value.size(1) for key, value in rows.items() if isinstance(value, torch.Tensor) and value.dim() > 1}
     device = rows["completion_ids"].device
@@ -75,7 +75,7 @@ def exchanged(
 def shown_rows(
     lengths_R_B: npt.NDArray[np.int64], dealt: Sequence[npt.NDArray[np.int64]]
 ) -> tuple[list[npt.NDArray[np.int64]], list[tuple[Lengths, npt.NDArray[np.bool_]]]]:
-    """What `plan_block` is told of the rows dealt. A rank that got none is shown one, which does not run.
+    """What `plan_block` sees of the rows dealt. A rank that got none is shown one, which does not run.
 
     Returns:
         For each rank its rows' numbers, and their lengths with which of them run.

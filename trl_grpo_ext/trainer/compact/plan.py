@@ -313,7 +313,7 @@ def part_tokens(lengths: Lengths, part: Sequence[int], shared: tuple[Groups, Sha
 
 
 PLACEHOLDER_TOKENS = 2
-"""Of a placeholder by itself: a token of a prompt, and one behind it."""
+"""Of a placeholder by itself: a token of a prompt, and one after it."""
 
 
 def distinct_tokens(lengths: Lengths, groups: Groups) -> int:

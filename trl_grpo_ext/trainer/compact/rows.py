@@ -152,7 +152,7 @@ def in_order_of_length(
         sharing: Shares prompts, if they are to be shared.
 
     Returns:
-        What the method returns, in the order in which the rows came; zero behind each completion.
+        What the method returns, in the order in which the rows came; zero after each completion.
     """
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     prompts_B, completions_B = _width(mask[:, :-keep].flip(1)), _width(mask[:, -keep:])

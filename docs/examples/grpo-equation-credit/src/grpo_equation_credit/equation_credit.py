@@ -21,7 +21,7 @@ class EquationCredit:
     """Add `right` to the advantages of the tokens of each equation that holds, `wrong` to those of each that doesn't.
 
     A reward for the final answer blames a whole solution for one slip, and praises a slip that cancels out. Here the
-    arithmetic itself is checked (`equations.find_equations`: exactly, in fractions), and a token is told about the
+    arithmetic itself is checked (`equations.find_equations`: exactly, in fractions), and a token hears about the
     equation that it is part of. It adds to what other hooks made of the reward, whatever that was: an equation is right
     or wrong in a group without signal, too. In units of the advantage.
 

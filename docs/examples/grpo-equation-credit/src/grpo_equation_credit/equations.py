@@ -1,7 +1,7 @@
 r"""The equations in a text, and whether they hold. Exact, without `eval`, and in time linear in the text.
 
 An equation is `48/2 = 24`, `$3 x 4 = $12`, GSM8K's `<<48/2=24>>`, or a chain `2 + 3 = 5 = 10/2`, of which each part is
-one. A side is made of decimal numbers (thousands separators, a currency sign before, a percent sign behind), `+ - * /`
+one. A side is made of decimal numbers (thousands separators, a currency sign before, a percent sign after), `+ - * /`
 with their typographic forms and `x`, and parentheses. One side at least must calculate something. Between `=` and the
 result GSM8K's annotation may stand: `48/2 = <<48/2=24>>24`.
 
@@ -42,7 +42,7 @@ class Equation:
 
     Attributes:
         start: Where its first character stands.
-        end: Where the character behind its last one stands.
+        end: The place after its last character.
         result: Where its right-hand side begins.
         holds: Whether both sides are equal, or equal when the left one is rounded to the right one's decimal places.
         sides: Both sides, however their numbers were written, for telling whether it was there before.
@@ -95,7 +95,7 @@ def _left_side(text: str, end: int) -> list[_Token] | None:
     if end - start > _LONGEST_SIDE:
         return None
     tokens, stop = _tokens(text, start, end)
-    while stop < end:  # something that is no token, such as a full stop: the side begins behind it
+    while stop < end:  # something that is no token, such as a full stop: the side begins after it
         if text[stop] in ".,$" and text[stop + 1].isdigit() and tokens and tokens[-1].end == stop:
             return None  # "5,3": a number of another country
         tokens, stop = _tokens(text, stop + 1, end)
