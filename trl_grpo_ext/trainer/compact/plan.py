@@ -267,7 +267,8 @@ def _cheapest_cut(costs: npt.NDArray[np.float64], micro_steps: int, parts: int) 
 
 def _parts(costs: npt.NDArray[np.float64], micro_steps: int) -> int:
     """How many parts there may be: one for each micro-step, or as few as it takes if each takes what rows it may."""
-    parts, row, rows = 0, 0, costs.shape[1]
+    rows: int = costs.shape[1]
+    parts, row = 0, 0
     while row < rows:
         row += int(np.flatnonzero(np.isfinite(costs[:, row])).max()) + 1
         parts += 1
