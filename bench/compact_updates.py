@@ -50,7 +50,13 @@ from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 
 QUICK = Size(groups=5, members=4, limit=64)
-PLAIN, EXACT = "plain TRL", "exact"
+PLAIN, EXACT, SHARED = "plain TRL", "exact", "exact, shared"
+OWN: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    EXACT: {"compact_updates": "exact"},
+    SHARED: {"compact_updates": "exact", "share_prompts": True},
+}
+"""Settings of each arm."""
 
 
 # --------------------------------------------------------------------------------------------- clocks and memory
@@ -154,7 +160,7 @@ class Result:
     padding: dict[str, float] = field(default_factory=dict)
     """Computed tokens for each live one."""
     norm_gap: float = 0.0
-    """Relative difference of the two gradient norms, the largest of all updates."""
+    """Relative difference of the gradient norms, the largest of all updates."""
 
     @property
     def speedup(self) -> float:
@@ -166,18 +172,28 @@ class Result:
 
 
 class Match:
-    """Both arms on one model, ready for the first update."""
+    """All arms on one model, ready for the first update."""
 
-    def __init__(self, model: Path, folder: Path, size: Size) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        size: Size,
+        *,
+        arms: Sequence[str] = (PLAIN, EXACT),
+        script: type[Script] = Script,
+    ) -> None:
         """Build the trainers.
 
         Args:
             model: Folder of a model and its tokenizer.
             folder: For what the trainers write.
             size: Of an update.
+            arms: Of `OWN`.
+            script: Makes the rollouts.
         """
-        self.script, self.meter, self.conductor = Script(size), Meter(), threading.Semaphore(0)
-        self.turns = {arm: Turns(self.meter, self.conductor) for arm in (PLAIN, EXACT)}
+        self.script, self.meter, self.conductor = script(size), Meter(), threading.Semaphore(0)
+        self.turns = {arm: Turns(self.meter, self.conductor) for arm in arms}
         self.failed: list[BaseException] = []
         settings: dict[str, Any] = {
             "per_device_train_batch_size": size.members,
@@ -190,12 +206,11 @@ class Match:
             "max_grad_norm": 1.0,
         }
         for arm, turns in self.turns.items():
-            config = {PLAIN: GRPOConfig, EXACT: GRPOExtConfig}[arm]
-            own = {"compact_updates": "exact"} if arm == EXACT else {}
+            config = GRPOConfig if arm == PLAIN else GRPOExtConfig
             turns.trainer = (TimedRollouts if arm == PLAIN else TimedExact)(
                 str(model),
                 self.script.reward,
-                arguments(folder / arm.replace(" ", "_"), config, **settings, **own),
+                arguments(folder / arm.replace(" ", "_"), config, **settings, **OWN[arm]),
                 train_dataset=Dataset.from_dict({"prompt": [f"{number} " for number in range(size.groups)]}),
                 callbacks=[turns],
                 rollout_func=self.script.rollout,
@@ -233,10 +248,10 @@ class Match:
     def measure(self, cell: Cell, updates: int) -> Result:
         """One update of each arm to warm up, in which memory is measured, and `updates` that are timed."""
         self.script.cell = cell
-        result = Result(cell, padding={PLAIN: self.script.padding()})
+        result = Result(cell, {arm: [] for arm in self.turns}, padding={PLAIN: self.script.padding()})
         for number in range(updates + 1):
             norms = []
-            for arm in random.Random(number).sample([PLAIN, EXACT], 2):
+            for arm in random.Random(number).sample([*self.turns], len(self.turns)):
                 turn = self._turn(arm, with_memory=number == 0)
                 norms.append(turn.logs["grad_norm"])
                 if number == 0:
@@ -244,12 +259,12 @@ class Match:
                 else:
                     result.seconds[arm].append(turn.seconds)
             assert all(0 < norm < math.inf for norm in norms), norms
-            result.norm_gap = max(result.norm_gap, abs(norms[0] - norms[1]) / max(norms))
+            result.norm_gap = max(result.norm_gap, (max(norms) - min(norms)) / max(norms))
         result.padding[EXACT] = self.turns[EXACT].logs["compact/computed_to_live"]
         return result
 
     def close(self) -> None:
-        """End both trainings."""
+        """End the trainings."""
         for turns in self.turns.values():
             turns.enough = True
             turns.own.release()

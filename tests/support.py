@@ -170,7 +170,8 @@ def train(
     recorder = Recorder()
     trainer_arguments = dict(trainer_arguments or {})
     callbacks = trainer_arguments.pop("callbacks", [])
-    args = arguments(output_dir, config_class, model_init_kwargs={"dtype": getattr(torch, dtype)}, **overrides)
+    model_init = {"dtype": getattr(torch, dtype), **overrides.pop("model_init_kwargs", {})}
+    args = arguments(output_dir, config_class, model_init_kwargs=model_init, **overrides)
     trainer = trainer_class(
         str(model),
         reward_funcs,

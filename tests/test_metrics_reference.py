@@ -91,6 +91,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "pass_thresholds": {"length_reward": 0.5, "think_format": 1.0},
         "trainer_arguments": {"advantage_hooks": ["leave_one_out", Shaper(), BothStages()], "eval_dataset": prompts(2)},
     },
+    "shared prompts": {"compact_updates": "exact", "share_prompts": True},
     "a reduction, cispo": {"loss_aggregation": {"name": "power_mean", "p": 2.0}, "loss_type": "cispo"},
     "vespo, pass@k": {
         "loss_type": "vespo",

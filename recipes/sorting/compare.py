@@ -85,14 +85,14 @@ def run(folder: Path, name: str, seed: int, settings: list[str]) -> dict[str, An
     """Run one setting with one seed, unless it has been, and return its `metrics.json`."""
     output = folder / f"{name.replace(' ', '_')}_seed_{seed}"
     words = [*shlex.split(RUNS[name]), *settings, "--seed", str(seed)]
-    command, metrics = output / "command.json", output / "metrics.json"
-    if not (metrics.is_file() and command.is_file() and json.loads(command.read_text()) == words):
+    last, metrics = output / "command.json", output / "metrics.json"
+    if not (metrics.is_file() and last.is_file() and json.loads(last.read_text()) == words):
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(RECIPE), *words, "--output_dir", str(output)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"error: {shlex.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
-        command.write_text(json.dumps(words))
+        last.write_text(json.dumps(words))
     return dict(json.loads(metrics.read_text()))
 
 

@@ -42,11 +42,29 @@ Job = dict[str, Any]
 """
 
 
+def norms_in_float64(model: torch.nn.Module) -> None:
+    """Let a Llama's or Qwen's norms compute in the precision of their input."""
+
+    def norm(module: Any) -> Any:
+        return lambda x: torch.nn.functional.rms_norm(x, x.shape[-1:], module.weight, module.variance_epsilon)
+
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = norm(module)
+
+
 class Float64Trainer(GRPOTrainer):
     """TRL's trainer, with log-probabilities and entropies as precise as the model.
 
-    TRL 1.16 takes them from a fused head that computes in float32. This is what a user's own subclass could do.
+    TRL 1.16 takes them from a fused head that computes in float32. This is what a user's own subclass could do. The
+    norms of a float64 model compute in float64 too, and not in float32.
     """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        for model in (self.model, self.ref_model):
+            if model is not None and model.dtype == torch.float64:
+                norms_in_float64(model)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *arguments: Any, **keywords: Any

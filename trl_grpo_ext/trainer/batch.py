@@ -29,6 +29,8 @@ class BatchKeys:
     """A `Totals`, once the rows are dealt."""
     parts = "trl_grpo_ext_parts"
     """Batches that a compact micro-step runs before its own."""
+    idle = "trl_grpo_ext_idle"
+    """Whether a compact micro-step has placeholders only, on all ranks."""
     factor = "trl_grpo_ext_factor"
     """`(B,)`, what a compact part's advantages were multiplied by."""
 

@@ -41,6 +41,8 @@ class GRPOExtConfig(GRPOConfig):
             all have as many tokens to compute. Pays where many rows are left out.
         max_tokens_per_micro_batch: With `compact_updates: exact`, how many tokens a forward pass may compute, padding
             counted; micro-batches are cut further where they would have more. None is as many as without a plan.
+        share_prompts: With `compact_updates: exact`, compute each prompt once for the completions that share it, where
+            that is exact and cheaper (see `trl_grpo_ext.trainer.compact.shared`).
         token_records: How many completions of each generation batch to record token by token, in whole groups, as
             parquet files under `output_dir/token_records`, one per logging step. 0 records nothing.
         plugin_changes: What to do when a run is resumed from a checkpoint that was trained with other plugins: `stop`,
@@ -87,6 +89,9 @@ class GRPOExtConfig(GRPOConfig):
     )
     max_tokens_per_micro_batch: int | None = field(
         default=None, metadata={"help": "Tokens that one forward pass of a compact update may compute."}
+    )
+    share_prompts: bool = field(
+        default=False, metadata={"help": "Compute each prompt once for its completions in a compact update."}
     )
     token_records: int = field(
         default=0, metadata={"help": "Completions of each generation batch to record token by token, in whole groups."}
@@ -141,6 +146,13 @@ class GRPOExtConfig(GRPOConfig):
             raise ConfigurationError(f"max_tokens_per_micro_batch={budget} needs compact_updates: exact.")
         if self.balance_ranks and self.compact_updates == "off":
             raise ConfigurationError("balance_ranks needs compact_updates: exact.")
+        if self.share_prompts and self.compact_updates == "off":
+            raise ConfigurationError("share_prompts needs compact_updates: exact.")
+        if self.share_prompts and self.balance_ranks:
+            raise ConfigurationError(
+                "share_prompts keeps the completions of a prompt together, and balance_ranks deals them to the ranks "
+                "by their lengths. Choose one of them."
+            )
         limit = self.reward_timeout
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
             raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")

@@ -13,7 +13,7 @@
 | `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; bars; shapers |
 | `compute_loss` | a micro-step of several parts; stop if the selected plugins were bypassed |
 | `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
-| `_get_per_token_logps_and_entropies` | passes in order of length (`compact`); forward hooks; what the KL term needs |
+| `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
 | `log` | the token records written |
 | `_save`, `save_model` | the manifest beside the weights |
 | `create_model_card` | a table of the plugins |
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,7 @@ from ..records.token_records import TokenRecorder, write_records
 from ..types import Totals
 from . import upstream
 from .batch import BatchKeys, whole_rows
+from .compact.shared import shared_prompts
 from .compact.updates import CompactUpdates, freedom_of, loss_of_parts
 from .contexts import Scored, loss_mask, make_forward, make_rollout, row_entries, step_totals
 from .facts import LossSettings, Moment
@@ -221,13 +222,28 @@ class GRPOExtMixin:
                 "micro-batch. Switch one of them off."
             )
         settings = upstream.loss_settings_of(self)
+        freedom = freedom_of(settings, self.loss_aggregation, self.advantage_hooks, self.model.config)
+        sharing = None
+        if self.args.share_prompts:
+            sharing = shared_prompts(
+                self.model,
+                relative=freedom.trim_left,
+                auxiliary_loss=settings.auxiliary_loss,
+                compiled=self.args.torch_compile,
+                ranks=self._facts.ranks,
+                gather=self._facts.gather,
+                budget=self.args.max_tokens_per_micro_batch,
+            )
+        scores = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
         return CompactUpdates(
-            freedom_of(settings, self.loss_aggregation, self.advantage_hooks, self.model.config),
+            freedom,
             self._facts,
             loss_type=settings.loss_type if self.loss_aggregation is None else None,
             max_tokens=self.args.max_tokens_per_micro_batch,
             balance=self.args.balance_ranks,
             keeps_records=bool(self.args.token_records),
+            sharing=sharing,
+            policy=lambda: (scores, self.model),
             log=self._log_metrics,
         )
 
@@ -530,7 +546,11 @@ class GRPOExtMixin:
         """Compute TRL's loss, part by part, and stop if the selected plugins had no part in it."""
         below: Callable[..., Any] = super().compute_loss  # type: ignore[misc]
         self._loss_path_ran = False
-        loss = loss_of_parts(lambda batch: below(model, batch, *arguments, **keywords), model, inputs, self.accelerator)
+        idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
+        with upstream.undisturbed(self) if idle else nullcontext():  # nothing is logged of placeholders alone
+            loss = loss_of_parts(
+                lambda batch: below(model, batch, *arguments, **keywords), model, inputs, self.accelerator
+            )
         needed = self._acts_at_forward or (self._changes_advantages and not self._own_loss.owners)  # those were tried
         if needed and not self._loss_path_ran:
             raise UpstreamError(

@@ -444,6 +444,12 @@ PAIRS: dict[str, Pair] = {
         lambda: case(use_liger_kernel=True, compact_updates="exact"),
         lambda: case(use_liger_kernel=True),
     ),
+    "shared_prompts_without_a_mask": Pair(
+        "warning",
+        "flash_attention_2",
+        lambda: case(compact_updates="exact", share_prompts=True, attn_implementation="flash_attention_2", bf16=True),
+        lambda: case(compact_updates="exact", share_prompts=True),
+    ),
     "liger_replaces_the_head": Pair(
         "error",
         "fused_linear_cross_entropy",

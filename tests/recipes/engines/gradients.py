@@ -19,8 +19,21 @@ from deepspeed.utils import safe_get_full_fp32_param
 from safetensors.torch import save_file
 
 from tests.support import train
+from trl_grpo_ext.trainer.compact.shared import Price, SharedPrompts
 
 FLOAT32 = "float32.safetensors"
+
+
+def without_overhead() -> None:
+    """After passes were measured, let only tokens cost: on a tiny model sharing would not pay."""
+    original = SharedPrompts.measure
+
+    def changed(self: SharedPrompts, *arguments: Any) -> None:
+        original(self, *arguments)
+        assert self.price is not None
+        self.price = Price()
+
+    SharedPrompts.measure = changed  # type: ignore[method-assign]
 
 
 def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None:
@@ -31,6 +44,10 @@ def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None
     parameters = {name: float32(parameter).contiguous() for name, parameter in run.trainer.model.named_parameters()}
     if run.trainer.is_world_process_zero():
         save_file(parameters, folder / FLOAT32)
+    if case.get("share_prompts"):
+        planned = [log for log in run.logs if "compact/live_tokens" in log]
+        assert planned
+        assert all(log["compact/computed_tokens"] < log["compact/live_tokens"] for log in planned)
 
 
 def float32(parameter: Any) -> torch.Tensor:
@@ -43,6 +60,7 @@ def float32(parameter: Any) -> torch.Tensor:
 
 
 def main() -> None:
+    without_overhead()
     cases, model, folder = (Path(argument) for argument in sys.argv[1:4])
     for name, case in json.loads(cases.read_text()).items():
         run_case(model, folder / name, int(sys.argv[4]), case)

@@ -91,6 +91,13 @@ CASES: dict[str, dict[str, Any]] = {
         "compact_updates": "exact",
         "max_tokens_per_micro_batch": 80,
     },
+    "shared": {
+        "loss_aggregation": {"name": "length_power", "alpha": 0.5},
+        "gradient_accumulation_steps": 2,
+        "num_iterations": 2,
+        "compact_updates": "exact",
+        "share_prompts": True,
+    },
 }
 """Settings of `tests.support.train`; their updates differ from each other."""
 IN_BF16 = {"bf16": True, "dtype": "bfloat16", "gradient_checkpointing": True}
@@ -173,7 +180,7 @@ def launches(request: pytest.FixtureRequest, place: Path) -> Launches:
 def one_process(place: Path) -> Path:
     """The same updates in one process, whose micro-batch is the two ranks' together."""
     for name, case in CASES.items():
-        reference = {k: v for k, v in case.items() if not k.startswith(("compact", "max_tokens"))}
+        reference = {k: v for k, v in case.items() if not k.startswith(("compact", "max_tokens", "share"))}
         run_case(place / "tiny", place / "one_process" / name, 16, reference)
     return place / "one_process"
 

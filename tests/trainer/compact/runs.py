@@ -54,7 +54,8 @@ def pair(model: Path, folder: Path, trainer_class: type = Float64CompactTrainer,
     found = {"dtype": "float64", **COMMON, **overrides}
     found["trainer_arguments"] = {"rollout_func": uneven_rollout, **found.get("trainer_arguments", {})}
     exact = train(model, folder / "exact", trainer_class, **found, compact_updates="exact")
-    found.pop("max_tokens_per_micro_batch", None)
+    for ours in ("max_tokens_per_micro_batch", "share_prompts"):
+        found.pop(ours, None)
     return exact, train(model, folder / "off", trainer_class, **found)
 
 
@@ -75,7 +76,7 @@ def compact_logs(run: Run) -> list[dict[str, float]]:
     ]
 
 
-FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True, silent_placeholders=False)
+FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True)
 KEPT = replace(FREE, drop=False)
 SORTED = replace(FREE, drop=False, any_count=False)
 

@@ -145,7 +145,6 @@ def compacted(case: Case, setting: Setting, freedom: Freedom | None = None) -> t
         factor=setting.factor,
         precision=torch.float64,
         trim_left=freedom.trim_left,
-        silent_placeholders=freedom.silent_placeholders,
     )
     if not freedom.sort:
         size = len(case.rows) // case.micro_steps
@@ -210,13 +209,13 @@ def test_a_part_by_hand() -> None:
     batches = batches_of(Case(rows, 1, False, (2, 1), False, None, False))
     lengths = np.array([[1, 1], [3, 5], [2, 2]])
     plan = Plan((((2, 0, -1), (-1,)),), 0, 0, 0, 0)
-    layout = Layout(lambda before, part: part["advantages"].numel() / 10, torch.float64, True, False)
+    layout = Layout(lambda before, part: part["advantages"].numel() / 10, torch.float64, True)
     (step,) = laid_out(batches, plan, lengths, layout)
     (idle,) = step[BatchKeys.parts]
     assert step["prompt_ids"].tolist() == [[1013, 1014], [1003, 1004], [1003, 1004]]
     assert step["prompt_mask"].tolist() == [[1, 1], [0, 1], [0, 1]]
     assert step["completion_ids"].tolist() == [[5012, 5013], [5000, 5001], [5000, 5001]]
-    assert step["completion_mask"].tolist() == [[1, 1], [1, 0], [1, 0]]
+    assert step["completion_mask"].tolist() == [[1, 1], [1, 0], [0, 0]]
     assert step["advantages"].tolist() == pytest.approx([-0.3, 0.3, 0.0])
     assert step[WEIGHTS][2].tolist() == [0, 0]
     assert step[PLACE].tolist() == [42, 40, -1]
@@ -235,7 +234,7 @@ def test_the_batches_of_trl_are_left_as_they_were() -> None:
         batches,
         Plan((((0, -1),), ((-1, -1),)), 0, 0, 1, 1),
         lengths,
-        Layout(lambda b, p: 3.0, torch.float64, True, True),
+        Layout(lambda b, p: 3.0, torch.float64, True),
     )
     for batch, before in zip(batches, untouched, strict=True):
         for key, value in before.items():
@@ -277,10 +276,10 @@ def test_a_part_is_as_wide_as_its_longest_row(case: Case, loss_type: str, beta: 
     for part in parts:
         kept = part[PLACE] >= 0
         completions = part["completion_mask"][kept].sum(1).max().item() if kept.any() else 0
-        prompts = part["prompt_mask"][kept].sum(1).max().item() if kept.any() else min(r.prompt for r in case.rows)
+        prompts = part["prompt_mask"][kept].sum(1).max().item() if kept.any() else 1
         assert part["completion_ids"].size(1) == max(1, completions)
         assert part["prompt_ids"].size(1) == (
-            prompts if trim_left else max(r.prompt for r in case.rows) + case.padding[0]
+            prompts if trim_left or not kept.any() else max(r.prompt for r in case.rows) + case.padding[0]
         )
         rows, width = part["completion_ids"].shape
         computed += rows * (width + part["prompt_ids"].size(1))
@@ -293,18 +292,17 @@ def test_a_part_is_as_wide_as_its_longest_row(case: Case, loss_type: str, beta: 
         assert plan.computed == computed
 
 
-@given(cases(), st.sampled_from(LOSS_TYPES), st.booleans())
+@given(cases(), st.sampled_from(LOSS_TYPES))
 @settings(max_examples=150, deadline=None)
-def test_placeholders_say_nothing(case: Case, loss_type: str, silent: bool) -> None:
-    setting = Setting(loss_type, 0.0)
-    parts, plan = compacted(case, setting, replace(setting.freedom, silent_placeholders=silent))
+def test_placeholders_say_nothing(case: Case, loss_type: str) -> None:
+    parts, plan = compacted(case, Setting(loss_type, 0.0))
     found = 0
     for part in parts:
         for row in torch.nonzero(part[PLACE] < 0).flatten().tolist():
             found += 1
             assert not part["advantages"][row].any()
             assert not part[WEIGHTS][row].any()
-            assert counting_mask(part)[row].sum() == (0 if silent else 1)
+            assert not counting_mask(part)[row].any()
             assert part["prompt_mask"][row].any()  # something to attend to
     assert found == sum(row < 0 for step in plan.steps for part in step for row in part)
 
@@ -353,7 +351,7 @@ def test_the_loss_is_the_same(loss_type: str, beta: float, case: Case) -> None:
     assert gap(case, loss_type, beta) < 1e-12
 
 
-FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True, silent_placeholders=False)
+FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True)
 MIXED = Case(
     [
         Row(p, (True,) * c, (a,) * 6)
@@ -376,13 +374,16 @@ def test_more_freedom_with_a_kl_penalty_would_be_another_loss(loss_type: str, fr
     assert gap(MIXED, loss_type, 0.1) < 1e-12
 
 
-def test_a_placeholder_that_counts_would_have_a_penalty() -> None:
+def test_placeholders_have_no_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row(1, (True,) * 3, (1.0,) * 6), *[Row(1, (), (0.0,) * 6)] * 2]
     case = Case(rows, 3, False, (0, 0), False, None, False)
-    allowed = Setting("dapo", 0.1).freedom
-    assert allowed.silent_placeholders
-    assert gap(case, "dapo", 0.1, replace(allowed, silent_placeholders=False)) > 1e-3
     assert gap(case, "dapo", 0.1) < 1e-12
+
+    def counting(part: dict[str, Any], held: Any) -> None:
+        part["completion_mask"][torch.tensor(held), 0] = 1
+
+    monkeypatch.setattr("trl_grpo_ext.trainer.compact.rows._hold_places", counting)
+    assert gap(case, "dapo", 0.1) > 1e-3
 
 
 # ----------------------------------------------------------------------------- log-probabilities without a gradient
@@ -484,10 +485,10 @@ def test_micro_batches_of_like_rows_are_trls_own_without_the_padding_of_others()
     rows = [Row(2, (True, True), (1.0,) * 6)] * 4
     case = Case(rows, 2, False, (1, 3), True, None, False)
     (batch, *_), lengths = batches_of(case), np.array([[2, 2]] * 4)
-    kept = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, True, False))
+    kept = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, True))
     assert kept["prompt_ids"].shape == kept["completion_ids"].shape == (2, 2)
     assert torch.equal(kept["completion_ids"], batch["completion_ids"][:, :2])
     assert torch.equal(kept["prompt_ids"], batch["prompt_ids"][:, -2:])
     assert torch.equal(kept["advantages"], batch["advantages"])
-    behind = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, False, False))
+    behind = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, False))
     assert torch.equal(behind["prompt_ids"], batch["prompt_ids"])

@@ -53,11 +53,11 @@ GRID = [*parity_grid.covering(MOVABLE, 2), *parity_grid.cells_of("grpo")[1::4]]
 """Every two settings, and settings with loss types, where rows may move; some cells where they may not."""
 
 
-def grid_gap(model: Path, folder: Path, cell: Cell, **more: Any) -> float:
+def grid_gap(model: Path, folder: Path, cell: Cell, *, share: bool = False, **more: Any) -> float:
     bases: list[type] = [GRPOExtMixin, Float64ChunkedTrainer]
     runs = [
-        parity_grid._train(model, folder / updates, cell, bases, compact_updates=updates, **more)
-        for updates in ("exact", "off")
+        parity_grid._train(model, folder / updates, cell, bases, compact_updates=updates, **own, **more)
+        for updates, own in (("exact", {"share_prompts": share}), ("off", {}))
     ]
     return max(gaps(*runs))
 

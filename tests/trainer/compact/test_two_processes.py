@@ -29,6 +29,9 @@ SHARED: dict[str, Job] = {
     "weights": {"quiet_rank": True, "loss_aggregation": "seq_mean_token_mean", "beta": 0.04, "steps_per_generation": 4},
     "a budget": {"quiet_rank": True, "loss_type": "grpo", "max_tokens_per_micro_batch": 20},
     "a budget of nothing": {"flat_groups": True, "beta": 0.04, "max_tokens_per_micro_batch": 1},
+    "shared": {"flat_groups": True, "loss_type": "grpo", "share_prompts": True},
+    "shared, a quiet rank": {"quiet_rank": True, "beta": 0.04, "num_iterations": 2, "share_prompts": True},
+    "shared within a budget": {"quiet_rank": True, "max_tokens_per_micro_batch": 30, "share_prompts": True},
     "balanced": {"quiet_rank": True, "loss_type": "grpo", "balance_ranks": True},
     "balanced, global mean": {"flat_groups": True, "num_iterations": 2, "balance_ranks": True},
     "balanced weights": {
@@ -40,7 +43,7 @@ SHARED: dict[str, Job] = {
     },
     "balanced within a budget": {"quiet_rank": True, "max_tokens_per_micro_batch": 20, "balance_ranks": True},
 }
-OURS = ("max_tokens_per_micro_batch", "balance_ranks")
+OURS = ("max_tokens_per_micro_batch", "balance_ranks", "share_prompts")
 
 
 @pytest.fixture(scope="module")

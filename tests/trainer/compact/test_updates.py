@@ -175,8 +175,6 @@ LONELY = replace(MIXED, rows=[MIXED.rows[0], *[Row(2, (), (0.0,) * 6)] * 5])
         (MIXED, {"loss_type": "dapo", "hook": Bonus()}, FREE),
         (MIXED, {"loss_type": "grpo", "hook": Bonus()}, KEPT),
         (MIXED, {"loss_type": "bnpo", "hook": Bonus()}, SORTED),
-        (LONELY, {"loss_type": "dapo", "beta": 0.1}, KEPT),
-        (LONELY, {"loss_type": "dapo", "hook": Bonus()}, KEPT),
     ],
 )
 def test_more_freedom_would_give_another_gradient(
@@ -189,6 +187,22 @@ def test_more_freedom_would_give_another_gradient(
     assert bench.gap(case) < EXACT["float64"]
     bench.set(**configured)
     assert bench.gap(case, lifted) > DIFFERENT
+
+
+@pytest.mark.parametrize("configured", [{"beta": 0.1}, {"hook": Bonus()}])
+def test_placeholders_that_count_would_give_another_gradient(
+    bench: Bench, configured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.trainer.importance_sampling_level = "token"
+    bench.set("dapo", **configured)
+    assert bench.gap(LONELY) < EXACT["float64"]
+
+    def counting(part: dict[str, Any], held: list[bool]) -> None:
+        part["advantages"][torch.tensor(held)] = 0
+        part["completion_mask"][torch.tensor(held), 0] = 1
+
+    monkeypatch.setattr("trl_grpo_ext.trainer.compact.rows._hold_places", counting)
+    assert bench.gap(LONELY) > DIFFERENT
 
 
 def test_a_gap_would_be_seen(bench: Bench) -> None:

@@ -223,6 +223,14 @@ _MACHINE = (
         "attn_implementation {run[attn_implementation]} computes in 16 bits; the run is in float32.", "Set bf16: true.",
     ),
     Rule(
+        "shared_prompts_without_a_mask", "warning", "attention",
+        lambda c: c.run["share_prompts"]
+        and c.run["attn_implementation"] not in (None, "", "sdpa", "eager", "flex_attention"),
+        "share_prompts does nothing with attn_implementation {run[attn_implementation]}, which takes no mask of four "
+        "dimensions.",
+        "Leave attn_implementation out (sdpa), or take share_prompts out.",
+    ),
+    Rule(
         "bfloat16_on_an_old_gpu", "error", "precision",
         lambda c: (c.bf16 or c.dtype == "bfloat16") and (old := _old_gpu(c)) and old.name,
         "bfloat16 needs compute capability 8.0, which {found} lacks.",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ..batch import PROMPT_KEYS
-from .plan import Lengths
+from .shared import Lengths
 
 
 def dealt_rows(lengths_R_B: npt.NDArray[np.int64], runs_R_B: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:

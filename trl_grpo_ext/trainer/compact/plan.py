@@ -4,18 +4,21 @@ A block is a number of micro-steps inside one optimizer window. Its rows are put
 many parts as there are micro-steps, so that the tokens computed, `Σ rows · (longest prompt + longest completion)`, are
 as few as any such cut allows. The cut is made on a profile that all ranks know, so that it has the same shape on all of
 them: TRL gathers one number per row of a micro-batch, and sharded models need as many forwards on each rank.
+
+Where prompts are shared (`shared`), an order in which the rows of a group stand side by side is tried too, and a part
+costs what the cheaper of its two layouts does.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-Lengths = npt.NDArray[np.int64]
-"""`(rows, 2)`: tokens of each row's prompt and of its completion, without padding."""
+from .shared import GAIN, Groups, Lengths, Price, shared_rows, sizes_of, width_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Plan:
         computed: Tokens that this rank computes, with padding and placeholders.
         dropped: Rows of this rank that are not in the plan.
         idle: Micro-steps that hold nothing but placeholders, on this rank.
+        distinct: Live tokens, a prompt counted once; 0 where prompts are not shared.
     """
 
     steps: tuple[tuple[tuple[int, ...], ...], ...]
@@ -36,6 +40,22 @@ class Plan:
     computed: int
     dropped: int
     idle: int
+    distinct: int = 0
+
+
+@dataclass(frozen=True)
+class Shared:
+    """How prompts may be shared.
+
+    Attributes:
+        groups: For each rank a number for each of its rows, the same for rows of the same prompt.
+        price: Of a forward pass.
+        max_tokens: That one may compute, see `token_limit`.
+    """
+
+    groups: Sequence[Groups]
+    price: Price
+    max_tokens: int
 
 
 def plan_block(
@@ -44,6 +64,7 @@ def plan_block(
     *,
     rows_per_part: int | None = None,
     max_tokens: int | None = None,
+    shared: Shared | None = None,
 ) -> list[Plan]:
     """Cut one block.
 
@@ -54,25 +75,41 @@ def plan_block(
             With it every row has to run, and each rank has `micro_steps * rows_per_part` of them.
         max_tokens: Tokens that a part may compute on any rank. A row that is longer runs by itself. None is as many
             as the largest micro-batch would have had without a plan. With it there may be more parts than micro-steps.
+        shared: How prompts may be shared; None where they are not.
 
     Returns:
         Each rank's plan; they have the same number of parts, and the same number of rows in each part.
     """
     limits = (max_tokens, 1) if max_tokens else _limits_without_plan(ranks, micro_steps)
     best: tuple[float, list[int], list[npt.NDArray[np.int64]]] | None = None
-    for key in range(3):
-        orders = [_order(lengths, runs, key) for lengths, runs in ranks]
-        profile = _profile([lengths[order] for (lengths, _), order in zip(ranks, orders, strict=True)])
+    for key in range(3 if shared is None else 4):
+        if key < 3:
+            orders = [_order(lengths, runs, key) for lengths, runs in ranks]
+        else:
+            assert shared is not None
+            orders = [_by_group(*rank, groups) for rank, groups in zip(ranks, shared.groups, strict=True)]
+        ordered = [lengths[order] for (lengths, _), order in zip(ranks, orders, strict=True)]
+        if rows_per_part is not None:
+            costs = _costs(_profile(ordered), *limits, rows_per_part)
+        else:
+            costs = _costs(_profile(ordered), *limits)
+        parts = _parts(costs, micro_steps)
+        if shared is not None:
+            groups = [groups[order] for groups, order in zip(shared.groups, orders, strict=True)]
+            costs = _costs_with_shared(costs, ordered, groups, shared)
         if rows_per_part is not None:
             sizes = [rows_per_part] * micro_steps
-            cost = _cost(profile, sizes)
+            cost = float(sum(costs[rows_per_part - 1, ::rows_per_part][:micro_steps]))
         else:
-            sizes, cost = _cheapest_cut(profile, micro_steps, *limits)
+            sizes, cost = _cheapest_cut(costs, micro_steps, max(parts, _parts(costs, micro_steps)))
         if best is None or cost < best[0]:
             best = (cost, sizes, orders)
     assert best is not None
     _, sizes, orders = best
-    return [_dealt(lengths, order, sizes, micro_steps) for (lengths, _), order in zip(ranks, orders, strict=True)]
+    return [
+        _dealt(lengths, order, sizes, micro_steps, None if shared is None else (shared.groups[rank], shared))
+        for rank, ((lengths, _), order) in enumerate(zip(ranks, orders, strict=True))
+    ]
 
 
 def _order(lengths: Lengths, runs: npt.NDArray[np.bool_], key: int) -> npt.NDArray[np.int64]:
@@ -94,6 +131,13 @@ def _profile(sorted_ranks: Sequence[Lengths]) -> Lengths:
     return profile
 
 
+def token_limit(
+    ranks: Sequence[tuple[Lengths, npt.NDArray[np.bool_]]], micro_steps: int, max_tokens: int | None
+) -> int:
+    """Tokens that a part may compute: `max_tokens`, or as many as the largest micro-batch would have without a plan."""
+    return max_tokens or _limits_without_plan(ranks, micro_steps)[0]
+
+
 def _limits_without_plan(ranks: Sequence[tuple[Lengths, npt.NDArray[np.bool_]]], micro_steps: int) -> tuple[int, int]:
     """Tokens and rows of a micro-batch as TRL cuts it: every row padded to the longest of its rank.
 
@@ -105,66 +149,139 @@ def _limits_without_plan(ranks: Sequence[tuple[Lengths, npt.NDArray[np.bool_]]],
     return rows * max(widths, default=1), max(rows, 1)
 
 
-def _cost(profile: Lengths, sizes: Sequence[int]) -> float:
-    """Tokens that a cut computes."""
-    ends = np.cumsum(sizes)
-    parts = [profile[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    return float(sum(len(part) * part.max(axis=0).sum() for part in parts if len(part)))
+def _by_group(lengths: Lengths, runs: npt.NDArray[np.bool_], groups: Groups) -> npt.NDArray[np.int64]:
+    """The rows that run, those of a group side by side, longest first; groups by the tokens that all of it has."""
+    kept = np.flatnonzero(runs)
+    whole = np.zeros(int(groups.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(whole, groups[kept], lengths[kept, 0])
+    np.add.at(whole, groups[kept], lengths[kept, 1] + 1)
+    return kept[np.lexsort((kept, -lengths[kept, 1], groups[kept], -whole[groups[kept]]))]
 
 
-def _cheapest_cut(
-    profile: Lengths, micro_steps: int, max_tokens: int, rows_at_any_length: int
-) -> tuple[list[int], float]:
-    """Sizes of the parts that compute the fewest tokens, and how many those are.
+def _costs(
+    profile: Lengths, max_tokens: int, rows_at_any_length: int, rows_per_part: int | None = None
+) -> npt.NDArray[np.float64]:
+    """`[n - 1, k]`: tokens of a part of n rows that starts at row k; infinite where it may not be.
 
-    A part may have `max_tokens`, or `rows_at_any_length` rows.
-
-    By dynamic programming over (parts made, rows placed). Equal cuts are ranked by the sum of squared sizes, so
-    that parts are as even as their lengths allow, which keeps the largest small.
+    A part may have `max_tokens`, or `rows_at_any_length` rows; with `rows_per_part` it may have these and no others.
     """
     rows = len(profile)
     if rows == 0:
-        return [], 0.0
-    widest = min(rows, max(rows_at_any_length, max_tokens // max(1, int(profile.sum(axis=1).min()))))
-    # cost[n - 1, k]: a part of n rows that starts at row k
-    cost = np.full((widest, rows), np.inf)
+        return np.zeros((rows_per_part or 0, 0))
+    least = max(1, int(profile.sum(axis=1).min()))
+    widest = rows_per_part or min(rows, max(rows_at_any_length, max_tokens // least))
+    costs = np.full((widest, rows), np.inf)
     longest = profile.copy()
-    for size in range(1, widest + 1):
+    for size in range(1, min(widest, rows) + 1):
         starts = rows - size + 1
         longest[:starts] = np.maximum(longest[:starts], profile[size - 1 :])
         tokens = size * longest[:starts].sum(axis=1)
-        allowed = (tokens <= max_tokens) | (size <= rows_at_any_length)
-        cost[size - 1, :starts] = np.where(allowed, tokens + 1e-6 * size * size, np.inf)
-    parts = max(min(micro_steps, rows), _fewest_parts(cost, rows))
+        allowed = (tokens <= max_tokens) | (size <= rows_at_any_length) | (rows_per_part is not None)
+        # Equal cuts are ranked by the sum of squared sizes, so that parts are as even as their lengths allow, which
+        # keeps the largest small.
+        costs[size - 1, :starts] = np.where(allowed, tokens + 1e-6 * size * size, np.inf)
+    return costs
+
+
+def _costs_with_shared(
+    tokens: npt.NDArray[np.float64],
+    ordered: Sequence[Lengths],
+    groups: Sequence[Groups],
+    shared: Shared,
+) -> npt.NDArray[np.float64]:
+    """Of `_costs`, by price: of each part the cheaper layout, on the rank where it is dearest.
+
+    In the shared layout the rows of a part fill rows of some size in turn, in the order of the block, see
+    `shared.filled_rows`. How many there are then and how wide is found for all sizes, ranks and starts at once, the
+    next row of each part at a time. In the end `shared.shared_rows` finds that layout or a cheaper one.
+    """
+    price, rows = shared.price, tokens.shape[1]
+    widths = np.full((max(rows, len(tokens)), rows), np.inf)  # a group may be shared that separate rows cannot hold
+    places = np.arange(1, len(widths) + 1)[:, None]
+    widths[: len(tokens)] = tokens / places[: len(tokens)]
+    finite = np.where(np.isfinite(widths), widths, 0.0)
+    masked, causal = (
+        np.where(np.isfinite(widths), cost(places, finite) * GAIN, np.inf) for cost in (price.masked, price.causal)
+    )
+    alike_R_1 = np.array([[len(own) == rows and bool((own == own[:1]).all())] for own in ordered])
+    costs = causal if alike_R_1.all() else masked
+
+    of_ranks = list(itertools.starmap(sizes_of, zip(ordered, groups, strict=True)))
+    most = max(map(len, of_ranks))
+    sizes_S_R_1 = np.array([np.pad(sizes, (0, most - len(sizes)), "edge") for sizes in of_ranks]).T[..., None]
+    prompts_R_N, more_R_N = (np.zeros((len(ordered), rows), dtype=np.int64) for _ in range(2))
+    first_R_N = np.ones((len(ordered), rows), dtype=bool)  # of its group
+    none_R_N = np.ones((len(ordered), rows), dtype=bool)  # no row of this rank is left
+    for rank, (own, group) in enumerate(zip(ordered, groups, strict=True)):
+        live = np.flatnonzero(own[:, 1])
+        prompts_R_N[rank, live], more_R_N[rank, live] = own[live, 0] - 1, own[live, 1] + 1
+        first_R_N[rank, live[1:]] = group[live[1:]] != group[live[:-1]]
+        none_R_N[rank, : len(own)] = False
+    filled, held, wide = (np.zeros((most, len(ordered), rows), dtype=np.int64) for _ in range(3))
+    for count in range(1, rows + 1):
+        at, starts = slice(count - 1, rows), slice(0, rows - count + 1)
+        filled, held, wide = (counted[..., starts] for counted in (filled, held, wide))
+        begins = (first_R_N[:, at] | (held + more_R_N[:, at] > sizes_S_R_1) | (filled == 0)) & (more_R_N[:, at] > 0)
+        held = np.where(begins, prompts_R_N[:, at], held) + more_R_N[:, at]
+        filled, wide = filled + begins, np.maximum(wide, held)
+        allowed = filled * wide <= shared.max_tokens
+        if not allowed.any():  # nor with more rows
+            break
+        something = (filled > 0) | none_R_N[:, starts]
+        together_R_N = np.where(allowed & something, price.masked(filled, wide), np.inf).min(axis=0)
+        alone_R_N = np.where(alike_R_1, causal[count - 1, starts], masked[count - 1, starts])
+        costs[count - 1, starts] = np.minimum(together_R_N, alone_R_N).max(axis=0)
+    return costs[: 1 + int(np.flatnonzero(np.isfinite(costs).any(axis=1)).max(initial=0))]
+
+
+def _cheapest_cut(costs: npt.NDArray[np.float64], micro_steps: int, parts: int) -> tuple[list[int], float]:
+    """Sizes of the at most so many parts that cost least in all, and how much that is.
+
+    By dynamic programming over (parts made, rows placed). A micro-step that is left without a part has a placeholder.
+    """
+    widest, rows = costs.shape
+    if rows == 0:
+        return [], 0.0
     reached = np.full(rows + 1, np.inf)
     reached[0] = 0.0
     choices = np.zeros((parts, rows + 1), dtype=np.int64)
+    best, made = np.inf, parts
     for part in range(parts):
         after = np.full(rows + 1, np.inf)
         for size in range(1, widest + 1):
-            total = reached[: rows - size + 1] + cost[size - 1, : rows - size + 1]
+            total = reached[: rows - size + 1] + costs[size - 1, : rows - size + 1]
             better = total < after[size:]
             after[size:][better] = total[better]
             choices[part, size:][better] = size
         reached = after
+        idle = max(0, micro_steps - part - 1) * PLACEHOLDER_TOKENS
+        if reached[rows] + idle <= best:
+            best, made = float(reached[rows] + idle), part + 1
     sizes: list[int] = []
     left = rows
-    for part in reversed(range(parts)):
+    for part in reversed(range(made)):
         sizes.append(int(choices[part, left]))
         left -= sizes[-1]
-    return sizes[::-1], float(reached[rows])
+    return sizes[::-1], best
 
 
-def _fewest_parts(cost: npt.NDArray[np.float64], rows: int) -> int:
-    """How many parts it takes if each takes as many rows as it may."""
+def _parts(costs: npt.NDArray[np.float64], micro_steps: int) -> int:
+    """How many parts there may be: one for each micro-step, or as few as it takes if each takes what rows it may."""
+    rows: int = costs.shape[1]
     parts, row = 0, 0
     while row < rows:
-        row += int(np.flatnonzero(np.isfinite(cost[:, row])).max()) + 1
+        row += int(np.flatnonzero(np.isfinite(costs[:, row])).max()) + 1
         parts += 1
-    return parts
+    return max(min(micro_steps, rows), parts)
 
 
-def _dealt(lengths: Lengths, order: npt.NDArray[np.int64], sizes: Sequence[int], micro_steps: int) -> Plan:
+def _dealt(
+    lengths: Lengths,
+    order: npt.NDArray[np.int64],
+    sizes: Sequence[int],
+    micro_steps: int,
+    shared: tuple[Groups, Shared] | None,
+) -> Plan:
     """Deal this rank's rows to the parts, and the parts to the micro-steps."""
     steps: list[list[tuple[int, ...]]] = [[] for _ in range(micro_steps)]
     place, computed, idle = 0, 0, 0
@@ -172,33 +289,45 @@ def _dealt(lengths: Lengths, order: npt.NDArray[np.int64], sizes: Sequence[int],
         taken = order[place : place + size]
         place += size
         steps[number % micro_steps].append((*taken.tolist(), *[-1] * (size - len(taken))))
-        computed += part_tokens(lengths, steps[number % micro_steps][-1])
+        computed += part_tokens(lengths, steps[number % micro_steps][-1], shared)
     for step in steps:
         if not step:  # fewer rows than micro-steps
             step.append((-1,))
             computed += part_tokens(lengths, (-1,))
         idle += all(row < 0 for part in step for row in part)
     live = int(lengths[order].sum())
-    return Plan(tuple(map(tuple, steps)), live, computed, len(lengths) - len(order), idle)
+    distinct = 0 if shared is None else distinct_tokens(lengths[order], shared[0][order])
+    return Plan(tuple(map(tuple, steps)), live, computed, len(lengths) - len(order), idle, distinct)
 
 
-def part_tokens(lengths: Lengths, part: Sequence[int]) -> int:
+def part_tokens(lengths: Lengths, part: Sequence[int], shared: tuple[Groups, Shared] | None = None) -> int:
     """Tokens that a part computes on this rank, padding and placeholders counted."""
     rows = [row for row in part if row >= 0]
     if not rows:
-        return len(part) * placeholder_tokens(lengths)
+        return len(part) * PLACEHOLDER_TOKENS
+    if shared is not None and len(part) > 1:
+        groups, how = shared
+        filled = shared_rows(lengths[rows], groups[rows], how.price, how.max_tokens, placeholders=len(part) - len(rows))
+        if filled is not None:
+            return len(filled) * width_of(lengths[rows], filled)
     return len(part) * int(np.maximum(lengths[rows], 1).max(axis=0).sum())
 
 
-def placeholder_tokens(lengths: Lengths) -> int:
-    """Tokens of a placeholder: the shortest prompt, and one token after it."""
-    return int(lengths[:, 0].min()) + 1 if len(lengths) else 1
+PLACEHOLDER_TOKENS = 2
+"""Of a placeholder by itself: a token of a prompt, and one after it."""
 
 
-def unmoved(lengths: Lengths) -> Plan:
+def distinct_tokens(lengths: Lengths, groups: Groups) -> int:
+    """Tokens of some rows, the prompt of a group counted once."""
+    prompts = {int(group): int(tokens) for group, tokens in zip(groups, lengths[:, 0], strict=True)}
+    return sum(prompts.values()) + int(lengths[:, 1].sum())
+
+
+def unmoved(lengths: Lengths, shared: tuple[Groups, Shared] | None = None) -> Plan:
     """The plan of a block of one micro-step whose rows stay as they are."""
-    part = tuple(range(len(lengths)))
-    return Plan(((part,),), int(lengths.sum()), part_tokens(lengths, part), 0, 0)
+    part, live = tuple(range(len(lengths))), int(lengths.sum())
+    distinct = 0 if shared is None else distinct_tokens(lengths, shared[0])
+    return Plan(((part,),), live, part_tokens(lengths, part, shared), 0, 0, distinct)
 
 
 def saves_nothing(plan: Plan, lengths: Lengths) -> bool:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...credit.signal import has_signal
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, joined
-from .plan import Lengths, Plan
+from .plan import Plan, Shared, plan_block, token_limit
+from .shared import Lengths, SharedPrompts, rows_of
 
 RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
 """Of a micro-batch as TRL made it, and a part: what the advantages of its rows in the part are times; None for 1."""
@@ -24,14 +26,11 @@ class Layout:
         factor: See `RowFactor`.
         precision: Of advantages that are multiplied.
         trim_left: Cut away the prompts' padding too.
-        silent_placeholders: No token of a placeholder may count, where it would without an advantage (a KL penalty, a
-            forward hook). Otherwise one does: TRL's metrics are undefined for a micro-batch in which none does.
     """
 
     factor: RowFactor
     precision: torch.dtype
     trim_left: bool
-    silent_placeholders: bool
 
 
 def row_table(batch: dict[str, Any]) -> torch.Tensor:
@@ -82,7 +81,7 @@ def trimmed(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str
 def _part(
     rows: dict[str, Any], came_from: Sequence[dict[str, Any]], part: Sequence[int], lengths: Lengths, layout: Layout
 ) -> dict[str, Any]:
-    """Take some rows of a block; -1 is a placeholder: the row of the shortest prompt, without an advantage."""
+    """Take some rows of a block; -1 is a placeholder: a row in which nothing counts, cut short if it is by itself."""
     shortest = int(lengths[:, 0].argmin())
     chosen = [shortest if row < 0 else row for row in part]
     index = torch.tensor(chosen, device=rows["completion_ids"].device)
@@ -94,10 +93,10 @@ def _part(
             made[key] = [value[row] for row in chosen]
         else:
             made[key] = value
-    _hold_places(made, [row < 0 for row in part], layout.silent_placeholders)
+    _hold_places(made, [row < 0 for row in part])
     live = [row for row in part if row >= 0]
-    left = max([1, *lengths[live or [shortest], 0].tolist()])
-    _trim(made, left if layout.trim_left else None, max([1, *lengths[live, 1].tolist()]))
+    left = max([1, *lengths[live, 0].tolist()])
+    _trim(made, left if layout.trim_left or not live else None, max([1, *lengths[live, 1].tolist()]))
     factors = {id(batch): layout.factor(batch, made) for batch in {id(batch): batch for batch in came_from}.values()}
     per_row = [factors[id(came_from[row])] for row in chosen]
     if None not in per_row:
@@ -108,17 +107,14 @@ def _part(
     return made
 
 
-def _hold_places(part: dict[str, Any], held: Sequence[bool], silent: bool) -> None:
-    """Make placeholders of the rows that are copies: no advantage, no weight, at most one token that counts."""
+def _hold_places(part: dict[str, Any], held: Sequence[bool]) -> None:
+    """Make placeholders of the rows that are copies: no advantage, no weight, no token that counts."""
     if not any(held):
         return
     held_B = torch.tensor(held, device=part["completion_mask"].device)
     for key in ("advantages", BatchKeys.weights, "completion_mask"):
         if part.get(key) is not None:
             part[key][held_B] = 0
-    for key in () if silent else ("completion_mask", "tool_mask"):
-        if part.get(key) is not None:
-            part[key][held_B, 0] = 1
     if part.get(BatchKeys.place) is not None:
         part[BatchKeys.place][held_B] = -1  # no row of the records
 
@@ -141,14 +137,19 @@ def _width(mask_B_T: torch.Tensor) -> torch.Tensor:
     return (columns * (mask_B_T != 0)).amax(dim=1)
 
 
-def in_order_of_length(method: Any, given: dict[str, Any], chunk: int, trim_left: bool) -> Any:
+def in_order_of_length(
+    method: Any, given: dict[str, Any], chunk: int, trim_left: bool, sharing: SharedPrompts | None = None
+) -> Any:
     """Log-probabilities without a gradient, with as many forward passes, each over rows of like length.
+
+    Where prompts are shared the passes are planned as the parts of an update are.
 
     Args:
         method: TRL's `_get_per_token_logps_and_entropies`.
         given: Its arguments by name.
         chunk: Rows of a forward pass.
         trim_left: Cut away the prompts' padding too.
+        sharing: Shares prompts, if they are to be shared.
 
     Returns:
         What the method returns, in the order in which the rows came; zero after each completion.
@@ -158,14 +159,42 @@ def in_order_of_length(method: Any, given: dict[str, Any], chunk: int, trim_left
     order = torch.argsort(prompts_B + completions_B, descending=True, stable=True)
     start_of_completion = ids.size(1) - keep
     results: dict[int, torch.Tensor] = {}
-    for start in range(0, len(order), chunk):
-        rows = order[start : start + chunk]
+    chunks = [order[start : start + chunk] for start in range(0, len(order), chunk)]
+    limit = None
+    if sharing is not None and (planned := _passes_with_shared(ids, mask, keep, len(chunks), sharing)) is not None:
+        chunks, limit = planned
+    for rows in chunks:
         left = start_of_completion - max(1, int(prompts_B[rows].max())) if trim_left else 0
         width = max(1, int(completions_B[rows].max()))
         columns = slice(left, start_of_completion + width)
         arguments = (given["model"], ids[rows, columns], mask[rows, columns], width)
-        output = method(*arguments, batch_size=len(rows), compute_entropy=given.get("compute_entropy", False))
+        some = dict(zip(("model", "input_ids", "attention_mask", "logits_to_keep"), arguments, strict=True))
+        entropies = given.get("compute_entropy", False)
+        layout = None if sharing is None else sharing.layout(*arguments[1:], limit)
+        if sharing is not None and layout is not None:
+            output = sharing.scored(method, {**some, "compute_entropy": entropies}, layout)
+        else:
+            output = method(*arguments, batch_size=len(rows), compute_entropy=entropies)
         for number, values in enumerate(output[:2]):
             if values is not None:
                 results.setdefault(number, values.new_zeros((len(order), keep)))[rows, :width] = values
     return results.get(0), results.get(1), None
+
+
+def _passes_with_shared(
+    ids: torch.Tensor, mask: torch.Tensor, keep: int, passes: int, sharing: SharedPrompts
+) -> tuple[list[torch.Tensor], int] | None:
+    """The rows of each of so many passes, and the tokens that one may compute; None where prompts are not shared.
+
+    A pass for which none is left has the first row once more: every rank makes as many.
+    """
+    if sharing.price is None:
+        return None
+    lengths, groups = rows_of(ids, mask, keep)
+    if lengths is None or not sharing.fits(lengths):
+        return None
+    blocks = [(lengths, np.ones(len(lengths), dtype=bool))]
+    limit = token_limit(blocks, passes, sharing.budget)
+    (plan,) = plan_block(blocks, passes, shared=Shared([groups], sharing.price, limit))
+    parts = [[max(row, 0) for row in part] for step in plan.steps for part in step]
+    return [torch.tensor(part, device=ids.device) for part in parts], limit

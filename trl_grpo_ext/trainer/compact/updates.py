@@ -10,6 +10,7 @@ any number at a time, and rows that contribute nothing need not run. `Freedom` s
 | `_prepare_inputs` | the buffered micro-batches, planned again (`plan`, `rows`) |
 | `compute_loss` | a micro-step of several parts: the gradient of each is accumulated |
 | `_get_per_token_logps_and_entropies` | the old policy's and the reference's forward passes, in order of length too |
+| the same | with `share_prompts`, each prompt once for its completions, in all three passes (`shared`) |
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from accelerate.utils import gather_object
 from ...errors import ConfigurationError
 from ...types import implements
 from .. import upstream
-from ..batch import BatchKeys, counting_mask, joined
+from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, joined
 from ..facts import LossSettings, RunFacts
 from .exchange import dealt_rows, exchanged, shown_rows
-from .plan import Lengths, Plan, plan_block, saves_nothing, unmoved
+from .plan import Plan, Shared, plan_block, saves_nothing, token_limit, unmoved
 from .rows import Layout, in_order_of_length, laid_out, row_table, trimmed
+from .shared import Groups, Lengths, SharedPrompts, prompt_groups
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +51,6 @@ class Freedom:
         drop: Rows whose advantages are all zero may be left out.
         any_count: Micro-batches may have any number of rows.
         trim_left: Padding in front of the prompts may be cut away; it moves the positions that a model sees.
-        silent_placeholders: Tokens without an advantage count in the loss, or a hook may give them one, so placeholders
-            may have none that counts.
         reasons: Why something may not.
     """
 
@@ -58,7 +58,6 @@ class Freedom:
     drop: bool
     any_count: bool
     trim_left: bool
-    silent_placeholders: bool
     reasons: tuple[str, ...] = ()
 
 
@@ -101,7 +100,6 @@ def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], confi
         drop=not stuck and not kept,
         any_count=not stuck and not fixed,
         trim_left=not absolute,
-        silent_placeholders=unscaled is not None and not by_weights,
         reasons=(
             *(f"rows stay in their micro-batches: {reason}" for reason in stuck),
             *(f"rows without signal run: {reason}" for reason in kept),
@@ -139,6 +137,8 @@ class CompactUpdates:
         max_tokens: Tokens that one part may compute, or None.
         balance: Move rows between ranks.
         keeps_records: Token records are kept on the rank that generated a row.
+        sharing: Shares prompts, if they are to be shared.
+        policy: Returns TRL's `_get_per_token_logps_and_entropies` and the policy; for `sharing`.
         log: Takes metrics.
 
     Raises:
@@ -154,6 +154,8 @@ class CompactUpdates:
         max_tokens: int | None = None,
         balance: bool = False,
         keeps_records: bool = False,
+        sharing: SharedPrompts | None = None,
+        policy: Callable[[], tuple[Callable[..., Any], Any]] | None = None,
         log: Callable[[dict[str, float]], None],
     ) -> None:
         if max_tokens is not None and not freedom.any_count:
@@ -167,6 +169,8 @@ class CompactUpdates:
             logger.info("compact_updates: %s.", reason)
         self.freedom, self._facts, self._loss_type = freedom, facts, loss_type
         self._max_tokens, self._balances, self._log = max_tokens, balance and facts.ranks > 1, log
+        self._sharing, self._policy = sharing, policy
+        self._limit: int | None = None
         self._planned: list[dict[str, Any]] | None = None
 
     # ------------------------------------------------------------------ once per generation batch
@@ -196,33 +200,60 @@ class CompactUpdates:
         table_B_3 = torch.cat([row_table(batch) for batch in micro_batches])
         if not freedom.trim_left:  # what stays in front of a prompt is computed like the prompt
             table_B_3[:, 0] = micro_batches[0]["prompt_ids"].size(1)
-        tables_N_3 = self._facts.gather(table_B_3).cpu().numpy()
-        ranks = tables_N_3.reshape(self._facts.ranks, count // block, block * rows, 3)
+        if self._sharing is not None:
+            prompts = joined([{key: batch[key] for key in PROMPT_KEYS} for batch in micro_batches])
+            groups_B = prompt_groups(prompts["prompt_ids"], prompts["prompt_mask"])
+        else:
+            groups_B = torch.arange(len(table_B_3), device=table_B_3.device)
+        tables_N_4 = self._facts.gather(torch.cat([table_B_3, groups_B.unsqueeze(1)], dim=1)).cpu().numpy()
+        ranks = tables_N_4.reshape(self._facts.ranks, count // block, block * rows, 4)
+        sharing = self._measured(ranks[..., :2].reshape(-1, 2))
         layout = Layout(
             factor=functools.partial(row_factor, self._loss_type),
             precision=precision,
             trim_left=freedom.trim_left,
-            silent_placeholders=freedom.silent_placeholders,
         )
         planned: list[dict[str, Any]] = []
         plans: list[Plan] = []
         for number in range(count // block):
-            steps, table_R_B_3 = micro_batches[number * block : (number + 1) * block], ranks[:, number]
-            made, own = self._planned_block(
-                steps, table_R_B_3[:, :, :2], _has_to_run(table_R_B_3[:, :, 2], freedom), layout
-            )
+            steps, table_R_B_4 = micro_batches[number * block : (number + 1) * block], ranks[:, number]
+            lengths_R_B, runs_R_B = table_R_B_4[:, :, :2], _has_to_run(table_R_B_4[:, :, 2], freedom)
+            shared = None
+            if sharing is not None and sharing.price is not None:
+                limit = token_limit(list(zip(lengths_R_B, runs_R_B, strict=True)), block, self._max_tokens)
+                self._limit = limit if number == 0 else max(limit, self._limit or 0)
+                shared = Shared([*table_R_B_4[:, :, 3]], sharing.price, limit)
+            made, own = self._planned_block(steps, lengths_R_B, runs_R_B, layout, shared)
+            if (table_R_B_4[:, :, 2] == 0).all():  # no completion has a token that counts: TRL logs zeros, so do these
+                own = [{key: value for key, value in step.items() if key != BatchKeys.idle} for step in own]
             plans += made
             planned += own
-        self._log_plan(plans, rows_of_all=tables_N_3.shape[0])
+        self._log_plan(plans, rows_of_all=tables_N_4.shape[0])
         return planned
 
+    def _measured(self, lengths: Lengths) -> SharedPrompts | None:
+        """What shares prompts, once it has been measured, where the rows let it."""
+        if self._sharing is None or not self._sharing.fits(lengths):
+            return None
+        assert self._policy is not None
+        self._sharing.measure(*self._policy(), int(lengths.sum(axis=1).max()))
+        return self._sharing
+
     def _planned_block(
-        self, steps: Sequence[dict[str, Any]], lengths_R_B: Lengths, runs_R_B: npt.NDArray[np.bool_], layout: Layout
+        self,
+        steps: Sequence[dict[str, Any]],
+        lengths_R_B: Lengths,
+        runs_R_B: npt.NDArray[np.bool_],
+        layout: Layout,
+        shared: Shared | None,
     ) -> tuple[list[Plan], list[dict[str, Any]]]:
         """The plans of all ranks for one block, and this rank's micro-steps."""
         rank, rows = self._facts.rank, steps[0]["completion_ids"].size(0)
         if not self.freedom.sort:
-            made = [unmoved(lengths) for lengths in lengths_R_B]
+            sharing: Sequence[tuple[Groups, Shared] | None] = [None] * len(lengths_R_B)
+            if shared is not None:
+                sharing = [(groups, shared) for groups in shared.groups]
+            made = list(map(unmoved, lengths_R_B, sharing))
             return made, laid_out(steps, made[rank], lengths_R_B[rank], layout)
         numbers, blocks = None, list(zip(lengths_R_B, runs_R_B, strict=True))
         if self._balances:
@@ -232,14 +263,16 @@ class CompactUpdates:
             len(steps),
             rows_per_part=None if self.freedom.any_count else rows,
             max_tokens=self._max_tokens,
+            shared=shared,
         )
         if numbers is None and all(map(saves_nothing, made, lengths_R_B)):
             return made, [trimmed(step, lengths_R_B[rank], layout) for step in steps]
         if numbers is None:
-            return made, laid_out(steps, made[rank], lengths_R_B[rank], layout)
+            return made, _with_idle(laid_out(steps, made[rank], lengths_R_B[rank], layout), made)
         kept = exchanged(joined(steps), numbers[rank], self._facts.gather, gather_object)
         # What the rows' own micro-batches counted, their rows, is the same on every rank.
-        return made, laid_out([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
+        own = laid_out([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
+        return made, _with_idle(own, made)
 
     def _log_plan(self, plans: Sequence[Plan], rows_of_all: int) -> None:
         live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
@@ -253,11 +286,13 @@ class CompactUpdates:
                 "compact/micro_steps_skipped": float(sum(plan.idle for plan in plans)),
             }
         )
+        if distinct := sum(plan.distinct for plan in plans):
+            self._log({"compact/distinct_tokens": float(distinct), "compact/computed_to_distinct": computed / distinct})
 
     # ------------------------------------------------------------------ at every forward pass
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities; those of several passes without a gradient in order of length.
+        """TRL's log-probabilities; those of several passes without a gradient in order of length, and prompts shared.
 
         Args:
             method: TRL's `_get_per_token_logps_and_entropies`.
@@ -265,7 +300,7 @@ class CompactUpdates:
             *arguments: Its arguments.
             **keywords: Its arguments.
         """
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self._sharing is None:
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
         named = {**bound, **bound.pop("kwargs", {})}
@@ -273,11 +308,19 @@ class CompactUpdates:
         given = {name: value for name, value in named.items() if value is not None and value is not False}
         if not {"input_ids", "attention_mask", "logits_to_keep"} <= given.keys() <= {"model", *_LOGPS_ARGUMENTS}:
             return method(model, *arguments, **keywords)
-        rows = given["input_ids"].size(0)
+        rows, sharing = given["input_ids"].size(0), self._sharing
         chunk = given.get("batch_size") or rows
-        if rows <= chunk:
+        if sharing is not None and not torch.is_grad_enabled():
+            sharing.measure(method, given["model"], given["input_ids"].size(1))
+        if rows > chunk and not torch.is_grad_enabled():
+            return in_order_of_length(method, given, chunk, self.freedom.trim_left, sharing)
+        layout = None
+        if sharing is not None and rows <= chunk:
+            limit = self._limit if torch.is_grad_enabled() else None
+            layout = sharing.layout(given["input_ids"], given["attention_mask"], given["logits_to_keep"], limit)
+        if sharing is None or layout is None:
             return method(model, *arguments, **keywords)
-        return in_order_of_length(method, given, chunk, self.freedom.trim_left)
+        return sharing.scored(method, given, layout)
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
@@ -354,6 +397,13 @@ _LOGPS_ARGUMENTS = ("input_ids", "attention_mask", "logits_to_keep", "batch_size
 @functools.cache
 def _say_once(reason: str) -> None:
     logger.warning("compact_updates: %s.", reason)
+
+
+def _with_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """Mark the micro-steps that have placeholders only, on all ranks: nothing of them is to be logged."""
+    for step, of_ranks in zip(steps, zip(*(plan.steps for plan in plans), strict=True), strict=True):
+        step[BatchKeys.idle] = all(row < 0 for parts in of_ranks for part in parts for row in part)
+    return steps
 
 
 def _has_to_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> npt.NDArray[np.bool_]:

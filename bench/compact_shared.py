@@ -1,0 +1,148 @@
+"""What `share_prompts` adds to `compact_updates: exact`, over the length of the prompt, on the CPU.
+
+    python -m bench.compact_shared [--updates 3] [--threads 1] [--prompts 32 128 512 600 2048] [--markdown FILE]
+
+Three arms take turns on the same rollouts: plain TRL, compact, and compact with shared prompts. Completions are short
+(8 to 96 tokens, uniform), log-normal (their mean a third of 512) or all equal (256, where compact updates alone have
+nothing to save); groups of 8, all with signal, and every prompt of a cell has the same length. The floor is what TRL
+would take if it computed each distinct token once at the cost that it has for a token: its time, times the distinct
+tokens of what it computes.
+
+All cells take about half an hour. With `--json FILE` each cell is written down as soon as it is measured, and those
+in the file are not measured again, so that the grid may be measured in pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says when it starts and stops
+
+import torch
+from rich.console import Console
+
+from bench.compact_rollouts import Cell, Script, Size
+from bench.compact_updates import EXACT, PLAIN, SHARED, Match, Meter, put, save_model
+
+LENGTHS = ("uniform short", "log-normal", "all equal")
+
+
+@dataclass(frozen=True)
+class LongPrompts(Cell):
+    """A line of the table: how long completions are, and how long every prompt is."""
+
+    prompt: int = 0
+
+
+class LongScript(Script):
+    """Rollouts of a cell whose prompts all have one length."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        self.cell = LongPrompts(LENGTHS[0], 0, 32)
+
+    def lengths(self) -> tuple[list[int], list[int]]:
+        assert isinstance(self.cell, LongPrompts)
+        rows, draw = self.size.rows, random.Random(0)
+        if self.cell.profile == LENGTHS[0]:
+            completions = [draw.randint(8, 96) for _ in range(rows)]
+        elif self.cell.profile == LENGTHS[2]:
+            completions = [256] * rows
+        else:
+            normal = statistics.NormalDist(math.log(512 / 3) - 0.08, 0.4)
+            completions = [min(512, round(math.exp(normal.inv_cdf((row + 0.5) / rows)))) for row in range(rows)]
+            draw.shuffle(completions)
+        return [self.cell.prompt] * rows, completions
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    titles = ["completions", "prompt", "update, s: plain TRL", "compact", "shared", "shared against TRL"]
+    titles += ["against compact", "floor against TRL", "computed / distinct", "peak memory, MB: plain TRL", "compact"]
+    lines = [[*titles, "shared"], ["---"] + ["---:"] * len(titles)]
+    for found in results:
+        seconds = found["seconds"]
+        lines.append(
+            [
+                found["completions"],
+                str(found["prompt"]),
+                *(f"{seconds[arm]:.3g}" for arm in (PLAIN, EXACT, SHARED)),
+                f"{seconds[PLAIN] / seconds[SHARED]:.2f}",
+                f"{seconds[EXACT] / seconds[SHARED]:.2f}",
+                f"{found['padding']:.2f}",
+                f"{found['computed']:.2f}",
+                *(f"{found['peak'][arm] / 1e6:.0f}" for arm in (PLAIN, EXACT, SHARED)),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def measured(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
+    """The best of some updates of each arm."""
+    result = match.measure(cell, updates)
+    prompts, completions = match.script.lengths()
+    size = match.script.size
+    distinct = sum(prompts[:: size.members]) + sum(completions)
+    return {
+        "completions": cell.profile,
+        "prompt": cell.prompt,
+        "seconds": {arm: min(found) for arm, found in result.seconds.items()},
+        "padding": size.rows * (max(prompts) + max(completions)) / distinct,
+        "computed": match.turns[SHARED].logs.get("compact/computed_to_distinct", math.nan),
+        "peak": result.peak,
+        "norm_gap": result.norm_gap,
+    }
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--updates", type=int, default=3, help="of each arm in each cell, timed")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--prompts", nargs="+", type=int, default=[32, 128, 512, 600, 2048])
+    parser.add_argument("--completions", nargs="+", default=LENGTHS, choices=LENGTHS)
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file, and keep those in it")
+    options = parser.parse_args(given)
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    results: list[dict[str, Any]] = []
+    if options.json is not None and options.json.exists():
+        results = json.loads(options.json.read_text(encoding="utf-8"))
+    size = Size(groups=options.groups, members=8, limit=512)
+    with tempfile.TemporaryDirectory() as folder:
+        match = Match(save_model(Path(folder)), Path(folder), size, arms=(PLAIN, EXACT, SHARED), script=LongScript)
+        for profile, prompt in itertools.product(options.completions, options.prompts):
+            if not any((found["completions"], found["prompt"]) == (profile, prompt) for found in results):
+                results.append(measured(match, LongPrompts(profile, 0, prompt), options.updates))
+                if options.json is not None:
+                    options.json.write_text(json.dumps(results), encoding="utf-8")
+        match.close()
+    results.sort(key=lambda found: (LENGTHS.index(found["completions"]), found["prompt"]))
+    said = (
+        f"{size.rows} completions in groups of 8, all with signal, micro-batches of 8, `loss_type` dapo without a KL "
+        f"penalty, AdamW. Best of {options.updates} updates of each arm in turns; time is {Meter().time_is}, "
+        f"and planning counts as update. Llama, 5.3M parameters, {options.threads} thread(s), {platform.machine()}; "
+        f"torch {version('torch')}, transformers {version('transformers')}, trl {version('trl')}. The gradient norms "
+        f"differ by {max(found['norm_gap'] for found in results):.0e} at most, relatively."
+    )
+    Console(width=200).print(table(results), said, sep="\n\n", highlight=False)
+    if options.markdown is not None:
+        put(options.markdown, "shared prompts on the CPU", f"{table(results)}\n\n{said}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,601 @@
+"""`share_prompts`: each prompt once gives the log-probabilities and the gradient of rows by themselves.
+
+With a float64 forward to 1e-9, whatever the price says: prices here are made up, so that prompts are shared or not.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    FalconConfig,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    TrainerCallback,
+)
+
+from tests.support import length_reward, prompts, relative_gap, train
+from tests.trainer.compact.runs import COMMON, EXACT, Bonus, Seen, Whitened, compact_logs, gaps, pair
+from tests.trainer.compact.test_trainings import GRID, grid_gap, uneven_grid  # noqa: F401 (a fixture)
+from tests.trainer.parity_grid import Cell
+from tests.trainer.process_worker import (
+    Float64CompactTrainer,
+    Float64Trainer,
+    norms_in_float64,
+    reward_with_flat_groups,
+    uneven_rollout,
+)
+from tests.trainer.test_parity import tiny_moe  # noqa: F401 (a fixture)
+from tests.trainer.test_precision import MODES, gap, trained
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.errors import ConfigurationError, UpstreamError
+from trl_grpo_ext.trainer.compact.plan import PLACEHOLDER_TOKENS, Shared, plan_block, token_limit
+from trl_grpo_ext.trainer.compact.shared import (
+    Price,
+    SharedLayout,
+    SharedPrompts,
+    filled_rows,
+    price_of,
+    reason_against,
+    rows_of,
+    shared_prompts,
+    shared_rows,
+    sizes_of,
+    width_of,
+    window_of,
+)
+
+FREE, DEAR = Price(), Price(area=10.0, causal_area=10.0)
+"""A price of tokens alone, by which prompts are shared; and one of attention, by which they are not."""
+
+ENDS = {"vocab_size": 42, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+SIZES: dict[str, Any] = {
+    **ENDS,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def model_of(config: Any, attention: str, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
+    if dtype == torch.float64:
+        norms_in_float64(model)
+    return model.train()
+
+
+def sharing(attention: str = "sdpa", window: int | None = None, budget: int | None = None) -> SharedPrompts:
+    made = SharedPrompts(attention, window, list, budget)
+    made.price = FREE
+    return made
+
+
+def score(*arguments: Any, **keywords: Any) -> Any:
+    return Float64Trainer._get_per_token_logps_and_entropies(None, *arguments, **keywords)  # type: ignore[arg-type]
+
+
+ROWS = [(5, 9, 0), (5, 3, 0), (5, 0, 0), (7, 4, 1), (7, 1, 1), (1, 6, 2), (1, 2, 2), (3, 5, 3)]
+"""Tokens of prompts and completions, and whose prompt it is."""
+
+
+def batch_of(rows: list[tuple[int, int, int]], prompt: int = 8, width: int = 10) -> dict[str, Any]:
+    ids = torch.randint(3, 42, (len(rows), prompt + width), generator=torch.Generator().manual_seed(1))
+    mask = torch.zeros_like(ids)
+    for row, (p, c, group) in enumerate(rows):
+        ids[row, :prompt] = torch.arange(prompt) + 3 + group
+        mask[row, prompt - p : prompt + c] = 1
+    return {"input_ids": ids, "attention_mask": mask, "logits_to_keep": width}
+
+
+# ---------------------------------------------------------------------------------------------------- the layout
+
+
+def test_a_layout_by_hand() -> None:
+    ids = torch.tensor([[10, 11, 12, 20, 21], [10, 11, 12, 30, 0]])
+    layout = SharedLayout.of(ids, 2, np.array([[3, 2], [3, 1]]), [[0, 1]])
+    assert layout.ids_R_L.tolist() == [[10, 11, 12, 20, 21, 12, 30]]
+    assert layout.positions_R_L.tolist() == [[0, 1, 2, 3, 4, 2, 3]]
+    assert layout.scored_R_L.tolist() == [[0, 0, 0, 1, 1, 0, 1]]
+    assert layout.allowed_R_L_L[0].long().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 0, 1, 0],
+        [1, 1, 0, 0, 0, 1, 1],
+    ]
+    assert layout.back(torch.arange(6.0).unsqueeze(0), 2, 2).tolist() == [[2.0, 3.0], [5.0, 0.0]]
+
+
+CONFIGS: dict[str, tuple[Any, str, torch.dtype]] = {
+    "llama": (LlamaConfig(**SIZES), "sdpa", torch.float64),
+    "qwen2": (Qwen2Config(**SIZES), "sdpa", torch.float64),
+    "qwen3": (Qwen3Config(**SIZES), "sdpa", torch.float64),
+    "mistral": (MistralConfig(**SIZES, sliding_window=None), "sdpa", torch.float64),
+    "a window as long as a row": (MistralConfig(**SIZES, sliding_window=18), "sdpa", torch.float64),
+    "llama, eager": (LlamaConfig(**SIZES), "eager", torch.float32),
+    "gemma2, soft-capped": (Gemma2Config(**SIZES, sliding_window=18), "eager", torch.float32),
+    "experts": (Qwen3MoeConfig(**SIZES, **EXPERTS), "sdpa", torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_log_probabilities_entropies_and_gradient_are_those_of_rows_by_themselves(name: str) -> None:
+    config, attention, dtype = CONFIGS[name]
+    model, batch = model_of(config, attention, dtype), batch_of(ROWS)
+    assert reason_against(model) is None
+    share = sharing(attention, window_of(config))
+    layout = share.layout(*batch.values())
+    assert layout is not None
+    # The first group in two parts: rows of 4 + 10, 4 + 4, 6 + 5 + 2, 0 + 7 + 3 and 2 + 6. Whole, it would be 4 * 18.
+    assert layout.ids_R_L.shape == (5, 14)
+    tolerance = EXACT["float64" if dtype == torch.float64 else "float32"]
+    assert_same(model, model, batch, share, layout, tolerance)
+
+
+def assert_same(
+    alone: Any, model: Any, batch: dict[str, Any], share: SharedPrompts, layout: SharedLayout, tolerance: float
+) -> None:
+    """Log-probabilities, entropies and gradient of rows by themselves in a model, and of shared ones in another."""
+    dtype = next(model.parameters()).dtype
+    slope = torch.randn(len(ROWS), 10, generator=torch.Generator().manual_seed(2), dtype=dtype)
+    found = []
+    for which, scored in (
+        (alone, score(alone, *batch.values())),
+        (model, share.scored(score, {"model": model, **batch}, layout)),
+    ):
+        which.zero_grad()
+        live = batch["attention_mask"][:, -10:]
+        ((scored[0] + 0.3 * scored[1]) * slope * live).sum().backward()
+        gradient = {n: p.grad.clone() for n, p in which.named_parameters() if p.grad is not None}
+        found.append((gradient, (scored[0] * live).detach(), (scored[1] * live).detach()))
+    assert relative_gap(found[1][0], found[0][0]) < tolerance
+    assert (found[1][1] - found[0][1]).abs().max() < 10 * tolerance
+    assert (found[1][2] - found[0][2]).abs().max() < 10 * tolerance
+
+
+@pytest.mark.slow
+def test_flex_attention_takes_the_mask_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch has no backward of it on the CPU but the one that is not compiled, and refuses that too: not here.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    monkeypatch.setattr(
+        "transformers.integrations.flex_attention.compile_friendly_flex_attention",
+        lambda query, key, value, training, **keywords: flex_attention(query, key, value, **keywords),
+    )
+    config = LlamaConfig(**{**SIZES, "head_dim": 16, "num_hidden_layers": 1})
+    alone, model = (model_of(config, attention, torch.float64) for attention in ("sdpa", "flex_attention"))
+    assert reason_against(model) is None
+    batch, share = batch_of(ROWS), sharing("flex_attention")
+    layout = share.layout(*batch.values())
+    assert layout is not None
+    assert_same(alone, model, batch, share, layout, EXACT["float64"])
+
+
+def test_a_mask_that_lets_completions_see_each_other_would_be_noticed() -> None:
+    model, batch = model_of(*CONFIGS["llama"]), batch_of(ROWS)
+    layout = sharing().layout(*batch.values())
+    assert layout is not None
+    object.__setattr__(layout, "allowed_R_L_L", torch.ones_like(layout.allowed_R_L_L).tril())
+    with torch.no_grad():
+        wrong = sharing().scored(score, {"model": model, **batch}, layout)[0]
+        right = score(model, *batch.values())[0] * batch["attention_mask"][:, -10:]
+    assert (wrong - right).abs().max() > 1e-3
+
+
+# ------------------------------------------------------------------------------------------------ what is chosen
+
+
+def test_a_group_is_shared_whole_in_parts_or_not_by_price() -> None:
+    # A whole group: 99 + 8 * 61 = 587 tokens. By pairs: 4 * (99 + 2 * 61) = 884. By themselves: 8 * 160 = 1,280.
+    lengths, groups = np.array([[100, 60]] * 8), np.zeros(8, dtype=np.int64)
+
+    def chosen(price: Price, groups: Any = groups, max_tokens: int | None = None) -> list[int]:
+        return [len(rows) for rows in shared_rows(lengths, groups, price, max_tokens) or []]
+
+    assert chosen(FREE) == [8]
+    assert chosen(Price(area=0.02, causal_area=0.02)) == [2, 2, 2, 2]
+    assert chosen(DEAR) == []
+    assert chosen(FREE, np.arange(8)) == []  # nobody has a prompt in common
+    assert chosen(Price(area=0.02, causal_area=0.02), max_tokens=600) == [8]
+    assert chosen(DEAR, max_tokens=200) == [8]  # nothing is within the limit; this is nearest
+
+
+lengths_and_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=12)
+
+
+@given(rows=lengths_and_groups, prompt=st.integers(1, 30), area=st.sampled_from([0.0, 0.01, 0.3]))
+@settings(max_examples=150, deadline=None)
+def test_every_completion_is_in_one_row_and_no_layout_is_dearer(
+    rows: list[tuple[int, int]], prompt: int, area: float
+) -> None:
+    lengths = np.array([[prompt + group, completion] for group, completion in rows])
+    groups, price = np.array([group for group, _ in rows]), Price(3.0, area, area / 2)
+    for size in sizes_of(lengths, groups):
+        filled = filled_rows(lengths, groups, size)
+        assert sorted(row for some in filled for row in some) == list(np.flatnonzero(lengths[:, 1]))
+        assert all(len({groups[row] for row in some}) == 1 for some in filled)
+    chosen = shared_rows(lengths, groups, price)
+    if chosen is not None:
+        width = int(np.maximum(lengths, 1).max(axis=0).sum())
+        tokens = len(chosen) * width_of(lengths, chosen)
+        assert tokens <= len(rows) * width
+        assert price.masked(len(chosen), width_of(lengths, chosen)) < price.masked(len(rows), width)
+
+
+def cost_of(plans: Any, lengths: Any, groups: Any, price: Price, limit: int, *, share: bool) -> float:
+    """What the parts of one rank's plan cost, from the words of `Price`."""
+    total = 0.0
+    for part in (part for step in plans[0].steps for part in step):
+        rows = [row for row in part if row >= 0]
+        filled = shared_rows(lengths[rows], groups[rows], price, limit) if share and len(rows) > 1 else None
+        if filled is not None:
+            total += price.masked(len(filled), width_of(lengths[rows], filled))
+        elif rows:
+            total += price.masked(len(rows), int(np.maximum(lengths[rows], 1).max(axis=0).sum()))
+        else:
+            total += len(part) * PLACEHOLDER_TOKENS
+    return total
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), min_size=4, max_size=12),
+    prompt=st.integers(1, 60),
+    area=st.sampled_from([0.0, 0.01, 0.1]),
+    micro_steps=st.integers(1, 4),
+    budget=st.none() | st.integers(50, 400),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_plan_is_dearer_than_without_sharing(
+    rows: list[tuple[int, int]], prompt: int, area: float, micro_steps: int, budget: int | None
+) -> None:
+    lengths = np.array([[prompt + group, completion] for group, completion in rows])
+    groups = np.array([group for group, _ in rows])
+    runs, price = np.ones(len(lengths), dtype=bool), Price(2.0, area, area)
+    limit = token_limit([(lengths, runs)], micro_steps, budget)
+    alone = plan_block([(lengths, runs)], micro_steps, max_tokens=budget)
+    plans = plan_block([(lengths, runs)], micro_steps, max_tokens=budget, shared=Shared([groups], price, limit))
+    costs = [
+        cost_of(found, lengths, groups, price, limit, share=share) for found, share in ((plans, True), (alone, False))
+    ]
+    assert costs[0] <= costs[1] / 0.95 + 1e-3
+    assert sorted(row for step in plans[0].steps for part in step for row in part if row >= 0) == [*range(len(lengths))]
+    assert plans[0].distinct == lengths[:, 1].sum() + sum(prompt + group for group in set(groups.tolist()))
+
+
+def test_the_price_is_found_again_from_its_own_seconds() -> None:
+    price, second = Price(50.0, 0.002, 0.001), 1e-6
+    masked, causal = [(1, 500), (4, 300), (1, 1100)], [(4, 300), (1, 1200)]
+    seconds = [second * price.masked(*shape) for shape in masked], [second * price.causal(*shape) for shape in causal]
+    found = price_of(masked, seconds[0], causal, seconds[1])
+    assert [found.overhead, found.area, found.causal_area] == pytest.approx([50.0, 0.002, 0.001], rel=1e-6)
+
+
+def test_rows_that_have_padding_inside_are_left_alone() -> None:
+    batch = batch_of(ROWS)
+    assert rows_of(*batch.values())[0] is not None
+    batch["attention_mask"][0, 9] = 0
+    assert rows_of(*batch.values())[0] is None
+    assert sharing().layout(*batch.values()) is None
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+def dropping(model: Any) -> Any:
+    model.model.layers[0].self_attn.attention_dropout = 0.1
+    return model
+
+
+def adapted(config: Any) -> Callable[[Any], Any]:
+    return lambda model: get_peft_model(model, config)
+
+
+LORA = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+DROPPING_LORA = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
+PREFIX = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "reason"),
+    [
+        (LlamaConfig(**SIZES), adapted(LORA), None),
+        (LlamaConfig(**SIZES), dropping, "layers.0.self_attn has attention_dropout 0.1"),
+        (LlamaConfig(**SIZES), adapted(DROPPING_LORA), "q_proj.lora_dropout.default has p 0.1"),
+        (MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1), None, "has jitter_noise 0.1"),
+        (
+            FalconConfig(vocab_size=42, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, alibi=True),
+            None,
+            "(alibi)",
+        ),
+        (LlamaConfig(**SIZES), adapted(PREFIX), "PREFIX_TUNING puts tokens of its own"),
+        (MambaConfig(vocab_size=42, hidden_size=16, num_hidden_layers=1), None, "takes no position_ids"),
+    ],
+)
+def test_models_in_which_prompts_cannot_be_shared(config: Any, change: Any, reason: str | None) -> None:
+    model = AutoModelForCausalLM.from_config(config)
+    found = reason_against(model if change is None else change(model))
+    assert found is None if reason is None else reason in str(found)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "paged|sdpa"])
+def test_attention_without_a_mask_is_refused(attention: str) -> None:
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
+    model.config._attn_implementation_internal = attention
+    assert "takes no mask of four dimensions" in str(reason_against(model))
+
+
+def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=42, n_embd=16, n_layer=1, n_head=2))
+    with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.shared"):
+        assert shared_prompts(model, False, False, False, 1, lambda tensor: tensor, None) is None
+        made = sharing(window=13)
+        for _ in range(2):
+            assert made.layout(*batch_of(ROWS).values()) is None
+    said = [said for record in caplog.records if (said := record.getMessage()).startswith("share_prompts")]
+    assert len(said) == 2
+    assert "positions are absolute" in said[0]
+    assert "a row of 14 tokens is longer than the sliding window of 13" in said[1]
+
+
+def test_a_model_whose_numbers_change_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    # It ignores the positions that it is given: no signature says so.
+    model = model_of(LlamaConfig(**{**SIZES, "max_position_embeddings": 512}), "sdpa", torch.float64)
+    honest, made = (SharedPrompts("sdpa", None, list, None) for _ in range(2))
+    honest.measure(score, model, 64)
+    assert honest.price is not None
+    forward = model.model.rotary_emb.forward
+    model.model.rotary_emb.forward = lambda x, position_ids: forward(
+        x, torch.arange(x.size(1)).unsqueeze(0) if len(position_ids) == 1 else position_ids
+    )
+    with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.shared"):
+        made.measure(score, model, 64)
+    assert made.price is None
+    assert "on made-up rows the log-probabilities differ" in caplog.text
+
+
+def test_a_pass_that_does_not_run_the_model_is_noticed() -> None:
+    model, batch = model_of(*CONFIGS["llama"]), batch_of(ROWS)
+    layout = sharing().layout(*batch.values())
+    assert layout is not None
+    with pytest.raises(UpstreamError, match="LlamaModel ran 0 times in one pass"):
+        sharing().scored(lambda *_, **__: (torch.zeros(1), None, None), {"model": model, **batch}, layout)
+
+
+def test_ranks_whose_rows_differ_in_length_try_out_the_same_rows() -> None:
+    model = model_of(LlamaConfig(**{**SIZES, "max_position_embeddings": 512}), "sdpa", torch.float32)
+    shapes: list[list[Any]] = [[], []]
+    for seen, width in zip(shapes, (70, 120), strict=True):
+
+        def recorded(model: Any, ids: torch.Tensor, *arguments: Any, seen: list[Any] = seen, **keywords: Any) -> Any:
+            seen.append(ids.shape)
+            return score(model, ids, *arguments, **keywords)
+
+        def agreed(numbers: Sequence[float]) -> list[float]:  # of widths the mean of both, and a millisecond a pass
+            return {1: [95.0], 5: [1e-3] * 5}.get(len(numbers), [*numbers])
+
+        made = SharedPrompts("sdpa", None, agreed, None)
+        made.measure(recorded, model, width)
+        assert made.price is not None
+    assert {*shapes[0]} == {*shapes[1]}
+    assert torch.Size([4, 95]) in shapes[0]
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"compact_updates": "off"}, "share_prompts needs compact_updates: exact"),
+        ({"compact_updates": "exact", "balance_ranks": True}, "Choose one of them"),
+    ],
+)
+def test_settings_that_do_not_go_together(tiny_model: Path, tmp_path: Path, given_: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        train(tiny_model, tmp_path, **given_, share_prompts=True)
+
+
+# -------------------------------------------------------------------------------------------------- trainings
+
+
+@pytest.fixture
+def fixed_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(self: SharedPrompts, *arguments: Any) -> None:
+        self.price = Price(overhead=2.0)
+
+    monkeypatch.setattr(SharedPrompts, "measure", measure)
+
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "dapo": {},
+    "grpo, a kl penalty": {"beta": 0.04, "loss_type": "grpo", "num_iterations": 2},
+    "dapo, a kl penalty": {"beta": 0.04, "num_iterations": 2, "steps_per_generation": 8},
+    "bnpo": {"loss_type": "bnpo", "reward_funcs": length_reward},
+    "an entropy bonus": {"entropy_coef": 0.01},
+    "an aggregation": {"loss_aggregation": "prompt_mean", "beta": 0.04},
+    "a budget": {"max_tokens_per_micro_batch": 30, "loss_type": "grpo"},
+    "one long micro-batch": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1},
+    "truncated completions": {"mask_truncated_completions": True, "loss_type": "grpo"},
+    "hooks": {"trainer_arguments": {"advantage_hooks": ["leave_one_out", "entropy_shaping", Bonus()]}},
+    "a hook of whole micro-batches": {"trainer_arguments": {"advantage_hooks": [Whitened()]}},
+    "checkpointing": {"gradient_checkpointing": True},
+    "reentrant checkpointing": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    },
+    "evaluation": {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_eval_batch_size": 8,
+        "beta": 0.04,
+        "trainer_arguments": {"eval_dataset": prompts(8).select(range(4, 8))},
+    },
+}
+
+
+def runs_of(model: Path, folder: Path, trainer_class: type = Float64CompactTrainer, **overrides: Any) -> Any:
+    return pair(model, folder, trainer_class, **{"max_steps": 3, "share_prompts": True, **overrides})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price")
+@pytest.mark.parametrize("overrides", TRAININGS.values(), ids=TRAININGS.keys())
+def test_three_optimizer_steps_give_the_same_weights(
+    tiny_model: Path, tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    ours, theirs = runs_of(tiny_model, tmp_path, Seen, **overrides)
+    assert max(gaps(ours, theirs)) < EXACT["float64"]
+    evaluated = [[log for log in run.logs if "eval_loss" in log] for run in (ours, theirs)]
+    for our_log, their_log in zip(*evaluated, strict=True):
+        assert our_log == pytest.approx(their_log, rel=1e-6, abs=1e-9)
+    found = [metrics for metrics in compact_logs(ours) if "distinct_tokens" in metrics]
+    assert found
+    if ours.trainer._compact.freedom.sort:  # else rows stay in their micro-batches, and few of a prompt meet
+        assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in found)
+    for metrics in found:
+        assert metrics["distinct_tokens"] <= min(metrics["live_tokens"], metrics["computed_tokens"])
+        assert metrics["computed_to_distinct"] * metrics["distinct_tokens"] == pytest.approx(metrics["computed_tokens"])
+
+
+@pytest.mark.slow
+def test_as_it_is_measured_in_the_precision_of_training(tiny_model: Path, tmp_path: Path) -> None:
+    ours, theirs = runs_of(tiny_model, tmp_path, GRPOExtTrainer, dtype="float32", beta=0.04, num_iterations=2)
+    assert ours.trainer._compact._sharing.price is not None
+    assert max(gaps(ours, theirs)) < EXACT["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price")
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+def test_within_bfloat16s_own_noise(tiny_model: Path, tmp_path: Path, mode: dict[str, Any], lora: bool) -> None:
+    plain = trained(tiny_model, tmp_path / "float32", GRPOExtTrainer, lora)
+    noise = gap(trained(tiny_model, tmp_path / "trl", GRPOExtTrainer, lora, **mode), plain)
+    share = {"compact_updates": "exact", "share_prompts": True}
+    ours = trained(tiny_model, tmp_path / "shared", GRPOExtTrainer, lora, **mode, **share)
+    assert gap(ours, plain) < 1.5 * noise
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price")
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "a window as long as a row", "gemma2, soft-capped"])
+def test_other_models_in_the_precision_of_training(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    config, attention, _ = CONFIGS[name]
+    model = saved(config, tiny_model, tmp_path / "model")
+    more = {"model_init_kwargs": {"attn_implementation": attention}, "beta": 0.04, "num_iterations": 2}
+    ours, theirs = runs_of(model, tmp_path, GRPOExtTrainer, dtype="float32", **more)
+    assert max(gaps(ours, theirs)) < EXACT["float32"]
+    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(ours))
+
+
+def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
+    """A model with the tiny model's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price")
+def test_a_model_that_refuses_is_left_to_compact_alone(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, **ENDS)
+    model = saved(config, tiny_model, tmp_path / "model")
+    ours, theirs = runs_of(model, tmp_path, GRPOExtTrainer, dtype="float32", max_steps=1)
+    assert max(gaps(ours, theirs)) < EXACT["float32"]
+    assert all("distinct_tokens" not in metrics for metrics in compact_logs(ours))
+    assert "prompts are not shared: the model's positions are absolute" in caplog.text
+
+
+class AdaptersInFloat32(TrainerCallback):
+    """TRL rounds the adapters of a quantised model to bfloat16, in which nothing is the same to 1e-5."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **keywords: Any) -> None:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price")
+def test_weights_in_4_bits(tiny_model: Path, tmp_path: Path) -> None:
+    quantised = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")}
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    runs = []
+    for name, share in (("shared", {"compact_updates": "exact", "share_prompts": True}), ("off", {})):
+        torch.manual_seed(0)  # the adapters' weights
+        more = {"rollout_func": uneven_rollout, "peft_config": lora, "callbacks": [AdaptersInFloat32()]}
+        settings_ = {**COMMON, "beta": 0.04, "max_steps": 3, "model_init_kwargs": quantised}
+        runs.append(train(tiny_model, tmp_path / name, **settings_, **share, trainer_arguments=more))
+    assert any(type(module) is Linear4bit for module in runs[0].trainer.model.modules())
+    assert max(gaps(*runs)) < EXACT["float32"]
+    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(runs[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price", "uneven_grid")
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=[pytest.mark.nightly] * bool(number % 6)) for number, cell in enumerate(GRID)],
+    ids=lambda cell: f"{cell.loss_type}-{len(cell.on)}",
+)
+def test_cells_of_the_grid(tiny_model: Path, tmp_path: Path, cell: Cell) -> None:
+    gap_ = grid_gap(tiny_model, tmp_path, cell, share=True, reward_funcs=reward_with_flat_groups)
+    assert gap_ < EXACT["float64"], cell
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_price")
+def test_a_mixture_of_experts(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    model = request.getfixturevalue("tiny_moe")
+    ours, theirs = runs_of(model, tmp_path, GRPOExtTrainer, dtype="float32", max_steps=1, router_aux_loss_coef=0.0)
+    assert max(gaps(ours, theirs)) < EXACT["float32"]
+    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(ours))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [False, True])
+def test_placeholders_are_not_in_the_metrics(tiny_model: Path, tmp_path: Path, share: bool) -> None:
+    settings_: dict[str, Any] = {**COMMON, "max_steps": 1, "trainer_arguments": {"rollout_func": uneven_rollout}}
+    masked: dict[str, Any] = {"mask_truncated_completions": True, "max_completion_length": 1}
+    ours = train(tiny_model, tmp_path / "a", **settings_, **masked, compact_updates="exact", share_prompts=share)
+    theirs = train(tiny_model, tmp_path / "b", **settings_, **masked)
+    assert ours.logs[0]["entropy"] == theirs.logs[0]["entropy"] == 0.0
+
+    def one_group(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        rewards = length_reward(completion_ids)
+        return [reward if prompt == prompts[0] else 0.25 for prompt, reward in zip(prompts, rewards, strict=True)]
+
+    settings_ |= {"reward_funcs": one_group, "gradient_accumulation_steps": 8, "per_device_train_batch_size": 2}
+    idle = train(tiny_model, tmp_path / "c", **settings_, compact_updates="exact", share_prompts=share)
+    whole = train(tiny_model, tmp_path / "d", **settings_, compact_updates="exact", max_tokens_per_micro_batch=9999)
+    assert idle.logs[0]["compact/micro_steps_skipped"] >= 4
+    assert whole.logs[0]["compact/micro_steps_skipped"] >= 4
+    assert idle.logs[0]["entropy"] > 1.0  # the mean of the micro-steps with rows alone

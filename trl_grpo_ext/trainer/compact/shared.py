@@ -1,0 +1,582 @@
+"""Each prompt once: completions of one prompt share it in a forward pass, with the same log-probabilities and gradient.
+
+A row of the shared layout is `[prompt without its last token][last token, c1][last token, c2]...`, with positions that
+restart after the prompt and a mask by which each segment sees the prompt and itself. The last prompt token stands in
+front of each completion because the token that predicts it must be its left neighbour: TRL's head shifts labels by one.
+TRL's own method is called on these rows; a hook on the model's backbone puts mask and positions in place of what that
+method passes on, and the values go back to where the rows had them. So whatever comes after sees `(B, T)` as ever.
+
+One row of a group's completions saves its prompt and costs attention over a longer row. `Price` is that cost, measured
+on the machine, and `shared_rows` chooses how many rows share: none, all of a group, or a group in parts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import inspect
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch.nn.attention.flex_attention import create_block_mask
+
+from ...errors import UpstreamError
+
+logger = logging.getLogger(__name__)
+
+Lengths = npt.NDArray[np.int64]
+"""`(rows, 2)`: tokens of each row's prompt and of its completion, without padding."""
+
+Groups = npt.NDArray[np.int64]
+"""A number for each row, the same for rows of the same prompt."""
+
+GAIN = 0.95
+"""What a shared layout may cost of what separate rows do; above, the price is not known well enough to choose it."""
+
+ATTENTION = ("sdpa", "eager", "flex_attention")
+"""Implementations that take a mask of our own."""
+
+MEASURING = 10.0
+"""Seconds that trying out made-up rows may take, about, if one turn of them takes less."""
+
+LADDER = sorted({round(2 ** (step / 6)) for step in range(186)})
+"""Sizes of shared rows that are compared, each an eighth larger than the one before."""
+
+
+# --------------------------------------------------------------------------------------------- what a layout costs
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a forward pass costs, in tokens: `overhead + rows * width * (1 + area * width)`.
+
+    Attributes:
+        overhead: Of any pass.
+        area: Of a pair of tokens in attention with a mask.
+        causal_area: The same without one, in rows that have no padding.
+    """
+
+    overhead: float = 0.0
+    area: float = 0.0
+    causal_area: float = 0.0
+
+    def masked(self, rows: Any, width: Any) -> Any:
+        """Of rows with a mask."""
+        return self.overhead + rows * width * (1.0 + self.area * width)
+
+    def causal(self, rows: Any, width: Any) -> Any:
+        """Of rows without padding."""
+        return self.overhead + rows * width * (1.0 + self.causal_area * width)
+
+
+def sizes_of(lengths: Lengths, groups: Groups) -> list[int]:
+    """Tokens that a shared row may have at most: from about the longest row by itself to the longest whole group.
+
+    They are of `LADDER`, so that a part is offered whatever the block was of which it is cut.
+    """
+    live = lengths[:, 1] > 0
+    longest, whole = int(lengths[live].sum(axis=1).max(initial=1)), 1
+    for group in np.unique(groups[live]):
+        members = lengths[live & (groups == group)]
+        whole = max(whole, int(members[:, 0].max() - 1 + (members[:, 1] + 1).sum()))
+    return LADDER[bisect.bisect_right(LADDER, longest) - 1 : bisect.bisect_left(LADDER, whole) + 1]
+
+
+def filled_rows(
+    lengths: Lengths, groups: Groups, size: int, order: npt.NDArray[np.int64] | None = None
+) -> list[list[int]]:
+    """Rows of a shared layout: those of a group in turn, as many as fit into `size` tokens.
+
+    Rows without a completion are left out; nothing is computed for them.
+
+    Args:
+        lengths: Of the rows.
+        groups: A number for each row, the same for rows of the same prompt.
+        size: What a row may have; a longer one is by itself.
+        order: In which they come; a row of another group begins a new one. By default those of a group, longest first.
+    """
+    if order is None:
+        order = np.lexsort((-lengths[:, 1], groups))
+    filled: list[list[int]] = []
+    held, group = 0, None
+    for row in order[lengths[order, 1] > 0].tolist():
+        tokens = int(lengths[row, 1]) + 1
+        if groups[row] != group or held + tokens > size:
+            filled.append([])
+            held, group = int(lengths[row, 0]) - 1, groups[row]
+        filled[-1].append(row)
+        held += tokens
+    return filled
+
+
+def width_of(lengths: Lengths, filled: Sequence[Sequence[int]]) -> int:
+    """Tokens of the longest of some rows of a shared layout."""
+    return max(int(lengths[rows[0], 0] - 1 + (lengths[rows, 1] + 1).sum()) for rows in filled)
+
+
+def shared_rows(
+    lengths: Lengths, groups: Groups, price: Price, max_tokens: int | None = None, placeholders: int = 0
+) -> list[list[int]] | None:
+    """The cheapest layout of the rows of one forward pass.
+
+    Args:
+        lengths: Of its rows.
+        groups: A number for each row, the same for rows of the same prompt.
+        price: Of a forward pass.
+        max_tokens: That it may compute; None is as many as separate rows have.
+        placeholders: Further rows without a completion, which a shared layout leaves out.
+
+    Returns:
+        For each row of the shared layout the rows that it holds; None where separate rows cost as little.
+    """
+    rows, width = len(lengths) + placeholders, int(np.maximum(lengths, 1).max(axis=0).sum())
+    separate = rows * width
+    limit = separate if max_tokens is None else max_tokens
+    alike = not placeholders and bool((lengths == lengths[:1]).all())
+    cost = (price.causal if alike else price.masked)(rows, width) * GAIN if separate <= limit else np.inf
+    best: list[list[int]] | None = None
+    fewest: tuple[int, list[list[int]]] | None = None
+    for size, order in itertools.product(sizes_of(lengths, groups), (None, np.arange(len(lengths)))):
+        filled = filled_rows(lengths, groups, size, order)
+        if not filled:
+            return None
+        wide = width_of(lengths, filled)
+        tokens, here = len(filled) * wide, price.masked(len(filled), wide)
+        if fewest is None or tokens < fewest[0]:
+            fewest = tokens, filled
+        if tokens <= limit and here < cost:
+            best, cost = filled, here
+    if best is None and cost == np.inf and fewest is not None and fewest[0] < separate:
+        return fewest[1]  # nothing is within the limit; this is nearest
+    return best
+
+
+# ------------------------------------------------------------------------------------------------------ the layout
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """Rows of one forward pass in the shared layout: `R` rows of `L` tokens.
+
+    Attributes:
+        ids_R_L: Tokens.
+        scored_R_L: 1 at the completions' tokens, whose log-probabilities are wanted.
+        positions_R_L: Each token's position in its own row.
+        allowed_R_L_L: Which tokens (last axis) a token sees; padding sees itself.
+        source: Where the completions' tokens are in `(R, L - 1)`, the log-probabilities of all tokens but the first.
+        target: Where they belong in `(B, T)`.
+    """
+
+    ids_R_L: torch.Tensor
+    scored_R_L: torch.Tensor
+    positions_R_L: torch.Tensor
+    allowed_R_L_L: torch.Tensor
+    source: torch.Tensor
+    target: torch.Tensor
+
+    @classmethod
+    def of(cls, ids: torch.Tensor, keep: int, lengths: Lengths, filled: Sequence[Sequence[int]]) -> SharedLayout:
+        """Lay rows out.
+
+        Args:
+            ids: `(B, P + T)`, prompts padded on the left, completions on the right.
+            keep: `T`.
+            lengths: Of the rows.
+            filled: For each row of the shared layout the rows that it holds, all of one prompt.
+        """
+        start, width = ids.size(1) - keep, width_of(lengths, filled)
+        place = np.zeros((len(filled), width), dtype=np.int64)  # in the flattened ids
+        positions, segments = np.zeros_like(place), np.full_like(place, -1)
+        source: list[npt.NDArray[np.int64]] = []
+        target: list[npt.NDArray[np.int64]] = []
+        for number, rows in enumerate(filled):
+            prompt = int(lengths[rows[0], 0]) - 1
+            place[number, :prompt] = rows[0] * ids.size(1) + start - 1 - prompt + np.arange(prompt)
+            positions[number, :prompt], segments[number, :prompt] = np.arange(prompt), 0
+            end = prompt
+            for segment, row in enumerate(rows, start=1):
+                count = int(lengths[row, 1])
+                here = slice(end, end + count + 1)
+                place[number, here] = row * ids.size(1) + start - 1 + np.arange(count + 1)
+                positions[number, here], segments[number, here] = prompt + np.arange(count + 1), segment
+                source.append(number * (width - 1) + end + np.arange(count))
+                target.append(row * keep + np.arange(count))
+                end += count + 1
+        device = ids.device
+        segments_R_L = torch.from_numpy(segments).to(device)
+        scored = np.zeros((len(filled), width), dtype=bool)
+        flat = np.concatenate(source)
+        scored[flat // (width - 1), flat % (width - 1) + 1] = True
+        query, key = segments_R_L.unsqueeze(2), segments_R_L.unsqueeze(1)
+        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        own = torch.eye(width, dtype=torch.bool, device=device)
+        return cls(
+            ids_R_L=ids.reshape(-1)[torch.from_numpy(place).to(device)],
+            scored_R_L=torch.from_numpy(scored).to(device).long(),
+            positions_R_L=torch.from_numpy(positions).to(device),
+            allowed_R_L_L=(((key == 0) | ((key == query) & (key > 0))) & causal) | own,
+            source=torch.from_numpy(flat).to(device),
+            target=torch.from_numpy(np.concatenate(target)).to(device),
+        )
+
+    def mask(self, attention: str, dtype: torch.dtype) -> Any:
+        """As an attention implementation takes it: `(R, 1, L, L)`, boolean or what is added to scores, or in blocks.
+
+        Args:
+            attention: Its name, one of `ATTENTION`.
+            dtype: Of the model.
+        """
+        if attention == "flex_attention":
+            (rows, width, _), device = self.allowed_R_L_L.shape, self.allowed_R_L_L.device
+            return create_block_mask(
+                lambda row, head, query, key: self.allowed_R_L_L[row, query, key], rows, None, width, width, device
+            )
+        allowed = self.allowed_R_L_L.unsqueeze(1)
+        if attention == "sdpa":
+            return allowed
+        scores = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+        return scores.masked_fill(~allowed, torch.finfo(dtype).min)
+
+    def back(self, values_R_K: torch.Tensor, rows: int, keep: int) -> torch.Tensor:
+        """`(B, T)` of `(R, L - 1)`; zero where there is no completion."""
+        empty = values_R_K.new_zeros(rows * keep)
+        return empty.index_put((self.target,), values_R_K.reshape(-1)[self.source]).view(rows, keep)
+
+
+# ---------------------------------------------------------------------------------------------------- what refuses
+
+
+def reason_against(model: Any) -> str | None:
+    """Why prompts cannot be shared in a model's forward passes; None where they can.
+
+    Args:
+        model: The policy, with its adapter if it has one.
+    """
+    for adapter in getattr(model, "peft_config", {}).values():
+        if getattr(adapter, "is_prompt_learning", False):
+            return f"{adapter.peft_type.value} puts tokens of its own in front of each row"
+    base = _without_adapter(model)
+    name = type(base).__name__
+    if "position_ids" not in inspect.signature(type(backbone_of(model)).forward).parameters:
+        return f"{name} takes no position_ids"
+    if not hasattr(sys.modules[type(base).__module__], "create_causal_mask"):
+        return f"{name} makes its attention mask in its own way, so a mask of four dimensions may not be taken"
+    if getattr(base.config, "alibi", False):
+        return f"{name} takes its positions from a mask of two dimensions (alibi)"
+    attention = attention_of(model)
+    if attention not in ATTENTION:
+        return f"attention {attention!r} takes no mask of four dimensions; {', '.join(ATTENTION)} do"
+    for part, module in model.named_modules():
+        for setting, rate in vars(module).items():
+            drops = isinstance(module, torch.nn.Dropout) if setting == "p" else "drop" in setting or "jitter" in setting
+            if drops and isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
+                return f"{part} has {setting} {rate:g}, and would draw once for all completions of a prompt"
+    return None
+
+
+def attention_of(model: Any) -> str:
+    """Name of a model's attention implementation."""
+    return str(_without_adapter(model).config.get_text_config()._attn_implementation)
+
+
+def backbone_of(model: Any) -> torch.nn.Module:
+    """The part of a model below its head, which makes the attention mask; of one that is wrapped or adapted too."""
+    backbone: torch.nn.Module = _without_adapter(extract_model_from_parallel(model)).base_model
+    return backbone
+
+
+def _without_adapter(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def window_of(config: Any) -> int | None:
+    """Tokens of the sliding window of a model's attention, if any of its layers has one."""
+    text = config.get_text_config()
+    layers = getattr(text, "layer_types", None)
+    if layers is not None and "sliding_attention" not in layers:
+        return None
+    window = getattr(text, "sliding_window", None)
+    return None if window is None else int(window)
+
+
+# ---------------------------------------------------------------------------------------------------- at the passes
+
+
+def shared_prompts(
+    model: Any,
+    relative: bool,
+    auxiliary_loss: bool,
+    compiled: bool,
+    ranks: int,
+    gather: Callable[[torch.Tensor], torch.Tensor],
+    budget: int | None,
+) -> SharedPrompts | None:
+    """What shares prompts in a run; None, with the reason logged, where they cannot be.
+
+    Args:
+        model: The policy.
+        relative: Its positions are relative, and its layers all attention.
+        auxiliary_loss: TRL adds a router's loss, which is computed over padded rows.
+        compiled: It is to be compiled, after which it takes no hooks.
+        ranks: How many there are.
+        gather: Concatenates tensors over all ranks.
+        budget: Tokens that a pass may compute, or None.
+    """
+    reason = reason_against(model)
+    if not relative:
+        reason = "the model's positions are absolute or depend on the length, or some of its layers are recurrent"
+    if auxiliary_loss:
+        reason = "the router's auxiliary loss is computed over rows by themselves"
+    if compiled:
+        reason = "the model is compiled (torch_compile)"
+    if reason is not None:
+        logger.warning("share_prompts: prompts are not shared: %s.", reason)
+        return None
+
+    def agree(numbers: Sequence[float]) -> list[float]:
+        device = next(model.parameters()).device
+        everyone = gather(torch.tensor([numbers], dtype=torch.float32, device=device)).view(ranks, -1)
+        return [float(number) for number in everyone.double().mean(dim=0)]
+
+    return SharedPrompts(attention_of(model), window_of(model.config), agree, budget)
+
+
+class SharedPrompts:
+    """Shares prompts in TRL's forward passes, once it is known that this is exact and what it costs.
+
+    Args:
+        attention: Name of the attention implementation.
+        window: Of sliding attention, or None.
+        agree: The mean of some numbers over all ranks, so that they all decide alike.
+        budget: Tokens that a pass may compute by the run's settings, or None.
+
+    Attributes:
+        budget: As given.
+        price: Of a pass; None before it is measured, and where prompts are not shared.
+    """
+
+    def __init__(
+        self,
+        attention: str,
+        window: int | None,
+        agree: Callable[[Sequence[float]], list[float]],
+        budget: int | None,
+    ) -> None:
+        self._attention, self._window, self._agree = attention, window, agree
+        self.budget = budget
+        self.price: Price | None = None
+        self._measured = False
+        self._said: set[str] = set()
+
+    def say(self, reason: str) -> None:
+        """Log once why a prompt is not shared."""
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning("share_prompts: prompts are not shared: %s.", reason)
+
+    def fits(self, lengths: Lengths) -> bool:
+        """Whether rows are short enough for the model's sliding window."""
+        longest = int(lengths.sum(axis=1).max(initial=0))
+        if self._window is not None and longest > self._window:
+            self.say(f"a row of {longest} tokens is longer than the sliding window of {self._window}")
+            return False
+        return True
+
+    def layout(
+        self, ids: torch.Tensor, mask: torch.Tensor, keep: int, max_tokens: int | None = None
+    ) -> SharedLayout | None:
+        """The shared layout of the rows of one pass; None where they run as they are.
+
+        Args:
+            ids: `(B, P + T)`, prompts padded on the left, completions on the right.
+            mask: Of the same shape, 1 where there is no padding.
+            keep: `T`.
+            max_tokens: That the pass may compute; None is as many as separate rows have.
+        """
+        if self.price is None or ids.size(0) < 2:
+            return None
+        lengths, groups = rows_of(ids, mask, keep)
+        if lengths is None or not self.fits(lengths):
+            return None
+        filled = shared_rows(lengths, groups, self.price, max_tokens)
+        return None if filled is None else SharedLayout.of(ids, keep, lengths, filled)
+
+    def scored(self, method: Callable[..., Any], given: dict[str, Any], layout: SharedLayout) -> Any:
+        """What TRL's method returns, with each prompt computed once for its row of the layout.
+
+        Args:
+            method: TRL's `_get_per_token_logps_and_entropies`.
+            given: Its arguments by name.
+            layout: Of its rows.
+        """
+        backbone = backbone_of(given["model"])
+        mask = layout.mask(self._attention, next(backbone.parameters()).dtype)
+        ran = 0
+
+        def put(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+            nonlocal ran
+            ran += 1
+            return arguments, {**keywords, "attention_mask": mask, "position_ids": layout.positions_R_L}
+
+        entropies = given.get("compute_entropy", False)
+        handle = backbone.register_forward_pre_hook(put, with_kwargs=True)
+        try:
+            keep = layout.ids_R_L.size(1) - 1
+            output = method(given["model"], layout.ids_R_L, layout.scored_R_L, keep, compute_entropy=entropies)
+        finally:
+            handle.remove()
+        if ran != 1:
+            raise UpstreamError(
+                f"share_prompts: {type(backbone).__name__} ran {ran} times in one pass of TRL's, not once, so the mask "
+                "of shared prompts has not done what it should. Take share_prompts out of the run."
+            )
+        rows, keep = given["input_ids"].size(0), given["logits_to_keep"]
+        return tuple(None if values is None else layout.back(values, rows, keep) for values in (*output[:2], None))
+
+    # ------------------------------------------------------------------ once
+
+    def measure(self, method: Callable[..., Any], model: Any, width: int) -> None:
+        """Try sharing on made-up rows, once: whether the log-probabilities stay the same, and what passes cost.
+
+        All ranks call it, and come to the same. The costs are those of forward passes without a gradient; a backward
+        costs in proportion.
+
+        Args:
+            method: TRL's `_get_per_token_logps_and_entropies`.
+            model: The policy.
+            width: About as long as the run's rows are.
+        """
+        if self._measured:
+            return
+        self._measured = True
+        width = max(64, min(int(self._agree([width])[0]), 1024))  # ranks may have rows of other lengths
+        if self._window is not None:
+            width = min(width, self._window)
+        device, prompt = next(model.parameters()).device, width // 2
+        vocabulary = model.get_input_embeddings().num_embeddings if hasattr(model, "get_input_embeddings") else 16
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, vocabulary, (4, width), generator=generator).to(device)
+        ids[:, :prompt] = ids[0, :prompt]
+        keep = width - prompt
+        lengths = np.tile(np.array([[prompt, keep]]), (4, 1))
+        rows = {"model": model, "input_ids": ids, "attention_mask": torch.ones_like(ids), "logits_to_keep": keep}
+        padded = {**rows, "input_ids": torch.cat([ids[:, :3], ids], dim=1)}
+        padded["attention_mask"] = torch.cat([torch.zeros_like(ids[:, :3]), torch.ones_like(ids)], dim=1)
+        together, alone, long = (
+            SharedLayout.of(ids, keep, lengths, filled) for filled in ([[0, 1, 2, 3]], [[0], [1], [2], [3]], [[0, 1]])
+        )
+
+        def separate(given: dict[str, Any]) -> torch.Tensor:
+            names = ("model", "input_ids", "attention_mask", "logits_to_keep")
+            logps: torch.Tensor = method(*(given[name] for name in names))[0]
+            return logps
+
+        with torch.no_grad():
+            expected = separate(rows)
+            noise = float((separate(padded) - expected).abs().max())
+            gap = float((self.scored(method, rows, together)[0] - expected).abs().max())
+            flat = {**rows, "input_ids": ids.reshape(1, -1), "attention_mask": torch.ones_like(ids).reshape(1, -1)}
+            calls = (
+                lambda: self.scored(method, rows, long),
+                lambda: self.scored(method, rows, alone),
+                lambda: self.scored(method, rows, together),
+                lambda: separate(rows),
+                lambda: separate(flat),
+            )
+            seconds = _seconds(device, calls, self._agree)
+        noise, gap, *seconds = self._agree([noise, gap, *seconds])
+        floor = 1e-9 if expected.dtype == torch.float64 else 1e-4
+        if not gap <= max(floor, 20 * noise):
+            self.say(
+                f"on made-up rows the log-probabilities differ by {gap:.2g}, where padding alone changes them by "
+                f"{noise:.2g}"
+            )
+            return
+        masked = [(layout.ids_R_L.size(0), layout.ids_R_L.size(1)) for layout in (long, alone, together)]
+        self.price = price_of(masked, seconds[:3], [(4, width), (1, 4 * width)], seconds[3:])
+        logger.info(
+            "share_prompts: a pass costs as much as %.0f tokens more, attention between two tokens %.2g of a token.",
+            self.price.overhead,
+            self.price.area,
+        )
+
+
+def price_of(
+    masked: Sequence[tuple[int, int]],
+    masked_seconds: Sequence[float],
+    causal: Sequence[tuple[int, int]],
+    causal_seconds: Sequence[float],
+) -> Price:
+    """The price by which passes of some shapes `(rows, width)` took some seconds; none of its numbers is negative."""
+    shapes = [*((r, w, 1) for r, w in masked), *((r, w, 0) for r, w in causal)]
+    seconds = np.array([*masked_seconds, *causal_seconds])
+    terms = np.array([[1.0, r * w, r * w * w * m, r * w * w * (1 - m)] for r, w, m in shapes])
+    scale = terms.max(axis=0)
+    terms = terms / scale / seconds[:, None]  # so that errors are relative
+    best, least = np.zeros(4), np.inf
+    for used in itertools.product([False, True], repeat=4):  # least squares, with some numbers 0 and none below
+        found = np.zeros(4)
+        found[list(used)] = np.linalg.lstsq(terms[:, list(used)], np.ones(len(seconds)), rcond=None)[0]
+        error = float(np.square(terms @ found - 1.0).sum())
+        if found.min() >= 0 and error < least:
+            best, least = found, error
+    start, token, area, causal_area = best / scale
+    token = max(token, 1e-3 * seconds.max() / max(r * w for r, w, _ in shapes))
+    return Price(float(start / token), float(area / token), float(min(area, causal_area) / token))
+
+
+def _seconds(
+    device: torch.device, calls: Sequence[Callable[[], Any]], agree: Callable[[Sequence[float]], list[float]]
+) -> list[float]:
+    """Seconds of each call, the least of some in turns; the processor's with one thread.
+
+    One turn warms up, and as many more follow as take `MEASURING` seconds by its time, up to five: as many on each
+    rank, since sharded models need all of them.
+    """
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+    def turn() -> list[float]:
+        found = []
+        for call in calls:
+            started = clock()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            found.append(max(clock() - started, 1e-7))
+        return found
+
+    warm = agree(turn())
+    turns = max(1, min(5, int(MEASURING / sum(warm))))
+    return [min(found) for found in zip(*(turn() for _ in range(turns)), strict=True)]
+
+
+def rows_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths | None, npt.NDArray[np.int64]]:
+    """Lengths of rows, and a number for each that those of the same prompt have in common.
+
+    The lengths are None where a prompt is empty, or where there is padding inside of a row.
+    """
+    start = ids.size(1) - keep
+    prompts, completions = mask[:, :start], mask[:, start:]
+    lengths_B_2 = torch.stack([prompts.sum(dim=1), completions.sum(dim=1)], dim=1)
+    columns = torch.arange(ids.size(1), device=ids.device)
+    first, last = start - lengths_B_2[:, :1], start + lengths_B_2[:, 1:]
+    tidy = ((columns >= first) & (columns < last)) == (mask != 0)
+    groups_B = prompt_groups(ids[:, :start], prompts)
+    if not bool(tidy.all()) or int(lengths_B_2[:, 0].min()) < 1:
+        return None, groups_B.cpu().numpy()
+    return lengths_B_2.cpu().numpy(), groups_B.cpu().numpy()
+
+
+def prompt_groups(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> torch.Tensor:
+    """`(B,)`, a number for each row, the same for rows of the same prompt."""
+    told_apart = torch.where(prompt_mask != 0, prompt_ids, -1)
+    groups_B: torch.Tensor = torch.unique(told_apart, dim=0, return_inverse=True)[1]
+    return groups_B
