@@ -476,12 +476,20 @@ MEASURED = (("accuracy", 3), ("length", 1), ("length_right", 1), ("length_wrong"
 
 # ---------------------------------------------------------------------------- detox: the workflow beside the default
 
-DETOX = {"default": [], "workflow": ["--config", str(ROOT / "recipes" / "configs" / "detox_workflow.yaml")]}
+EMBEDDED = ROOT / "recipes" / "embedded" / "detox"
+WORKFLOW = [
+    *("--config", str(ROOT / "recipes" / "configs" / "detox_workflow.yaml"), "--entropy_coef", "0.005"),
+    "--advantage_hooks",
+    "{name: kl_in_reward, form: completion, coefficient: 0.04, target: 1.2, horizon: 400}",
+    *("{name: normalised, std_floor: 0.1}", "whiten"),
+]
+LOGIT = f"{{name: classifier, model: {EMBEDDED / 'classifier'}, label: rude, sign: -1.0, score: logit}}"
+DETOX = {"default": [], "workflow": WORKFLOW, "workflow, logit": [*WORKFLOW, "--rewards", LOGIT]}
 KEPT = {"reward": "reward", "rude": "rewards/rude/mean", "neither": "rewards/neither/mean", "kl": "kl_per_completion"}
 
 
 def run_detox(cell: Cell, *more: str) -> dict[str, Any]:
-    """The recipe, embedded, in a process of its own; both take 20,480 completions to reach the same 160 updates."""
+    """The recipe, embedded, in a process of its own; 5,120 completions and 160 updates in any case."""
     recipe = str(ROOT / "recipes" / "detox_grpo.py")
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, recipe, *DETOX[cell.name], "--embedded", "--seed", str(cell.seed), *more]

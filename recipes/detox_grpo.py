@@ -26,6 +26,7 @@ from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
 from common.results import held_out
 from common.settings import (
+    CommonArguments,
     RecipeParser,
     asked_for,
     check_setup,
@@ -52,7 +53,7 @@ TRUTHS = tuple(f"embedded.rude_text:{name}" for name in ("rude", "polite", "neit
 
 
 @dataclass
-class RecipeArguments:
+class RecipeArguments(CommonArguments):
     """What to complete; everything else is TRL's."""
 
     embedded: bool | None = field(
@@ -104,6 +105,7 @@ def main() -> None:
         rows,
         trainer_class=KLLoggingTrainer,
         shown=shown,
+        eval_temperature=recipe.eval_temperature,
         curve=lambda folder, history, *_: save_detox_curve(folder, history, (kl_hook or {}).get("target")),
     )
 

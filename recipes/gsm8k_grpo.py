@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
-from common.errors import told_in_a_sentence
+from common.errors import RecipeError, told_in_a_sentence
 from common.flow import train_and_report
 from common.problems import as_dataset, embedded_problems, has_chat_template, problems_from_file, problems_from_hub
 from common.progress import SUMMARY, quiet_libraries
 from common.results import save_curve
 from common.settings import (
+    CommonArguments,
     RecipeParser,
     asked_for,
     check_setup,
@@ -54,7 +55,7 @@ SYSTEM_PROMPT = (
 
 
 @dataclass
-class RecipeArguments:
+class RecipeArguments(CommonArguments):
     """What to train on; everything else is TRL's."""
 
     embedded: bool | None = field(
@@ -73,6 +74,9 @@ class RecipeArguments:
     train_problems: int = field(default=4096, metadata={"help": "Generated training problems (embedded only)."})
     eval_problems: int = field(default=512, metadata={"help": "Held-out problems, at most."})
     system_prompt: str = field(default=SYSTEM_PROMPT, metadata={"help": "For models with a chat template."})
+    user_prompt: str = field(
+        default="{question}", metadata={"help": "Likewise: the message with the problem in place of {question}."}
+    )
     engine: str | None = field(
         default=None,
         metadata={"help": "What the settings are made for; the run stops if another engine runs.", "choices": ENGINES},
@@ -96,6 +100,10 @@ def main() -> None:
         rows = problems_from_hub(recipe.dataset_name, recipe.dataset_config, recipe.eval_problems)
     else:
         rows = embedded_problems(recipe.train_problems, recipe.eval_problems, args.seed)
+    if "{question}" not in recipe.user_prompt:
+        raise RecipeError(
+            f"--user_prompt must hold {{question}}, the place of the problem; got {recipe.user_prompt!r}."
+        )
     system_prompt = recipe.system_prompt if conversational else None
     train_and_report(
         args,
@@ -103,8 +111,9 @@ def main() -> None:
         asked,
         rows,
         what="problems",
-        dataset=lambda problems: as_dataset(problems, system_prompt),
+        dataset=lambda problems: as_dataset(problems, system_prompt, recipe.user_prompt),
         curve=partial(save_curve, reward=ACCURACY),
+        eval_temperature=recipe.eval_temperature,
     )
 
 

@@ -19,7 +19,7 @@ from accelerate import PartialState
 from common.errors import loading_errors, told_in_a_sentence
 from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
-from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, value_of
+from common.settings import CommonArguments, RecipeParser, asked_for, check_setup, config_of, read_yaml, value_of
 from sorting.choices import OBJECTIVES, REWARDS, VARIANTS, check_numbers, choose_objective, choose_plugins
 from sorting.curves import save_curves
 from sorting.task import check_vocabulary, prompts, save_untrained_model
@@ -33,7 +33,7 @@ SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/sort_grpo", **SUMMA
 
 
 @dataclass
-class RecipeArguments:
+class RecipeArguments(CommonArguments):
     """The task, the lecture's choices and the model's shape; everything else is TRL's (KL on is its `beta`)."""
 
     reward: str = field(default="sort_inclusion", metadata={"help": "To train on.", "choices": REWARDS})
@@ -71,6 +71,7 @@ def main() -> None:
         rows,
         curve=save_curves,
         said=[f"{recipe.reward}, {recipe.variant} advantages, {recipe.objective} objective, KL {args.beta:g}"],
+        eval_temperature=recipe.eval_temperature,
         facts={"recipe": vars(recipe), "beta": args.beta},
     )
 

@@ -15,7 +15,7 @@ from tests.recipes.launching import Finished, Launch, start
 
 pytestmark = pytest.mark.slow
 
-OF_OTHER_RECIPES = {"sort.yaml", "detox.yaml"}
+OF_OTHER_RECIPES = {"sort.yaml", "detox.yaml", "detox_workflow.yaml"}
 FILES = {path.name: path for path in RUN_FILES if path.name not in OF_OTHER_RECIPES}
 PROCESSES = {  # engine and processes
     "qwen2.5_0.5b.yaml": ("one_process", 1),
@@ -138,9 +138,19 @@ def test_qlora_is_on_all_linear_layers_and_without_vllm(name: str, facts: dict[s
 @of_each("smollm2_1.7b_tutorial.yaml")
 def test_the_tutorial_s_settings_are_the_published_ones(name: str, facts: dict[str, Any]) -> None:
     published = {"temperature": 0.9, "top_p": 0.9, "top_k": 50, "max_completion_length": 300, "num_generations": 8}
-    published |= {"beta": 0.04, "epsilon": 0.2, "gradient_accumulation_steps": 4, "learning_rate": 5e-5}
-    published |= {"max_steps": 200, "num_generations_eval": 8}
-    assert {key: facts["training"][key] for key in published} == published
+    published |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "max_steps": 200}
+    published |= {"steps_per_generation": 4, "generation_batch_size": 32}  # 4 problems between two updates, 800 in all
+    published |= {"learning_rate": 5e-5, "lr_scheduler_type": "linear", "warmup_steps": 0, "max_grad_norm": 1.0}
+    published |= {"beta": 0.04, "epsilon": 0.2, "num_iterations": 1, "loss_type": "grpo", "num_generations_eval": 8}
+    found = {key: facts["training"][key] for key in published}
+    assert found == published
+    assert facts["recipe"]["eval_temperature"] == 0.7
+    assert facts["recipe"]["user_prompt"] == "Question: {question}"
+    assert facts["training"]["rewards"] == [
+        "tutorial.rewards:tutorial_accuracy",
+        "tutorial.rewards:tutorial_format",
+        {"name": "gsm8k_accuracy", "weight": 0.0},
+    ]
     assert facts["model"]["model_name_or_path"] == "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 
 

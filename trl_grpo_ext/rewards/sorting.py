@@ -87,9 +87,9 @@ def sort_inclusion(
         ConfigurationError: `form` is neither.
         RewardError: There is neither `numbers` nor `prompts`, or not one entry per completion, or an entry is unusable.
 
-    Departures from the lecture, which leaves both open to abuse, in form "bounded": a number counts as often as the prompt has it, and
-    pairs count among the first `n` numbers only, so that a long ascending list earns nothing by its length. The sorting
-    study of this repository divides numbers by `n` and pairs by `n - 1`, for a sum of 2, instead.
+    Departures from the lecture, which leaves both open to abuse, in form "bounded": a number counts as often as the
+    prompt has it, and pairs count among the first `n` numbers only, so that a long ascending list earns nothing by its
+    length. The sorting study of this repository divides numbers by `n` and pairs by `n - 1`, for a sum of 2, instead.
     """
     spans_of = _FORMS[checked_choice("sort_inclusion: form", form, tuple(_FORMS))]
     return _scores("sort_inclusion", spans_of, lambda size: 2 * size - 1, completions, normalise, columns)
