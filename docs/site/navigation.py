@@ -12,7 +12,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("recipes", "launching", "doctor", "command_line", "conformance", "pipelines", "manifest", "replay"),
         *("report", "metrics", "troubleshooting"),
     ),
-    "Evidence": ("parity", "gpu", "study", "comparison", "compatibility"),
+    "Evidence": ("parity", "gpu", "study", "experiments", "comparison", "compatibility"),
     "Reference": ("api", "stability", "changelog", "contributing", "readme"),
 }
 """By caption in the side bar, pages without their ending."""

@@ -13,6 +13,7 @@ import yaml
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders
 from transformers import AutoTokenizer
 
 from tests.recipes.launching import RECIPES
@@ -128,6 +129,7 @@ def trainer_of(model: Path, folder: Path, seen: list[list[int]], pad: str = "<eo
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = pad
+    tokenizer.backend_tokenizer.decoder = decoders.Fuse()  # without one, tokens are joined by spaces
     rows = Dataset.from_list([{"prompt": "abc "}] * 16)
     settings = {"max_steps": 1, "num_generations_eval": 8, "per_device_eval_batch_size": 16, **settings}
     args = arguments(folder, **settings)
