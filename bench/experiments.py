@@ -128,7 +128,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 # --------------------------------------------------------------------------------------- naive: the lecture's trials
 
 LECTURE_PROMPTS = ([1, 0, 2], [3, 2, 4], [1, 2, 3])
-RESPONSES, STEPS, EPOCHS = 10, 10, 100
+RESPONSES, STEPS, EPOCHS, EARLY = 10, 10, 100, 16
 VARIANTS = {"raw": "raw_reward", "centred": "centred", "normalised": "normalised", "best only": "max_only"}
 LECTURE = {"raw": 2.667, "centred": 3.333, "normalised": 3.333}
 """Mean reward of the last epoch in the lecture's own logs (seed 5)."""
@@ -204,9 +204,12 @@ def figure_naive(lines: Sequence[Line], figure: Any) -> str:
     panels[0].legend(loc="lower right")
     rows = []
     for variant in VARIANTS:
-        cells = [over_seeds(lines, f"{objective}, {variant}", "last") for objective in ("naive", "clipped")]
-        rows.append([variant, *cells, f"{LECTURE[variant]:.3f}" if variant in LECTURE else "not run"])
-    return table(["deltas", "naive loss", "clipped loss", "the lecture, naive, last epoch"], rows)
+        cells = [over_seeds(lines, f"{objective}, {variant}", "last", 2) for objective in ("naive", "clipped")]
+        early = [line["rewards"][EARLY - 1] for line in lines if line["name"] == f"naive, {variant}"]
+        lecture = f"{LECTURE[variant]:.3f}" if variant in LECTURE else "not run"
+        rows.append([variant, spread(early, 2), *cells, lecture])
+    titles = ["deltas", f"naive, after {EARLY * STEPS} steps", "naive, last ten rollouts", "clipped, last ten rollouts"]
+    return table([*titles, "the lecture: naive, last rollout"], rows)
 
 
 # ------------------------------------------------------------------------------- baselines: the exact b* of a policy

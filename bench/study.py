@@ -367,9 +367,14 @@ def chosen_rates(task: str, results: Iterable[Mapping[str, Any]]) -> dict[str, f
     return chosen
 
 
-def evaluation_runs(task: str, results: Iterable[Mapping[str, Any]]) -> list[Run]:
-    """The model before training, and every tuned method at its rate on the evaluation seeds, seed by seed."""
-    rates = chosen_rates(task, results)
+def given_rates(task: str, results: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The rate of each method's evaluation, where `--rate` gave one in the place of tuning."""
+    found = {r["method"]: r["learning_rate"] for r in results if r["task"] == task and r["stage"] == "evaluation"}
+    return {method: found[method] for method in TASKS[task].methods if method in found}
+
+
+def evaluation_runs(task: str, rates: Mapping[str, float]) -> list[Run]:
+    """The model before training, and every method that has a rate on the evaluation seeds, seed by seed."""
     runs = [Run(task, method, "evaluation", rate, seed) for seed in EVALUATION_SEEDS for method, rate in rates.items()]
     return [Run(task, START, "evaluation", 0.0, 0), *runs]
 
@@ -454,23 +459,27 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
+    parser.add_argument("--rate", type=float, help="learning rate of all methods, in the place of tuning each one's")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where `report` finds study.md")
     options = parser.parse_args(words)
 
     results = Results(options.output / "results.jsonl")
     if options.command == "report":
         settings = json.loads((options.output / "settings.json").read_text())
-        rates = {task: chosen_rates(task, results.lines) for task in options.tasks}
+        rates = {task: chosen_rates(task, results.lines) or given_rates(task, results.lines) for task in options.tasks}
         study_report.write(options.docs, results.lines, rates, KINDS, settings, START)
         return
     check_settings(options.output)
     torch.set_num_threads(1)
-    chosen = {*options.methods, START}
     for task in options.tasks:
         one = partial(work, model=model_of(task, options.output))
-        for stage in (lambda task=task: tuning_runs(task), lambda task=task: evaluation_runs(task, results.lines)):
-            runs = [run for run in stage() if run.method in chosen]
+        methods = [method for method in TASKS[task].methods if method in options.methods]
+        if options.rate is None:
+            runs = [run for run in tuning_runs(task) if run.method in methods]
             carry_out(runs, results, options.jobs, one, "accuracy")
+        rates = chosen_rates(task, results.lines) if options.rate is None else dict.fromkeys(methods, options.rate)
+        runs = [run for run in evaluation_runs(task, rates) if run.method in (*methods, START)]
+        carry_out(runs, results, options.jobs, one, "accuracy")
 
 
 if __name__ == "__main__":

@@ -182,9 +182,12 @@ def page(lines: Sequence[Line], rows: Mapping[str, Sequence[Row]], settings: Map
         before = [line for line in lines if line["task"] == task and line["method"] == start]
         said = (
             f"{used['token_budget']:,} completion tokens per training, {used['batch_size']} completions a step in "
-            f"groups of {used['num_generations']}; {used['held_out']} test problems, one sample each. Learning rates: "
-            f"{', '.join(f'{rate:g}' for rate in used['learning_rates'])}; tuning seeds: {len(used['tuning_seeds'])}."
+            f"groups of {used['num_generations']}; {used['held_out']} test problems, one sample each. "
         )
+        tuned = sum(1 for line in lines if line["task"] == task and line["stage"] == "tuning")
+        rates = f"Learning rates: {', '.join(f'{rate:g}' for rate in used['learning_rates'])}; tuning seeds: "
+        whole = len(used["learning_rates"]) * len(used["tuning_seeds"]) * len(used["methods"])
+        said += f"{rates}{len(used['tuning_seeds'])}." if tuned == whole else "The learning rate was given, not tuned."
         if before:
             said += f" Before training the accuracy is {before[0]['accuracy']:.3f}"
             said += "" if used["reward"] == used["accuracy"] else f" and the mean reward {before[0]['reward']:.3f}"
