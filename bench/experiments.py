@@ -426,7 +426,7 @@ def figure_reuse(lines: Sequence[Line], figure: Any) -> str:
 
 # ------------------------------------------------------------------------- length: what the aggregation does to lengths
 
-LENGTH_ROLLOUTS, LONGEST = 60, 120
+LENGTH_ROLLOUTS, LONGEST = 40, 80
 LENGTHS = {
     "token_mean": {},
     "seq_mean_token_mean": {},
@@ -597,6 +597,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         run_naive,
         figure_naive,
         "last",
+        seeds=(1,),
     ),
     "baselines": Experiment(["centred"], run_baselines, figure_baselines, "b*/mean"),
     "reuse": Experiment(REUSE, run_reuse, figure_reuse, "accuracy_tokens", size=(11.0, 3.4)),
