@@ -627,13 +627,11 @@ def draw(name: str, lines: Sequence[Line], docs: Path) -> None:
         figure.savefig(docs / "images" / f"experiment_{name}.svg", metadata={"Date": None})
     versions = ", ".join(f"{package} {number}" for package, number in lines[0]["versions"].items())
     minutes = sum(line["seconds"] for line in lines) / 60
-    seeds = ", ".join(map(str, sorted({line["seed"] for line in lines})))
-    said = (
-        f"Mean over the seeds {seeds} (lowest to highest). {len(lines)} runs, {minutes:.0f} minutes in all, one thread"
-    )
-    study_report.put(
-        docs / "experiments.md", name, f"{found}\n\n{said} each, on {lines[0]['on']}, beside other work; {versions}."
-    )
+    seeds = sorted({line["seed"] for line in lines})
+    mean = f"Mean over the seeds {', '.join(map(str, seeds))} (lowest to highest)"
+    said = f"{mean if len(seeds) > 1 else f'Seed {seeds[0]}'}. {len(lines)} runs, {minutes:.1f} minutes in all"
+    where = f"one thread each, on {lines[0]['on']}, beside other work; {versions}."
+    study_report.put(docs / "experiments.md", name, f"{found}\n\n{said}, {where}")
     print(docs / "images" / f"experiment_{name}.svg")
 
 
