@@ -66,7 +66,7 @@ def stop_at_strings(trainer: Any) -> None:
     stops = (trainer.args.generation_kwargs or {}).get("stop_strings")
     if not stops or trainer.use_vllm:
         return
-    tokenizer = trainer._tokenizer
+    tokenizer = trainer.processing_class
     if tokenizer.pad_token_id not in trainer.eos_token_ids:
         raise RecipeError(
             f"generation_kwargs: stop_strings {stops!r} need a tokenizer that pads with an end-of-sequence token; this "

@@ -19,7 +19,7 @@ class ResponseLog:
     by the importance ratio.
 
     Args:
-        file: Text that is appended to, by the main process of a machine alone.
+        file: Text that is appended to; each process appends what it trains on.
         every: Only the forwards at every so many optimizer steps.
 
     Source: `print_information` of Stanford CS336 (2025), lecture 17.
@@ -36,7 +36,8 @@ class ResponseLog:
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Keep which prompt a response belongs to; return the advantages `(B, T)` as they are."""
-        assert rollout.old_logps_B_T is not None
+        if not rollout.training or rollout.old_logps_B_T is None:
+            return advantages_B_T
         rows = zip(rollout.completion_ids_B_T, rollout.old_logps_B_T, rollout.mask_B_T, strict=True)
         self._prompts = {
             _key(*row): rollout.tokenizer.decode(rollout.prompt_ids_B_P[i][rollout.prompt_mask_B_P[i] > 0])
