@@ -581,11 +581,12 @@ def smooth(values: Sequence[float | None], width: int = 5) -> list[float | None]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What runs, what is drawn from it, and which number of a run is printed when it is done."""
+    """What runs, what is drawn from it, what the figure shows, and which number of a run is printed when it is done."""
 
     names: Sequence[str]
     run: Callable[[Cell], dict[str, Any]]
     draw: Callable[[Sequence[Line], Any], str]
+    about: str
     shown: str
     seeds: tuple[int, ...] = SEEDS
     size: tuple[float, float] = (9.0, 3.4)
@@ -596,13 +597,37 @@ EXPERIMENTS: dict[str, Experiment] = {
         [f"{objective}, {variant}" for objective in ("naive", "clipped") for variant in VARIANTS],
         run_naive,
         figure_naive,
+        "reward over the optimizer steps, naive and clipped",
         "last",
         seeds=(1,),
     ),
-    "baselines": Experiment(["centred"], run_baselines, figure_baselines, "b*/mean"),
-    "reuse": Experiment(REUSE, run_reuse, figure_reuse, "accuracy_tokens", size=(11.0, 3.4)),
-    "length": Experiment(list(LENGTHS), run_length, figure_length, "accuracy", size=(11.0, 3.4)),
-    "detox": Experiment(list(DETOX), run_detox, figure_detox, "rude_after", size=(11.0, 3.4)),
+    "baselines": Experiment(
+        ["centred"], run_baselines, figure_baselines, "variance of the gradient and the baselines", "b*/mean"
+    ),
+    "reuse": Experiment(
+        REUSE,
+        run_reuse,
+        figure_reuse,
+        "accuracy by steps for each rollout, and how far the ratio spreads",
+        "accuracy_tokens",
+        size=(11.0, 3.4),
+    ),
+    "length": Experiment(
+        list(LENGTHS),
+        run_length,
+        figure_length,
+        "lengths of right and wrong completions over training",
+        "accuracy",
+        size=(11.0, 3.4),
+    ),
+    "detox": Experiment(
+        list(DETOX),
+        run_detox,
+        figure_detox,
+        "rude completions, no replies, and the KL over training",
+        "rude_after",
+        size=(11.0, 3.4),
+    ),
 }
 
 
@@ -631,7 +656,8 @@ def draw(name: str, lines: Sequence[Line], docs: Path) -> None:
     mean = f"Mean over the seeds {', '.join(map(str, seeds))} (lowest to highest)"
     said = f"{mean if len(seeds) > 1 else f'Seed {seeds[0]}'}. {len(lines)} runs, {minutes:.1f} minutes in all"
     where = f"one thread each, on {lines[0]['on']}, beside other work; {versions}."
-    study_report.put(docs / "experiments.md", name, f"{found}\n\n{said}, {where}")
+    figure_line = f"![{experiment.about}](images/experiment_{name}.svg)"
+    study_report.put(docs / "experiments.md", name, f"{figure_line}\n\n{found}\n\n{said}, {where}")
     print(docs / "images" / f"experiment_{name}.svg")
 
 

@@ -26,7 +26,6 @@ from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
 from common.results import held_out
 from common.settings import (
-    CommonArguments,
     RecipeParser,
     asked_for,
     check_setup,
@@ -53,7 +52,7 @@ TRUTHS = tuple(f"embedded.rude_text:{name}" for name in ("rude", "polite", "neit
 
 
 @dataclass
-class RecipeArguments(CommonArguments):
+class RecipeArguments:
     """What to complete; everything else is TRL's."""
 
     embedded: bool | None = field(
@@ -74,6 +73,9 @@ class RecipeArguments(CommonArguments):
     )
     train_prompts: int = field(default=2048, metadata={"help": "Prompts to train on, at most."})
     eval_prompts: int = field(default=512, metadata={"help": "Held-out prompts, at most."})
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}
+    )
     engine: str | None = field(
         default=None,
         metadata={"help": "What the settings are made for; the run stops if another engine runs.", "choices": ENGINES},

@@ -22,7 +22,6 @@ from common.problems import as_dataset, embedded_problems, has_chat_template, pr
 from common.progress import SUMMARY, quiet_libraries
 from common.results import save_curve
 from common.settings import (
-    CommonArguments,
     RecipeParser,
     asked_for,
     check_setup,
@@ -55,7 +54,7 @@ SYSTEM_PROMPT = (
 
 
 @dataclass
-class RecipeArguments(CommonArguments):
+class RecipeArguments:
     """What to train on; everything else is TRL's."""
 
     embedded: bool | None = field(
@@ -76,6 +75,9 @@ class RecipeArguments(CommonArguments):
     system_prompt: str = field(default=SYSTEM_PROMPT, metadata={"help": "For models with a chat template."})
     user_prompt: str = field(
         default="{question}", metadata={"help": "Likewise: the message with the problem in place of {question}."}
+    )
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}
     )
     engine: str | None = field(
         default=None,

@@ -19,7 +19,7 @@ from accelerate import PartialState
 from common.errors import loading_errors, told_in_a_sentence
 from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
-from common.settings import CommonArguments, RecipeParser, asked_for, check_setup, config_of, read_yaml, value_of
+from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, value_of
 from sorting.choices import OBJECTIVES, REWARDS, VARIANTS, check_numbers, choose_objective, choose_plugins
 from sorting.curves import save_curves
 from sorting.task import check_vocabulary, prompts, save_untrained_model
@@ -33,7 +33,7 @@ SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/sort_grpo", **SUMMA
 
 
 @dataclass
-class RecipeArguments(CommonArguments):
+class RecipeArguments:
     """The task, the lecture's choices and the model's shape; everything else is TRL's (KL on is its `beta`)."""
 
     reward: str = field(default="sort_inclusion", metadata={"help": "To train on.", "choices": REWARDS})
@@ -43,6 +43,9 @@ class RecipeArguments(CommonArguments):
     largest: int = field(default=9, metadata={"help": "They are from 0 to this one."})
     train_prompts: int = field(default=4096, metadata={"help": "Training prompts, at most."})
     eval_prompts: int = field(default=128, metadata={"help": "Held-out prompts, at most."})
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}
+    )
     hidden_size: int = field(default=64, metadata={"help": "Width of the untrained model; a multiple of 8."})
     layers: int = field(default=2, metadata={"help": "Layers of the untrained model."})
 

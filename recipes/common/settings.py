@@ -7,7 +7,6 @@ import difflib
 import importlib.util
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,15 +22,6 @@ from trl_grpo_ext.launch.engine import Asked, check_launch
 from trl_grpo_ext.launch.ranges import wrong_values
 
 from .errors import RecipeError, one_line, settings_errors
-
-
-@dataclass
-class CommonArguments:
-    """What all recipes take besides TRL's settings."""
-
-    eval_temperature: float | None = field(
-        default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}
-    )
 
 
 class RecipeParser(TrlParser):
