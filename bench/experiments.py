@@ -533,7 +533,8 @@ def figure_detox(lines: Sequence[Line], figure: Any) -> str:
         cells = [spread([line["after"][key] for line in found], 3) for key in ("rude", "polite", "neither")]
         kl = spread([line["after"]["KL to the reference (nats)"] for line in found], 2)
         rows.append([name, *cells, kl, spread([line["coefficient"][-1] for line in found], 3)])
-    before = [[line["before"][key] for line in lines] for key in ("rude", "polite", "neither")]
+    starts = [line["before"] for line in lines if line["name"] == "default"]  # the same for all
+    before = [[start[key] for start in starts] for key in ("rude", "polite", "neither")]
     rows.insert(0, ["before", *(spread(values, 3) for values in before), "0", ""])
     return table(["", "rude", "polite", "neither", "KL, nats", "coefficient, end"], rows)
 
@@ -626,6 +627,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         figure_detox,
         "rude completions, no replies, and the KL over training",
         "rude_after",
+        seeds=(1,),
         size=(11.0, 3.4),
     ),
 }
