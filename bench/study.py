@@ -19,14 +19,16 @@ import multiprocessing
 import os
 import platform
 import random
+import statistics
 import sys
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -175,24 +177,47 @@ def model_of(task: str, folder: Path) -> Path:
 
 
 @torch.no_grad()
-def measure(task: str, split: str, model: Any, tokenizer: Any) -> dict[str, float]:
-    """Accuracy and mean reward of one sample at temperature 1 for each problem of a held-out split."""
+def measure(task: str, split: str, model: Any, tokenizer: Any, longest: int | None = None) -> dict[str, float | None]:
+    """Accuracy, mean reward and mean length of one sample at temperature 1 for each problem of a held-out split.
+
+    Lengths are in tokens, with the end; those of right and of wrong completions are None where there are none.
+    """
     settings = TASKS[task]
     # Prompts of one length together need no padding, and the order does not matter.
     rows = sorted(problems(task, split, settings.held_out, 0), key=lambda row: len(row["prompt"]))
     torch.manual_seed(0)
     model.eval()
     texts: list[str] = []
+    lengths: list[int] = []
     for start in range(0, len(rows), 256):
         prompts = [row["prompt"] for row in rows[start : start + 256]]
         batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
         ids = model.generate(
-            **batch, max_new_tokens=settings.max_completion_length, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
+            **batch,
+            max_new_tokens=longest or settings.max_completion_length,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
         )
-        texts += tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        ids = ids[:, batch["input_ids"].shape[1] :]
+        texts += tokenizer.batch_decode(ids, skip_special_tokens=True)
+        ended = (ids == tokenizer.eos_token_id).cumsum(dim=1)
+        lengths += ((ended == 0).sum(dim=1) + (ended[:, -1] > 0)).tolist()  # what follows the end is padding
     columns: Any = {"completions": texts, "answer": [row["answer"] for row in rows]}
     rewards, right = settings.reward(**columns), settings.accuracy(**columns)
-    return {"accuracy": right.count(1.0) / len(rows), "reward": sum(map(float, rewards)) / len(rows)}
+    return {
+        "accuracy": right.count(1.0) / len(rows),
+        "reward": sum(map(float, rewards)) / len(rows),
+        "length": sum(lengths) / len(rows),
+        "length_right": mean_or_none([n for n, score in zip(lengths, right, strict=True) if score == 1.0]),
+        "length_wrong": mean_or_none([n for n, score in zip(lengths, right, strict=True) if score != 1.0]),
+    }
+
+
+def mean_or_none(values: Sequence[float]) -> float | None:
+    """None where there is no value: JSON has no NaN."""
+    return statistics.fmean(values) if values else None
 
 
 # --------------------------------------------------------------------------------------------------------- training
@@ -211,51 +236,81 @@ class TokenBudget(TrainerCallback):
             control.should_training_stop = self.generated >= self.tokens
 
 
-def train(run: Run, model: Path) -> dict[str, Any]:
-    """Train once and measure."""
-    task = TASKS[run.task]
-    plain = run.method == PLAIN
-    budget = TokenBudget(task.token_budget, task.batch_size)
-    # Deterministic in the run alone, whatever ran before it in this process.
-    random.seed(run.seed)
-    torch.manual_seed(run.seed)
+def trained(
+    task: Task,
+    rows: Sequence[Mapping[str, Any]],
+    model: Path,
+    seed: int,
+    chosen: Mapping[str, Any],
+    *,
+    callbacks: Sequence[Any] = (),
+    watching: Sequence[Any] = (),
+    plain: bool = False,
+) -> Any:
+    """Train once, deterministic in the arguments alone, and return the trainer.
+
+    Args:
+        task: The reward and the sizes.
+        rows: To train on.
+        model: The folder of the model to start from.
+        seed: Of sampling and of the order of the rows.
+        chosen: Settings besides the task's, or in place of the defaults here.
+        callbacks: One of them ends the training, unless `chosen` has `max_steps`.
+        watching: Advantage hooks as objects, behind those that `chosen` names.
+        plain: By TRL's own trainer.
+    """
+    random.seed(seed)
+    torch.manual_seed(seed)
+    chosen = dict(chosen)
+    keywords = {}
+    if watching:
+        keywords["advantage_hooks"] = [*(chosen.pop("advantage_hooks", None) or []), *watching]
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (GRPOConfig if plain else GRPOExtConfig)(
-            output_dir=folder,
-            seed=run.seed,
-            learning_rate=run.learning_rate,
-            lr_scheduler_type="constant_with_warmup",  # a decay needs the number of steps, which the budget decides
-            warmup_steps=task.warmup_steps,
-            max_steps=1_000_000,  # never reached: `budget` ends it
-            per_device_train_batch_size=task.batch_size,
-            gradient_accumulation_steps=1,
-            num_generations=task.num_generations,
-            max_completion_length=task.max_completion_length,
-            loss_type="dapo",
-            beta=0.0,
-            temperature=1.0,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            **METHODS[run.method],
-        )
+        settings = {
+            "output_dir": folder,
+            "seed": seed,
+            "lr_scheduler_type": "constant_with_warmup",  # a decay needs the number of steps, which a callback decides
+            "warmup_steps": task.warmup_steps,
+            "max_steps": 1_000_000,  # never reached: a callback ends it
+            "per_device_train_batch_size": task.batch_size,
+            "gradient_accumulation_steps": 1,
+            "num_generations": task.num_generations,
+            "max_completion_length": task.max_completion_length,
+            "loss_type": "dapo",
+            "beta": 0.0,
+            "temperature": 1.0,
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+        }
         trainer = (GRPOTrainer if plain else GRPOExtTrainer)(
             str(model),
             task.reward,
-            arguments,
-            train_dataset=Dataset.from_list(problems(run.task, "train", task.train_problems, run.seed)),
-            callbacks=[budget],
+            (GRPOConfig if plain else GRPOExtConfig)(**{**settings, **chosen}),
+            train_dataset=Dataset.from_list([dict(row) for row in rows]),
+            callbacks=list(callbacks),
+            **keywords,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        steps = trainer.state.global_step
-        losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    return trainer
+
+
+def train(run: Run, model: Path) -> dict[str, Any]:
+    """Train once and measure."""
+    task = TASKS[run.task]
+    budget = TokenBudget(task.token_budget, task.batch_size)
+    rows = problems(run.task, "train", task.train_problems, run.seed)
+    chosen = {"learning_rate": run.learning_rate, **METHODS[run.method]}
+    trainer = trained(task, rows, model, run.seed, chosen, callbacks=[budget], plain=run.method == PLAIN)
+    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
     split = "validation" if run.stage == "tuning" else "test"
     measured = measure(run.task, split, trainer.model, trainer.processing_class)
+    steps = trainer.state.global_step
     return {**measured, "tokens": budget.generated, "steps": steps, "last_loss": losses[-1] if losses else None}
 
 
@@ -312,40 +367,31 @@ def chosen_rates(task: str, results: Iterable[Mapping[str, Any]]) -> dict[str, f
     return chosen
 
 
-def evaluation_runs(task: str, results: Iterable[Mapping[str, Any]]) -> list[Run]:
-    """The model before training, and every tuned method at its rate on the evaluation seeds, seed by seed."""
-    rates = chosen_rates(task, results)
+def given_rates(task: str, results: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The rate of each method's evaluation, where `--rate` gave one in the place of tuning."""
+    found = {r["method"]: r["learning_rate"] for r in results if r["task"] == task and r["stage"] == "evaluation"}
+    return {method: found[method] for method in TASKS[task].methods if method in found}
+
+
+def evaluation_runs(task: str, rates: Mapping[str, float]) -> list[Run]:
+    """The model before training, and every method that has a rate on the evaluation seeds, seed by seed."""
     runs = [Run(task, method, "evaluation", rate, seed) for seed in EVALUATION_SEEDS for method, rate in rates.items()]
     return [Run(task, START, "evaluation", 0.0, 0), *runs]
 
 
 class Results:
-    """The lines of `results.jsonl` in a folder, and the settings that all of them share."""
+    """The lines of a JSON Lines file, one for each finished run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.file = folder, folder / "results.jsonl"
-        folder.mkdir(parents=True, exist_ok=True)
-        self.lines = [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def check_settings(self) -> None:
-        """Write the settings down, or stop where the folder holds results of other ones."""
-        settings = {
-            "tasks": {name: task.settings() for name, task in TASKS.items()},
-            "methods": METHODS,
-            "evaluation_seeds": EVALUATION_SEEDS,
-            "versions": {name: version(name) for name in PACKAGES},
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        }
-        text, path = json.dumps(settings, indent=1, sort_keys=True), self.folder / "settings.json"
-        if path.exists() and path.read_text() != text:
-            raise SystemExit(f"error: {path} says that the results there were made with other settings or versions.")
-        path.write_text(text)
-
-    def missing(self, runs: Iterable[Run]) -> list[Run]:
-        """Those of the runs that have no line yet."""
-        names = Run.__dataclass_fields__
-        done = {tuple(line[name] for name in names) for line in self.lines}
-        return [run for run in runs if tuple(getattr(run, name) for name in names) not in done]
+    def missing(self, runs: Iterable[Any]) -> list[Any]:
+        """Those of the runs, all of one dataclass, that have no line yet."""
+        return [
+            run for run in runs if not any(all(line[k] == v for k, v in asdict(run).items()) for line in self.lines)
+        ]
 
     def add(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
@@ -353,21 +399,55 @@ class Results:
             file.write(json.dumps(line) + "\n")
 
 
-def carry_out(runs: list[Run], results: Results, jobs: int) -> None:
-    """Do the missing runs. One that fails is printed and left missing: the next start tries it again."""
+def check_settings(folder: Path) -> None:
+    """Write the study's settings down, or stop where the folder holds results of other ones."""
+    settings = {
+        "tasks": {name: task.settings() for name, task in TASKS.items()},
+        "methods": METHODS,
+        "evaluation_seeds": EVALUATION_SEEDS,
+        "versions": versions(),
+        "machine": machine(),
+    }
+    text, path = json.dumps(settings, indent=1, sort_keys=True), folder / "settings.json"
+    if path.exists() and path.read_text() != text:
+        raise SystemExit(f"error: {path} says that the results there were made with other settings or versions.")
+    path.write_text(text)
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    return {name: version(name) for name in PACKAGES}
+
+
+def machine() -> str:
+    """This one, in words."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def carry_out(
+    runs: Sequence[Any], results: Results, jobs: int, work: Callable[[Any], dict[str, Any]], shown: str
+) -> None:
+    """Do the missing runs. One that fails is printed and left missing: the next start tries it again.
+
+    Args:
+        runs: All that there should be in the end.
+        results: Where they go.
+        jobs: Processes at a time.
+        work: In a process of its own, from a run to its line.
+        shown: Which number of a line is printed.
+    """
     missing = results.missing(runs)
-    models = {task: model_of(task, results.folder) for task in {run.task for run in missing}}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), prepare_worker) as pool:
-        waiting = {pool.submit(work, run, models[run.task]): run for run in missing}
+        waiting = {pool.submit(work, run): run for run in missing}
         for number, future in enumerate(as_completed(waiting), start=1):
             run = waiting[future]
-            what = f"[{number}/{len(missing)}] {run.task}, {run.method}, {run.stage}, {run.learning_rate:g}, {run.seed}"
+            what = f"[{number}/{len(missing)}] {', '.join(f'{value}' for value in asdict(run).values())}"
             try:
                 results.add(line := future.result())
             except Exception:
                 print(f"{what}: failed\n{traceback.format_exc()}", file=sys.stderr, flush=True)
                 continue
-            print(f"{what}: accuracy {line['accuracy']:.3f}, {line['seconds']:.1f} s", flush=True)
+            print(f"{what}: {shown} {line[shown]:.3f}, {line['seconds']:.1f} s", flush=True)
     if failed := results.missing(runs):
         raise SystemExit(f"error: {len(failed)} of {len(runs)} trainings failed; the same command tries them again.")
 
@@ -379,21 +459,27 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
+    parser.add_argument("--rate", type=float, help="learning rate of all methods, in the place of tuning each one's")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where `report` finds study.md")
     options = parser.parse_args(words)
 
-    results = Results(options.output)
+    results = Results(options.output / "results.jsonl")
     if options.command == "report":
         settings = json.loads((options.output / "settings.json").read_text())
-        rates = {task: chosen_rates(task, results.lines) for task in options.tasks}
+        rates = {task: chosen_rates(task, results.lines) or given_rates(task, results.lines) for task in options.tasks}
         study_report.write(options.docs, results.lines, rates, KINDS, settings, START)
         return
-    results.check_settings()
+    check_settings(options.output)
     torch.set_num_threads(1)
-    chosen = {*options.methods, START}
     for task in options.tasks:
-        carry_out([run for run in tuning_runs(task) if run.method in chosen], results, options.jobs)
-        carry_out([run for run in evaluation_runs(task, results.lines) if run.method in chosen], results, options.jobs)
+        one = partial(work, model=model_of(task, options.output))
+        methods = [method for method in TASKS[task].methods if method in options.methods]
+        if options.rate is None:
+            runs = [run for run in tuning_runs(task) if run.method in methods]
+            carry_out(runs, results, options.jobs, one, "accuracy")
+        rates = chosen_rates(task, results.lines) if options.rate is None else dict.fromkeys(methods, options.rate)
+        runs = [run for run in evaluation_runs(task, rates) if run.method in (*methods, START)]
+        carry_out(runs, results, options.jobs, one, "accuracy")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 KINDS = {"hook": ("#0072B2", "o"), "aggregation": ("#D55E00", "s"), "plain": ("#000000", "D")}
 """Colour (Okabe and Ito's, which everybody can distinguish) and marker."""
 
@@ -83,6 +82,8 @@ class Row:
     values: tuple[float, ...]
     accuracy: Estimate
     reward: Estimate
+    lengths: tuple[float, float, float]
+    """Tokens of a completion, of a right one and of a wrong one: means over the seeds."""
     difference: Estimate | None = None
     """Accuracy minus plain TRL's at the same seed."""
     p: float | None = None
@@ -114,7 +115,11 @@ def rows_of(task: str, lines: Sequence[Line], rates: Mapping[str, float], kinds:
         both = [seed for seed in seeds if seed in plain]
         paired = [found[method][seed]["accuracy"] - plain[seed]["accuracy"] for seed in both]
         difference = estimate(paired) if kinds[method] != "plain" and len(both) > 1 else None
-        rows.append(Row(method, kinds[method], rate, seeds, values, estimate(values), reward, difference))
+        lengths = tuple(
+            statistics.fmean(found[method][seed][key] for seed in seeds)
+            for key in ("length", "length_right", "length_wrong")
+        )
+        rows.append(Row(method, kinds[method], rate, seeds, values, estimate(values), reward, lengths, difference))
     compared = [row for row in rows if row.difference is not None]
     adjusted = dict(
         zip(
@@ -132,12 +137,13 @@ def rows_of(task: str, lines: Sequence[Line], rates: Mapping[str, float], kinds:
 def table(rows: Sequence[Row], with_reward: bool) -> str:
     """Markdown: the methods of one task."""
     titles = ["method", "kind", "learning rate", "accuracy", *(["mean reward"] if with_reward else [])]
-    titles += ["difference to plain TRL", "p (Holm)"]
+    titles += ["tokens", "if right", "if wrong", "difference to plain TRL", "p (Holm)"]
     out = [titles, ["---"] * len(titles)]
     for row in rows:
         name = row.method if row.kind == "plain" else f"`{row.method}`"
         cells = [name, "" if row.kind == "plain" else row.kind, f"{row.learning_rate:g}", str(row.accuracy)]
         cells += [str(row.reward)] if with_reward else []
+        cells += [f"{length:.1f}" for length in row.lengths]
         difference = f"{row.difference.mean:+.3f} ± {row.difference.half_width:.3f}" if row.difference else ""
         out.append([*cells, difference, "" if row.p is None else "< 0.001" if row.p < 0.001 else f"{row.p:.3f}"])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in out)
@@ -176,12 +182,16 @@ def page(lines: Sequence[Line], rows: Mapping[str, Sequence[Row]], settings: Map
         before = [line for line in lines if line["task"] == task and line["method"] == start]
         said = (
             f"{used['token_budget']:,} completion tokens per training, {used['batch_size']} completions a step in "
-            f"groups of {used['num_generations']}; {used['held_out']} test problems, one sample each. Learning rates: "
-            f"{', '.join(f'{rate:g}' for rate in used['learning_rates'])}; tuning seeds: {len(used['tuning_seeds'])}."
+            f"groups of {used['num_generations']}; {used['held_out']} test problems, one sample each. "
         )
+        tuned = sum(1 for line in lines if line["task"] == task and line["stage"] == "tuning")
+        rates = f"Learning rates: {', '.join(f'{rate:g}' for rate in used['learning_rates'])}; tuning seeds: "
+        whole = len(used["learning_rates"]) * len(used["tuning_seeds"]) * len(used["methods"])
+        said += f"{rates}{len(used['tuning_seeds'])}." if tuned == whole else "The learning rate was given, not tuned."
         if before:
             said += f" Before training the accuracy is {before[0]['accuracy']:.3f}"
-            said += "." if used["reward"] == used["accuracy"] else f" and the mean reward {before[0]['reward']:.3f}."
+            said += "" if used["reward"] == used["accuracy"] else f" and the mean reward {before[0]['reward']:.3f}"
+            said += f", with {before[0]['length']:.1f} tokens a completion."
         complete = findings(found, used["learning_rates"], len(settings["evaluation_seeds"]))
         parts += [f"### {task.capitalize()}", said, table(found, used["reward"] != used["accuracy"]), complete]
     versions = ", ".join(f"{name} {number}" for name, number in settings["versions"].items())
@@ -233,12 +243,16 @@ def write(
     rows = {task: found for task, found in rows.items() if found}
     if not rows:
         raise SystemExit("error: no method has two evaluation seeds yet; there is nothing to report.")
-    study = docs / "study.md"
-    before, begin, rest = study.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"error: {study} has no place for the results: a line {BEGIN} and one {END} below it.")
     plot(docs / "images" / "study.png", rows)
-    content = f"{before}{BEGIN}\n\n{page(lines, rows, settings, start)}\n\n{END}{after}"
-    study.write_text(content, encoding="utf-8")
-    print(f"{study}\n{docs / 'images' / 'study.png'}")
+    put(docs / "study.md", "results", page(lines, rows, settings, start))
+    print(f"{docs / 'study.md'}\n{docs / 'images' / 'study.png'}")
+
+
+def put(page: Path, name: str, content: str) -> None:
+    """Write between the markers that a page has under this name."""
+    marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, begin, rest = page.read_text(encoding="utf-8").partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    if not (begin and end):
+        raise SystemExit(f"error: {page} has no place for them: a line {marks[0]} and one {marks[1]} below it.")
+    page.write_text(f"{before}{begin}\n\n{content}\n\n{end}{after}", encoding="utf-8")

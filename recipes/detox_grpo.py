@@ -73,6 +73,9 @@ class RecipeArguments:
     )
     train_prompts: int = field(default=2048, metadata={"help": "Prompts to train on, at most."})
     eval_prompts: int = field(default=512, metadata={"help": "Held-out prompts, at most."})
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}
+    )
     engine: str | None = field(
         default=None,
         metadata={"help": "What the settings are made for; the run stops if another engine runs.", "choices": ENGINES},
@@ -106,6 +109,7 @@ def main() -> None:
         rows,
         trainer_class=KLLoggingTrainer,
         shown=shown,
+        eval_temperature=recipe.eval_temperature,
         curve=lambda folder, history, *_: save_detox_curve(folder, history, (kl_hook or {}).get("target")),
     )
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
-from common.errors import told_in_a_sentence
+from common.errors import RecipeError, told_in_a_sentence
 from common.flow import train_and_report
 from common.problems import as_dataset, embedded_problems, has_chat_template, problems_from_file, problems_from_hub
 from common.progress import SUMMARY, quiet_libraries
@@ -73,6 +73,12 @@ class RecipeArguments:
     train_problems: int = field(default=4096, metadata={"help": "Generated training problems (embedded only)."})
     eval_problems: int = field(default=512, metadata={"help": "Held-out problems, at most."})
     system_prompt: str = field(default=SYSTEM_PROMPT, metadata={"help": "For models with a chat template."})
+    user_prompt: str = field(
+        default="{question}", metadata={"help": "Likewise: the message with the problem in place of {question}."}
+    )
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}
+    )
     engine: str | None = field(
         default=None,
         metadata={"help": "What the settings are made for; the run stops if another engine runs.", "choices": ENGINES},
@@ -98,6 +104,10 @@ def main() -> None:
         rows = problems_from_hub(recipe.dataset_name, recipe.dataset_config, recipe.eval_problems)
     else:
         rows = embedded_problems(recipe.train_problems, recipe.eval_problems, args.seed)
+    if "{question}" not in recipe.user_prompt:
+        raise RecipeError(
+            f"--user_prompt must hold {{question}}, the place of the problem; got {recipe.user_prompt!r}."
+        )
     system_prompt = recipe.system_prompt if conversational else None
     train_and_report(
         args,
@@ -105,8 +115,9 @@ def main() -> None:
         asked,
         rows,
         what="problems",
-        dataset=lambda problems: as_dataset(problems, system_prompt),
+        dataset=lambda problems: as_dataset(problems, system_prompt, recipe.user_prompt),
         curve=partial(save_curve, reward=ACCURACY),
+        eval_temperature=recipe.eval_temperature,
     )
 
 

@@ -43,6 +43,9 @@ class RecipeArguments:
     largest: int = field(default=9, metadata={"help": "They are from 0 to this one."})
     train_prompts: int = field(default=4096, metadata={"help": "Training prompts, at most."})
     eval_prompts: int = field(default=128, metadata={"help": "Held-out prompts, at most."})
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}
+    )
     hidden_size: int = field(default=64, metadata={"help": "Width of the untrained model; a multiple of 8."})
     layers: int = field(default=2, metadata={"help": "Layers of the untrained model."})
 
@@ -71,6 +74,7 @@ def main() -> None:
         rows,
         curve=save_curves,
         said=[f"{recipe.reward}, {recipe.variant} advantages, {recipe.objective} objective, KL {args.beta:g}"],
+        eval_temperature=recipe.eval_temperature,
         facts={"recipe": vars(recipe), "beta": args.beta},
     )
 

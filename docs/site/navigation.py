@@ -15,7 +15,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("catalogue/index", "plugins", "metrics", "command_line", "conformance", "manifest", "hook_pairs", "api"),
         *("compatibility", "stability", "changelog", "contributing", "readme"),
     ),
-    "Explanations": ("how_it_works", "parity", "study", "gpu", "comparison"),
+    "Explanations": ("how_it_works", "parity", "study", "experiments", "gpu", "comparison"),
 }
 """By caption in the side bar, pages without their ending."""
 

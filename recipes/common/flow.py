@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.launch.engine import Asked
 
-from .errors import loading_errors
+from .errors import RecipeError, loading_errors
 from .problems import Row, whole_batches
 from .processes import leave
 from .results import held_out, print_places, print_table, save_metrics
 from .settings import samples_per_problem
-from .trainer import RecipeTrainer, train_and_score
+from .trainer import RecipeTrainer, stop_at_strings, train_and_score
 
 History = Sequence[Mapping[str, Any]]
 Scores = Mapping[str, float]
@@ -37,6 +38,7 @@ def train_and_report(
     trainer_class: type[RecipeTrainer] = RecipeTrainer,
     shown: Callable[[Mapping[str, Any]], Scores] = held_out,
     said: Sequence[str] = (),
+    eval_temperature: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Load, evaluate, train, evaluate, save; the last line of a recipe's `main`.
@@ -52,10 +54,13 @@ def train_and_report(
         trainer_class: The trainer.
         shown: Which numbers of an evaluation the table shows.
         said: Printed before the training.
+        eval_temperature: That evaluations sample at, where it is not that of the training.
         facts: More about the run, for `metrics.json`.
     """
     model, samples, train_rows = str(model_args.model_name_or_path), samples_per_problem(args), rows[0]
     processes = PartialState().num_processes
+    if eval_temperature is not None and not (math.isfinite(eval_temperature) and eval_temperature > 0):
+        raise RecipeError(f"--eval_temperature must be a positive number, got {eval_temperature!r}.")
     eval_rows = whole_batches(
         *rows,
         train_batch=args.generation_batch_size // args.num_generations,
@@ -71,12 +76,20 @@ def train_and_report(
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
+    trainer.eval_temperature = eval_temperature
+    stop_at_strings(trainer)
     counts = f"{len(train_rows)} training {what}, {len(eval_rows)} held out; {processes} process(es)"
     done = train_and_score(trainer, asked, *said, counts)
     if trainer.is_world_process_zero():
         folder, history = Path(args.output_dir), trainer.state.log_history
         before, after = shown(done.before), shown(done.after)
-        run = {"model": model, **(facts or {}), "training_seconds": done.seconds, **done.facts}
+        run = {
+            "model": model,
+            "eval_temperature": eval_temperature or args.temperature,
+            **(facts or {}),
+            "training_seconds": done.seconds,
+            **done.facts,
+        }
         print_table(before, after, f"{len(eval_rows)} held-out {what}, {samples} sample(s) each")
         print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
         metrics = save_metrics(folder, {"before": before, "after": after, "run": run}, history)

@@ -146,13 +146,14 @@ def whole_batches(train: list[Row], held_out: list[Row], train_batch: int, eval_
     return held_out[: len(held_out) // eval_batch * eval_batch or len(held_out)]
 
 
-def as_dataset(rows: Sequence[Row], system_prompt: str | None) -> Dataset:
+def as_dataset(rows: Sequence[Row], system_prompt: str | None, user_prompt: str = "{question}") -> Dataset:
     """Rows of `prompt` and `answer`; with a system prompt the prompt is a conversation, else plain text."""
 
     def prompt(question: str) -> str | list[dict[str, str]]:
         if system_prompt is None:
             return PLAIN_PROMPT.format(question=question)
-        return [{"role": "system", "content": system_prompt}, {"role": "user", "content": question}]
+        asked = user_prompt.replace("{question}", question)
+        return [{"role": "system", "content": system_prompt}, {"role": "user", "content": asked}]
 
     return Dataset.from_list([{"prompt": prompt(row["question"]), "answer": str(row["answer"])} for row in rows])
 

@@ -4,20 +4,76 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, exit_status
 from trl_grpo_ext.launch.engine import Asked, EngineCheck
 
+from .errors import RecipeError
 from .processes import leave
 from .quantised import keep_4_bit_trainable, keep_adapters_in_float32
 from .results import first_evaluation
 
 
 class RecipeTrainer(SafeCheckpoints, GRPOExtTrainer):
-    """`GRPOExtTrainer` whose checkpoints are whole or not there, and that saves and stops on SIGTERM."""
+    """`GRPOExtTrainer` whose checkpoints are whole or not there, and that saves and stops on SIGTERM.
+
+    Attributes:
+        eval_temperature: Evaluations sample at it; None for the temperature of the training. Log-probabilities, and so
+            KL and entropy, stay those of the training's temperature.
+    """
+
+    eval_temperature: float | None = None
+
+    def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
+        """Evaluate as ever, at the temperature of evaluations."""
+        with _sampling_at(self, self.eval_temperature):
+            return super().evaluate(*arguments, **keywords)
+
+
+@contextmanager
+def _sampling_at(trainer: Any, temperature: float | None) -> Iterator[None]:
+    """Generation at another temperature for a while; `None` for no other."""
+    if temperature is None:
+        yield
+        return
+    holder = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
+    before = holder.temperature
+    try:
+        _set_temperature(trainer, holder, temperature)
+        yield
+    finally:
+        _set_temperature(trainer, holder, before)
+
+
+def _set_temperature(trainer: Any, holder: Any, temperature: float) -> None:
+    holder.temperature = temperature
+    if not trainer.use_vllm:
+        trainer.generation_kwargs["temperature"] = temperature  # TRL lays them over the model's own
+
+
+def stop_at_strings(trainer: Any) -> None:
+    """Let `generation_kwargs: {stop_strings: [...]}` work: give generation the tokenizer, which TRL does not.
+
+    Raises:
+        RecipeError: The tokenizer's padding token ends no completion, so padding after the string would be trained on.
+    """
+    stops = (trainer.args.generation_kwargs or {}).get("stop_strings")
+    if not stops or trainer.use_vllm:
+        return
+    tokenizer = trainer.processing_class
+    if tokenizer.pad_token_id not in trainer.eos_token_ids:
+        raise RecipeError(
+            f"generation_kwargs: stop_strings {stops!r} need a tokenizer that pads with an end-of-sequence token; this "
+            f"one pads with {tokenizer.pad_token!r}, which would count as a part of the completion."
+        )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model.generate = partial(model.generate, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def described(words: list[str]) -> dict[str, Any]:
     recipe, args, model_args, state = parsed(script, facts)
     engine(args, state, facts)
     plugins(args, facts)
-    facts["recipe"] = {"engine": recipe.engine, "processes": recipe.processes, "embedded": bool(recipe.embedded)}
+    facts["recipe"] = {**vars(recipe), "embedded": bool(recipe.embedded)}
     facts["model"] = {k: str(v) for k, v in vars(model_args).items()}
     return facts
 

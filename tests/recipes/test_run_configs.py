@@ -15,7 +15,7 @@ from tests.recipes.launching import Finished, Launch, start
 
 pytestmark = pytest.mark.slow
 
-OF_OTHER_RECIPES = {"sort.yaml", "detox.yaml"}
+OF_OTHER_RECIPES = {"sort.yaml", "detox.yaml", "detox_workflow.yaml"}
 FILES = {path.name: path for path in RUN_FILES if path.name not in OF_OTHER_RECIPES}
 PROCESSES = {  # engine and processes
     "qwen2.5_0.5b.yaml": ("one_process", 1),
@@ -100,9 +100,7 @@ def test_every_setting_of_a_file_arrives(name: str, facts: dict[str, Any]) -> No
         arrived = {**facts["model"], **facts["recipe"], **facts["training"]}.get(key, facts["plugins"].get(key))
         if key == "rewards":
             selected = [{"name": one} if isinstance(one, str) else one for one in value]
-            assert arrived == {one["name"]: one.get("weight", 1.0) for one in selected}
-        elif key == "eval_problems":
-            assert value == 1319
+            assert arrived == {one["name"].rpartition(":")[2]: one.get("weight", 1.0) for one in selected}
         else:
             assert str(arrived) == str(value) or arrived == pytest.approx(value), key
 
@@ -138,9 +136,17 @@ def test_qlora_is_on_all_linear_layers_and_without_vllm(name: str, facts: dict[s
 @of_each("smollm2_1.7b_tutorial.yaml")
 def test_the_tutorial_s_settings_are_the_published_ones(name: str, facts: dict[str, Any]) -> None:
     published = {"temperature": 0.9, "top_p": 0.9, "top_k": 50, "max_completion_length": 300, "num_generations": 8}
-    published |= {"beta": 0.04, "epsilon": 0.2, "gradient_accumulation_steps": 4, "learning_rate": 5e-5}
-    published |= {"max_steps": 200, "num_generations_eval": 8}
-    assert {key: facts["training"][key] for key in published} == published
+    published |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "max_steps": 200}
+    published |= {"steps_per_generation": 4, "generation_batch_size": 32}  # 4 problems between two updates, 800 in all
+    published |= {"learning_rate": 5e-5, "lr_scheduler_type": "linear", "warmup_steps": 0, "max_grad_norm": 1.0}
+    published |= {"beta": 0.04, "epsilon": 0.2, "num_iterations": 1, "loss_type": "grpo", "num_generations_eval": 8}
+    found = {key: facts["training"][key] for key in published}
+    assert found == published
+    assert (facts["recipe"]["eval_temperature"], facts["recipe"]["eval_problems"]) == (0.7, 1319)
+    assert facts["recipe"]["user_prompt"] == "Question: {question}"
+    assert facts["plugins"]["rewards"] == {"tutorial_accuracy": 1.0, "tutorial_format": 1.0}
+    assert facts["plugins"]["hooks"] == []
+    assert facts["plugins"]["aggregation"] is None
     assert facts["model"]["model_name_or_path"] == "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 
 

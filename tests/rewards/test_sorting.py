@@ -107,6 +107,39 @@ def test_for_permutations_and_distinct_answers_the_inclusion_is_the_lectures(
     assert scored(sort_inclusion, written(prompt), written(response)) == included + ordered
 
 
+def lecture_inclusion(prompt: list[int], response: list[int]) -> int:
+    """A point for each number of the prompt that occurs in the response, and one for each ordered pair of it."""
+    included = sum(any(x == y for y in response) for x in prompt)
+    return included + sum(response[i] <= response[i + 1] for i in range(len(response) - 1))
+
+
+def test_all_729_pairs_of_three_numbers_both_ways() -> None:
+    lists = [list(numbers) for numbers in itertools.product(range(3), repeat=3)]
+    pairs = [(prompt, response) for prompt in lists for response in lists]
+    prompts, responses = ([written(pair[side]) for pair in pairs] for side in (0, 1))
+    assert len(pairs) == 729
+    places = [sum(x == y for x, y in zip(response, sorted(prompt), strict=True)) for prompt, response in pairs]
+    assert sort_distance(responses, prompts=prompts) == places
+
+    lecture = [lecture_inclusion(*pair) for pair in pairs]
+    for score, expected in zip(sort_inclusion(responses, prompts=prompts, form="lecture"), lecture, strict=True):
+        assert isinstance(score, SpanScore)
+        assert score == expected == sum(points for *_, points in score.spans)
+    ours = sort_inclusion(responses, prompts=prompts)
+    differ = [pair for pair, one, other in zip(pairs, ours, lecture, strict=True) if one != other]
+    assert len(differ) == 270
+    assert all(len(set(prompt)) < 3 for prompt, _ in differ)  # with a repeated number in the prompt
+    # What the difference is for: the lecture's most is also paid for answers that are not the sorted prompt.
+    most = [pair for pair, points in zip(pairs, lecture, strict=True) if points == 5]
+    assert ([1, 0, 1], [0, 0, 1]) in most
+    assert [pair for pair, points in zip(pairs, ours, strict=True) if points == 5] == [(p, sorted(p)) for p in lists]
+
+
+def test_the_form_is_one_of_two() -> None:
+    with pytest.raises(ConfigurationError, match="sort_inclusion: form"):
+        sort_inclusion(["1"], prompts=["1"], form="loose")
+
+
 @BOTH
 @given(prompt=st.lists(st.integers(0, 9), min_size=1, max_size=9), response=st.lists(st.integers(0, 9), max_size=15))
 def test_only_the_right_answer_is_worth_the_most(reward: Any, prompt: list[int], response: list[int]) -> None:

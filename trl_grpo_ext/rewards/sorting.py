@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.outcomes import shown
-from ..guard.parameters import column
+from ..guard.parameters import checked_choice, column
 from ..types import Span, SpanScore
 from ._text.completions import completion_text
 
@@ -58,7 +58,9 @@ def _places(task: Sequence[int], answer: Sequence[_Found]) -> list[Span]:
     return [(got.start, got.end, 1.0) for right, got in zip(in_order, answer, strict=False) if got.value == right]
 
 
-def sort_inclusion(completions: Sequence[Any], *, normalise: bool = False, **columns: Any) -> list[float | None]:
+def sort_inclusion(
+    completions: Sequence[Any], *, normalise: bool = False, form: str = "bounded", **columns: Any
+) -> list[float | None]:
     """Score one point for each number of the prompt that is there, and one for each neighbouring pair in order.
 
     The second reward of the sorting task in Stanford's CS336 (spring 2025, lecture 17,
@@ -69,7 +71,10 @@ def sort_inclusion(completions: Sequence[Any], *, normalise: bool = False, **col
         completions: `B` completions, strings or lists of messages. The numbers of the last `<answer>...</answer>`
             count, else those after the last `</think>`, else all.
         normalise: Whether to divide by `2n - 1`, with `n` the length of the longer of the two lists: then 1.0 is the
-            right answer and nothing else.
+            right answer and, in form "bounded", nothing else.
+        form: "bounded", as below, or "lecture", the points of the lecture: one for each number of the prompt that
+            occurs in the answer at all, and one for each neighbouring pair in order. They differ where numbers repeat:
+            for the numbers 1 1 2 the answer `1 2 2` scores the most, 5, in the lecture's form, and 4 in ours.
         **columns: The other columns. The numbers to sort are the integers of `numbers` (`B` lists of integers, or
             texts), or of the last message of the user in `prompts`.
 
@@ -79,13 +84,15 @@ def sort_inclusion(completions: Sequence[Any], *, normalise: bool = False, **col
         and an integer of more than 18 digits, or a decimal, equals no number and is in order with none.
 
     Raises:
+        ConfigurationError: `form` is neither.
         RewardError: There is neither `numbers` nor `prompts`, or not one entry per completion, or an entry is unusable.
 
-    Departures from the lecture, which leaves both open to abuse: a number counts as often as the prompt has it, and
-    pairs count among the first `n` numbers only, so that a long ascending list earns nothing by its length. The sorting
-    study of this repository divides numbers by `n` and pairs by `n - 1`, for a sum of 2, instead.
+    Departures from the lecture, which leaves both open to abuse, in form "bounded": a number counts as often as the
+    prompt has it, and pairs count among the first `n` numbers only, so that a long ascending list earns nothing by its
+    length. The sorting study of this repository divides numbers by `n` and pairs by `n - 1`, for a sum of 2, instead.
     """
-    return _scores("sort_inclusion", _inclusions, lambda size: 2 * size - 1, completions, normalise, columns)
+    spans_of = _FORMS[checked_choice("sort_inclusion: form", form, tuple(_FORMS))]
+    return _scores("sort_inclusion", spans_of, lambda size: 2 * size - 1, completions, normalise, columns)
 
 
 def _inclusions(task: Sequence[int], answer: Sequence[_Found]) -> list[Span]:
@@ -103,6 +110,22 @@ def _inclusions(task: Sequence[int], answer: Sequence[_Found]) -> list[Span]:
             spans.append((got.start, got.end, points))
     return spans
 
+
+def _lecture_inclusions(task: Sequence[int], answer: Sequence[_Found]) -> list[Span]:
+    """Points per number of the prompt; the first such number of the answer earns those of all its equals."""
+    wanted, before, spans = Counter(task), None, []
+    for got in answer:
+        points = 0.0
+        if got.value is not None:
+            points += wanted.pop(got.value, 0)
+            points += before is not None and before <= got.value
+        before = got.value
+        if points:
+            spans.append((got.start, got.end, points))
+    return spans
+
+
+_FORMS = {"bounded": _inclusions, "lecture": _lecture_inclusions}
 
 # An entry without numbers to sort is refused, and the conformance kit need not try one.
 sort_distance.conformance = {"required": ["numbers"]}  # type: ignore[attr-defined]

@@ -1,0 +1,183 @@
+"""`bench.experiments`: what the page shows comes from the committed runs, and each command runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bench import experiments, study
+from bench.experiments import EXPERIMENTS, LECTURE_PROMPTS, LECTURE_ROWS, LECTURE_SETTINGS, LECTURE_TASK, Cell
+
+from sorting.response_log import ResponseLog  # isort: skip (`bench.study` puts the recipes on the path)
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+each = pytest.mark.parametrize("name", list(EXPERIMENTS))
+
+
+def lines_of(name: str) -> list[dict[str, Any]]:
+    return study.Results(experiments.RUNS / f"{name}.jsonl").lines
+
+
+def docs_copy(folder: Path) -> Path:
+    (folder / "images").mkdir(parents=True)
+    shutil.copy(DOCS / "experiments.md", folder)
+    return folder
+
+
+@each
+def test_no_run_is_missing_where_the_page_shows_results(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    section = (DOCS / "experiments.md").read_text().partition(f"<!-- {name} -->")[2].partition("<!-- end of")[0]
+    ran = sorted((line["name"], line["seed"]) for line in lines_of(name))
+    if "Not run to the end yet" not in section:
+        assert ran == sorted((cell, seed) for cell in experiment.names for seed in experiment.seeds)
+        assert f"images/experiment_{name}.svg" in section
+
+
+@each
+def test_page_and_figure_are_those_of_the_committed_runs(name: str, tmp_path: Path) -> None:
+    if not lines_of(name):
+        pytest.skip("not run to the end yet, as the page says")
+    docs = docs_copy(tmp_path / "docs")
+    experiments.draw(name, lines_of(name), docs)
+    assert (docs / "experiments.md").read_text() == (DOCS / "experiments.md").read_text()
+    drawn, committed = (folder / "images" / f"experiment_{name}.svg" for folder in (docs, DOCS))
+    made_by = re.compile(r"Matplotlib v[\d.]+")
+    if made_by.findall(drawn.read_text()) == made_by.findall(committed.read_text()):
+        assert drawn.read_bytes() == committed.read_bytes()
+
+
+@pytest.mark.nightly
+@each
+def test_each_command_runs_with_one_seed(name: str, tmp_path: Path) -> None:
+    docs, runs = docs_copy(tmp_path / "docs"), tmp_path / "runs"
+    command = [sys.executable, "-m", "bench.experiments", name, "--seeds", "1", "--jobs", "2"]
+    done = subprocess.run(
+        [*command, "--runs", str(runs), "--docs", str(docs)],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in (runs / f"{name}.jsonl").read_text().splitlines()]
+    assert {line["name"] for line in lines} == set(EXPERIMENTS[name].names)
+    assert all(line[EXPERIMENTS[name].shown] is not None for line in lines)
+    assert (docs / "images" / f"experiment_{name}.svg").stat().st_size > 10_000
+
+
+# ------------------------------------------------------------------------------------------- what is measured there
+
+
+@pytest.fixture(scope="module")
+def lecture_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1}
+    return experiments.lecture_model(tmp_path_factory.mktemp("lecture"), 3, **shape)
+
+
+def test_the_exact_baselines_by_one_backward_pass_for_each_response(lecture_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(lecture_model, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)  # else all responses are nearly equally likely
+    tokenizer = AutoTokenizer.from_pretrained(lecture_model)
+    prompt, end = LECTURE_PROMPTS[0], tokenizer.eos_token_id
+    found = experiments.exact_baselines(model, prompt, tokenizer)
+
+    first = tokenizer("1 0 2 =").input_ids
+    rows: list[tuple[float, float, float, float]] = []  # probability, squared norm, reward, length
+    mean = 0.0
+
+    def visit(response: list[int]) -> None:
+        nonlocal mean
+        if len(response) == 3 or response[-1:] == [end]:
+            ids = torch.tensor([first + response])
+            logps = torch.log_softmax(model(ids).logits[0], dim=-1)
+            logp = sum(logps[len(first) - 1 + t, token] for t, token in enumerate(response))
+            gradients = torch.autograd.grad(logp, list(model.parameters()))
+            flat = torch.cat([gradient.flatten() for gradient in gradients]).double()
+            numbers = [token - tokenizer.convert_tokens_to_ids("0") for token in response if token != end]
+            reward = sum(any(x == y for y in numbers) for x in prompt)
+            # A token that is no number has no text in the answer, so its neighbours are neighbours there.
+            numbers = [number for number in numbers if number >= 0]
+            reward += sum(a <= b for a, b in itertools.pairwise(numbers))
+            p = float(logp.exp())
+            rows.append((p, float(flat.square().sum()), float(reward), float(len(response))))
+            mean = mean + p * reward * flat
+            return
+        for token in range(len(tokenizer)):
+            visit([*response, token])
+
+    visit([])
+    assert len(rows) == 820
+    assert found["probability"] == pytest.approx(1.0, abs=1e-5)
+
+    def expect(value: Any) -> float:
+        return sum(p * value(square, reward, length) for p, square, reward, length in rows)
+
+    best = expect(lambda s, r, n: s * r) / expect(lambda s, r, n: s)
+    expected = {"none": 0.0, "mean reward": expect(lambda s, r, n: r), "b*": best}
+    expected["by length"] = expect(lambda s, r, n: n * r) / expect(lambda s, r, n: n)
+    signal = float(mean.square().sum())
+    assert found["signal"] == pytest.approx(signal, rel=1e-3)
+    for name, b in expected.items():
+        assert found[f"b {name}"] == pytest.approx(b, rel=1e-3)
+        variance = expect(lambda s, r, n, b=b: s * (r - b) ** 2) - signal
+        assert found[f"variance {name}"] == pytest.approx(variance, rel=1e-3)
+    assert abs(best - expected["mean reward"]) > 0.01
+    assert found["variance b*"] == min(found[f"variance {name}"] for name in expected)
+
+
+def test_the_response_log_has_every_response_with_its_delta(lecture_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "log.txt"
+    chosen = {**LECTURE_SETTINGS, **experiments.naive_settings("naive, centred"), "max_steps": 6}
+    log = ResponseLog(file=str(file), every=5)
+    trainer = study.trained(LECTURE_TASK, LECTURE_ROWS, lecture_model, 1, chosen, watching=[log])
+    steps = re.split(r"^step = ", file.read_text(), flags=re.MULTILINE)[1:]
+    assert [int(step.split(",")[0]) for step in steps] == [0, 5]
+    tokenizer, model = trainer.processing_class, AutoModelForCausalLM.from_pretrained(lecture_model)
+    for number, step in enumerate(steps):
+        prompts = re.split(r"^  prompt = ", step, flags=re.MULTILINE)[1:]
+        assert [prompt.split("\n")[0] for prompt in prompts] == sorted(row["prompt"] for row in LECTURE_ROWS)
+        for prompt in prompts:
+            found = re.findall(r"response = (.*), log_probs = \[(.*)\], reward = (.*), delta = (.*)", prompt)
+            rewards, deltas = ([float(row[i]) for row in found] for i in (2, 3))
+            assert len(found) == 10
+            mean = sum(rewards) / 10
+            assert deltas == pytest.approx([reward - mean for reward in rewards], abs=2e-3)
+            if number:
+                continue
+            for response, logps, *_ in found:  # under the model as it was at first
+                ids = tokenizer(f"{prompt.split(chr(10))[0]} {response}").input_ids
+                expected = torch.log_softmax(model(torch.tensor([ids])).logits[0], dim=-1)
+                begin = len(ids) - len(logps.split(", "))
+                chain = [float(expected[t - 1, ids[t]].detach()) for t in range(begin, len(ids))]
+                assert [float(logp) for logp in logps.split(", ")] == pytest.approx(chain, abs=2e-3)
+
+
+def test_a_run_is_not_repeated_and_another_seed_is_missing(tmp_path: Path) -> None:
+    results = study.Results(tmp_path / "runs" / "naive.jsonl")
+    results.add({"experiment": "naive", "name": "naive, raw", "seed": 1, "last": 2.0})
+    again = study.Results(tmp_path / "runs" / "naive.jsonl")
+    cells = [Cell("naive", "naive, raw", seed) for seed in (1, 2)]
+    assert again.missing(cells) == [cells[1]]
+
+
+def test_a_command_without_its_markers_on_the_page_stops(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing")
+    with pytest.raises(SystemExit, match="has no place for them: a line <!-- naive -->"):
+        study.study_report.put(page, "naive", "x")
