@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.testing import wrong_aggregations, wrong_hooks, wrong_rewards
-from trl_grpo_ext.plugins.selection import Kind
+from trl_grpo_ext.plugins.kinds import Kind
 from trl_grpo_ext.testing import RULES, check
 
 WRONG: list[tuple[Kind, str, type]] = [

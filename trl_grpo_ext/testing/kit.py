@@ -16,8 +16,9 @@ from typing import Any, TypedDict, Unpack
 from ..errors import ConfigurationError
 from ..plugins.building import import_plugin
 from ..plugins.discovery import find_and_explain
+from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
-from ..plugins.selection import KINDS, Kind, Selection, parse_selection
+from ..plugins.selection import Selection, parse_selection
 from .aggregations import AggregationChecks
 from .builders import Setting
 from .hooks import HookChecks

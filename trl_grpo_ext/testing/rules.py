@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, TRLGRPOExtError
 from ..guard.outcomes import shown
-from ..plugins.selection import LABELS, Kind
+from ..plugins.kinds import LABELS, Kind
 
 T = TypeVar("T")
 
