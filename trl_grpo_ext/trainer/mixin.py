@@ -7,7 +7,7 @@
 | `train` | the checkpoint's plugins compared; the run's plugins and settings written |
 | `training_step` | its time |
 | `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
-| `_generate_and_score_completions` | rounds (`resample`); rollout hooks: advantages `(B, T)`; weights; records; metrics |
+| `_generate_and_score_completions` | rounds (`resample`); rollout hooks: advantages `(B, T)`; weights; records |
 | `_generate` | what was generated, for shapers |
 | `_generate_single_turn` | a bar |
 | `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; bars; shapers |
