@@ -250,6 +250,7 @@ class Resampling:
             with self._agreement.section():
                 rows = self.prompts.draw()
             sampled = sample(rows)
+            _refuse_images(sampled.batch)
             with self._agreement.section():
                 verdicts = group_verdicts(self.filter, self._seen(sampled.rollout))
             groups, said = self._gathered(sampled, verdicts)
@@ -544,6 +545,14 @@ def _rows_of(sampled: Sampled) -> list[SampledRow]:
 
 
 # ---------------------------------------------------------------------- what is refused
+
+
+def _refuse_images(batch: Mapping[str, Any]) -> None:
+    if images := sorted(upstream.MULTIMODAL_KEYS & {key for key, value in batch.items() if value is not None}):
+        raise ConfigurationError(
+            f"resample puts batches together of several, and this one has images ({', '.join(images)}), whose entries "
+            "belong to no row. Remove resample."
+        )
 
 
 def refuse_inexact(
