@@ -254,6 +254,7 @@ class Resampling:
             with self._agreement.section():
                 verdicts = group_verdicts(self.filter, self._seen(sampled.rollout))
             groups, said = self._gathered(sampled, verdicts)
+            self._check_carried(groups[0][0])
             wanted = len(groups)
             counts.rounds += 1
             counts.drawn += wanted
@@ -267,8 +268,9 @@ class Resampling:
         self._warn_of_nothing(counts)
         chosen = [*kept, *others][:wanted]
         surplus = kept[wanted:] if self.settings.keep_surplus else []
-        if surplus or self._carried:
-            chosen, surplus = self._with_old_logps(chosen, sampled), self._with_old_logps(surplus, sampled)
+        if self._carried:
+            chosen = self._with_old_logps(chosen, sampled)
+        surplus = self._with_old_logps(surplus, sampled)
         self._carried = surplus
         return self._joined(chosen, sampled, moment, reward_weights_K), self._metrics(counts, wanted, len(kept))
 
@@ -283,6 +285,16 @@ class Resampling:
         size = sampled.rollout.num_generations
         said = verdicts_by_group(self.filter, verdicts, [row // size for row in range(len(rows))])
         return [rows[start : start + size] for start in range(0, len(rows), size)], list(said.values())
+
+    def _check_carried(self, fresh: SampledRow) -> None:
+        """Refuse groups that were carried over from a run with other settings, by way of a checkpoint."""
+        for row in (group[0] for group in self._carried):
+            if other := (row.tensors.keys() ^ fresh.tensors.keys()) - {"old_per_token_logps"}:
+                raise ConfigurationError(
+                    f"resample: the groups carried over in the checkpoint and those sampled now differ in "
+                    f"{', '.join(sorted(other))}: they were sampled with other settings or plugins. Resume with the "
+                    f"same, or delete {STATE_FILE} from the checkpoint to sample new ones."
+                )
 
     def _warn_of_nothing(self, counts: Counts) -> None:
         if counts.kept or self._facts.rank:
