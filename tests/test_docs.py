@@ -88,6 +88,12 @@ def test_the_example_aggregation() -> None:
     assert (per_row * sums).mean().item() == pytest.approx(4.27614, abs=1e-5)
 
 
+def test_the_example_filter() -> None:
+    group_filter = example("NotTooLong")(most=3)
+    assert group_filter.keep(make_rollout([2, 4, 1, 6], groups=[0, 0, 1, 1])) == [True, True, "too long", "too long"]
+    assert check("group_filter", group_filter).ok
+
+
 def my_reward(completions: list[str], **columns: Any) -> list[float]:
     return [float(len(completion)) for completion in completions]
 

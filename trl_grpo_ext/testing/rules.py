@@ -410,11 +410,6 @@ RULES: tuple[Rule, ...] = (
         ),
         ("gathers", "calls rollout.gather equally often on every rank", "Ranks that don't would wait for each other."),
         ("inputs", "does not write to what it is handed", "The kept groups are trained on as they are there."),
-        (
-            "determinism",
-            "the same batch gives the same answer, unless it declares `deterministic = False`",
-            "Each rank would draw its own, and runs cannot be repeated.",
-        ),
         ("pickle", "pickles", "Launchers and workers send the trainer's parts to other processes."),
     ),
 )

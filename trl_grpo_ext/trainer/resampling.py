@@ -1,5 +1,4 @@
-"""`resample`: groups that a filter does not keep make way for others, sampled from further prompts, until the batch is
-full or the rounds are spent.
+"""`resample`: groups that a filter does not keep make way for others, until the batch is full or the rounds are spent.
 
 One round is one call of TRL's own `_generate_and_score_completions`, for as many prompts as a generation batch has. So
 generation (vLLM, tools, environments, `rollout_func`), rewards, shapers, TRL's metrics and its table of completions see

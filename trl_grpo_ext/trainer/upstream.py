@@ -117,6 +117,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "scale_rewards",
     "temperature",
     "top_entropy_quantile",
+    "train_dataset",
     "use_transformers_continuous_batching",
     "use_vllm",
 )
