@@ -20,6 +20,7 @@ from trl_grpo_ext import load_advantage_hooks, load_rewards
 from trl_grpo_ext.aggregation.means import SeqMeanTokenSum
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.guarded import guarded
+from trl_grpo_ext.testing import check
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "writing_plugins.md").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.distributions import write_distribution
 from tests.cli.terminal import Finished, assert_readable, invoke
+from trl_grpo_ext.plugins.kinds import KINDS
 
 REWARDS = '''
 print("chatter at import")

@@ -42,11 +42,11 @@ from trl_grpo_ext.plugins.description import (
     split_target,
 )
 from trl_grpo_ext.plugins.discovery import PluginInfo, available
+from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import resolve
 from trl_grpo_ext.plugins.selection import parse_selection
 
 BUILT_IN = [info for info in available() if info.builtin]
-KEYS = {"reward": "rewards", "advantage_hook": "advantage_hooks", "loss_aggregation": "loss_aggregation"}
 
 
 def name_of(info: PluginInfo) -> str:

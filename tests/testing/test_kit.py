@@ -13,6 +13,7 @@ import torch
 
 from tests.testing import wrong_aggregations, wrong_hooks, wrong_rewards
 from trl_grpo_ext.errors import ConfigurationError, PluginTypeError, TRLGRPOExtError, UnknownPluginError
+from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.testing import (
     RULES,
     ConformanceError,
