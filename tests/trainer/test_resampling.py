@@ -363,6 +363,22 @@ def test_a_checkpoint_within_a_generation_batch_has_what_was_before_it(tiny_mode
     assert relative_gap(weights, whole.weights) < 1e-13
 
 
+def test_a_second_training_begins_with_the_first_prompts(tiny_model: Path, tmp_path: Path) -> None:
+    done = run(tiny_model, tmp_path, max_steps=2)
+    done.trainer.train()
+    assert [trained_on(done.trainer, step) for step in range(4)] == ["bc", "de", "bc", "de"]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    run(tiny_model, tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    with pytest.raises(
+        ConfigurationError, match="differ in ref_per_token_logps: they were sampled with other settings"
+    ):
+        resumed(tiny_model, tmp_path, 2, beta=0.1)
+    with pytest.raises(ConfigurationError, match="groups of 4 completions, and num_generations is now 2"):
+        resumed(tiny_model, tmp_path, 2, num_generations=2)
+
+
 def test_a_checkpoint_without_a_state_goes_on_where_the_data_is(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, max_steps=2, save_strategy="steps", save_steps=1, resample=None)
     assert not (tmp_path / "checkpoint-2" / STATE_FILE).exists()

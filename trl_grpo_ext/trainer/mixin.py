@@ -322,6 +322,8 @@ class GRPOExtMixin:
                 or this run's cannot be written.
         """
         self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self))
+        if self._resampling is not None:
+            self._resampling.restart()
         return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
 
     def evaluation_loop(

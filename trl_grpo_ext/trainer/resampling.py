@@ -162,7 +162,7 @@ class Prompts:
 
     def start_at(self, drawn: int) -> None:
         """Go on after so many generation batches."""
-        self.drawn, self._left = drawn, None
+        self.drawn, self._left, self._data = drawn, None, None
 
     @property
     def passes(self) -> float:
@@ -171,7 +171,7 @@ class Prompts:
 
     @property
     def data(self) -> upstream.TrainingData:
-        """Read off the trainer when it is first needed: callers may still change its data after construction."""
+        """Read off the trainer when a training begins: callers may still change its data after construction."""
         if self._data is None:
             self._data = upstream.training_data_of(self._trainer)
         return self._data
@@ -228,6 +228,11 @@ class Resampling:
         self._carried: list[Group] = []
         self._before: tuple[int, list[Group]] = (0, [])
         self._reasons: set[str] = set()
+
+    def restart(self) -> None:
+        """Begin a training: from the first prompt, with nothing carried over."""
+        self.prompts.start_at(0)
+        self._carried, self._before = [], (0, [])
 
     # ------------------------------------------------------------------ once per generation batch
 
