@@ -276,7 +276,7 @@ class Resampling:
             chosen = self._with_old_logps(chosen, sampled)
         surplus = self._with_old_logps(surplus, sampled)
         self._carried = surplus
-        return self._joined(chosen, sampled, moment, reward_weights_K), self._metrics(counts, wanted, len(kept))
+        return self._joined(chosen, sampled, moment, reward_weights_K), self._counted(counts, wanted, len(kept))
 
     def _seen(self, rollout: Rollout) -> Rollout:
         return rollout if self.reads_advantages else replace(rollout, advantages_B_T=None)
@@ -312,7 +312,7 @@ class Resampling:
             stacklevel=2,
         )
 
-    def _metrics(self, counts: Counts, wanted: int, kept: int) -> dict[str, float]:
+    def _counted(self, counts: Counts, wanted: int, kept: int) -> dict[str, float]:
         self._reasons |= counts.dropped.keys()  # from its first time on a reason is counted where it is 0 too
         return {
             "groups/kept": min(kept, wanted) / wanted,

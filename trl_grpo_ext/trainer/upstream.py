@@ -52,17 +52,15 @@ METHODS: dict[str, tuple[str, ...]] = {
         *("self", "dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
     ),
     "log": ("self", "logs"),
-    "_get_train_sampler": ("self",),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
     "_save": ("self", "output_dir"),
     "_save_rng_state": ("self", "output_dir"),
     "create_model_card": ("self", "model_name"),
-    "get_train_dataloader": ("self",),
     "save_model": ("self", "output_dir"),
     "train": ("self", "resume_from_checkpoint"),
     "training_step": ("self", "model", "inputs"),
 }
-"""Methods of `GRPOTrainer` that we wrap, or call to draw prompts, with their leading parameters."""
+"""Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
 
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 """Those that make the loss; whoever overrides one has a loss of their own."""
@@ -92,6 +90,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
     "_entropy_bonus_enabled",
     "_entropy_window_stats",
+    "_get_train_sampler",
     "_last_world_entropy",
     "_logs",
     "_metrics",
@@ -101,6 +100,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "beta",
     "entropy_coef",
     "epsilon_high",
+    "get_train_dataloader",
     "importance_sampling_level",
     "loss_type",
     "mask_truncated_completions",
