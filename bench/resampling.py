@@ -46,11 +46,12 @@ UPDATES = {"sorting": 80, "word problems": 40}
 AT = ("tokens", "updates")
 ABOUT = """## Batches that are refilled
 
-Plain TRL, `compact_updates: exact`, and that with `resample: {filter: signal, max_rounds: 4}`, at equal generated completion
-tokens and at equal updates, on the two tasks above with rewards of 1 for a right answer and 0 for any other. The learning
-rate is the one that was tuned for plain TRL above, for all. Intervals are 95 % by Student's t over the seeds, and
-differences are paired by seed. "With signal" is the share of a batch's groups that teach something, in the mean over the
-updates. Measured is one sample for each problem of the test split. Made by `python -m bench.resampling`."""
+Plain TRL, `compact_updates: exact`, and that with `resample: {filter: signal, max_rounds: 4}`, at equal generated
+completion tokens and at equal updates, on the two tasks above with rewards of 1 for a right answer and 0 for any other.
+The learning rate is the one that was tuned for plain TRL above, for all. Intervals are 95 % by Student's t over the
+seeds, and differences are paired by seed. "With signal" is the share of a batch's groups that teach something, in the
+mean over the updates. Measured is one sample for each problem of the test split. Made by `python -m bench.resampling`.
+"""
 BEGIN, END = "<!-- resampling -->", "<!-- /resampling -->"
 
 
@@ -214,7 +215,7 @@ def report(folder: Path, docs: Path) -> None:
     page = docs / "study.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    parts = [ABOUT, *(f"**{task.capitalize()}**\n\n{table(lines, task)}" for task in tasks)]
+    parts = [ABOUT.strip(), *(f"**{task.capitalize()}**\n\n{table(lines, task)}" for task in tasks)]
     parts.append("![Accuracy of each training, means and 95 % intervals](images/resampling.png)")
     page.write_text("\n\n".join([f"{before}{BEGIN}", *parts, f"{END}{after}"]), encoding="utf-8")
     plot(docs / "images" / "resampling.png", lines, tasks)
