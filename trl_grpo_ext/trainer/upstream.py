@@ -52,7 +52,9 @@ METHODS: dict[str, tuple[str, ...]] = {
         *("self", "dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
     ),
     "log": ("self", "logs"),
+    "_get_train_sampler": ("self", "dataset"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+    "_remove_unused_columns": ("self", "dataset", "description"),
     "_save": ("self", "output_dir"),
     "_save_rng_state": ("self", "output_dir"),
     "create_model_card": ("self", "model_name"),
@@ -60,7 +62,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "train": ("self", "resume_from_checkpoint"),
     "training_step": ("self", "model", "inputs"),
 }
-"""Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
+"""Methods of `GRPOTrainer` that we wrap, or call to draw prompts, with their leading parameters."""
 
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 """Those that make the loss; whoever overrides one has a loss of their own."""
@@ -90,7 +92,6 @@ ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
     "_entropy_bonus_enabled",
     "_entropy_window_stats",
-    "_get_train_sampler",
     "_last_world_entropy",
     "_logs",
     "_metrics",
@@ -98,9 +99,9 @@ ATTRIBUTES: tuple[str, ...] = (
     "_tokenizer",
     "aux_loss_enabled",
     "beta",
+    "data_collator",
     "entropy_coef",
     "epsilon_high",
-    "get_train_dataloader",
     "importance_sampling_level",
     "loss_type",
     "mask_truncated_completions",
@@ -367,14 +368,14 @@ def training_data_of(trainer: Any) -> TrainingData:
     Raises:
         ConfigurationError: There are fewer prompts than a generation batch has.
     """
-    loader, args = trainer.get_train_dataloader(), trainer.args
-    sampler = partial(trainer._get_train_sampler, loader.dataset)
+    args, rows = trainer.args, trainer._remove_unused_columns(trainer.train_dataset, "training")
+    sampler = partial(trainer._get_train_sampler, rows)
     batch_size, repeats = int(args.generation_batch_size), int(args.num_iterations) * int(args.steps_per_generation)
     batches = len(sampler()) // (batch_size * repeats)
     if batches < 1:
         prompts = batch_size // int(args.num_generations)
         raise ConfigurationError(f"A generation batch has {prompts} prompts, and train_dataset has fewer. Add some.")
-    return TrainingData(loader.dataset, loader.collate_fn, sampler, batches, batch_size, repeats)
+    return TrainingData(rows, trainer.data_collator, sampler, batches, batch_size, repeats)
 
 
 def batches_done(trainer: Any, checkpoint: str) -> int:
