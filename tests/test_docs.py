@@ -20,6 +20,7 @@ from trl_grpo_ext import load_advantage_hooks, load_rewards
 from trl_grpo_ext.aggregation.means import SeqMeanTokenSum
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.guarded import guarded
+from trl_grpo_ext.testing import check
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "writing_plugins.md").read_text(encoding="utf-8")
@@ -86,6 +87,13 @@ def test_the_example_aggregation() -> None:
     plain = flow.token_weights(SeqMeanTokenSum(), rollout)
     per_row = weights.max(1).values / plain.max(1).values
     assert (per_row * sums).mean().item() == pytest.approx(4.27614, abs=1e-5)
+
+
+def test_the_example_filter() -> None:
+    group_filter = example("NotTooLong")(most=3)
+    assert group_filter.keep(make_rollout([2, 4, 1, 6], groups=[0, 0, 1, 1])) == [True, True, "too long", "too long"]
+    broken = check("group_filter", group_filter).violations
+    assert [one.rule.name for one in broken] == ["filter.pickle"]  # a class of a page is in no module
 
 
 def my_reward(completions: list[str], **columns: Any) -> list[float]:

@@ -18,15 +18,21 @@ import yaml
 from docs.site.worked import WITHOUT, all_worked
 from tests.contexts import make_forward, make_rollout
 from tests.tiny_classifier import save_tiny_classifier
-from trl_grpo_ext import available, load_advantage_hooks, load_loss_aggregation, load_rewards
+from trl_grpo_ext import available, load_advantage_hooks, load_group_filter, load_loss_aggregation, load_rewards
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.calls import checked_scores
+from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 from trl_grpo_ext.testing import Report, check
 from trl_grpo_ext.types import StepTotals, implements
 
 ROOT = Path(__file__).parent.parent
-FOLDERS: dict[Kind, str] = {"reward": "rewards", "advantage_hook": "advantages", "loss_aggregation": "aggregation"}
+FOLDERS: dict[Kind, str] = {
+    "reward": "rewards",
+    "advantage_hook": "advantages",
+    "loss_aggregation": "aggregation",
+    "group_filter": "filters",
+}
 BUILT_IN = [info for info in available() if info.builtin]
 
 
@@ -41,7 +47,9 @@ def documented_example(info: PluginInfo) -> Any:
     assert section, f"docs/plugins.md has no entry '### `{info.name}`'"
     block = re.search(r"```yaml\n(.*?)```", section.group(1), re.DOTALL)
     assert block, f"the entry of {info.name} has no yaml example"
-    (selection,) = yaml.safe_load(block.group(1)).values()
+    selection = yaml.safe_load(block.group(1))
+    for key in FACTS[info.kind].setting:
+        selection = selection[key]
     return selection
 
 
@@ -77,8 +85,8 @@ def runnable_reward(info: PluginInfo, classifier_model: Path) -> Any:
 
 def documented_plugin(info: PluginInfo) -> Any:
     selection = documented_example(info)
-    if info.kind == "loss_aggregation":
-        return load_loss_aggregation(selection)
+    if not FACTS[info.kind].several:
+        return (load_loss_aggregation if info.kind == "loss_aggregation" else load_group_filter)(selection)
     (plugin,) = load_rewards(selection) if info.kind == "reward" else load_advantage_hooks(selection)
     return plugin
 
@@ -227,6 +235,44 @@ def test_a_hook_keeps_every_rule_on_batches_where_it_acts(info: PluginInfo) -> N
 @of_kind("loss_aggregation")
 def test_an_aggregation_keeps_every_rule(info: PluginInfo) -> None:
     kept(check("loss_aggregation", documented_example(info)))
+
+
+@of_kind("group_filter")
+def test_a_filter_keeps_every_rule(info: PluginInfo) -> None:
+    kept(check("group_filter", documented_example(info)))
+
+
+@of_kind("advantage_hook")
+def test_a_hook_that_says_so_looks_at_each_group_by_itself(info: PluginInfo) -> None:
+    hook = documented_plugin(info)
+    if not getattr(hook, "per_group", False):
+        return
+    lengths, rewards, groups = [3, 1, 2, 2, 3, 1], [1.0, 0.0, 0.5, 2.0, 0.3, 0.9], [0, 0, 0, 1, 1, 1]
+
+    def result(rows: list[int]) -> torch.Tensor:
+        torch.manual_seed(0)
+        entropies = torch.rand(6, 6, dtype=torch.float64)[rows, :3]
+        rollout = make_rollout(
+            [lengths[i] for i in rows],
+            [rewards[i] for i in rows],
+            [groups[i] for i in rows],
+            width=3,
+            old_logps_B_T=-entropies,
+            old_entropies_B_T=entropies,
+            ref_logps_B_T=-2 * entropies,
+        )
+        advantages = torch.tensor([0.5, -0.5, 0.0, 1.0, -0.2, -0.8], dtype=torch.float64)[rows]
+        return flow.apply_rollout_hooks(advantages, [hook], rollout)
+
+    together = result([*range(6)])
+    apart = torch.cat([result([0, 1, 2]), result([3, 4, 5])])
+    torch.testing.assert_close(apart, together, rtol=0, atol=1e-12)
+
+
+def test_hooks_of_the_whole_batch_do_not_say_so() -> None:
+    for selection in ("batch_whitening", "whiten", {"name": "kl_in_reward", "target": 0.1}):
+        (hook,) = load_advantage_hooks([selection])
+        assert not getattr(hook, "per_group", False)
 
 
 def test_what_a_selection_adds_to_a_plugin_keeps_the_rules() -> None:

@@ -13,7 +13,7 @@ from docs.figures import rooms
 
 FILES = rooms.modules()
 LEVEL = {room: level for level, layer in enumerate(rooms.LAYERS) for room in layer}
-CATALOGUES = ("rewards", "advantages", "aggregation")
+CATALOGUES = ("rewards", "advantages", "aggregation", "filters")
 
 KNOW_TRL = {"trainer", "records", "history", "testing", "launch"}
 """Rooms that may import TRL, transformers or accelerate, besides those whose plugins load models."""
@@ -84,7 +84,7 @@ def test_only_some_rooms_know_trl() -> None:
 def test_plugins_need_nothing_that_others_do_not_want() -> None:
     for module in FILES:
         room = rooms.room_of(module)
-        if room in ("advantages", "aggregation"):
+        if room in ("advantages", "aggregation", "filters"):
             assert outside(module) <= {"torch"}, module
         elif room == "rewards":  # rewards also run where there is no torch
             assert outside(module) <= IN_CHILD_PROCESSES.get(module, set()), module

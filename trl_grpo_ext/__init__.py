@@ -1,4 +1,4 @@
-"""Plugins for TRL's `GRPOTrainer`: rewards, token-level advantage hooks and loss aggregations.
+"""Plugins for TRL's `GRPOTrainer`: rewards, token-level advantage hooks, loss aggregations, group filters.
 
 What most people need is here, and loaded on first use, so that importing the package, or listing plugins, costs no
 torch. Errors are in `errors`, all that plugins are handed, and the protocols that they fit, in `types`.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .launch.engine import check_launch as check_launch
     from .plugins.loading import available as available
     from .plugins.loading import load_advantage_hooks as load_advantage_hooks
+    from .plugins.loading import load_group_filter as load_group_filter
     from .plugins.loading import load_loss_aggregation as load_loss_aggregation
     from .plugins.loading import load_rewards as load_rewards
     from .rewards._text.completions import completion_text as completion_text
@@ -46,6 +47,7 @@ _HOME_OF = {
     "OutcomePolicy": "guard.outcomes",
     "available": "plugins.loading",
     "load_advantage_hooks": "plugins.loading",
+    "load_group_filter": "plugins.loading",
     "load_loss_aggregation": "plugins.loading",
     "load_rewards": "plugins.loading",
     "completion_text": "rewards._text.completions",

@@ -1,4 +1,4 @@
-"""Everything a plugin author meets: the two contexts, the totals, and the three protocols, on one page.
+"""Everything a plugin author meets: the two contexts, the totals, and the four protocols, on one page.
 
 Dimensions: `B` completions on this rank, `N` completions of the generation batch on all ranks, `G` completions of one
 prompt (a group), `Q` prompts, `K` reward functions, `P` prompt tokens, `T` completion tokens (padded on the right).
@@ -28,6 +28,7 @@ __all__ = [
     "ROLES",
     "AdvantageHook",
     "Forward",
+    "GroupFilter",
     "LossAggregation",
     "Reward",
     "Rollout",
@@ -398,6 +399,9 @@ class AdvantageHook(Protocol):
       log-probabilities that TRL does not compute are computed once more.
     - `teachers`: ids or paths of causal language models whose log-probabilities the hook reads from
       `rollout.teacher_logps_B_T`.
+    - `per_group = True`: `on_rewards` and `on_rollout` look at each group by itself and remember nothing, so that a
+      group has the same advantages whatever else is in the batch. `resample` asks for it of shapers, and of all hooks
+      where its filter reads their advantages.
     - `per_completion = True`: `on_forward` looks at each completion by itself, so that compact updates may put other
       completions beside it.
     - `state_dict()` and `load_state_dict(state)`: what must survive a checkpoint, as a mapping of JSON values.
@@ -436,6 +440,30 @@ class LossAggregation(Protocol):
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
         """Return a scalar that keeps the graph of `loss_B_T`."""
+        ...
+
+
+class GroupFilter(Protocol):
+    """Which groups are worth training on? An object with `keep`, for `resample`.
+
+    It sees what was sampled in one round, and decides for each group whether it is trained on. Groups that are not
+    kept make way for others, sampled from further prompts.
+
+    Further attributes are read where a filter has them:
+
+    - `reads_advantages = True`: it sees `rollout.advantages_B_T`, as they are after the rollout stage of the hooks; for
+      others these are None. The hooks then run in each round, so every one of them must look at each group by itself
+      (`per_group`).
+    - `needs`: as of a hook.
+    """
+
+    def keep(self, rollout: Rollout) -> torch.Tensor | Sequence[bool | str]:
+        """Say of each completion whether its group is kept: the same for all of a group, on whichever rank.
+
+        Returns:
+            `(B,)`, bool; or a list of `B` values, each True to keep, False to drop, or a few words to drop and say why:
+            these are counted under `groups/dropped/<words>`.
+        """
         ...
 
 

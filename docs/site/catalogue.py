@@ -11,6 +11,7 @@ from typing import Any
 import trl_grpo_ext
 from trl_grpo_ext import available
 from trl_grpo_ext.plugins.description import PluginDocs, describe, in_yaml
+from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 
 from .notation import latex
@@ -18,27 +19,20 @@ from .staging import DOCS
 from .worked import WITHOUT, Worked, all_worked, shown
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
-FOLDERS: dict[Kind, str] = {"reward": "rewards", "advantage_hook": "hooks", "loss_aggregation": "aggregations"}
-TITLES: dict[Kind, str] = {
-    "reward": "Rewards",
-    "advantage_hook": "Advantage hooks",
-    "loss_aggregation": "Loss aggregations",
-}
+FOLDERS: dict[Kind, str] = {kind: f"{facts.word}s" for kind, facts in FACTS.items()}
+TITLES: dict[Kind, str] = {kind: f"{facts.label.capitalize()}s" for kind, facts in FACTS.items()}
 _INTRODUCTIONS: dict[Kind, str] = {
     "reward": "How good is this completion? A number for each of the `B` completions, or None.",
     "advantage_hook": "Which tokens deserve the credit? Advantages `(B, T)` in, advantages `(B, T)` out.",
     "loss_aggregation": "How much does each token's loss count? Weights `(B, T)`, or a reduction to one number.",
-}
-_KEYS: dict[Kind, str] = {
-    "reward": "rewards",
-    "advantage_hook": "advantage_hooks",
-    "loss_aggregation": "loss_aggregation",
+    "group_filter": "Which groups are worth training on? Keep or not, and why not, for each group (`resample`).",
 }
 _STAGES = {
     "on_rollout": "once per generation batch (`on_rollout`)",
     "on_forward": "at every forward pass of the loss (`on_forward`)",
     "weights": "weights, once per generation batch (`weights`)",
     "reduce": "a reduction of each micro-batch (`reduce`)",
+    "keep": "in each round of `resample` (`keep`)",
 }
 _CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
 
@@ -185,9 +179,11 @@ def _worked(info: PluginInfo, worked: Worked | None) -> str:
     result = worked.result()
     columns = {**worked.given, **{head: values for head, values in result.items() if head != "total"}}
     rows = [[label, *(shown(values[row]) for values in columns.values())] for row, label in enumerate(worked.rows)]
-    selection = (
-        f"{_KEYS[info.kind]}: {in_yaml(worked.selection if info.kind == 'loss_aggregation' else [worked.selection])}"
-    )
+    facts = FACTS[info.kind]
+    selected = [worked.selection] if facts.several else worked.selection
+    for key in reversed(facts.setting[1:]):
+        selected = {key: selected}
+    selection = f"{facts.setting[0]}: {in_yaml(selected)}"
     parts = [f"```yaml\n{selection}\n```", worked.note, table(["", *columns], rows)]
     if "total" in result:
         parts.append(f"Together, `Σ w·l` is **{shown(result['total'])}**.")

@@ -14,6 +14,7 @@ import pytest
 from tests.cli.distributions import MARKED, SLOW, imported, write_distribution
 from tests.cli.terminal import invoke
 from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.plugins.kinds import KINDS
 from trl_grpo_ext.types import role_of
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +88,7 @@ def test_every_plugin_of_this_package_is_listed_with_its_aliases_and_ready(
     listed: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    kinds = {"rewards": "reward", "advantage_hooks": "advantage_hook", "loss_aggregations": "loss_aggregation"}
+    kinds = {f"{kind}s": kind for kind in KINDS}
     declared = {
         (kinds[group.removeprefix("trl_grpo_ext.")], name, target)
         for group, points in groups.items()
@@ -200,7 +201,8 @@ def test_no_such_kind_and_no_such_distribution_are_errors_with_a_hint() -> None:
     done = invoke("list", "rewrds")
     assert (done.status, done.out) == (2, "")
     assert (
-        "'rewrds' is not a kind of plugin; the kinds are reward, hook and aggregation. Did you mean reward?" in done.err
+        "'rewrds' is not a kind of plugin; the kinds are reward, hook, aggregation and filter. Did you mean reward?"
+        in done.err
     )
     done = invoke("list", "--distribution", "trl-grpo-exd")
     assert (done.status, done.out) == (2, "")

@@ -69,6 +69,7 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ("docs/writing_plugins.md", "class NoApologies"): "tests.test_docs:test_the_example_hook_that_returns_spans",
     ("docs/writing_plugins.md", "def shouting"): "tests.test_docs:test_the_example_reward_that_returns_spans",
     ("docs/writing_plugins.md", "class SquareRootLength"): "tests.test_docs:test_the_example_aggregation",
+    ("docs/writing_plugins.md", "class NotTooLong"): "tests.test_docs:test_the_example_filter",
     ("docs/writing_plugins.md", "class Polite"): "tests.test_docs:test_the_example_reward_is_there_after_pip_install",
     ("docs/rewards.md", "guarded(my_reward"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",
     ("docs/rewards.md", "class Best"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",

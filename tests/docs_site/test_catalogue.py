@@ -17,6 +17,16 @@ from trl_grpo_ext.plugins.description import describe
 BUILT_IN = catalogue.built_in()
 WORKED = all_worked()
 
+# Four groups of two: one right of two; both right, in one text; none right and both cut off; one right, one cut off.
+FILTERS: dict[str, list[str]] = {
+    "signal": ["kept", "equal rewards", "equal rewards", "kept"],
+    "accuracy_between": ["kept", "too easy", "too hard", "kept"],
+    "not_all_truncated": ["kept", "kept", "truncated", "kept"],
+    "novel": ["kept", "alike", "kept", "kept"],
+    "all_of": ["kept", "alike", "truncated", "kept"],
+    "any_of": ["kept", "kept", "kept", "kept"],
+}
+
 # Losses [1, 3], [2, 2, 0, 4], [6] of one group, 7 tokens; sums 4, 8, 6, means 2, 2, 6. Rewards 1, 0, 1; signs + - +.
 TOTALS: dict[str, float] = {
     "token_mean": 18 / 7,
@@ -140,6 +150,12 @@ def test_the_hooks_come_out_as_by_hand(name: str) -> None:
     assert columns == nearly(HOOKS[name])
 
 
+@pytest.mark.parametrize("name", FILTERS)
+def test_the_filters_come_out_as_by_hand(name: str) -> None:
+    _, (said,) = outcome(name, "group_filter")
+    assert said == [one for one in FILTERS[name] for _ in range(2)]
+
+
 @pytest.mark.parametrize("name", REWARDS)
 def test_the_rewards_come_out_as_by_hand(name: str) -> None:
     _, (scores,) = outcome(name, "reward")
@@ -149,6 +165,7 @@ def test_the_rewards_come_out_as_by_hand(name: str) -> None:
 def test_every_built_in_has_an_example_that_is_compared_or_a_reason_for_none() -> None:
     compared = {("loss_aggregation", name) for name in TOTALS.keys() & WEIGHTS.keys()}
     compared |= {("advantage_hook", name) for name in HOOKS} | {("reward", name) for name in REWARDS}
+    compared |= {("group_filter", name) for name in FILTERS}
     assert set(WORKED) == compared
     assert set(WORKED) | set(WITHOUT) == {(info.kind, info.name) for info in BUILT_IN}
     assert not set(WORKED) & set(WITHOUT)
@@ -187,7 +204,7 @@ def test_a_page_has_all_that_a_reader_looks_for(info: Any, pages: Path) -> None:
     assert f"#L-{docs.line}" in text
     for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
         (key,) = yaml.safe_load(block)
-        assert key in ("rewards", "advantage_hooks", "loss_aggregation")
+        assert key in ("rewards", "advantage_hooks", "loss_aggregation", "resample")
     assert "## Worked example\n" in text
     formulas = len(docs.doc.formulas)
     assert text.count("```math") + text.count("{math}`") >= formulas

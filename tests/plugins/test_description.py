@@ -42,11 +42,11 @@ from trl_grpo_ext.plugins.description import (
     split_target,
 )
 from trl_grpo_ext.plugins.discovery import PluginInfo, available
+from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import resolve
 from trl_grpo_ext.plugins.selection import parse_selection
 
 BUILT_IN = [info for info in available() if info.builtin]
-KEYS = {"reward": "rewards", "advantage_hook": "advantage_hooks", "loss_aggregation": "loss_aggregation"}
 
 
 def name_of(info: PluginInfo) -> str:
@@ -98,9 +98,10 @@ def test_what_the_text_says_of_a_built_in_is_what_python_says(info: PluginInfo) 
 
 def selected(info: PluginInfo, text: str) -> Any:
     read = yaml.safe_load(text)
-    assert list(read) == [KEYS[info.kind]]
-    (value,) = read.values()
-    return value if info.kind == "loss_aggregation" else value[0]
+    for key in FACTS[info.kind].setting:
+        assert list(read) == [key]
+        read = read[key]
+    return read[0] if FACTS[info.kind].several else read
 
 
 @pytest.mark.parametrize("info", BUILT_IN, ids=name_of)

@@ -41,7 +41,7 @@ from trl_grpo_ext.plugins.loading import (
 )
 from trl_grpo_ext.types import AdvantageHook, LossAggregation, Reward
 
-KINDS = ("reward", "advantage_hook", "loss_aggregation")
+KINDS = ("reward", "advantage_hook", "loss_aggregation", "group_filter")
 
 # --- selections ------------------------------------------------------------------------------------------------------
 

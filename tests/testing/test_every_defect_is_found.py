@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.testing import wrong_aggregations, wrong_hooks, wrong_rewards
-from trl_grpo_ext.plugins.selection import Kind
+from tests.testing import wrong_aggregations, wrong_filters, wrong_hooks, wrong_rewards
+from trl_grpo_ext.plugins.kinds import Kind
 from trl_grpo_ext.testing import RULES, check
 
 WRONG: list[tuple[Kind, str, type]] = [
     *(("reward", rule, plugin) for rule, plugin in wrong_rewards.BREAKS),
     *(("advantage_hook", rule, plugin) for rule, plugin in wrong_hooks.BREAKS),
     *(("loss_aggregation", rule, plugin) for rule, plugin in wrong_aggregations.BREAKS),
+    *(("group_filter", rule, plugin) for rule, plugin in wrong_filters.BREAKS),
 ]
 RIGHT: list[tuple[Kind, Any]] = [
     ("reward", wrong_rewards.Right()),
@@ -31,6 +32,8 @@ RIGHT: list[tuple[Kind, Any]] = [
     ("loss_aggregation", wrong_aggregations.RightReduce()),
     ("loss_aggregation", wrong_aggregations.LocalReduce()),
     ("loss_aggregation", wrong_aggregations.DeclaredSquares()),
+    ("group_filter", wrong_filters.Right()),
+    ("group_filter", wrong_filters.ReadsAdvantages()),
 ]
 
 

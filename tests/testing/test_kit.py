@@ -13,6 +13,7 @@ import torch
 
 from tests.testing import wrong_aggregations, wrong_hooks, wrong_rewards
 from trl_grpo_ext.errors import ConfigurationError, PluginTypeError, TRLGRPOExtError, UnknownPluginError
+from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.testing import (
     RULES,
     ConformanceError,
@@ -67,9 +68,8 @@ WANTS = f"{__name__}:Wants"
 
 def test_rules_have_a_name_a_summary_and_a_reason_each() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
-    prefixes = {"reward": "reward", "advantage_hook": "hook", "loss_aggregation": "aggregation"}
     for rule in RULES:
-        assert rule.name.startswith(f"{prefixes[rule.kind]}.")
+        assert rule.name.startswith(f"{FACTS[rule.kind].word}.")
         assert rule.summary
         assert not rule.summary.endswith(".")
         assert rule.why.endswith((".", "?"))

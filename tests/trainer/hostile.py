@@ -159,8 +159,26 @@ REDUCE: dict[str, Reduce] = {
 }
 
 
+class HostileFilter:
+    """Keeps nothing, and raises on the last rank in one round."""
+
+    def __init__(self, name: str, round_: int) -> None:
+        self.__name__, self.round, self.rounds = name, round_, 0
+
+    def keep(self, rollout: Rollout) -> torch.Tensor:
+        self.rounds += 1
+        if self.rounds == self.round and is_last_rank():
+            raise KeyError("no such thing")
+        return torch.zeros(len(rollout.texts), dtype=torch.bool)
+
+
+FILTERS = {"a filter that raises in the first round": 1, "a filter that raises in the second round": 2}
+
+
 def hostile_plugin(name: str) -> dict[str, Any]:
     """The trainer's argument that selects it."""
+    if name in FILTERS:
+        return {"resample": {"filter": HostileFilter(name, FILTERS[name])}}
     if name in ROLLOUT:
         return {"advantage_hooks": ["centred", HostileRollout(name, ROLLOUT[name])]}
     if name in FORWARD:

@@ -31,6 +31,7 @@ class _Estimator(ABC):
     """An advantage for each completion from the rewards; a subclass says which."""
 
     role = "estimator"
+    per_group = True
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`, constant over each completion's tokens."""
@@ -295,6 +296,7 @@ class BatchWhitening(_Estimator):
     """
 
     __name__ = "batch_whitening"
+    per_group = False
 
     def __init__(self, *, baseline: str = "group", std_floor: float = 0.1) -> None:
         self.baseline = checked_choice("batch_whitening: baseline", baseline, ("group", "batch"))

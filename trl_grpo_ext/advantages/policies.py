@@ -87,6 +87,7 @@ class KLInReward:
         self.gamma = checked_number("kl_in_reward: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
         self.estimator = checked_choice("kl_in_reward: estimator", estimator, ("k1", "k2", "k3"))
         self.target = None if target is None else positive("target", target)
+        self.per_group = target is None  # else the coefficient adapts to the batch
         self.horizon = positive("horizon", horizon)
         self.form = checked_choice("kl_in_reward: form", form, ("return_to_go", "completion"))
         self.role = "shaper" if self.form == "completion" else "transform"
@@ -183,6 +184,7 @@ class TeacherLogRatio:
     """
 
     __name__ = "teacher_log_ratio"
+    per_group = True
     signal_everywhere = True
     uses_total_reward = False
 

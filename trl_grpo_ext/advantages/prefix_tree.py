@@ -41,6 +41,7 @@ class PrefixTree:
     """
 
     __name__ = "prefix_tree"
+    per_group = True
 
     def __init__(self, *, mode: str = "replace") -> None:
         self.mode = checked_choice("prefix_tree: mode", mode, ("replace", "add"))

@@ -45,6 +45,7 @@ class GroupMeanGAE:
 
     __name__ = "group_mean_gae"
     role = "estimator"
+    per_group = True
 
     def __init__(self, *, gamma: float = 1.0, gae_lambda: float = 0.95, length_alpha: float | None = None) -> None:
         self.gamma = checked_number("group_mean_gae: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
@@ -105,6 +106,7 @@ class OptimalTokenBaseline:
 
     __name__ = "optimal_token_baseline"
     role = "estimator"
+    per_group = True
     needs = ("old_logps",)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:

@@ -151,6 +151,7 @@ class SegmentWeights:
 
     __name__ = "segment_weights"
     role = "transform"
+    per_group = True
     needs = ("offsets",)
 
     def __init__(

@@ -94,6 +94,7 @@ class ClipAdvantages:
 
     __name__ = "clip_advantages"
     role = "transform"
+    per_group = True
 
     def __init__(self, *, low: float = -2.0, high: float = 2.0) -> None:
         self.low = checked_number("clip_advantages: low", low, "a number that is not positive", lambda x: x <= 0)
@@ -138,6 +139,7 @@ class OutcomeFilter:
 
     __name__ = "outcome_filter"
     role = "transform"
+    per_group = True
     last = True
 
     def __init__(self, *, keep: str = "mixed_groups", threshold: float = 0.5) -> None:
@@ -193,6 +195,7 @@ class EntropyWeighted:
 
     __name__ = "entropy_weighted"
     role = "transform"
+    per_group = True
     needs = ("old_entropies",)
 
     def __init__(self, *, base: float = 1.0, share: float = 0.1, level: str = "token") -> None:
@@ -259,6 +262,7 @@ class SignScaling:
 
     __name__ = "sign_scaling"
     role = "transform"
+    per_group = True
 
     def __init__(self, *, positive: float = 0.1, negative: float = 1.0) -> None:
         wanted = "a finite number that is not negative"
@@ -299,6 +303,7 @@ class TruncationMasking:
 
     __name__ = "truncation_masking"
     role = "transform"
+    per_group = True
     last = True
 
     def __init__(self, *, keep: str = "nothing") -> None:
@@ -337,6 +342,7 @@ class RepetitionPenalty:
 
     __name__ = "repetition_penalty"
     role = "transform"
+    per_group = True
 
     def __init__(self, *, ngram: int = 40, penalty: float = 0.05) -> None:
         self.ngram = checked_whole("repetition_penalty: ngram", ngram, 1)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..plugins.discovery import Installed, PluginInfo
-    from ..plugins.selection import Kind
+    from ..plugins.kinds import Kind
     from ..testing import Report
 
 BROKEN, FAILED = 1, 2
@@ -182,7 +182,7 @@ def _finish(found: list[Report | _Unloaded], as_json: bool) -> None:
 
 
 def _print(report: Report, console: Console) -> None:
-    from ..plugins.selection import LABELS
+    from ..plugins.kinds import LABELS
 
     counts = f"{len(report.passed)} rules kept, {len(report.violations)} broken, {len(report.skipped)} not checked"
     style = "bold green" if report.ok else "bold red"

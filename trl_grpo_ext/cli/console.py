@@ -12,16 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from ..plugins.selection import KINDS, LABELS, Kind
+from ..plugins.kinds import KINDS, LABELS, WORDS, Kind, words
 
 PIPED_WIDTH = 200
 """Columns where stdout is no terminal and COLUMNS says nothing: a pipe has no edge, so lines are not folded at 80."""
 
-KIND_HELP = "reward, hook or aggregation."
+KIND_HELP = f"{words()}."
 _WORDS: dict[str, Kind] = {
-    "reward": "reward",
-    "hook": "advantage_hook",
-    "aggregation": "loss_aggregation",
+    **WORDS,
     **{kind: kind for kind in KINDS},
 }
 _HARMLESS = re.compile(r"[\w.+:-]+", re.ASCII)
@@ -83,12 +81,12 @@ def kind_of(word: str | None) -> Kind | None:
         return _WORDS[folded]
     close = difflib.get_close_matches(folded, _WORDS, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are reward, hook and aggregation.{hint}")
+    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {words('and')}.{hint}")
 
 
 def complete_kind(incomplete: str) -> list[str]:
     """For the shell: the kinds that begin so."""
-    return [word for word in ("reward", "hook", "aggregation") if word.startswith(incomplete)]
+    return [word for word in WORDS if word.startswith(incomplete)]
 
 
 def complete_distribution(incomplete: str) -> list[str]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from ..plugins.selection import LABELS
+from ..plugins.kinds import LABELS
 from .console import KIND_HELP, complete_distribution, complete_kind, kind_of, messages, one_line, paragraph, results
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def new_command(
 def _refuse_taken(kind: str, name: str) -> None:
     """Two plugins of a kind with one name could only be distinguished by their distributions."""
     from ..plugins.discovery import available
-    from ..plugins.selection import with_article
+    from ..plugins.kinds import with_article
 
     for info in available(kind_of(kind)):
         if info.answers_to(name):

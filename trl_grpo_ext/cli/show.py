@@ -105,7 +105,7 @@ def _print(docs: PluginDocs, console: Console) -> None:
 
 
 def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
-    from ..plugins.selection import LABELS
+    from ..plugins.kinds import LABELS
 
     info = docs.info
     state = docs.state if not docs.detail else f"{docs.state}: {docs.detail}"

@@ -102,6 +102,7 @@ class Preserving:
             "signal_everywhere",
             "masks_zero_variance",
             "per_completion",
+            "per_group",
             "state_dict",
             "load_state_dict",
         ):

@@ -23,6 +23,10 @@ Observe = Callable[[Any, torch.Tensor, torch.Tensor], None]
 """Called after each hook with the hook and the advantages `(B, T)` before and after it."""
 
 
+_REASON = 40
+"""Characters of a group filter's reason at most."""
+
+
 def plugin_label(plugin: object) -> str:
     """The name by which messages call a plugin: its own `__name__` where it has one, else its class's."""
     return str(getattr(plugin, "__name__", type(plugin).__name__))
@@ -178,6 +182,66 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
         "mask",
     )
     return weights_B_T
+
+
+def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
+    """Ask a group filter about this rank's completions and hold it to the form of the contract.
+
+    Returns:
+        For each of the `B` completions True where its group is kept, else False or why not.
+
+    Raises:
+        PluginOutputError: The answer is misshapen, or a reason is none.
+        PluginRunError: The filter raised.
+    """
+    label, rows = f"group filter {plugin_label(group_filter)!r}", len(rollout.texts)
+    with torch.no_grad(), _named(f"{label}: keep", group_filter):
+        result = group_filter.keep(rollout)
+    if isinstance(result, torch.Tensor):
+        if result.dtype != torch.bool or result.shape != (rows,):
+            raise PluginOutputError(
+                f"{label}: keep must return a bool tensor of shape ({rows},), one value for each completion, got "
+                f"{result.dtype} of shape {tuple(result.shape)}.",
+                "shape",
+            )
+        return [bool(kept) for kept in result.tolist()]
+    if isinstance(result, str) or not isinstance(result, Sequence) or len(result) != rows:
+        got = f"{len(result)}" if isinstance(result, list | tuple) else type(result).__name__
+        raise PluginOutputError(
+            f"{label}: keep must return one value for each of the {rows} completions, True, False or why the group is "
+            f"dropped, got {got}.",
+            "shape",
+        )
+    for said in result:
+        if not isinstance(said, bool | str) or (
+            isinstance(said, str) and not (said.strip() == said and said.isprintable() and 0 < len(said) <= _REASON)
+        ):
+            raise PluginOutputError(
+                f"{label}: keep must say True, False, or why a group is dropped, in at most {_REASON} characters, got "
+                f"{said!r:.100}. Reasons are names of metrics: a few fixed ones, without numbers in them.",
+                "shape",
+            )
+    return list(result)
+
+
+def verdicts_by_group(
+    group_filter: Any, verdicts_N: Sequence[bool | str], groups_N: Sequence[int]
+) -> dict[int, bool | str]:
+    """By group, what a filter said of all its completions, of all ranks.
+
+    Raises:
+        PluginOutputError: It kept a group at one completion and dropped it at another, or gave two reasons.
+    """
+    said: dict[int, bool | str] = {}
+    for group, verdict in zip(groups_N, verdicts_N, strict=True):
+        if said.setdefault(group, verdict) != verdict:
+            raise PluginOutputError(
+                f"group filter {plugin_label(group_filter)!r}: keep must say the same of all completions of a group, "
+                f"and of group {group} it said {said[group]!r} and {verdict!r}. Gather what decides over all ranks: "
+                "the members of a group may be on several.",
+                "groups",
+            )
+    return said
 
 
 def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:

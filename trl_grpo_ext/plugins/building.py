@@ -11,25 +11,10 @@ from typing import Any
 
 from ..errors import BrokenPluginError, PluginContractError, PluginParameterError, UnknownPluginError
 from ..types import CONTRACT_VERSION
-from .discovery import GROUPS, PluginInfo, called, near, neither
+from .discovery import PluginInfo, called, near, neither
+from .kinds import FACTS
 from .metadata import metadata_directory
-from .selection import Kind, Selection, looks_like_a_number
-
-REQUIRED: dict[Kind, str] = {
-    "reward": (
-        "a function f(prompts, completions, completion_ids, **columns) -> list of floats or None, or a class whose "
-        "instances are such callables"
-    ),
-    "advantage_hook": (
-        "a class with a role, whose instances have the method of that role: on_rewards(rollout) of a shaper, "
-        "on_rollout(advantages_B_T, rollout) of an estimator or a transform, on_forward(advantages_B_T, forward) of a "
-        "forward hook"
-    ),
-    "loss_aggregation": (
-        "a class whose instances have exactly one of weights(rollout) and reduce(loss_B_T, mask_B_T, totals)"
-    ),
-}
-
+from .selection import Selection, looks_like_a_number
 
 OLDEST_CONTRACT = 1
 """The oldest version of the contract that is still understood."""
@@ -190,13 +175,14 @@ def described(plugin: Any) -> str:
 
 def broken(info: PluginInfo, problem: str) -> str:
     """Word a `BrokenPluginError`: which distribution and entry point, what it must export, and what to do."""
+    facts = FACTS[info.kind]
     text = f"{called(info)} from {info.source} cannot be loaded: {problem.removesuffix('.')}"
     text += "" if text.endswith("?") else "."
     if info.dotted:
         return text
     return (
         f"{text} Its entry point is "
-        f"{info.name} = {info.target!r} in the group {GROUPS[info.kind]}, which must export {REQUIRED[info.kind]}. "
+        f"{info.name} = {info.target!r} in the group {facts.group}, which must export {facts.required}. "
         f"Repair, upgrade or uninstall {info.distribution}, or do not select this plugin."
     )
 

@@ -29,8 +29,9 @@ from ..errors import ConfigurationError, PluginError, UnknownPluginError
 from ..types import HOOK_METHODS, ROLES
 from .building import PASSED_BY_TRL, import_plugin
 from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, near
+from .kinds import FACTS, LABELS, Kind, kind_of_methods
 from .metadata import normal
-from .selection import LABELS, Kind, Selection
+from .selection import Selection
 
 READY = "ready"
 STATES = {
@@ -44,19 +45,9 @@ STATES = {
 }
 """What a plugin's state may be. "ready" is no promise: what only an import can find out is not known here."""
 
-DECLARED = {
-    "reward": ("reference_column", "takes_rewards", "deterministic", "conformance"),
-    "advantage_hook": (
-        *("role", "last", "makes_signal", "signal_everywhere", "masks_zero_variance", "uses_total_reward"),
-        *("needs", "teachers", "per_completion", "conformance"),
-    ),
-    "loss_aggregation": ("needs_step_totals", "conformance"),
-}
-"""By kind, the attributes with which a plugin says something of itself."""
-
 BY_PARAMETERS = "depends on the parameters"
 PLACEHOLDER = "REPLACE_ME"
-_METHODS = (*HOOK_METHODS, "weights", "reduce", "state_dict")
+_METHODS = (*(m for facts in FACTS.values() for m in facts.methods if m != "__call__"), "state_dict")
 
 
 @dataclass(frozen=True)
@@ -190,7 +181,7 @@ class PluginDocs:
             name = ":".join(split_target(self.info.target))
         elif self.state == "ambiguous":
             name = f"{self.info.distribution}:{name}"
-        takes = self.declares.get("takes_rewards", ())
+        takes = self.declares.get(FACTS[self.info.kind].takes, ())
         return example(self.info.kind, name, self.parameters, takes if isinstance(takes, list | tuple) else ())
 
     def plain(self) -> dict[str, Any]:
@@ -246,7 +237,7 @@ def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo
     if colon:
         path = find_definition(first, rest)
         if not isinstance(path, SourceError) or path.state not in ("no module", "no attribute"):
-            return [find(kind or _guessed_kind(path), name)]
+            return [find(kind or kind_of_methods(path.methods if isinstance(path, Definition) else ()), name)]
         if normal(first) not in installed.distributions:
             raise UnknownPluginError(
                 f"{name!r} names no {what}: no installed distribution is called {first!r}, and {path.detail}."
@@ -257,14 +248,6 @@ def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo
     if installed.unreadable:
         text += f" Distributions whose metadata cannot be read: {'; '.join(installed.unreadable)}."
     raise UnknownPluginError(text)
-
-
-def _guessed_kind(found: Definition | SourceError) -> Kind:
-    """The kind of what a dotted path names, by its methods; a reward where there are none of the other kinds'."""
-    methods = found.methods if isinstance(found, Definition) else ()
-    if {*HOOK_METHODS}.intersection(methods):
-        return "advantage_hook"
-    return "loss_aggregation" if {"weights", "reduce"}.intersection(methods) else "reward"
 
 
 def overview(shown: Sequence[PluginInfo], installed: Sequence[PluginInfo]) -> list[Entry]:
@@ -330,7 +313,7 @@ def _from_text(docs: PluginDocs, found: Definition) -> tuple[PluginDocs, bool]:
         parameters, columns = _split(docs.info, takes, not is_class)
         if docs.info.kind == "reward" and (call := found.method("__call__")):
             columns = _columns(_parameters(call)[1:])
-        declares = {name: found.declaration(name) for name in DECLARED[docs.info.kind]}
+        declares = {name: found.declaration(name) for name in FACTS[docs.info.kind].declares}
         if "role" in declares:
             declares["role"] = found.role or declares["role"]
     except RecursionError:  # somebody's expressions
@@ -379,7 +362,7 @@ def _from_import(docs: PluginDocs) -> PluginDocs:
     form = "class" if is_class else "function" if is_function else "instance"
     takes = [] if form == "instance" else _imported_parameters(exported)
     parameters, columns = _split(info, takes or [], not is_class)
-    declares = {name: getattr(exported, name, None) for name in DECLARED[info.kind]}
+    declares = {name: getattr(exported, name, None) for name in FACTS[info.kind].declares}
     declares = {name: one for name, one in declares.items() if one is not None and not isinstance(one, property)}
     file, line = docs.file, docs.line
     if file is None:
@@ -889,12 +872,6 @@ def _reads_as_formula(text: str) -> bool:
 
 # ------------------------------------------------------------------------------------------------ a selection in YAML
 
-_KEYS: dict[Kind, str] = {
-    "reward": "rewards",
-    "advantage_hook": "advantage_hooks",
-    "loss_aggregation": "loss_aggregation",
-}
-
 
 def example(kind: Kind, name: str, parameters: Sequence[Parameter], selections: Collection[str] = ()) -> str:
     """Write an example.
@@ -903,21 +880,25 @@ def example(kind: Kind, name: str, parameters: Sequence[Parameter], selections: 
         kind: The plugin's kind.
         name: What selects it.
         parameters: Those that a selection may set.
-        selections: The parameters that take selections of rewards.
+        selections: The parameters that take selections of plugins of that kind.
     """
     inside = [line for parameter in parameters for line in _lines(parameter, parameter.name in selections)]
-    named = f"name: {in_yaml(name)}"
-    if kind == "loss_aggregation":
-        body = [f"  {named}", *(f"  {line}" for line in inside)]
-        return f"{_KEYS[kind]}: {in_yaml(name)}\n" if not inside else "\n".join([f"{_KEYS[kind]}:", *body, ""])
-    body = [f"  - {named}", *(f"    {line}" for line in inside)] if inside else [f"  - {in_yaml(name)}"]
-    return "\n".join([f"{_KEYS[kind]}:", *body, ""])
+    facts, lines = FACTS[kind], [f"name: {in_yaml(name)}", *inside]
+    *outer, key = facts.setting
+    if facts.several:
+        first, *rest = lines if inside else [in_yaml(name)]
+        body = [f"{key}:", f"  - {first}", *(f"    {line}" for line in rest)]
+    else:
+        body = [f"{key}:", *(f"  {line}" for line in lines)] if inside else [f"{key}: {in_yaml(name)}"]
+    for key in reversed(outer):
+        body = [f"{key}:", *(f"  {line}" for line in body)]
+    return "\n".join([*body, ""])
 
 
 def _lines(parameter: Parameter, is_selection: bool) -> list[str]:
     name = in_yaml(parameter.name)
     if parameter.required:
-        what = "a reward, or several" if is_selection else _one_line(parameter.type or "")
+        what = "a selection, or several" if is_selection else _one_line(parameter.type or "")
         return [f"{name}: {PLACEHOLDER}  # {what}" if what else f"{name}: {PLACEHOLDER}"]
     with contextlib.suppress(ValueError):
         if parameter.value is not ...:

@@ -27,15 +27,11 @@ from ..errors import (
     PluginBlockedError,
     UnknownPluginError,
 )
+from .kinds import GROUPS, KINDS, LABELS, Kind, with_article
 from .metadata import OURS, directory, installed_distributions, normal, owner_of, provenance
-from .selection import KINDS, LABELS, Kind, Selection, parse_selection, with_article
+from .selection import Selection, parse_selection
 
 ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
-GROUPS: dict[Kind, str] = {
-    "reward": "trl_grpo_ext.rewards",
-    "advantage_hook": "trl_grpo_ext.advantage_hooks",
-    "loss_aggregation": "trl_grpo_ext.loss_aggregations",
-}
 
 _KIND_OF_GROUP = {group: kind for kind, group in GROUPS.items()}
 _KIND_OF_ALIASES = {f"{group}.aliases": kind for kind, group in GROUPS.items()}
@@ -47,7 +43,7 @@ class PluginInfo:
     """Where a plugin comes from.
 
     Attributes:
-        kind: "reward", "advantage_hook" or "loss_aggregation".
+        kind: One of `KINDS`.
         name: The entry point's name; for a dotted path its attribute.
         distribution: The distribution that declares it; None for a module that belongs to none.
         version: That distribution's version; None where its metadata does not say.

@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError
-from ..types import HOOK_METHODS, acting_order, implements, role_of
-from .building import REQUIRED, broken, build, check_parameters, described, import_plugin
+from ..types import acting_order, implements, role_of
+from .building import broken, build, check_parameters, described, import_plugin
 from .discovery import (
     ENVIRONMENT_VARIABLE,
-    GROUPS,
     PluginInfo,
     available,
     called,
@@ -28,7 +27,8 @@ from .discovery import (
     find_and_explain,
     is_allowed,
 )
-from .selection import KINDS, Kind, Selection, parse_selection, with_article
+from .kinds import FACTS, GROUPS, KINDS, Kind, with_article
+from .selection import Selection, parse_selection
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
@@ -42,24 +42,19 @@ __all__ = [
     "find",
     "is_allowed",
     "load_advantage_hooks",
+    "load_group_filter",
     "load_loss_aggregation",
     "load_rewards",
     "parse_selection",
     "resolve",
 ]
 
-_METHODS: dict[Kind, tuple[str, ...]] = {
-    "reward": ("__call__",),
-    "advantage_hook": HOOK_METHODS,
-    "loss_aggregation": ("weights", "reduce"),
-}
-
 
 @dataclass(frozen=True)
 class Loaded:
     """A usable plugin. `info` and `selection` are None for an object that came in already built.
 
-    `own` says that the object was made for this selection, so nobody else holds it. `inner` are the rewards that its
+    `own` says that the object was made for this selection, so nobody else holds it. `inner` are the plugins that its
     parameters select, each with its place among them, such as `rewards[0]`.
     """
 
@@ -124,7 +119,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     """Import, build and check one plugin. An object that is already built is only checked.
 
     Args:
-        kind: "reward", "advantage_hook" or "loss_aggregation".
+        kind: One of `KINDS`.
         selection_or_object: What `parse_selection` reads, or an object of that kind.
 
     Raises:
@@ -141,7 +136,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     info, not_an_entry_point_because = find_and_explain(kind, asked)
     exported = import_plugin(info, asked, not_an_entry_point_because)
     inner: list[tuple[str, Loaded]] = []
-    parameters = _with_rewards(info, exported, asked.parameters, inner) if kind == "reward" else asked.parameters
+    parameters = _with_selected(info, exported, asked.parameters, inner)
     built = build(info, exported, parameters)
     _check_kind(kind, built, f"{called(info)} from {info.source}")
     own = isinstance(exported, type)
@@ -230,6 +225,29 @@ def resolve_loss_aggregation(selection: Any) -> Loaded:
     return resolve("loss_aggregation", selection)
 
 
+def load_group_filter(selection: Any) -> Any:
+    """Load the group filter of `resample`; several are combined by `all_of` and `any_of`.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
+    return resolve_group_filter(selection).object
+
+
+def resolve_group_filter(selection: Any) -> Loaded:
+    """Load the group filter and keep where it came from.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
+    if isinstance(selection, list | tuple):
+        raise ConfigurationError(
+            f"There is one group filter, not a list: combine {selection!r} by {{name: all_of, filters: [...]}}, which "
+            "keeps what all keep, or by any_of."
+        )
+    return resolve("group_filter", selection)
+
+
 def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
     if not implements(aggregation, "weights"):
         raise ConfigurationError(
@@ -252,26 +270,28 @@ def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
     ]
 
 
-def _with_rewards(
+def _with_selected(
     info: PluginInfo, exported: Any, parameters: dict[str, Any], inner: list[tuple[str, Loaded]]
 ) -> dict[str, Any]:
-    """Load the rewards that are selected inside a reward's parameters, those that its class lists in `takes_rewards`.
+    """Load the plugins of its own kind that are selected inside a plugin's parameters: a reward's, a filter's.
 
-    One selection becomes the reward; a list becomes a `RewardList`, which has the weights; a mapping without a `name`
-    is one from keys to selections. What is None or callable stays as it is. All are added to `inner`, with their place.
+    Which parameters these are its class lists in `takes_rewards` or `takes_filters`. One selection becomes the plugin;
+    a list of rewards becomes a `RewardList`, which has the weights; a mapping without a `name` is one from keys to
+    selections. What is None or built already stays as it is. All are added to `inner`, with their place.
     """
-    takes = getattr(exported, "takes_rewards", ()) if isinstance(exported, type) else ()
+    kind, attribute = info.kind, FACTS[info.kind].takes
+    takes = getattr(exported, attribute, ()) if attribute and isinstance(exported, type) else ()
     if not takes:
         return parameters
     if not isinstance(takes, tuple | list) or not all(isinstance(name, str) for name in takes):
         raise BrokenPluginError(
-            broken(info, f"its `takes_rewards` must be a tuple of the names of parameters, and is {takes!r}")
+            broken(info, f"its `{attribute}` must be a tuple of the names of parameters, and is {takes!r}")
         )
     check_parameters(info, exported, parameters)  # before what is inside: a typo outside comes first
 
     def load(selection: Any, place: str, weighed: bool = False) -> Loaded:
         try:
-            loaded = resolve("reward", selection)
+            loaded = resolve(kind, selection)
             if loaded.selection is not None and loaded.selection.weight is not None and not weighed:
                 raise ConfigurationError(
                     f"the weight {loaded.selection.weight} of {loaded.selection.name!r} would count for nothing: only "
@@ -283,17 +303,25 @@ def _with_rewards(
         return loaded
 
     def several(value: Any, place: str) -> Any:
-        if value is None or (callable(value) and not isinstance(value, type)):
+        if value is None or _is_built(kind, value):
             inner.extend([] if value is None else [(place, Loaded(value))])
             return value
         if isinstance(value, list | tuple):
             items = [load(item, f"{place}[{index}]", weighed=True) for index, item in enumerate(value)]
-            return _reward_list(value, items)
+            return _reward_list(value, items) if kind == "reward" else [item.object for item in items]
         if isinstance(value, Mapping) and "name" not in value:
             return {key: load(inner, f"{place}[{key!r}]").object for key, inner in value.items()}
         return load(value, place).object
 
     return {name: several(value, name) if name in takes else value for name, value in parameters.items()}
+
+
+def _is_built(kind: Kind, value: Any) -> bool:
+    """Whether a value is a plugin object of a kind already, not a selection."""
+    methods = FACTS[kind].methods
+    return not isinstance(value, type) and (
+        callable(value) if kind == "reward" else any(implements(value, one) for one in methods)
+    )
 
 
 def _guarded(reward: Any, info: PluginInfo, guard: Mapping[str, Any]) -> Any:
@@ -313,7 +341,7 @@ def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
             f"{subject} is the class {plugin.__qualname__}, not {with_article(kind)}: pass an instance, "
             f"{plugin.__qualname__}(...)."
         )
-    has = [method for method in _METHODS[kind] if implements(plugin, method)]
+    has = [method for method in FACTS[kind].methods if implements(plugin, method)]
     if kind == "reward" and not callable(plugin):  # an instance may carry a `__call__` that its class lacks
         has = []
     if has and kind == "advantage_hook":
@@ -328,10 +356,10 @@ def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
         f"It has {method}, so it looks like {with_article(other)}: offer it in {GROUPS[other]}."
         for other in KINDS
         if other != kind
-        for method in _METHODS[other]
+        for method in FACTS[other].methods
         if other != "reward" and implements(plugin, method)
     ]
-    raise PluginTypeError(" ".join([f"{what}. Required: {REQUIRED[kind]}.", *others[:1]]))
+    raise PluginTypeError(" ".join([f"{what}. Required: {FACTS[kind].required}.", *others[:1]]))
 
 
 def _metric_name(reward: Any) -> str:

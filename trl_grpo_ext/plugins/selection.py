@@ -15,24 +15,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ..errors import ConfigurationError
-
-Kind = Literal["reward", "advantage_hook", "loss_aggregation"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-LABELS: dict[Kind, str] = {
-    "reward": "reward",
-    "advantage_hook": "advantage hook",
-    "loss_aggregation": "loss aggregation",
-}
-
-SWITCHES: dict[Kind, tuple[str, ...]] = {
-    "reward": (),
-    "advantage_hook": ("preserve_sign", "preserve_sum"),
-    "loss_aggregation": ("skip_zero_variance",),
-}
-"""Keys that any selection of a kind may hold, true or false, whatever the plugin."""
+from .kinds import FACTS, KINDS, LABELS, Kind, with_article
 
 GUARD_PARAMETERS = (
     *("timeout", "retries", "on_error", "outcomes", "cache"),
@@ -53,7 +39,7 @@ class Selection:
         distribution: What stands before the colon: a distribution, or a dotted path's module. None for a bare name.
         parameters: Keyword parameters to build the plugin with.
         weight: A reward's weight; None where none was given.
-        switches: Which of the `SWITCHES` of its kind are on.
+        switches: Which of the `switches` of its kind are on.
         guard: What a reward is guarded with, some of the `GUARD_PARAMETERS`; None where it is not.
     """
 
@@ -84,7 +70,7 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     """Read one entry of a selection. Looks at nothing but the value: the plugin need not exist.
 
     Args:
-        kind: "reward", "advantage_hook" or "loss_aggregation". Only a reward may have a weight.
+        kind: One of `KINDS`. Only a reward may have a weight.
         value: `name`, `dist:name`, `pkg.mod:attr`, a mapping with a `name`, or such a mapping as a YAML flow string.
 
     Raises:
@@ -93,7 +79,12 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     if kind not in KINDS:
         raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
     if isinstance(value, Selection):
-        fields = {"name", "weight", *SWITCHES[kind], *(["guard"] if kind == "reward" else [])} & value.parameters.keys()
+        fields = {
+            "name",
+            "weight",
+            *FACTS[kind].switches,
+            *(["guard"] if kind == "reward" else []),
+        } & value.parameters.keys()
         if fields:
             raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
         mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value)}
@@ -128,7 +119,7 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
                 f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
             )
         weight = _weight(parameters.pop("weight"), name)
-    switches = {switch: parameters.pop(switch) for switch in SWITCHES[kind] if switch in parameters}
+    switches = {switch: parameters.pop(switch) for switch in FACTS[kind].switches if switch in parameters}
     for switch, on in switches.items():
         if not isinstance(on, bool):
             raise ConfigurationError(f"{switch} of {name!r} is {on!r}; it must be true or false.")
@@ -210,11 +201,6 @@ def _read_flow_mapping(kind: Kind, text: str) -> Mapping[Any, Any]:
     if not isinstance(value, dict):
         raise ConfigurationError(f"{text!r} starts like a YAML mapping and is none. {_how(kind)}")
     return value
-
-
-def with_article(kind: Kind) -> str:
-    """The kind in words, with its article."""
-    return f"an {LABELS[kind]}" if LABELS[kind][0] in "aeiou" else f"a {LABELS[kind]}"
 
 
 def _how(kind: Kind) -> str:

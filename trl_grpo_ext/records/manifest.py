@@ -28,9 +28,10 @@ from typing import Any
 
 from ..errors import ManifestError
 from ..guard.printable import escaped
+from ..plugins.kinds import KINDS, LABELS
 from ..plugins.loading import Kind, Loaded, LoadedList
 from ..plugins.metadata import installed_distributions, owner_of, provenance
-from ..plugins.selection import KINDS, LABELS, Selection
+from ..plugins.selection import Selection
 from ..types import CONTRACT_VERSION, role_of
 from .files import write_whole
 from .source import Source, SourceReader, of_text
@@ -57,7 +58,7 @@ class PluginRecord:
     """One plugin as a run used it.
 
     Attributes:
-        kind: "reward", "advantage_hook" or "loss_aggregation".
+        kind: One of `KINDS`.
         name: The entry point's name, or what TRL or messages call an object that was given in Python.
         distribution: The distribution that it comes from; None for a module of the user's own.
         version: That distribution's version; None where it has none.
@@ -111,12 +112,13 @@ class Manifest:
     contract_version: int = CONTRACT_VERSION
 
     @classmethod
-    def of(cls, trainer: Any, aggregation: Loaded | None = None) -> Manifest:
+    def of(cls, trainer: Any, aggregation: Loaded | None = None, group_filter: Loaded | None = None) -> Manifest:
         """The manifest of a constructed trainer; TRL's own will do, with rewards alone.
 
         Args:
             trainer: A `GRPOTrainer` or one that extends it.
             aggregation: What its loss aggregation was made of, if that is known.
+            group_filter: What its group filter was made of, if that is known.
         """
         weights = [_short(weight) for weight in trainer.reward_weights.tolist()]
         weights += [1.0] * (len(trainer.reward_funcs) - len(weights))
@@ -133,6 +135,8 @@ class Manifest:
         if (given := getattr(trainer, "loss_aggregation", None)) is not None:
             known = aggregation if aggregation is not None and aggregation.object is given else Loaded(given)
             records += made.records("loss_aggregation", known)
+        if (kept := getattr(trainer, "group_filter", None)) is not None:
+            records += made.records("group_filter", group_filter or Loaded(kept))
         return cls(tuple(records), {name: _version(name) for name in _VERSIONS_OF})
 
     def plain(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .kit import assert_conforms as assert_conforms
     from .kit import check as check
     from .kit import check_advantage_hook as check_advantage_hook
+    from .kit import check_group_filter as check_group_filter
     from .kit import check_loss_aggregation as check_loss_aggregation
     from .kit import check_reward as check_reward
     from .rules import RULES as RULES
@@ -37,6 +38,7 @@ _HOME_OF = {
     "assert_conforms": "kit",
     "check": "kit",
     "check_advantage_hook": "kit",
+    "check_group_filter": "kit",
     "check_loss_aggregation": "kit",
     "check_reward": "kit",
     "make_forward": "builders",

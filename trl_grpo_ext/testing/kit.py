@@ -16,10 +16,12 @@ from typing import Any, TypedDict, Unpack
 from ..errors import ConfigurationError
 from ..plugins.building import import_plugin
 from ..plugins.discovery import find_and_explain
+from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
-from ..plugins.selection import KINDS, Kind, Selection, parse_selection
+from ..plugins.selection import Selection, parse_selection
 from .aggregations import AggregationChecks
 from .builders import Setting
+from .filters import FilterChecks
 from .hooks import HookChecks
 from .rewards import Form, RewardChecks, ordinary_batch
 from .rules import GATES, ConformanceError, Report, rules_of, run_rules
@@ -75,7 +77,7 @@ class RewardOptions(Options, total=False):
 
 
 class ContextOptions(Options, total=False):
-    """What may be known about an advantage hook or a loss aggregation."""
+    """What may be known about an advantage hook, a loss aggregation or a group filter."""
 
     tokenizer: Any
     """`rollout.tokenizer`; None by default. Only the caller can give it, since a file holds no object."""
@@ -85,9 +87,10 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     """Check a plugin against every rule of its kind.
 
     Args:
-        kind: "reward", "advantage_hook" or "loss_aggregation".
+        kind: One of `KINDS`.
         plugin_or_selection: A plugin object, or what selects one: a name, a dotted path, a mapping with parameters.
-        **options: Those of `check_reward`, `check_advantage_hook` and `check_loss_aggregation`.
+        **options: Those of `check_reward`, `check_advantage_hook`, `check_loss_aggregation` and
+            `check_group_filter`.
 
     Raises:
         ConfigurationError: There is no such kind, rule or option.
@@ -146,6 +149,18 @@ def _reward_report(found: Subject) -> Report:
     return replace(report, measured=measured)
 
 
+def check_group_filter(group_filter: Any, **options: Unpack[ContextOptions]) -> Report:
+    """Check a group filter, or what selects one; as `check`."""
+    return check("group_filter", group_filter, **options)
+
+
+_CHECKS: dict[Kind, type[HookChecks | AggregationChecks | FilterChecks]] = {
+    "advantage_hook": HookChecks,
+    "loss_aggregation": AggregationChecks,
+    "group_filter": FilterChecks,
+}
+
+
 def _context_report(kind: Kind, found: Subject) -> Report:
     options = found.options
     setting = Setting(
@@ -155,11 +170,9 @@ def _context_report(kind: Kind, found: Subject) -> Report:
         columns=as_columns(options.get("columns")),
         tokenizer=options.get("tokenizer"),
     )
-    checks: HookChecks | AggregationChecks = (HookChecks if kind == "advantage_hook" else AggregationChecks)(
-        found.plugin, setting, bool(options.get("deterministic", True))
-    )
+    checks = _CHECKS[kind](found.plugin, setting, bool(options.get("deterministic", True)))
     report = run_rules(found.name, kind, rules_of(kind, options.get("rules")), checks)
-    if isinstance(checks, AggregationChecks) or any(broken.rule.short in GATES for broken in report.violations):
+    if not isinstance(checks, HookChecks) or any(broken.rule.short in GATES for broken in report.violations):
         return report
     return replace(report, measured={"share_of_tokens_changed": checks.share_changed()})
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, TRLGRPOExtError
 from ..guard.outcomes import shown
-from ..plugins.selection import LABELS, Kind
+from ..plugins.kinds import LABELS, Kind
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Rule:
 
     Attributes:
         name: `reward.length` and the like; stable.
-        kind: "reward", "advantage_hook" or "loss_aggregation".
+        kind: One of `KINDS`.
         summary: What it asks, in one line.
         why: What goes wrong in training where a plugin breaks it.
     """
@@ -375,6 +375,41 @@ RULES: tuple[Rule, ...] = (
             "the same batch gives the same weights, unless it declares `deterministic = False`",
             "Each rank would draw its own, and runs cannot be repeated.",
         ),
+        ("pickle", "pickles", "Launchers and workers send the trainer's parts to other processes."),
+    ),
+    *_rules(
+        "group_filter",
+        "filter",
+        ("form", "has keep", "The trainer asks by this method."),
+        ("run", "runs on an ordinary batch", "What fails here fails in the first training step."),
+        (
+            "shape",
+            "keep returns (B,), bool; or of each completion True, False or a short reason",
+            "Reasons are names of metrics; anything else has no meaning to a run.",
+        ),
+        (
+            "odd_batches",
+            "answers on batches with equal rewards, missing rewards, empty completions, nothing that counts",
+            "These are what a filter is for: late in a run they are many.",
+        ),
+        (
+            "groups",
+            "says the same of all completions of a group",
+            "A group is trained on whole or not at all.",
+        ),
+        ("padding", "the answer does not depend on how far rows are padded", "Each round is padded by itself."),
+        (
+            "masked_values",
+            "what stands off the mask has no influence",
+            "Padding holds whatever the computation left there.",
+        ),
+        (
+            "ranks",
+            "says the same on one rank as on two and three, also where groups are spread over ranks",
+            "Ranks that disagree on a group cannot put one batch together. Gather what decides.",
+        ),
+        ("gathers", "calls rollout.gather equally often on every rank", "Ranks that don't would wait for each other."),
+        ("inputs", "does not write to what it is handed", "The kept groups are trained on as they are there."),
         ("pickle", "pickles", "Launchers and workers send the trainer's parts to other processes."),
     ),
 )

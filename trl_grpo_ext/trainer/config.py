@@ -12,6 +12,7 @@ from trl import GRPOConfig
 from ..errors import ConfigurationError
 from ..plugins.loading import Kind, find, parse_selection
 from ..records.prompt_rates import RATES_FILE, read_prompt_weights
+from .resampling import read_resample
 
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
 
@@ -31,6 +32,9 @@ class GRPOExtConfig(GRPOConfig):
             `preserve_sign` and `preserve_sum`.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
+        resample: Which groups to train on: a group filter, or a mapping of `filter`, `max_rounds` (4 by default) and
+            `keep_surplus` (true). Groups that it does not keep make way for others, sampled from further prompts, until
+            the generation batch is full or the rounds are spent (see `trl_grpo_ext.trainer.resampling`).
         reward_timeout: Seconds on the wall clock that all reward functions together may take for one generation batch,
             on each rank: it ends a hang, before the ranks that wait give up, and they wait by the wall clock.
             Past them the run stops, on all ranks, with an error that names the reward. None is no limit in one process
@@ -78,6 +82,13 @@ class GRPOExtConfig(GRPOConfig):
         default=None, metadata={"help": f"One loss aggregation in place of TRL's own reduction. {_HOW}"}
     )
 
+    resample: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Sample on until the batch is full of groups that a filter keeps: a group filter's name, or "
+            "'{filter: signal, max_rounds: 4, keep_surplus: true}'."
+        },
+    )
     reward_timeout: float | None = field(
         default=None, metadata={"help": "Seconds that the reward functions may take for one generation batch."}
     )
@@ -130,6 +141,7 @@ class GRPOExtConfig(GRPOConfig):
         if self.loss_aggregation is not None:
             selected = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])
             self.loss_aggregation = None if selected is None else selected[0]
+        self.resample = _resample(self.resample)
         if isinstance(self.token_records, bool) or not isinstance(self.token_records, int) or self.token_records < 0:
             raise ConfigurationError(f"token_records must be a number from 0 up, got {self.token_records!r}.")
         if isinstance(self.summary_steps, bool) or not isinstance(self.summary_steps, int) or self.summary_steps < 0:
@@ -209,6 +221,20 @@ def _mapping(name: str, value: Any) -> Any:
         return yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{name} is not YAML: {value!r} ({error}).") from error
+
+
+def _resample(value: Any) -> dict[str, Any] | None:
+    """The setting as a plain mapping, with the filter looked up; the filter may be written as a selection alone."""
+    if isinstance(value, str) and value.lower() in ("none", "null"):  # TRL's command line for "not set"
+        return None
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _mapping("resample", value)
+    settings = read_resample(value)
+    if settings is None:
+        return None
+    selection = parse_selection("group_filter", settings.filter)
+    find("group_filter", selection)
+    return {**vars(settings), "filter": selection.plain()}
 
 
 def _thresholds(value: Any) -> dict[str, float] | None:

@@ -179,7 +179,7 @@ def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: Scored) -> None:
 
 
 def row_entries(
-    rollout: Rollout, signal_N: torch.Tensor, held_signs_B_T: torch.Tensor | None, first_place: int
+    rollout: Rollout, signal_N: torch.Tensor, held_signs_B_T: torch.Tensor | None, places_B: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """What each row takes along to its loss forward, by the names of `BatchKeys`.
 
@@ -187,15 +187,14 @@ def row_entries(
         rollout: The generation batch.
         signal_N: Whether the group of each completion of all ranks has signal.
         held_signs_B_T: What masks leave an advantage, or None.
-        first_place: Running number of the batch's first completion.
+        places_B: Running numbers of the completions.
     """
-    numbers_N = torch.arange(len(signal_N), device=signal_N.device)
     entries = {
         BatchKeys.reward: rollout.rewards_B,
         BatchKeys.raw_reward: rollout.raw_rewards_B,
         BatchKeys.baseline: rollout.group_baselines_B,
         BatchKeys.zero_variance: ~signal_N[rollout.local_rows],
-        BatchKeys.place: first_place + numbers_N[rollout.local_rows],
+        BatchKeys.place: places_B,
     }
     return entries if held_signs_B_T is None else {**entries, BatchKeys.held_signs: held_signs_B_T}
 

@@ -7,7 +7,7 @@
 | `train` | the checkpoint's plugins compared; the run's plugins and settings written |
 | `training_step` | its time |
 | `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
-| `_generate_and_score_completions` | rollout hooks: advantages `(B, T)`; weights `(B, T)`; records; metrics |
+| `_generate_and_score_completions` | rounds (`resample`); rollout hooks: advantages `(B, T)`; weights; records |
 | `_generate` | what was generated, for shapers |
 | `_generate_single_turn` | a bar |
 | `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; bars; shapers |
@@ -15,6 +15,8 @@
 | `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
 | `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
 | `log` | the token records written |
+| `_save_rng_state` | what `resample` has drawn and carries over, into the checkpoint |
+| `_load_optimizer_and_scheduler` | the same out of it |
 | `_save`, `save_model` | the manifest beside the weights |
 | `create_model_card` | a table of the plugins |
 
@@ -42,7 +44,14 @@ from ..errors import ConfigurationError, UpstreamError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
 from ..guard.reward_watch import RewardWatch, reward_limit
-from ..plugins.loading import LoadedList, RewardList, load_advantage_hooks, load_rewards, resolve_loss_aggregation
+from ..plugins.loading import (
+    LoadedList,
+    RewardList,
+    load_advantage_hooks,
+    load_rewards,
+    resolve_group_filter,
+    resolve_loss_aggregation,
+)
 from ..records.log import LiveLog
 from ..records.manifest import Manifest
 from ..records.prompt_rates import PromptRates, read_prompt_weights, shares_of, solved_groups
@@ -58,13 +67,14 @@ from .facts import LossSettings, Moment
 from .hook_states import states_of
 from .live.bars import bars_wanted, generation_bar, with_bar
 from .live.summary import use_console_summary
-from .logps import Models, Scorer
+from .logps import Models, Scorer, Scores
 from .made_up import ForwardPass, LossOf
 from .own_loss import OwnLoss, Wanted, built_with, places_of
 from .pass_at_k import columns_of, pass_at_k_of
 from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
 from .reaggregation import LossForward, Reaggregation, trl_weights
+from .resampling import Prompts, ResampleSettings, Resampling, Sampled, read_resample, refuse_inexact
 from .self_check import SelfCheck
 from .shaping import Shaping
 
@@ -72,8 +82,8 @@ from .shaping import Shaping
 class GRPOExtMixin:
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
-    Takes `GRPOTrainer`'s arguments and two more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`, then plugins
-    can only be given here).
+    Takes `GRPOTrainer`'s arguments and three more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`, then
+    plugins can only be given here).
 
     Args:
         model: As in TRL.
@@ -87,11 +97,13 @@ class GRPOExtMixin:
         *arguments: As in TRL.
         advantage_hooks: Selections or hook objects. They act by their roles, those of one role in this order.
         loss_aggregation: A selection or an aggregation object.
+        resample: As in `GRPOExtConfig`; its `filter` may be a filter object.
         **keywords: As in TRL.
 
     Attributes:
         advantage_hooks: The hooks in use, in the order in which they act.
         loss_aggregation: The aggregation in use, or None.
+        group_filter: The group filter in use, or None.
         plugin_manifest: The plugins that this trainer was constructed with.
 
     Raises:
@@ -138,6 +150,7 @@ class GRPOExtMixin:
         *arguments: Any,
         advantage_hooks: Any = None,
         loss_aggregation: Any = None,
+        resample: Any = None,
         **keywords: Any,
     ) -> None:
         upstream.check_version()
@@ -148,6 +161,9 @@ class GRPOExtMixin:
         aggregation = _given_once("loss_aggregation", loss_aggregation, getattr(args, "loss_aggregation", None))
         loaded_aggregation = None if aggregation is None else resolve_loss_aggregation(aggregation)
         self.loss_aggregation: Any = loaded_aggregation and loaded_aggregation.object
+        asked = read_resample(_given_once("resample", resample, getattr(args, "resample", None)))
+        loaded_filter = None if asked is None else resolve_group_filter(asked.filter)
+        self.group_filter: Any = loaded_filter and loaded_filter.object
         self._chain = HookChain(self.advantage_hooks, self.loss_aggregation)
         self._changes_advantages = self._chain.acts("on_rollout") or self._chain.acts("on_forward")
         wanted = Wanted(
@@ -192,7 +208,9 @@ class GRPOExtMixin:
         self._compact = self._compact_updates() if wanted.compact else None
         self._shaping = Shaping(self._facts, upstream.batch_shape_of(trl)) if self._chain.acts("on_rewards") else None
         self._trls_advantages = not upstream.makes_own_advantages(type(self), GRPOExtMixin)
-        self._scorer = Scorer(self.advantage_hooks, self._models(), self._facts.tokenizer)
+        needing = [*self.advantage_hooks, *([] if self.group_filter is None else [self.group_filter])]
+        self._scorer = Scorer(needing, self._models(), self._facts.tokenizer)
+        self._resampling = None if asked is None else self._resampling_as(asked)
         self._recorder = TokenRecorder(n, self.args.seed) if (n := getattr(self.args, "token_records", 0)) else None
         self._pass_at_k = pass_at_k_of(
             getattr(self.args, "pass_at_k", None),
@@ -211,7 +229,7 @@ class GRPOExtMixin:
         if self.loss_aggregation is not None:
             section = self._agreement.section
             self._reaggregation = Reaggregation(self.loss_aggregation, self._facts, trl.loss_type, section)
-        self.plugin_manifest = Manifest.of(self, loaded_aggregation)
+        self.plugin_manifest = Manifest.of(self, loaded_aggregation, loaded_filter)
         main_process = self.accelerator.is_main_process
         self._plugin_records = PluginRecords(self.plugin_manifest, self.args, main_process, self._agreement)
 
@@ -245,6 +263,21 @@ class GRPOExtMixin:
             sharing=sharing,
             policy=lambda: (scores, self.model),
             log=self._log_metrics,
+        )
+
+    def _resampling_as(self, settings: ResampleSettings) -> Resampling:
+        trl: Any = self
+        upstream.refuse_stream(trl.train_dataset)
+        refuse_inexact(settings, self.group_filter, self.advantage_hooks, upstream.batch_statistics_of(trl))
+        shape, policy_pass = upstream.batch_shape_of(trl), self._models().policy_pass
+        return Resampling(
+            settings,
+            self.group_filter,
+            self._facts,
+            shape,
+            Prompts(trl, self._facts),
+            self._agreement,
+            lambda batch: policy_pass(batch, self._facts.rows_at_once(training=True), False)[0],
         )
 
     def _models(self) -> Models:
@@ -283,7 +316,8 @@ class GRPOExtMixin:
 
     @property
     def _needs_rollout(self) -> bool:
-        return self._reaggregation is not None or bool(self.advantage_hooks) or self._recorder is not None
+        selected = (self._reaggregation, self._recorder, self._resampling)
+        return bool(self.advantage_hooks) or any(one is not None for one in selected)
 
     @property
     def _acts_at_forward(self) -> bool:
@@ -304,6 +338,8 @@ class GRPOExtMixin:
                 or this run's cannot be written.
         """
         self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self))
+        if self._resampling is not None:
+            self._resampling.restart()
         return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
 
     def evaluation_loop(
@@ -466,14 +502,37 @@ class GRPOExtMixin:
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         below: Callable[[Any], dict[str, Any]] = super()._generate_and_score_completions  # type: ignore[misc]
-        batch = below(inputs) if self._shaping is None else self._with_columns(below, inputs, self._shaping)
-        scored, self._scored = self._scored, None
         if not self._needs_rollout:
+            batch, scored = self._scored_batch(below, inputs)
             if self._compact is not None and scored is not None:
                 self._take_rounding_away(batch, scored)
             return batch
-        upstream.check_batch(batch)
         moment = upstream.moment_of(self)
+        if self._resampling is None or not moment.training:
+            return self._finished(self._sampled(below, inputs, moment), moment)
+        refill, weights_K = self._resampling, self.reward_weights
+
+        def one_round(rows: list[Any]) -> Sampled:
+            sampled = self._sampled(below, rows, moment)
+            return self._after_hooks(sampled) if refill.reads_advantages else sampled
+
+        filled, metrics = refill.filled(one_round, moment, weights_K)
+        self._log_metrics(metrics)
+        return self._finished(filled, moment)
+
+    def _scored_batch(
+        self, below: Callable[[Any], dict[str, Any]], inputs: Any
+    ) -> tuple[dict[str, Any], Scored | None]:
+        """TRL's batch, and what it was scored on."""
+        batch = below(inputs) if self._shaping is None else self._with_columns(below, inputs, self._shaping)
+        scored, self._scored = self._scored, None
+        return batch, scored
+
+    def _sampled(self, below: Callable[[Any], dict[str, Any]], inputs: Any, moment: Moment) -> Sampled:
+        """What TRL samples and scores, as rollout hooks are to see it."""
+        batch, scored = self._scored_batch(below, inputs)
+        upstream.check_batch(batch)
+        scores = Scores()
         if self._shaping is None:
             scores = self._scorer.scores(batch, self._facts.rows_at_once(moment.training))
             scored = scored and scored.agreed(self._facts)
@@ -484,16 +543,33 @@ class GRPOExtMixin:
             else:
                 rollout = self._shaping.check(batch)
             assert scored is not None  # or there would be no rollout
-            if self._changes_advantages or self._reaggregation is not None or self._compact is not None:
+            selected = (self._reaggregation, self._compact, self._resampling)
+            if self._changes_advantages or any(one is not None for one in selected):
                 self._take_rounding_away(batch, scored)
-            advantages_B_T, changes = self._chain.on_rollout(batch["advantages"], rollout)
-            held_signs_B_T = self._chain.held_signs(rollout)
-            rollout = replace(rollout, advantages_B_T=advantages_B_T)
-            if self._reaggregation is not None and self._reaggregation.by_weights:
+        numbers_N = torch.arange(rollout.totals.sequences, device=rollout.mask_B_T.device)
+        places_B = self._places + numbers_N[rollout.local_rows]
+        self._places += rollout.totals.sequences
+        return Sampled(batch, scored, scores, rollout, places_B)
+
+    def _after_hooks(self, sampled: Sampled) -> Sampled:
+        """The same with the advantages that the rollout hooks make."""
+        with self._agreement.section():
+            advantages_B_T, changes = self._chain.on_rollout(sampled.batch["advantages"], sampled.rollout)
+            held_signs_B_T = self._chain.held_signs(sampled.rollout)
+        rollout = replace(sampled.rollout, advantages_B_T=advantages_B_T)
+        return replace(sampled, rollout=rollout, changes=changes, held_signs_B_T=held_signs_B_T)
+
+    def _finished(self, sampled: Sampled, moment: Moment) -> dict[str, Any]:
+        """The batch that is trained on: hooks, the aggregation's weights, what rows take along, records, metrics."""
+        sampled = self._after_hooks(sampled) if sampled.changes is None else sampled
+        batch, rollout, changes, scored = sampled.batch, sampled.rollout, sampled.changes or [], sampled.scored
+        advantages_B_T = rollout.advantages_B_T
+        assert advantages_B_T is not None
+        if self._reaggregation is not None and self._reaggregation.by_weights:
+            with self._agreement.section():
                 batch[BatchKeys.weights] = flow.token_weights(self._reaggregation.aggregation, rollout)
         signal_N_C = self._facts.gather(signal_table(rollout))
-        batch.update(row_entries(rollout, signal_of(signal_N_C), held_signs_B_T, self._places))
-        self._places += rollout.totals.sequences
+        batch.update(row_entries(rollout, signal_of(signal_N_C), sampled.held_signs_B_T, sampled.places_B))
         if self._recorder is not None and moment.training:
             at_first_B_T = flow.expand_advantages(batch["advantages"], rollout.mask_B_T)
             stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
@@ -539,6 +615,16 @@ class GRPOExtMixin:
                 "loss aggregation has weighed each by itself. Let it call super() once, or put GRPOExtMixin in front "
                 "of it."
             )
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)  # type: ignore[misc]
+        if self._resampling is not None:
+            self._resampling.save(output_dir, upstream.between_batches(self), self.args.should_save)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        if self._resampling is not None and checkpoint is not None:
+            self._resampling.load(checkpoint, upstream.batches_done(self, checkpoint))
 
     # ------------------------------------------------------------------ at every loss forward
 

@@ -8,12 +8,14 @@ below, the error names it.
 from __future__ import annotations
 
 import inspect
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,13 +52,17 @@ METHODS: dict[str, tuple[str, ...]] = {
         *("self", "dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
     ),
     "log": ("self", "logs"),
+    "_get_train_sampler": ("self", "dataset"),
+    "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+    "_remove_unused_columns": ("self", "dataset", "description"),
     "_save": ("self", "output_dir"),
+    "_save_rng_state": ("self", "output_dir"),
     "create_model_card": ("self", "model_name"),
     "save_model": ("self", "output_dir"),
     "train": ("self", "resume_from_checkpoint"),
     "training_step": ("self", "model", "inputs"),
 }
-"""Methods of `GRPOTrainer` that we wrap, with their leading parameters."""
+"""Methods of `GRPOTrainer` that we wrap, or call to draw prompts, with their leading parameters."""
 
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 """Those that make the loss; whoever overrides one has a loss of their own."""
@@ -93,6 +99,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "_tokenizer",
     "aux_loss_enabled",
     "beta",
+    "data_collator",
     "entropy_coef",
     "epsilon_high",
     "importance_sampling_level",
@@ -102,13 +109,16 @@ ATTRIBUTES: tuple[str, ...] = (
     "multi_objective_aggregation",
     "num_generations",
     "num_generations_eval",
+    "num_iterations",
     "pad_to_multiple_of",
     "reward_func_names",
     "reward_funcs",
     "reward_weights",
     "rollout_func",
+    "scale_rewards",
     "temperature",
     "top_entropy_quantile",
+    "train_dataset",
     "use_transformers_continuous_batching",
     "use_vllm",
 )
@@ -318,6 +328,75 @@ def weighted_prompts(dataset: Any, weights: PromptWeights, args: Any) -> Any:
     return dataset.select(weights.rows(dataset["prompt"], int(args.seed), at_least))
 
 
+@dataclass(frozen=True)
+class TrainingData:
+    """What a trainer trains on, and in which order.
+
+    Attributes:
+        rows: By their indices.
+        collate: Makes what TRL's methods get of some rows.
+        sampler: A new sampler, of indices for all ranks: each generation batch `repeats` times, one after the other.
+        batches: Generation batches of one pass.
+        batch_size: Indices of one generation batch, over all ranks.
+        repeats: How often each comes, once for every step that is made of it.
+    """
+
+    rows: Any
+    collate: Callable[[list[Any]], Any]
+    sampler: Callable[[], Any]
+    batches: int
+    batch_size: int
+    repeats: int
+
+
+def refuse_stream(dataset: Any) -> None:
+    """Refuse data that cannot be drawn on.
+
+    Raises:
+        ConfigurationError: It has no rows to choose from.
+    """
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigurationError(
+            f"resample draws further prompts from train_dataset, and {type(dataset).__name__} has no rows to choose "
+            "from (a stream). Load it as a Dataset, or remove resample."
+        )
+
+
+def training_data_of(trainer: Any) -> TrainingData:
+    """Read off a trainer what it trains on; the rows are those of its own data loader, unused columns removed.
+
+    Raises:
+        ConfigurationError: There are fewer prompts than a generation batch has.
+    """
+    args, rows = trainer.args, trainer._remove_unused_columns(trainer.train_dataset, "training")
+    sampler = partial(trainer._get_train_sampler, rows)
+    batch_size, repeats = int(args.generation_batch_size), int(args.num_iterations) * int(args.steps_per_generation)
+    batches = len(sampler()) // (batch_size * repeats)
+    if batches < 1:
+        prompts = batch_size // int(args.num_generations)
+        raise ConfigurationError(f"A generation batch has {prompts} prompts, and train_dataset has fewer. Add some.")
+    return TrainingData(rows, trainer.data_collator, sampler, batches, batch_size, repeats)
+
+
+def batches_done(trainer: Any, checkpoint: str) -> int:
+    """Generation batches that a run without `resample` has drawn by the step of a checkpoint."""
+    with (Path(checkpoint) / "trainer_state.json").open(encoding="utf-8") as file:
+        steps = int(json.load(file)["global_step"]) * int(trainer.args.gradient_accumulation_steps)
+    return -(-steps // (int(trainer.args.num_iterations) * int(trainer.args.steps_per_generation)))
+
+
+def batch_statistics_of(trainer: Any) -> str | None:
+    """The setting by which TRL's own advantages depend on the whole batch; None where they depend on the group."""
+    if trainer.multi_objective_aggregation == "normalize_then_sum":
+        return "multi_objective_aggregation: normalize_then_sum"
+    return "scale_rewards: batch" if trainer.scale_rewards == "batch" else None
+
+
+def between_batches(trainer: Any) -> bool:
+    """Whether TRL generates at the next micro-step."""
+    return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0)
+
+
 def rows_of(dataloader: Any, ranks: int) -> int | None:
     """How many rows a pass over a data loader has in the data, over all ranks; None where nobody knows.
 
@@ -441,10 +520,10 @@ def batch_shape_of(trainer: Any) -> BatchShape:
 
 
 def padded(
-    rows: Sequence[Sequence[float]], shape: BatchShape, value: float, side: str, device: torch.device
+    rows: Sequence[Sequence[float] | torch.Tensor], shape: BatchShape, value: float, side: str, device: torch.device
 ) -> torch.Tensor:
     """Rows of different lengths as one tensor, by TRL's own function."""
-    tensors = [torch.tensor(row) for row in rows]
+    tensors = [torch.as_tensor(row) for row in rows]
     result: torch.Tensor = pad(
         tensors, padding_value=value, padding_side=side, pad_to_multiple_of=shape.pad_to_multiple_of
     )

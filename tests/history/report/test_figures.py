@@ -95,7 +95,7 @@ def a_run(folder: Path, *entries: dict[str, Any]) -> Run:
 
 def test_a_real_run_has_every_figure_but_vllms(shown: list[Shown]) -> None:
     absent = {found.name: found.reason for found in shown if found.svg is None}
-    assert absent.keys() == {"pass_at_k", "sampling_ratio"}
+    assert absent.keys() == {"pass_at_k", "resampled", "sampling_ratio"}
     assert "vLLM" in absent["sampling_ratio"]
 
 

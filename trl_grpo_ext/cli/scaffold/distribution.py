@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from ...errors import ConfigurationError
+from ...plugins.kinds import GROUPS, LABELS, WORDS, with_article
 from ...plugins.metadata import installed_distributions, normal, provenance
 from ...types import CONTRACT_VERSION
 from .templates import fill
@@ -33,19 +34,13 @@ LICENSE_IDS: dict[License, str | None] = {
 }
 """Each choice's SPDX identifier."""
 
-_GROUPS: dict[PluginKind, tuple[str, str, str]] = {
-    "reward": ("trl_grpo_ext.rewards", "reward", "a reward"),
-    "hook": ("trl_grpo_ext.advantage_hooks", "advantage hook", "an advantage hook"),
-    "aggregation": ("trl_grpo_ext.loss_aggregations", "loss aggregation", "a loss aggregation"),
-}
-"""Entry-point group, label, and the label with its article."""
-
 _DESCRIPTIONS: dict[str, str] = {
     "reward": "Pays completions that say a phrase.",
     "hook/shaper": "Makes tokens cost something.",
     "hook/estimator": "Compares a completion with its group and evens out the differences.",
     "hook/transform": "Credits the tokens that wrote a match of a pattern.",
     "hook/forward": "Credits uncertain tokens more.",
+    "filter": "Keep groups whose completions are short enough.",
     "aggregation": "A mean of token means in which very short completions count as if they were longer.",
 }
 
@@ -70,7 +65,7 @@ class NewDistribution:
     """What an author chose for a new distribution, checked.
 
     Args:
-        kind: "reward", "hook" or "aggregation".
+        kind: "reward", "hook", "aggregation" or "filter".
         role: Of a hook: "transform", "estimator", "shaper" or "forward"; None is "transform". Other kinds have none.
         name: The plugin's name, in small letters, digits and underscores.
         distribution: The distribution's name; empty for `grpo-<name>`.
@@ -126,7 +121,8 @@ class NewDistribution:
 
     def files(self) -> list[GeneratedFile]:
         """Render every file, in the order in which a reader wants them."""
-        group, label, with_article = _GROUPS[self.kind]
+        kind = WORDS[self.kind]
+        label = LABELS[kind]
         values = {
             "kind": self.kind,
             "templates": self.templates,
@@ -138,9 +134,9 @@ class NewDistribution:
             "author": self.author,
             "license_id": LICENSE_IDS[self.license],
             "year": self.year,
-            "group": group,
+            "group": GROUPS[kind],
             "label": label,
-            "label_with_article": with_article,
+            "label_with_article": with_article(kind),
             "target": f"{self.package}.{self.name}:{class_of(self.name, self.kind)}",
             "requirement": requirement(),
             "contract_version": CONTRACT_VERSION,

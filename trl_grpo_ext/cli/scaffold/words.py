@@ -17,7 +17,7 @@ from typing import Literal
 
 from ...errors import ConfigurationError
 
-PluginKind = Literal["reward", "hook", "aggregation"]
+PluginKind = Literal["reward", "hook", "aggregation", "filter"]
 Role = Literal["transform", "estimator", "shaper", "forward"]
 License = Literal["apache-2.0", "mit", "bsd-3-clause", "none"]
 Ci = Literal["github", "none"]
@@ -34,8 +34,6 @@ _READ_BY_YAML = frozenset({"yes", "no", "on", "off", "true", "false", "null"})
 _BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _IMPORTED = frozenset({"Any", "Sequence", "ConfigurationError", "Rollout", "Span"})
 """What the templates import: a class of that name would hide it."""
-
-_SUFFIX = {"reward": "Reward", "hook": "Hook", "aggregation": "Aggregation"}
 
 
 def checked_name(name: str) -> str:
@@ -130,7 +128,7 @@ def package_of(distribution: str) -> str:
 def class_of(name: str, kind: str) -> str:
     """The class of a plugin: `answer_length` has `AnswerLength`; `any` has `AnyReward`, for `Any` is taken."""
     camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    return camel + _SUFFIX[kind] if camel in _IMPORTED or hasattr(builtins, camel) else camel
+    return camel + kind.capitalize() if camel in _IMPORTED or hasattr(builtins, camel) else camel
 
 
 def _snake(name: str) -> str:

@@ -245,6 +245,20 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
+        *("resampled", "Credit", "Groups sampled in place of others"),
+        "What it took to fill the batches with groups that the filter keeps: rounds of generation, and how full they "
+        "got. Rounds that rise while batches are no longer full mean that the prompts are used up.",
+        _of_metrics(
+            Panel("groups of the batch that the filter kept", [Series("groups/kept")], share=True, evaluated=False),
+            Panel("rounds for a batch", [Series("groups/rounds")], evaluated=False),
+            Panel(
+                "groups sampled, and of these carried from the batch before",
+                [Series("groups/prompts_used", "sampled"), Series("groups/carried", "carried")],
+                evaluated=False,
+            ),
+        ),
+    ),
+    Plot(
         *("advantages", "Credit", "Advantages"),
         "How the advantages of recorded tokens are spread when the loss uses them; a band that collapses on 0 has "
         "nothing to teach, a lopsided one pushes in one direction.",

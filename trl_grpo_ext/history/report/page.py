@@ -25,7 +25,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...errors import ConfigurationError
-from ...plugins.selection import LABELS
+from ...plugins.kinds import LABELS
 from ...records.files import write_whole
 from ...records.manifest import PluginRecord
 from .page_data import page_data, step_of

@@ -12,8 +12,8 @@ from typing import Any
 from trl.trainer.utils import RepeatSampler
 
 from ...errors import ConfigurationError, PluginError
+from ...plugins.kinds import LABELS, Kind
 from ...plugins.loading import resolve
-from ...plugins.selection import LABELS, Kind
 from ..ranges import SIZES
 from .environment import Environment
 from .launch_file import LaunchPlan

@@ -324,4 +324,6 @@ _OTHERS = (
     ("clip", "clip_ratio/region_mean", _share),
     ("clip", "cispo_clip_ratio", _share),
     (NO_SIGNAL, "frac_reward_zero_std", _share),
+    ("kept", "groups/kept", _share),
+    ("rounds", "groups/rounds", lambda value: f"{value:.1f}"),
 )

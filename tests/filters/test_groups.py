@@ -1,0 +1,137 @@
+"""The built-in group filters on groups whose verdicts are known by hand; put together; on several ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contexts import make_rollout
+from trl_grpo_ext import Rollout, load_group_filter
+from trl_grpo_ext.credit.flow import group_verdicts
+from trl_grpo_ext.errors import (
+    ConfigurationError,
+    PluginOutputError,
+    PluginParameterError,
+    PluginTypeError,
+    UnknownPluginError,
+)
+from trl_grpo_ext.filters.groups import AllOf, AnyOf, NotAllTruncated, Novel, Signal
+from trl_grpo_ext.testing.builders import Ranks, cut
+
+NAN = math.nan
+
+
+def rollout_of(rewards: list[float], size: int, **more: Any) -> Rollout:
+    """Groups of so many completions of two tokens, with the reward minus the group's mean as advantages."""
+    rollout = make_rollout([2] * len(rewards), rewards, [row // size for row in range(len(rewards))])
+    advantages_B = torch.nan_to_num(rollout.rewards_B - rollout.group_baselines_B)
+    return replace(rollout, advantages_B_T=advantages_B.unsqueeze(1) * rollout.mask_B_T, **more)
+
+
+def by_group(selection: Any, rollout: Rollout) -> list[bool | str]:
+    said = group_verdicts(load_group_filter(selection) if isinstance(selection, str | dict) else selection, rollout)
+    groups = rollout.group_ids_B.tolist()
+    assert all(one == said[groups.index(group)] for one, group in zip(said, groups, strict=True))
+    return [said[groups.index(group)] for group in dict.fromkeys(groups)]
+
+
+def test_signal() -> None:
+    rollout = rollout_of([1, 0, 1, 1, 0, 0, 0.1, 0.1, NAN, NAN, NAN, 1], 2)
+    assert by_group("signal", rollout) == [True, *["equal rewards"] * 5]
+    assert rollout.advantages_B_T is not None
+    masked = replace(rollout, mask_B_T=rollout.mask_B_T * torch.tensor([0, 0, *[1] * 10]).unsqueeze(1))
+    assert by_group(Signal(), masked)[0] == "no advantage"
+    one_token = replace(
+        rollout, advantages_B_T=torch.zeros_like(rollout.advantages_B_T).index_fill(0, torch.tensor(3), 1)
+    )
+    assert by_group("dynamic_sampling", one_token)[:2] == ["no advantage", True]
+
+
+def test_accuracy_between() -> None:
+    rollout = rollout_of([0, 0, 0, 1, 1, 1, NAN, NAN, NAN, 1], 2)
+    assert by_group("accuracy_between", rollout) == ["too hard", True, "too easy", "no reward", "too easy"]
+    inclusive = {"name": "accuracy_between", "inclusive": True}
+    assert by_group(inclusive, rollout) == [True, True, True, "no reward", True]
+    assert by_group({**inclusive, "low": 0.5, "high": 0.5}, rollout)[:3] == ["too hard", True, "too easy"]
+    name = rollout.reward_names[0]
+    assert by_group({"name": "accuracy_between", "reward": name}, rollout)[:2] == ["too hard", True]
+    with pytest.raises(PluginOutputError, match=r"no reward 'other'\. It has: "):
+        by_group({"name": "accuracy_between", "reward": "other"}, rollout)
+    for low, high in ((1, 0), (0.5, 0.5)):
+        with pytest.raises(PluginParameterError, match="nothing lies between"):
+            load_group_filter({"name": "accuracy_between", "low": low, "high": high})
+
+
+def test_not_all_truncated() -> None:
+    rollout = rollout_of([0] * 8, 4, truncated_B=torch.tensor([1, 1, 1, 0, 1, 1, 1, 1]).bool())
+    assert by_group("not_all_truncated", rollout) == [True, "truncated"]
+    assert by_group(NotAllTruncated(below=0.75), rollout) == ["truncated", "truncated"]
+    with pytest.raises(ConfigurationError, match="below must be a share above 0"):
+        NotAllTruncated(below=0)
+
+
+def test_novel() -> None:
+    texts = ["a", " a\n", "a", "a", "a", "b", "a", "a", "a", "b", "c", "\ud800"]
+    rollout = rollout_of([0] * 12, 4, texts=texts)
+    assert by_group("novel", rollout) == ["alike", True, True]
+    assert [by_group(Novel(distinct=n), rollout)[2] for n in (3, 4, 5)] == [True, True, "alike"]
+    with pytest.raises(ConfigurationError, match="2 or more, got 1"):
+        Novel(distinct=1)
+
+
+def test_several_as_one() -> None:
+    rollout = rollout_of([1, 0, 1, 1, 0, 0, 1, 0], 2, texts=["a", "b", "a", "b", "c", "c", "c", "c"])
+    both = ["signal", {"name": "novel", "distinct": 2}]
+    assert by_group({"name": "all_of", "filters": both}, rollout) == [True, "equal rewards", "equal rewards", "alike"]
+    assert by_group({"name": "any_of", "filters": both}, rollout) == [True, True, "equal rewards", True]
+    nested = {"name": "any_of", "filters": [{"name": "all_of", "filters": both}, "not_all_truncated"]}
+    assert by_group(nested, rollout) == [True] * 4
+    assert load_group_filter(nested).reads_advantages
+    assert not AnyOf(filters=[Novel()]).reads_advantages
+    assert AllOf(filters=[Novel(), Signal()]).filters[1].__name__ == "signal"
+    with pytest.raises(PluginParameterError, match="must be a list of group filters"):
+        load_group_filter({"name": "all_of", "filters": []})
+    with pytest.raises(ConfigurationError, match="not a list: combine"):
+        load_group_filter(["signal", "novel"])
+    with pytest.raises(UnknownPluginError, match=r"all_of.*in filters\[1\]: .*'nvel'.*Did you mean 'novel'"):
+        load_group_filter({"name": "all_of", "filters": ["signal", "nvel"]})
+
+
+def test_what_is_no_filter() -> None:
+    class Weights:
+        def weights(self, rollout: Rollout) -> Any: ...
+
+    with pytest.raises(PluginTypeError, match="It has weights, so it looks like a loss aggregation"):
+        load_group_filter(Weights())
+    with pytest.raises(PluginTypeError, match="pass an instance"):
+        load_group_filter(Novel)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        "signal",
+        "accuracy_between",
+        {"name": "not_all_truncated", "below": 0.5},
+        "novel",
+        {"name": "all_of", "filters": ["novel", "signal"]},
+    ],
+    ids=str,
+)
+def test_ranks_agree_wherever_the_members_are(selection: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.randint(0, 2, (12,), generator=generator).float().tolist()
+    texts = [f"{number}" for number in torch.randint(0, 2, (12,), generator=generator).tolist()]
+    cut_off = torch.tensor([1, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1]).bool()
+    whole = rollout_of(rewards, 3, texts=texts, truncated_B=cut_off)
+    group_filter = load_group_filter(selection)
+    alone = group_verdicts(group_filter, whole)
+    assert len(set(alone)) > 1
+    for sizes in ([6, 6], [4, 8], [2, 5, 5]):
+        parts = Ranks(cut(whole, sizes)).run(lambda rollout: group_verdicts(group_filter, rollout))
+        assert [*itertools.chain(*parts)] == alone

@@ -1,0 +1,579 @@
+"""`resample`: known rounds, kept groups, surplus; gradients of batches made by hand; ranks; checkpoints; bad filters.
+
+The rollouts are scripted: a completion depends on its prompt and its number in the group alone. Prompts are a, b, c,
+... in this order, two for each generation batch, and which of them have equal rewards is known.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from tests.support import arguments, length_reward, prompts, relative_gap, scripted_completion, scripted_rollout, train
+from tests.trainer.hostile import FILTERS
+from tests.trainer.launch import launch
+from tests.trainer.process_worker import Float64ExtTrainer, reward_with_flat_groups, run_job
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Rollout
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRunError, TRLGRPOExtError
+from trl_grpo_ext.trainer.batch import BatchKeys
+from trl_grpo_ext.trainer.resampling import STATE_FILE, read_resample
+
+SIGNAL = {"filter": "signal"}
+
+
+def flat(letters: str) -> Callable[..., list[float]]:
+    """`length_reward`, but the same for all completions of the prompts that begin with these letters."""
+
+    def reward(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        rewards = length_reward(completion_ids)
+        return [0.1 if prompt[0] in letters else r for prompt, r in zip(prompts, rewards, strict=True)]
+
+    reward.__name__ = "reward"
+    return reward
+
+
+class Seen(Float64ExtTrainer):
+    """Keeps what each loss is computed on."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        if not hasattr(self, "seen"):
+            self.seen: list[dict[str, Any]] = []
+        self.seen.append({key: v.clone() for key, v in inputs.items() if isinstance(v, torch.Tensor)})
+        return super()._compute_loss(model, inputs)
+
+
+def trained_on(trainer: Any, step: int) -> str:
+    """The letters of the prompts of a step, each once, in alphabetical order."""
+    texts = trainer.processing_class.batch_decode(trainer.seen[step]["prompt_ids"], skip_special_tokens=True)
+    return "".join(sorted({text[0] for text in texts}))
+
+
+def groups_logged(run: Any) -> list[dict[str, float]]:
+    return [
+        {name.removeprefix("groups/"): v for name, v in log.items() if name.startswith("groups/")}
+        for log in run.logs
+        if "loss" in log
+    ]
+
+
+def run(model: Path, folder: Path, letters: str = "a", **settings: Any) -> Any:
+    settings = {"prompt_count": 8, "max_steps": 4, "resample": SIGNAL, "dtype": "float64", **settings}
+    return train(model, folder, settings.pop("trainer_class", Seen), reward_funcs=flat(letters), **settings)
+
+
+# ---------------------------------------------------------------------------------------------- rounds and surplus
+
+
+def test_rounds_kept_groups_surplus_and_metrics(tiny_model: Path, tmp_path: Path) -> None:
+    # a is flat. 1: ab -> b, cd -> bc, d is left over. 2: d, ef -> de, f. 3: f, gh -> fg, h. 4: h, ab -> hb.
+    done = run(tiny_model, tmp_path)
+    assert [trained_on(done.trainer, step) for step in range(4)] == ["bc", "de", "fg", "bh"]
+    drops = [1, 0, 0, 1]
+    expected = [
+        {"kept": 1, "rounds": rounds, "prompts_used": 2 * rounds, "carried": carried, "surplus": surplus}
+        | {"data_passes": passes, "dropped/equal_rewards": dropped}
+        for rounds, carried, surplus, passes, dropped in zip(
+            [2, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0], [0.5, 0.75, 1.0, 1.25], drops, strict=True
+        )
+    ]
+    assert groups_logged(done) == expected
+    # TRL's metrics are of all that was sampled, the tokens too.
+    logs = [log for log in done.logs if "loss" in log]
+    assert [log["frac_reward_zero_std"] for log in logs] == [0.25, 0, 0, 0.5]
+    lengths = [len(scripted_completion(f"{c}{'abcdefgh'.index(c)} ", n, 10)) for c in "abcdefghab" for n in range(4)]
+    assert logs[-1]["num_tokens"] == sum(lengths) + 3 * len(lengths)
+    assert [log["epoch"] for log in logs] == [0.25, 0.5, 0.75, 1.0]  # as without
+
+
+def test_surplus_that_is_not_kept_is_sampled_for_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    done = run(tiny_model, tmp_path, resample={**SIGNAL, "keep_surplus": False})
+    assert [trained_on(done.trainer, step) for step in range(4)] == ["bc", "ef", "gh", "bc"]
+    assert [log["surplus"] for log in groups_logged(done)] == [1, 0, 0, 1]
+    assert all("old_per_token_logps" not in batch for batch in done.trainer.seen)
+
+
+def test_what_does_not_get_full_stands_as_sampled(tiny_model: Path, tmp_path: Path) -> None:
+    done = run(tiny_model, tmp_path, letters="acd", resample={**SIGNAL, "max_rounds": 2}, max_steps=2)
+    # 1: ab, cd: only b is kept, and a of the first round stands. 2: ef.
+    assert [trained_on(done.trainer, step) for step in range(2)] == ["ab", "ef"]
+    first, second = groups_logged(done)
+    assert (first["kept"], first["rounds"], first["dropped/equal_rewards"]) == (0.5, 2, 3)
+    assert (second["kept"], second["rounds"], second["dropped/equal_rewards"]) == (1, 1, 0)
+
+
+def test_a_filter_that_keeps_nothing_is_warned_about_and_ends(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.warns(
+        UserWarning, match=r"'signal' kept none of 6 groups in 3 rounds: equal rewards \(6\)\. .*Look|look"
+    ):
+        done = run(tiny_model, tmp_path, letters="abcdefgh", resample={**SIGNAL, "max_rounds": 3}, max_steps=2)
+    assert [trained_on(done.trainer, step) for step in range(2)] == ["ab", "gh"]
+    assert [log["kept"] for log in groups_logged(done)] == [0, 0]
+    assert all(not gradient.any() for step in done.gradients for gradient in step.values())
+
+
+def test_a_filter_that_keeps_everything_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    for shuffle in (False, True):  # over several passes, so that the order is TRL's in each of them
+        settings: dict[str, Any] = {"max_steps": 9, "shuffle_dataset": shuffle, "seed": 3, "dataloader_num_workers": 0}
+        with_it = run(tiny_model, tmp_path / f"with{shuffle}", resample={"filter": "novel"}, **settings)
+        without = run(tiny_model, tmp_path / f"without{shuffle}", resample=None, **settings)
+        assert [trained_on(with_it.trainer, n) for n in range(9)] == [trained_on(without.trainer, n) for n in range(9)]
+        for ours, theirs in zip(with_it.gradients, without.gradients, strict=True):
+            assert relative_gap(ours, theirs) < 1e-12
+        assert (len({trained_on(without.trainer, n) for n in range(9)}) > 4) == shuffle
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+
+def by_hand(model: Path, folder: Path, letters: str, **settings: Any) -> Any:
+    """One step on these prompts, sampled at once."""
+    rows = prompts(8).select(["abcdefgh".index(letter) for letter in letters])
+    trainer = Seen(
+        str(model),
+        flat("a"),
+        arguments(folder, **{"max_steps": 1, "model_init_kwargs": {"dtype": torch.float64}, **settings}),
+        train_dataset=rows,
+        rollout_func=scripted_rollout,
+    )
+    trainer.train()
+    return trainer
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "compact": {"compact_updates": "exact"},
+    "padded, sequence means": {"pad_to_multiple_of": 16, "loss_type": "grpo"},
+    "a kl penalty": {"beta": 0.3},
+    "truncated completions masked": {"mask_truncated_completions": True},
+    "an aggregation": {"loss_aggregation": "prompt_mean"},
+    "hooks of groups": {"advantage_hooks": ["leave_one_out", "sign_scaling"], "loss_aggregation": "token_mean"},
+    "micro-batches": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_the_gradient_is_that_of_a_batch_made_by_hand(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    filled = run(tiny_model, tmp_path / "filled", max_steps=1, **settings)
+    wanted = by_hand(tiny_model, tmp_path / "hand", "bc", **settings)
+    ours = {name: p.detach() for name, p in filled.trainer.model.named_parameters()}
+    theirs = {name: p.detach() for name, p in wanted.model.named_parameters()}
+    assert relative_gap(ours, theirs) < 1e-13
+    start = {
+        name: p.detach()
+        for name, p in by_hand(tiny_model, tmp_path / "still", "bc", learning_rate=0).model.named_parameters()
+    }
+    assert relative_gap(ours, start) > 1e-4  # it has moved
+    steps = sum(batch["completion_ids"].numel() for batch in filled.trainer.seen)
+    assert steps == sum(batch["completion_ids"].numel() for batch in wanted.seen)  # and no padding more
+
+
+def test_a_hook_of_the_whole_batch_sees_the_one_that_is_trained_on(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"advantage_hooks": ["batch_whitening"], "loss_aggregation": "token_mean", "scale_rewards": "batch"}
+    kept = {"filter": {"name": "accuracy_between", "low": 0.2, "high": 9.0}}
+    filled = run(tiny_model, tmp_path / "filled", max_steps=1, resample=kept, **settings)
+    letters = trained_on(filled.trainer, 0)
+    assert letters != "ab"  # or nothing was refilled
+    wanted = by_hand(tiny_model, tmp_path / "hand", letters, **settings)
+    ours = {name: p.detach() for name, p in filled.trainer.model.named_parameters()}
+    assert relative_gap(ours, {name: p.detach() for name, p in wanted.model.named_parameters()}) < 1e-13
+
+
+def test_carried_groups_have_the_old_policys_log_probabilities(tiny_model: Path, tmp_path: Path) -> None:
+    at_start: list[dict[str, torch.Tensor]] = []
+
+    class Before(Seen):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            at_start.append({name: p.detach().clone() for name, p in self.model.named_parameters()})
+            return super()._compute_loss(model, inputs)
+
+    done = run(tiny_model, tmp_path, trainer_class=Before, max_steps=2)
+    second, model = done.trainer.seen[1], done.trainer.model
+    texts = done.trainer.processing_class.batch_decode(second["prompt_ids"], skip_special_tokens=True)
+    mask, rows = second["completion_mask"] > 0, torch.tensor([text[0] == "d" for text in texts])
+
+    def logps(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        model.load_state_dict(weights, strict=False)
+        ids = torch.cat([second["prompt_ids"], second["completion_ids"]], dim=1)
+        attention = torch.cat([second["prompt_mask"], second["completion_mask"]], dim=1)
+        positions = (attention.cumsum(-1) - 1).clamp(min=0)
+        with torch.no_grad():
+            logits = model(input_ids=ids, attention_mask=attention, position_ids=positions).logits
+        width = mask.size(1)
+        found = logits[:, -width - 1 : -1].log_softmax(-1).gather(-1, ids[:, -width:].unsqueeze(-1)).squeeze(-1)
+        return torch.where(mask, found, 0.0)
+
+    old, new = logps(at_start[0]), logps(at_start[1])
+    kept = torch.where(mask, second["old_per_token_logps"], 0.0)
+    torch.testing.assert_close(kept[rows], old[rows], rtol=0, atol=1e-9)
+    torch.testing.assert_close(kept[~rows], new[~rows], rtol=0, atol=1e-9)
+    assert rows.sum() == 4
+    assert float((old - new)[rows].abs().max()) > 1e-3
+    # So is the gradient: that of Σ ratio · A, ratios of the carried rows not 1, by hand and without TRL. Not clipped
+    # are those within 0.2 of 1, or on the side that the advantage pulls away from.
+    current = new.clone()
+    ratio = (current - kept).exp()
+    advantages = second["advantages"].unsqueeze(1)
+    clipped = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    loss = -(clipped * mask).sum() / mask.sum()
+    assert done.losses[1] == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_hooks_records_and_the_table_see_each_completion_once(tiny_model: Path, tmp_path: Path) -> None:
+    class Counting:
+        role, per_group = "transform", True
+
+        def __init__(self) -> None:
+            self.rows: list[str] = []
+
+        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+            self.rows += [f"{prompt[0]}{text}" for prompt, text in zip(rollout.prompts, rollout.texts, strict=True)]
+            return 2 * advantages_B_T
+
+    for resample, rows in (
+        ("signal", "abcdefghab"),
+        ({"name": "accuracy_between", "low": -9.0, "high": 9.0}, "abcdef"),
+    ):
+        hook, folder = Counting(), tmp_path / str(rows)
+        done = run(
+            tiny_model,
+            folder,
+            resample={"filter": resample},
+            trainer_arguments={"advantage_hooks": [hook]},
+            token_records=8,
+            max_steps=4 if resample == "signal" else 3,
+            log_completions=True,
+        )
+        # With `signal` the hook runs on what is sampled, else on what is trained on.
+        assert [row[0] for row in hook.rows[::4]] == [*rows]
+        table = list(done.trainer._logs["prompt"])  # as many rows as a generation batch has: the newest
+        sampled = rows if resample == "signal" else "abcdef"
+        assert [prompt[0] for prompt in table[::4]] == [*sampled[-2:]]
+        # It shows what the loss got, at the rows that are still there.
+        last, found = done.trainer.seen[-1], 0
+        for place, values in zip(last[BatchKeys.place].tolist(), last["advantages"], strict=True):
+            if (row := place - 4 * len(sampled) + len(table)) >= 0:
+                live = values[values != 0]
+                shown, found = done.trainer._logs["advantages"][row], found + 1
+                assert shown == pytest.approx(float(live[0]) if len(live) else 0.0, rel=1e-5)
+        assert found >= 4
+
+
+# ---------------------------------------------------------------------------------------------- several ranks
+
+
+def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
+    common = {
+        "float64": True,
+        "prompt_count": 8,
+        "max_steps": 4,
+        "num_generations": 4,
+        "flat_groups": True,
+        "resample": {"filter": {"name": "all_of", "filters": ["signal", "novel"]}, "max_rounds": 3},
+    }
+    jobs = {
+        "whole groups": {**common, "per_device_train_batch_size": 4},
+        "split groups": {**common, "num_generations": 8, "per_device_train_batch_size": 4},
+        "surplus": {**common, "per_device_train_batch_size": 10, "prompt_count": 16},
+        "an aggregation": {**common, "per_device_train_batch_size": 6, "loss_aggregation": "prompt_mean"},
+    }
+    ranks = launch(jobs, tiny_model, tmp_path / "two")
+    for name, job in jobs.items():
+        alone = run_job(
+            tiny_model, tmp_path / name, {**job, "per_device_train_batch_size": 2 * job["per_device_train_batch_size"]}
+        )
+        for rank in ranks:
+            assert relative_gap(rank[name]["weights"], alone["weights"]) < 1e-12
+        ours, theirs = (
+            [{k: v for k, v in log.items() if k.startswith("groups/")} for log in logs if "loss" in log]
+            for logs in (ranks[0][name]["logs"], alone["logs"])
+        )
+        assert ours == theirs
+        assert max(log["groups/rounds"] for log in ours) > 1
+    assert any(log.get("groups/carried") for log in ranks[0]["surplus"]["logs"])
+
+
+def test_a_filter_that_raises_on_one_rank_stops_all(tiny_model: Path, tmp_path: Path) -> None:
+    job = {"float64": True, "prompt_count": 8, "per_device_train_batch_size": 4}
+    results = launch({name: {**job, "hostile": name} for name in FILTERS}, tiny_model, tmp_path)
+    for name in FILTERS:
+        (message,) = {rank[name]["message"] for rank in results}
+        assert message.startswith(f"On rank 1: group filter {name!r}")
+        assert "no such thing" in message
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+
+def resumed(model: Path, folder: Path, checkpoint: int, **settings: Any) -> Any:
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "resample": SIGNAL, **settings}
+    trainer = Seen(
+        str(model),
+        flat("a"),
+        arguments(folder, **settings, model_init_kwargs={"dtype": torch.float64}),
+        train_dataset=prompts(8),
+        rollout_func=scripted_rollout,
+    )
+    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{checkpoint}"))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"shuffle_dataset": True},
+        {"advantage_hooks": ["centred"], "token_records": 4, "loss_aggregation": "token_mean"},
+    ],
+    ids=["plain", "shuffled", "hooks and records"],
+)
+def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, more: dict[str, Any]) -> None:
+    whole = run(tiny_model, tmp_path, max_steps=6, save_strategy="steps", save_steps=1, **more)
+    for checkpoint in (2, 5):  # in the second pass over the data too
+        state = torch.load(tmp_path / f"checkpoint-{checkpoint}" / STATE_FILE, weights_only=True)
+        assert state["drawn"] == checkpoint + 1 if not more.get("shuffle_dataset") else state["drawn"] >= checkpoint
+        again = resumed(tiny_model, tmp_path, checkpoint, **more)
+        weights = {name: p.detach() for name, p in again.model.named_parameters()}
+        assert relative_gap(weights, whole.weights) < 1e-13
+        assert len(again.seen) == 6 - checkpoint
+        for n, batch in enumerate(again.seen):
+            assert torch.equal(batch["completion_ids"], whole.trainer.seen[checkpoint + n]["completion_ids"])
+    carried = torch.load(tmp_path / "checkpoint-2" / STATE_FILE, weights_only=True)["carried"]
+    assert len(carried) == 1 or more.get("shuffle_dataset")
+
+
+def test_a_checkpoint_within_a_generation_batch_has_what_was_before_it(tiny_model: Path, tmp_path: Path) -> None:
+    # TRL generates such a batch once more at resumption, from the same prompts.
+    settings: dict[str, Any] = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "save_steps": 1}
+    whole = run(tiny_model, tmp_path, max_steps=4, save_strategy="steps", **settings)
+    states = [torch.load(tmp_path / f"checkpoint-{n}" / STATE_FILE, weights_only=True) for n in (1, 2, 3, 4)]
+    assert [state["drawn"] for state in states] == [0, 2, 2, 3]
+    assert [len(state["carried"]) for state in states] == [0, 1, 1, 1]
+    again = resumed(tiny_model, tmp_path, 2, **{**settings, "max_steps": 4})
+    weights = {name: p.detach() for name, p in again.model.named_parameters()}
+    assert relative_gap(weights, whole.weights) < 1e-13
+
+
+def test_a_second_training_begins_with_the_first_prompts(tiny_model: Path, tmp_path: Path) -> None:
+    done = run(tiny_model, tmp_path, max_steps=2)
+    done.trainer.train()
+    assert [trained_on(done.trainer, step) for step in range(4)] == ["bc", "de", "bc", "de"]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    run(tiny_model, tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    with pytest.raises(
+        ConfigurationError, match="differ in ref_per_token_logps: they were sampled with other settings"
+    ):
+        resumed(tiny_model, tmp_path, 2, beta=0.1)
+    with pytest.raises(ConfigurationError, match="groups of 4 completions, and num_generations is now 2"):
+        resumed(tiny_model, tmp_path, 2, num_generations=2)
+
+
+def test_a_checkpoint_without_a_state_goes_on_where_the_data_is(tiny_model: Path, tmp_path: Path) -> None:
+    run(tiny_model, tmp_path, max_steps=2, save_strategy="steps", save_steps=1, resample=None)
+    assert not (tmp_path / "checkpoint-2" / STATE_FILE).exists()
+    with pytest.warns(UserWarning, match="plugins"):
+        trainer = resumed(tiny_model, tmp_path, 2, max_steps=3, plugin_changes="warn")
+    assert trained_on(trainer, 0) == "ef"
+
+
+def test_what_cannot_be_written_safely_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    rows = prompts(8).map(lambda row, n: {"when": f"2026-01-0{n + 1}"}, with_indices=True)
+    rows = rows.cast_column("when", __import__("datasets").Value("date32"))
+    settings = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+
+    def trainer(folder: str, **resample: Any) -> GRPOExtTrainer:
+        return GRPOExtTrainer(
+            str(tiny_model),
+            flat("a"),
+            arguments(tmp_path / folder, **settings, resample={**SIGNAL, **resample}),
+            train_dataset=rows,
+            rollout_func=scripted_rollout,
+        )
+
+    with pytest.raises(ConfigurationError, match=r"(?s)cannot be written so that .*datetime.*keep_surplus: false"):
+        trainer("refused").train()
+    trainer("fine", keep_surplus=False).train()
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+
+
+class Answers:
+    def __init__(self, answer: Callable[[Rollout], Any], **attributes: Any) -> None:
+        self.answer, self.__name__ = answer, "answers"
+        vars(self).update(attributes)
+
+    def keep(self, rollout: Rollout) -> Any:
+        return self.answer(rollout)
+
+
+BAD: dict[str, tuple[Callable[[Rollout], Any], str]] = {
+    "one answer for each group": (lambda r: torch.ones(2, dtype=torch.bool), r"bool tensor of shape \(8,\).*\(2,\)"),
+    "numbers": (lambda r: torch.ones(8), r"bool tensor of shape \(8,\).*float32"),
+    "too few": (lambda r: [True] * 7, "one value for each of the 8 completions.* got 7"),
+    "nothing": (lambda r: None, "got NoneType"),
+    "a text": (lambda r: "keep", "got str"),
+    "a reason with a number of a step": (lambda r: ["x" * 41] * 8, "at most 40 characters"),
+    "a reason of two lines": (lambda r: ["a\nb"] * 8, "at most 40 characters"),
+    "numbers in a list": (lambda r: [1] * 8, "must say True, False, or why"),
+    "disagreement": (
+        lambda r: [True, True, True, False] * 2,
+        "must say the same of all completions of a group, and of group 0",
+    ),
+    "two reasons": (lambda r: ["a", "a", "a", "b"] * 2, "it said 'a' and 'b'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_answer_that_breaks_the_contract(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    answer, message = BAD[name]
+    with pytest.raises(PluginOutputError, match=message):
+        train(tiny_model, tmp_path, max_steps=1, trainer_arguments={"resample": {"filter": Answers(answer)}})
+
+
+def test_reasons_are_counted_from_their_first_time_on(tiny_model: Path, tmp_path: Path) -> None:
+    calls = iter(range(100))
+
+    def answer(rollout: Rollout) -> Any:
+        return [{0: "too short", 3: False}.get(next_call, True)] * 8 if (next_call := next(calls)) is not None else None
+
+    done = train(
+        tiny_model, tmp_path, max_steps=3, trainer_arguments={"resample": {"filter": Answers(answer)}}, prompt_count=8
+    )
+    dropped = [{k: v for k, v in log.items() if k.startswith("dropped/")} for log in groups_logged(done)]
+    assert dropped == [
+        {"dropped/too_short": 2},
+        {"dropped/too_short": 0},
+        {"dropped/too_short": 0, "dropped/dropped": 2},
+    ]
+
+
+def test_a_filter_that_raises_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    def answer(rollout: Rollout) -> Any:
+        raise KeyError("no such thing")
+
+    with pytest.raises(PluginRunError, match=r"group filter 'answers'.*no such thing"):
+        train(tiny_model, tmp_path, max_steps=1, trainer_arguments={"resample": {"filter": Answers(answer)}})
+
+
+def test_only_filters_that_say_so_see_advantages(tiny_model: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def answer(rollout: Rollout) -> Any:
+        seen.append(rollout.advantages_B_T)
+        return [True] * len(rollout.texts)
+
+    for attributes in ({}, {"reads_advantages": True}):
+        given = {"resample": {"filter": Answers(answer, **attributes)}}
+        train(tiny_model, tmp_path / str(len(seen)), max_steps=1, trainer_arguments=given)
+    assert seen[0] is None
+    assert seen[1].shape[0] == 8
+
+
+def test_a_filter_may_need_what_hooks_may(tiny_model: Path, tmp_path: Path) -> None:
+    def answer(rollout: Rollout) -> Any:
+        assert rollout.old_entropies_B_T is not None
+        return [True] * len(rollout.texts)
+
+    given = {"resample": {"filter": Answers(answer, needs=("old_entropies",))}}
+    train(tiny_model, tmp_path, max_steps=1, trainer_arguments=given)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a hook of the whole batch under a filter of advantages": (
+        {"advantage_hooks": ["batch_whitening"]},
+        r"'signal' reads advantages.*'batch_whitening' may look at the whole batch.*per_group = True",
+    ),
+    "a shaper that adapts": (
+        {"advantage_hooks": [{"name": "kl_in_reward", "form": "completion", "target": 0.1}], "beta": 0.1},
+        r"the shaper 'kl_in_reward' runs in each round",
+    ),
+    "TRL's statistics of the batch": ({"scale_rewards": "batch"}, "with scale_rewards: batch TRL's advantages depend"),
+    "those of several rewards": (
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        "with multi_objective_aggregation: normalize_then_sum",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    settings, message = REFUSED[name]
+    with pytest.raises(ConfigurationError, match=message):
+        train(tiny_model, tmp_path, resample=SIGNAL, **settings)
+
+
+def test_a_shaper_of_groups_is_exact(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"advantage_hooks": [{"name": "kl_in_reward", "form": "completion"}], "beta": 0.1}
+    filled = run(tiny_model, tmp_path / "filled", max_steps=2, resample={"filter": "novel"}, **settings)
+    without = run(tiny_model, tmp_path / "without", max_steps=2, resample=None, **settings)
+    assert relative_gap(filled.weights, without.weights) < 1e-13
+
+
+def test_a_stream_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has no rows to choose from"):
+        GRPOExtTrainer(
+            str(tiny_model),
+            length_reward,
+            arguments(tmp_path, resample=SIGNAL),
+            train_dataset=prompts(8).to_iterable_dataset(),
+            rollout_func=scripted_rollout,
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, "does not say which groups to keep"),
+        (["signal"], "does not say which groups to keep"),
+        ({"filter": "signal", "rounds": 3}, "resample has no 'rounds'"),
+        ({"filter": "signal", "max_rounds": 0}, "max_rounds must be a whole number, 1 or more, got 0"),
+        ({"filter": "signal", "keep_surplus": "yes"}, "keep_surplus must be true or false, got 'yes'"),
+        ({"filter": "sgnal"}, "Did you mean 'signal'"),
+        ({"filter": "centred"}, "is an advantage hook, not a group filter"),
+        ("{filter: ", "resample is not YAML"),
+    ],
+)
+def test_settings_that_cannot_be_read(tmp_path: Path, value: Any, message: str) -> None:
+    with pytest.raises(TRLGRPOExtError, match=message):
+        arguments(tmp_path, resample=value)
+
+
+def test_the_setting_in_all_its_spellings(tmp_path: Path) -> None:
+    whole = {"filter": "signal", "max_rounds": 4, "keep_surplus": True}
+    for value in ("signal", "{filter: signal}", {"filter": "signal"}, whole):
+        assert arguments(tmp_path, resample=value).resample == whole
+    assert arguments(tmp_path, resample="none").resample is None
+    bounded = {"filter": {"name": "accuracy_between", "low": 0.2}, "max_rounds": 2, "keep_surplus": False}
+    config = arguments(tmp_path, resample=json.dumps(bounded))
+    assert config.resample == bounded
+    assert json.loads(json.dumps(config.to_dict()["resample"])) == bounded
+    assert read_resample(None) is None
+    assert isinstance(config, GRPOExtConfig)
+
+
+def test_it_is_in_the_manifest(tiny_model: Path, tmp_path: Path) -> None:
+    bounded = {"filter": {"name": "all_of", "filters": ["signal", {"name": "novel", "distinct": 3}]}}
+    done = run(tiny_model, tmp_path, resample=bounded, max_steps=1)
+    records = [record for record in done.trainer.plugin_manifest.plugins if record.kind == "group_filter"]
+    assert [(record.name, record.inside) for record in records] == [
+        ("all_of", None),
+        ("signal", "all_of, filters[0]"),
+        ("novel", "all_of, filters[1]"),
+    ]
+    assert math.isfinite(done.losses[0])
+    assert isinstance(done.trainer.train_dataset, Dataset)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert reward_with_flat_groups(["a"], [[1]]) == [0.1]

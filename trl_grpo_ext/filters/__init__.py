@@ -1,0 +1,1 @@
+"""Built-in group filters; found through the entry-point group `trl_grpo_ext.group_filters`."""

@@ -1,0 +1,246 @@
+"""Which groups are worth training on: by their advantages, rewards, lengths and texts; and filters put together.
+
+A filter answers for groups, wherever their members are: what decides is gathered over all ranks first, so every rank
+comes to the same answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..credit.flow import group_verdicts
+from ..credit.groups import gather_groups, group_is_equal, group_mean
+from ..credit.signal import groups_have_signal, has_signal
+from ..errors import ConfigurationError, PluginOutputError
+from ..guard.parameters import checked_flag, checked_number, checked_text, checked_whole
+from ..types import Rollout
+
+Verdicts = list[bool | str]
+
+
+class Signal:
+    """Keep groups that have an advantage that is not 0: dynamic sampling.
+
+    Asked are the advantages after the rollout stage of the hooks, on the tokens that count. Without hooks these are
+    TRL's own, which are 0 where all rewards of a group are equal; so this is DAPO's "neither all right nor all wrong",
+    for rewards of any size. Groups are dropped for "equal rewards" or, where a mask or a hook has taken the advantages
+    away, for "no advantage".
+
+    Source: DAPO (2503.14476), section 3.2.
+
+    Departures: the paper asks for the number of right answers; this asks for what is trained on.
+    """
+
+    __name__ = "signal"
+    reads_advantages = True
+
+    def keep(self, rollout: Rollout) -> Verdicts:
+        """Say of each completion whether its group has signal."""
+        assert rollout.advantages_B_T is not None  # it reads them
+        groups_N = gather_groups(rollout)
+        signal_N = rollout.gather(has_signal(rollout.advantages_B_T, rollout.mask_B_T))
+        kept_N = groups_have_signal(signal_N, groups_N)
+        equal_N = group_is_equal(rollout.gather(rollout.rewards_B), groups_N)
+        return _verdicts(rollout, kept_N, lambda row: "equal rewards" if equal_N[row] else "no advantage")
+
+
+class AccuracyBetween:
+    """Keep groups whose mean of one reward lies between two bounds.
+
+    With the defaults and a reward of 0 and 1: groups that are neither all right nor all wrong. Closer bounds make a
+    curriculum: `low: 0.2, high: 0.8` leaves out what is nearly solved and what is nearly hopeless. Groups are dropped
+    as "too hard" or "too easy", and for "no reward" where the function said nothing of any completion.
+
+    Source: dynamic sampling of DAPO (2503.14476), section 3.2; with closer bounds the online prompt filtering of PRIME
+    (2502.01456).
+
+    Departures: any reward and any bounds; DAPO asks for the number of right answers.
+
+    Args:
+        reward: The reward function's name; None is the weighted sum of all.
+        low: The mean must be above this, or equal to it if `inclusive`.
+        high: The mean must be below this, or equal to it if `inclusive`.
+        inclusive: Whether means on a bound are kept.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+        PluginOutputError: From `keep`: the run has no reward of that name.
+    """
+
+    __name__ = "accuracy_between"
+
+    def __init__(
+        self, *, reward: str | None = None, low: float = 0.0, high: float = 1.0, inclusive: bool = False
+    ) -> None:
+        self.reward = None if reward is None else checked_text("accuracy_between: reward", reward)
+        self.low = checked_number("accuracy_between: low", low, "a finite number")
+        self.high = checked_number("accuracy_between: high", high, "a finite number")
+        self.inclusive = checked_flag("accuracy_between: inclusive", inclusive)
+        if self.low > self.high or (self.low == self.high and not self.inclusive):
+            raise ConfigurationError(
+                f"accuracy_between: nothing lies between low={low!r} and high={high!r}. Make low the smaller of them."
+            )
+
+    def keep(self, rollout: Rollout) -> Verdicts:
+        """Say of each completion whether its group's mean is within the bounds."""
+        rewards_B = rollout.raw_rewards_B
+        if self.reward is not None:
+            if self.reward not in rollout.reward_names:
+                raise PluginOutputError(
+                    f"accuracy_between: the run has no reward {self.reward!r}. It has: "
+                    f"{', '.join(rollout.reward_names)}."
+                )
+            rewards_B = rollout.rewards_B_K[:, list(rollout.reward_names).index(self.reward)]
+        means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
+        hard_N, easy_N = means_N < self.low, means_N > self.high
+        if not self.inclusive:
+            hard_N, easy_N = means_N <= self.low, means_N >= self.high
+        silent_N = means_N.isnan()
+
+        def why(row: int) -> str:
+            return "no reward" if silent_N[row] else "too hard" if hard_N[row] else "too easy"
+
+        return _verdicts(rollout, ~(hard_N | easy_N | silent_N), why)
+
+
+class NotAllTruncated:
+    """Drop groups whose completions ended at the limit, all of them or a large share.
+
+    Such a group compares answers that nobody finished. Groups are dropped as "truncated".
+
+    Source: overlong filtering of DAPO (2503.14476), section 3.4, which masks single completions.
+
+    Departures: this leaves out whole groups; `truncation_masking` masks completions.
+
+    Args:
+        below: The share of truncated completions must be below this; above 0, at most 1.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "not_all_truncated"
+
+    def __init__(self, *, below: float = 1.0) -> None:
+        wanted = "a share above 0 and at most 1 (1 drops groups that are truncated whole)"
+        self.below = checked_number("not_all_truncated: below", below, wanted, lambda x: 0 < x <= 1)
+
+    def keep(self, rollout: Rollout) -> Verdicts:
+        """Say of each completion whether few enough of its group are truncated."""
+        shares_N = group_mean(rollout.gather(rollout.truncated_B.float()), gather_groups(rollout))
+        return _verdicts(rollout, shares_N < self.below, lambda row: "truncated")
+
+
+class Novel:
+    """Keep groups whose completions differ: in at least `distinct` different texts.
+
+    A group that says one thing G times compares nothing, whatever the rewards say. Groups are dropped as "alike".
+
+    Source: our own; cf. the entropy collapse that DAPO (2503.14476) and others describe.
+
+    Departures: none.
+
+    Args:
+        distinct: How many different texts a group must have, from 2; white space at the ends does not count.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range.
+    """
+
+    __name__ = "novel"
+
+    def __init__(self, *, distinct: int = 2) -> None:
+        self.distinct = checked_whole("novel: distinct", distinct, lowest=2)
+
+    def keep(self, rollout: Rollout) -> Verdicts:
+        """Say of each completion whether its group has enough different texts."""
+        groups_N = gather_groups(rollout)
+        numbers = [_number_of(text) for text in rollout.texts]
+        texts_N = rollout.gather(torch.tensor(numbers, dtype=torch.int64, device=groups_N.device))
+        pairs_P_2 = torch.unique(torch.stack([groups_N, texts_N], dim=1), dim=0)
+        counts_Q = torch.bincount(pairs_P_2[:, 0], minlength=len(groups_N))
+        return _verdicts(rollout, counts_Q[groups_N] >= self.distinct, lambda row: "alike")
+
+
+class _Several:
+    """Several filters as one.
+
+    Args:
+        filters: Selections of filters, or filters.
+    """
+
+    __name__ = "several"
+    takes_filters = ("filters",)
+
+    def __init__(self, *, filters: Sequence[Any]) -> None:
+        several = filters if isinstance(filters, list | tuple) else [filters]
+        if not several or not all(callable(getattr(one, "keep", None)) for one in several):
+            raise ConfigurationError(f"{self.__name__}: filters must be a list of group filters, got {filters!r}.")
+        self.filters = list(several)
+        self.reads_advantages = any(getattr(one, "reads_advantages", False) for one in self.filters)
+        self.needs = tuple(sorted({need for one in self.filters for need in getattr(one, "needs", ())}))
+
+    def _asked(self, rollout: Rollout) -> list[Verdicts]:
+        """What each filter says, in turn; every one is asked on every rank, since they may gather."""
+        return [group_verdicts(one, rollout) for one in self.filters]
+
+
+class AllOf(_Several):
+    """Keep groups that every one of several filters keeps. A group is dropped for what the first says that drops it.
+
+    Source: our own.
+
+    Departures: none.
+
+    Args:
+        filters: Selections of filters.
+
+    Raises:
+        ConfigurationError: There is no filter.
+    """
+
+    __name__ = "all_of"
+
+    def keep(self, rollout: Rollout) -> Verdicts:
+        """Say of each completion whether all filters keep its group."""
+        return [
+            next((said for said in row if said is not True), True) for row in zip(*self._asked(rollout), strict=True)
+        ]
+
+
+class AnyOf(_Several):
+    """Keep groups that at least one of several filters keeps. A group is dropped for what the first filter says.
+
+    Source: our own.
+
+    Departures: none.
+
+    Args:
+        filters: Selections of filters.
+
+    Raises:
+        ConfigurationError: There is no filter.
+    """
+
+    __name__ = "any_of"
+
+    def keep(self, rollout: Rollout) -> Verdicts:
+        """Say of each completion whether any filter keeps its group."""
+        return [True if True in row else row[0] for row in zip(*self._asked(rollout), strict=True)]
+
+
+def _verdicts(rollout: Rollout, kept_N: torch.Tensor, why: Callable[[int], str]) -> Verdicts:
+    """What a filter says of this rank's completions, from what is known of all."""
+    first = rollout.local_rows.start or 0
+    kept = kept_N[rollout.local_rows].tolist()
+    return [keep or why(first + row) for row, keep in enumerate(kept)]
+
+
+def _number_of(text: str) -> int:
+    """A number that two texts share if they are the same, and else as good as never."""
+    digest = hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)

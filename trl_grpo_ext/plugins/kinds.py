@@ -1,0 +1,119 @@
+"""The kinds of plugin, in one table: all that loading, listing and the commands know of a kind is a row of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..types import HOOK_METHODS
+
+Kind = Literal["reward", "advantage_hook", "loss_aggregation", "group_filter"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class KindFacts:
+    """What is known of a kind.
+
+    Attributes:
+        label: In words.
+        word: In one word, for a command line.
+        group: The entry-point group; aliases stand in `<group>.aliases`.
+        setting: Where a run selects it, as a path of keys.
+        several: Whether a run selects a list of them, in the order in which they act.
+        methods: What makes an object one of the kind; where `one_method`, it has exactly one of these.
+        required: What an entry point must be, in words.
+        declares: Attributes with which a plugin says something of itself.
+        switches: Keys that any selection of the kind may hold, true or false, whatever the plugin.
+        takes: The attribute in which a class lists its parameters that select plugins of the same kind; empty where
+            the kind has no such.
+    """
+
+    label: str
+    word: str
+    group: str
+    setting: tuple[str, ...]
+    several: bool
+    methods: tuple[str, ...]
+    required: str
+    declares: tuple[str, ...]
+    one_method: bool = True
+    switches: tuple[str, ...] = ()
+    takes: str = ""
+
+
+FACTS: dict[Kind, KindFacts] = {
+    "reward": KindFacts(
+        label="reward",
+        word="reward",
+        group="trl_grpo_ext.rewards",
+        setting=("rewards",),
+        several=True,
+        methods=("__call__",),
+        required="a function f(prompts, completions, completion_ids, **columns) -> list of floats or None, or a class "
+        "whose instances are such callables",
+        declares=("reference_column", "takes_rewards", "deterministic", "conformance"),
+        takes="takes_rewards",
+    ),
+    "advantage_hook": KindFacts(
+        label="advantage hook",
+        word="hook",
+        group="trl_grpo_ext.advantage_hooks",
+        setting=("advantage_hooks",),
+        several=True,
+        methods=HOOK_METHODS,
+        required="a class with a role, whose instances have the method of that role: on_rewards(rollout) of a shaper, "
+        "on_rollout(advantages_B_T, rollout) of an estimator or a transform, on_forward(advantages_B_T, forward) of a "
+        "forward hook",
+        declares=(
+            *("role", "last", "makes_signal", "signal_everywhere", "masks_zero_variance", "uses_total_reward"),
+            *("needs", "teachers", "per_completion", "per_group", "conformance"),
+        ),
+        one_method=False,
+        switches=("preserve_sign", "preserve_sum"),
+    ),
+    "loss_aggregation": KindFacts(
+        label="loss aggregation",
+        word="aggregation",
+        group="trl_grpo_ext.loss_aggregations",
+        setting=("loss_aggregation",),
+        several=False,
+        methods=("weights", "reduce"),
+        required="a class whose instances have exactly one of weights(rollout) and reduce(loss_B_T, mask_B_T, totals)",
+        declares=("needs_step_totals", "conformance"),
+        switches=("skip_zero_variance",),
+    ),
+    "group_filter": KindFacts(
+        label="group filter",
+        word="filter",
+        group="trl_grpo_ext.group_filters",
+        setting=("resample", "filter"),
+        several=False,
+        methods=("keep",),
+        required="a class whose instances have keep(rollout) -> (B,), whether each completion's group is kept",
+        declares=("reads_advantages", "needs", "takes_filters", "conformance"),
+        takes="takes_filters",
+    ),
+}
+LABELS: dict[Kind, str] = {kind: facts.label for kind, facts in FACTS.items()}
+GROUPS: dict[Kind, str] = {kind: facts.group for kind, facts in FACTS.items()}
+WORDS: dict[str, Kind] = {facts.word: kind for kind, facts in FACTS.items()}
+
+
+def words(last: str = "or") -> str:
+    """The kinds in one word each, as a list in a sentence."""
+    *first, end = WORDS
+    return f"{', '.join(first)} {last} {end}"
+
+
+def with_article(kind: Kind) -> str:
+    """The kind in words, with its article."""
+    return f"an {LABELS[kind]}" if LABELS[kind][0] in "aeiou" else f"a {LABELS[kind]}"
+
+
+def kind_of_methods(methods: tuple[str, ...]) -> Kind:
+    """The kind of an object with these methods; a reward where there are none of the other kinds'."""
+    for kind, facts in FACTS.items():
+        if kind != "reward" and set(facts.methods).intersection(methods):
+            return kind
+    return "reward"
