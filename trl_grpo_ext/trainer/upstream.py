@@ -108,6 +108,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "reward_weights",
     "rollout_func",
     "temperature",
+    "tools",
     "top_entropy_quantile",
     "use_transformers_continuous_batching",
     "use_vllm",
@@ -285,6 +286,9 @@ def facts_of(trainer: Any) -> RunFacts:
         gather=accelerator.gather,
         sum_over_ranks=partial(accelerator.reduce, reduction="sum"),
         device=accelerator.device,
+        async_tools=frozenset(
+            getattr(tool, "__name__", "") for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)
+        ),
     )
 
 

@@ -27,7 +27,7 @@ from ...errors import ConfigurationError, PluginOutputError, PluginRunError, Rew
 from ...guard.calls import NOT_COLUMNS, call
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...guard.reward_watch import RewardWatch
-from ...types import Forward, Rollout, Span, StepTotals, Totals, implements, role_of
+from ...types import Forward, Rollout, Span, StepTotals, Totals, TurnSpan, implements, role_of
 from .saved import SavedBatch, text_of_message
 from .selections import ReplaySelection, RewardSource, check_replayable
 from .tokens import Tokens
@@ -354,23 +354,35 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
     return [name for name in required if name not in NOT_COLUMNS - {"environments"} and name not in batch.columns]
 
 
-def _placed(spans: Sequence[Sequence[Span] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
-    """Spans count characters of the last assistant message with text; make them count those of the whole text."""
-    placed: list[Sequence[Span] | None] = []
-    for row, completion in zip(spans, batch.completions, strict=True):
-        shift = 0 if isinstance(completion, str) or not row else _start_of_last(completion)
-        placed.append(row and [(start + shift, end + shift, value) for start, end, value in row])
+def _placed(spans: Sequence[Sequence[Span | TurnSpan] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
+    """Spans count characters of the assistant messages; make them count those of the whole text."""
+    pairs = zip(spans, batch.completions, strict=True)
+    return [row and _in_the_text(row, _said(completion)) for row, completion in pairs]
+
+
+def _in_the_text(spans: Sequence[Span | TurnSpan], said: Sequence[tuple[int, int]]) -> list[Span]:
+    last = next((place for place in reversed(said) if place[1] > place[0]), (0, 0))
+    placed: list[Span] = []
+    for span in spans:
+        if len(span) == 3:
+            placed.append((last[0] + span[0], last[0] + span[1], span[2]))
+            continue
+        turn, start, end, value = span
+        if not 0 <= turn < len(said):
+            raise PluginOutputError(f"A reward has a value for turn {turn} of a completion with {len(said)}.")
+        placed.append((*said[turn], value) if end is None else (said[turn][0] + start, said[turn][0] + end, value))
     return placed
 
 
-def _start_of_last(messages: Sequence[Any]) -> int:
-    start = place = 0
-    for message in messages:
-        text = text_of_message(message)
-        if text.strip() and message.get("role", "assistant") == "assistant":
-            start = place
+def _said(completion: Any) -> list[tuple[int, int]]:
+    """Where each assistant message stands in the whole text."""
+    places, place = [], 0
+    for message in [completion] if isinstance(completion, str) else completion:
+        text = message if isinstance(message, str) else text_of_message(message)
+        if isinstance(message, str) or message.get("role", "assistant") == "assistant":
+            places.append((place, place + len(text)) if text.strip() else (place, place))
         place += len(text)
-    return start
+    return places
 
 
 def _numbers(values: Sequence[float | None]) -> torch.Tensor:
