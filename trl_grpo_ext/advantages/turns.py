@@ -309,24 +309,26 @@ class MaskedTurns:
     Departures: none.
 
     Args:
-        pick: "all", "first", "last", "calls", "answers", "failed" or "sound".
+        pick: "all", "first", "last", "calls", "answers", "failed" or "sound". By default "calls", and "all" with a
+            pattern.
         pattern: A regular expression (Python's `re`), searched in the turn's text without special tokens. A pattern
             that backtracks without end stops the run on a hostile text.
 
     Raises:
-        ConfigurationError: `pick` is none of these, `pattern` does not compile, or together they pick every turn.
+        ConfigurationError: `pick` is none of these, or "all" without a pattern, or `pattern` does not compile.
     """
 
     __name__ = "masked_turns"
     role = "transform"
     last = True
 
-    def __init__(self, *, pick: str = "all", pattern: str | None = None) -> None:
+    def __init__(self, *, pick: str | None = None, pattern: str | None = None) -> None:
+        pick = ("calls" if pattern is None else "all") if pick is None else pick
         self.pick = checked_choice("masked_turns: pick", pick, _PICKS)
         if pick == "all" and pattern is None:
             raise ConfigurationError(
-                "masked_turns: pick must say which turns to credit, or pattern must, got neither: nothing would be "
-                "masked."
+                "masked_turns: pattern must be set with pick: all, got none: nothing would be masked. Set it, or pick "
+                "other turns."
             )
         try:
             self.pattern = None if pattern is None else re.compile(pattern)
