@@ -68,7 +68,16 @@ EXAMPLES = examples()
 SHAPER = "tests.trainer.process_worker:Shapes"
 WITH_SHAPERS = {"shaper, TRL's estimator": [SHAPER], "shaper, transform, estimator": [SHAPER, SCALE, "centred"]}
 
-JOBS = {**EXAMPLES, "chain of four": CHAIN, **WITH_SHAPERS}
+WITH_TURNS = {
+    "returns of turns": ["turn_rewards"],
+    "turns plus outcome": [
+        {"name": "turn_rewards", "form": "turn_plus_outcome"},
+        {"name": "masked_turns", "pick": "last"},
+    ],
+    "states of turns": [SHAPER, {"name": "gigpo", "normalise": True}],
+}
+"""With what an environment wrote in the completions, and rewards of turns."""
+JOBS = {**EXAMPLES, "chain of four": CHAIN, **WITH_SHAPERS, **WITH_TURNS}
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +89,7 @@ def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tiny_model: Path, folder_of_two: Path) -> list[Results]:
-    jobs = {name: job(hooks, 6) for name, hooks in JOBS.items()}
+    jobs = {name: {**job(hooks, 6), "turns": name in WITH_TURNS} for name, hooks in JOBS.items()}
     jobs["uneven spans"] = {"hooks": ["span_credit"], "uneven_spans": True, "max_steps": 1, "prompt_count": 6}
     jobs["uneven spans"]["per_device_train_batch_size"] = 4
     jobs["records"] = {**job(CHAIN, 6), "token_records": 99}
@@ -90,7 +99,12 @@ def two(tiny_model: Path, folder_of_two: Path) -> list[Results]:
 @pytest.fixture(scope="module")
 def one(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     folder = tmp_path_factory.mktemp("one")
-    return functools.cache(lambda name: run_job(tiny_model, folder / name, json.loads(json.dumps(job(JOBS[name], 12)))))
+
+    def run(name: str) -> dict[str, Any]:
+        settings = {**job(JOBS[name], 12), "turns": name in WITH_TURNS}
+        return run_job(tiny_model, folder / name, json.loads(json.dumps(settings)))
+
+    return functools.cache(run)
 
 
 def test_every_rank_knows_which_rewards_point_at_spans(two: list[Results]) -> None:
