@@ -9,7 +9,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Begin": ("start", "first_plugin", "concepts", "hook_pairs", "how_it_works", "glossary"),
     "Plugins": ("writing_plugins", "catalogue/index", "plugins", "rewards", "examples/README"),
     "Training": (
-        *("recipes", "launching", "doctor", "command_line", "conformance", "pipelines", "manifest", "replay"),
+        *("recipes", "launching", "doctor", "command_line", "conformance", "pipelines", "agents", "manifest", "replay"),
         *("report", "metrics", "troubleshooting"),
     ),
     "Evidence": ("parity", "gpu", "study", "comparison", "compatibility"),
