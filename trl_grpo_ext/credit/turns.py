@@ -54,6 +54,20 @@ def runs_of(wrote: Sequence[bool]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
+@dataclass(frozen=True)
+class Parsing:
+    """By what messages are parsed, of Transformers.
+
+    Attributes:
+        template: The tokenizer's `response_template`, loaded.
+        value: What a field's text, its entry in the template and its named groups come to; raises where it cannot be
+            read.
+    """
+
+    template: Any
+    value: Callable[[str, Any, dict[str, str]], Any]
+
+
 def read_turns(
     tokenizer: Any,
     ids: Sequence[int],
@@ -63,6 +77,7 @@ def read_turns(
     offsets: Sequence[tuple[int, int]],
     prompt_ids: Sequence[int] = (),
     async_tools: Collection[str] = (),
+    parsing: Parsing | None = None,
 ) -> list[Turn]:
     """The turns of one completion.
 
@@ -75,6 +90,7 @@ def read_turns(
         offsets: The characters of it that each token wrote.
         prompt_ids: The prompt's tokens: a template may have begun the first message there.
         async_tools: Names of the asynchronous tools, whose results TRL puts behind all others.
+        parsing: By what TRL has parsed the messages, where it has.
 
     Raises:
         AlignmentError: There are several assistant messages, and another number of turns in the tokens.
@@ -92,7 +108,7 @@ def read_turns(
     for number, (run, pair) in enumerate(zip(runs, matched, strict=True)):
         behind = runs[number + 1][0] if number + 1 < len(runs) else len(ids)
         start, end = spoken.characters(run)
-        fields = _fields_of(tokenizer, spoken, run, prompt_ids)
+        fields = [] if parsing is None else _fields_of(parsing.template, tokenizer, spoken, run, prompt_ids)
         turns.append(
             Turn(
                 number=number,
@@ -100,7 +116,7 @@ def read_turns(
                 text=text[start:end],
                 characters=(start, end),
                 content=None if pair is None else _content(pair[0], text, (start, end), fields),
-                calls=_calls(pair, fields, run, async_tools),
+                calls=_calls(pair, fields, run, async_tools, parsing),
                 observation=text[slice(*spoken.characters((run[1], behind)))],
             )
         )
@@ -264,16 +280,10 @@ class _Field:
     characters: tuple[int, int]
 
 
-def _fields_of(tokenizer: Any, spoken: _Spoken, run: tuple[int, int], prompt_ids: Sequence[int]) -> list[_Field]:
-    """The fields of a turn's message, in order; none where the tokenizer has no template to find them by."""
-    template = getattr(tokenizer, "response_template", None)
-    if template is None:
-        return []
-    try:
-        from transformers.utils.chat_parsing.response_templates import load_response_template
-    except ImportError:  # before transformers 5.13
-        return []
-    template = load_response_template(template)
+def _fields_of(
+    template: Any, tokenizer: Any, spoken: _Spoken, run: tuple[int, int], prompt_ids: Sequence[int]
+) -> list[_Field]:
+    """The fields of a turn's message, in order."""
     # What the chat template has written of the message before the model went on, such as `<think>`.
     begun = template.truncate_past_last_anchor(tokenizer.decode([*prompt_ids, *spoken.ids[: run[0]]])) or ""
     first = spoken.ranges[run[0]][0]
@@ -343,14 +353,17 @@ def _content(
 
 
 def _calls(
-    pair: Exchange | None, fields: Sequence[_Field], run: tuple[int, int], async_tools: Collection[str]
+    pair: Exchange | None,
+    fields: Sequence[_Field],
+    run: tuple[int, int],
+    async_tools: Collection[str],
+    parsing: Parsing | None,
 ) -> list[ToolCall]:
     """The calls of a turn: those of its message with what came back, or else what the template takes for calls."""
     written = [field for field in fields if field.spec.name == "tool_calls"]
     made = [] if pair is None else calls_made(pair[0])
-    if not made:
-        return [call for field in written for call in _unanswered(field, seen=pair is not None)]
-    assert pair is not None
+    if pair is None or not made:
+        return [call for field in written if parsing for call in _unanswered(field, parsing, seen=pair is not None)]
     places = [run] * len(made)
     if len(written) in (1, len(made)):  # one for each, or one list of all
         places = [field.tokens for field in written] * (len(made) // len(written))
@@ -361,12 +374,10 @@ def _calls(
     return _answered(calls, pair[1], async_tools)
 
 
-def _unanswered(field: _Field, seen: bool) -> list[ToolCall]:
+def _unanswered(field: _Field, parsing: Parsing, seen: bool) -> list[ToolCall]:
     """What was written as a call, and is in no message: it cannot be read, or was never run; or nobody knows."""
-    from transformers.utils.chat_parsing.content_parsers import process_field
-
     try:
-        values = process_field(field.text, field.spec, dict(field.captures))
+        values = parsing.value(field.text, field.spec, dict(field.captures))
         functions = calls_made({"tool_calls": values if isinstance(values, list) else [values]})
         names = [function["name"] for function in functions]
         readable = all(isinstance(name, str) for name in names)

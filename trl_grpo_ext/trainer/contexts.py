@@ -21,6 +21,7 @@ from ..types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, 
 from .batch import BatchKeys, counting_mask
 from .facts import Moment, RunFacts
 from .logps import Scores
+from .upstream import parsing_of
 
 
 @dataclass
@@ -142,7 +143,7 @@ def make_rollout(
     def turns(row: int) -> Sequence[Turn]:
         prompt_ids = batch["prompt_ids"][row][prompt_mask_B_P[row] > 0].tolist()
         seen = (scored.completion_ids[row], wrote[row], scored.completions[row], texts[row], offsets(row))
-        return read_turns(facts.tokenizer, *seen, prompt_ids, facts.async_tools)
+        return read_turns(facts.tokenizer, *seen, prompt_ids, facts.async_tools, parsing_of(facts.tokenizer))
 
     def spans_of(name: str) -> Sequence[Sequence[Span] | None]:
         read = zip(scored.spans[name], scored.completions, texts, strict=True)

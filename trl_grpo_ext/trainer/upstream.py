@@ -24,6 +24,7 @@ from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad, use_adapter
 
+from ..credit.turns import Parsing
 from ..errors import ConfigurationError, UpstreamError
 from ..records.prompt_rates import PromptWeights
 from .facts import LossSettings, Moment, RunFacts
@@ -290,6 +291,19 @@ def facts_of(trainer: Any) -> RunFacts:
             getattr(tool, "__name__", "") for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)
         ),
     )
+
+
+def parsing_of(tokenizer: Any) -> Parsing | None:
+    """By what TRL parses the messages of a conversation; None without a template, or before Transformers 5.13."""
+    template = getattr(tokenizer, "response_template", None)
+    if template is None:
+        return None
+    try:
+        from transformers.utils.chat_parsing.content_parsers import process_field
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+    except ImportError:
+        return None
+    return Parsing(load_response_template(template), process_field)
 
 
 def moment_of(trainer: Any) -> Moment:

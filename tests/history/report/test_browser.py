@@ -545,7 +545,7 @@ def test_turns_are_set_apart_with_their_credit_and_their_errors(chromium: Any, t
             assert read(value) == pytest.approx(shown(credits[number]), rel=1e-3)
         assert texts[2].endswith(", a tool call failed")
         results = driver.execute_script(
-            "return [...document.querySelector('.card').querySelectorAll('.token.result')].map((one) => one.textContent)"
+            "return [...document.querySelectorAll('.card:first-of-type .token.result')].map((one) => one.textContent)"
         )
         assert "".join(results) == visible(said[1]) + visible(said[3])
         assert driver.execute_script("return window.pwned === undefined")
