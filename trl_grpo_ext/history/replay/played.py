@@ -23,6 +23,7 @@ from ...credit.chain import HookChain
 from ...credit.flow import plugin_label
 from ...credit.groups import group_mean, group_std, weighted_rewards
 from ...credit.signal import groups_of, signal_of, signal_table
+from ...credit.turns import scores_turns, turn_values
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import NOT_COLUMNS, call
 from ...guard.outcomes import OUTCOME_SUFFIX
@@ -124,7 +125,7 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
     if selection.settings["mask_truncated_completions"]:
         mask_B_T = mask_B_T * ~truncated_B.unsqueeze(1)
     needs = {need for hook in selection.hooks for need in getattr(hook, "needs", ())}
-    return Rollout(
+    rollout = Rollout(
         prompts=batch.prompts,
         completions=batch.completions,
         columns=batch.columns,
@@ -156,6 +157,12 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
         tokenizer=tokenizer,
         offsets=tokens.offsets,
     )
+    counts = (rollout.turns_B_T.amax(dim=1) + 1).tolist()
+    by_turn = {
+        name: [turn_values(spans, counts[row], name, row) for row, spans in enumerate(rows)]
+        for name, rows in scores.turns.items()
+    }
+    return replace(rollout, reward_turns=by_turn)
 
 
 def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
@@ -211,11 +218,13 @@ class OneReward:
     Attributes:
         values: `B` numbers or Nones.
         spans: Where it gave spans, those of each completion, in characters of `SavedBatch.texts`.
+        turns: Where some of them are whole turns, as it gave them.
         outcomes: How many completions had which outcome, where the reward tells.
     """
 
     values: Sequence[float | None]
     spans: Sequence[Sequence[Span] | None] | None = None
+    turns: Sequence[Sequence[Span | TurnSpan] | None] | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -227,6 +236,7 @@ class Scores:
     weights_K: torch.Tensor
     rewards_B_K: torch.Tensor
     spans: Mapping[str, Sequence[Sequence[Span] | None]]
+    turns: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]]
     outcomes: Mapping[str, Mapping[str, int]]
     saved_sum_B: torch.Tensor | None = None
     """The weighted sum as it was saved, where the saved rewards are taken with whatever weights they had."""
@@ -263,6 +273,7 @@ class Scorer:
             weights_K=torch.tensor([source.weight for source in sources], dtype=torch.float32),
             rewards_B_K=torch.tensor(columns, dtype=torch.float32).T.contiguous(),
             spans={name: one.spans for name, one in found.items() if one.spans is not None},
+            turns={name: one.turns for name, one in found.items() if one.turns is not None},
             outcomes={name: one.outcomes for name, one in found.items() if one.outcomes},
             saved_sum_B=_numbers(batch.reward) if as_saved and batch.reward is not None else None,
         )
@@ -315,7 +326,8 @@ class Scorer:
             advice = f" {self._advice(batch)}" if "column" in str(error) else ""
             raise RewardError(f"{selection.name}, {batch.where}: {error}{advice}") from error
         spans = watch.spans.get(source.name)
-        return OneReward(returned, None if spans is None else _placed(spans, batch), dict(outcomes))
+        turns = spans if any(map(scores_turns, spans or ())) else None
+        return OneReward(returned, None if spans is None else _placed(spans, batch), turns, dict(outcomes))
 
     def _advice(self, batch: SavedBatch) -> str:
         has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
