@@ -192,10 +192,9 @@ def encode(tokenizer: Any, said: Sequence[tuple[Problem, Said]]) -> Mapping[str,
         labels.append(torch.tensor(label))
     pad = torch.nn.utils.rnn.pad_sequence
     lengths = torch.tensor([len(row) for row in rows])
-    ids = pad(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
-    mask = torch.arange(ids.size(1)) < lengths.unsqueeze(1)
+    ids_B_T = pad(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
     return {
-        "input_ids": ids,
-        "attention_mask": mask,
+        "input_ids": ids_B_T,
+        "attention_mask": torch.arange(ids_B_T.size(1)) < lengths.unsqueeze(1),
         "labels": pad(labels, batch_first=True, padding_value=IGNORE),
     }

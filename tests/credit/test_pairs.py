@@ -104,7 +104,7 @@ def batch() -> Rollout:
     worth = [(row % 3) / 4 if row < 2 * G else reward / 4 for row, reward in enumerate(REWARDS)]
 
     def turns(row: int) -> list[Turn]:
-        call = ToolCall(name="t", tokens=(1, 3), outcome="raised" if row < 2 * G and row % 3 == 1 else "returned")
+        call = ToolCall(name="t", tokens=(1, 3), outcome="raised" if row < 2 * G and row % 3 == 2 else "returned")
         return [
             Turn(number=0, tokens=(0, 4), text="", characters=(0, 0), calls=[call]),
             Turn(number=1, tokens=(4, POLICY.lengths[row]), text="", characters=(0, 0)),

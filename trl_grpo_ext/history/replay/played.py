@@ -369,7 +369,7 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
 def _placed(spans: Sequence[Sequence[Span | TurnSpan] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
     """Spans count characters of the assistant messages; make them count those of the whole text."""
     pairs = zip(spans, batch.completions, strict=True)
-    return [row and _in_the_text(row, _said(completion)) for row, completion in pairs]
+    return [None if row is None else _in_the_text(row, _said(completion)) for row, completion in pairs]
 
 
 def _in_the_text(spans: Sequence[Span | TurnSpan], said: Sequence[tuple[int, int]]) -> list[Span]:
