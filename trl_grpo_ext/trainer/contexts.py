@@ -54,14 +54,20 @@ class Scored:
         by_turns = frozenset(name for name, turns in zip(names, anywhere_2_K[1], strict=True) if turns)
         return replace(self, spans=spans, by_turns=by_turns)
 
-    def wrote(self, tool_mask_B_T: torch.Tensor | None) -> list[list[bool]]:
-        """Which tokens of each completion the model wrote: as generated, before truncated completions were masked."""
+    def wrote(self, batch: dict[str, Any], there_B_T: torch.Tensor) -> torch.Tensor:
+        """Which tokens the model wrote, `(B, T)`: as generated, before truncated completions were masked.
+
+        Args:
+            batch: Of TRL.
+            there_B_T: Where there is a completion token, bool.
+        """
         lengths = [len(ids) for ids in self.completion_ids]
-        if self.tool_masks is not None and [len(mask) for mask in self.tool_masks] == lengths:
-            return [[bool(one) for one in mask] for mask in self.tool_masks]
-        if tool_mask_B_T is None:
-            return [[True] * length for length in lengths]
-        return [[bool(one) for one in mask[:n]] for mask, n in zip(tool_mask_B_T.tolist(), lengths, strict=True)]
+        if self.tool_masks is None or [len(mask) for mask in self.tool_masks] != lengths:
+            return there_B_T if batch.get("tool_mask") is None else there_B_T & (batch["tool_mask"] > 0)
+        wrote_B_T = torch.zeros_like(there_B_T, device="cpu")
+        for row, mask in enumerate(self.tool_masks):
+            wrote_B_T[row, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
+        return wrote_B_T.to(there_B_T.device)
 
 
 class ByReward(Mapping[str, Any]):
@@ -130,11 +136,8 @@ def make_rollout(
     written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
     columns_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device)
     texts = [_text(facts.tokenizer, *pair) for pair in zip(scored.completions, scored.completion_ids, strict=True)]
-    wrote = scored.wrote(batch.get("tool_mask"))
-    wrote_B_T = torch.zeros(mask_B_T.shape, dtype=torch.bool)
-    for row, written in enumerate(wrote):
-        wrote_B_T[row, : len(written)] = torch.tensor(written)
-    turns_B_T = turn_numbers(wrote_B_T.to(mask_B_T.device))
+    there_B_T = columns_T < written_B.unsqueeze(1)
+    turns_B_T = turn_numbers(scored.wrote(batch, there_B_T))
     counts = (turns_B_T.amax(dim=1) + 1).tolist()
     offsets = functools.cache(lambda row: token_offsets(facts.tokenizer, scored.completion_ids[row], texts[row]))
     prompt_mask_B_P = batch["prompt_mask"]
@@ -142,7 +145,9 @@ def make_rollout(
     @functools.cache
     def turns(row: int) -> Sequence[Turn]:
         prompt_ids = batch["prompt_ids"][row][prompt_mask_B_P[row] > 0].tolist()
-        seen = (scored.completion_ids[row], wrote[row], scored.completions[row], texts[row], offsets(row))
+        ids = scored.completion_ids[row]
+        wrote = [number >= 0 for number in turns_B_T[row, : len(ids)].tolist()]
+        seen = (ids, wrote, scored.completions[row], texts[row], offsets(row))
         return read_turns(facts.tokenizer, *seen, prompt_ids, facts.async_tools, parsing_of(facts.tokenizer))
 
     def spans_of(name: str) -> Sequence[Sequence[Span] | None]:
@@ -165,7 +170,7 @@ def make_rollout(
         prompt_mask_B_P=prompt_mask_B_P.to(mask_B_T.dtype),
         completion_ids_B_T=batch["completion_ids"],
         mask_B_T=mask_B_T,
-        completion_mask_B_T=(columns_T < written_B.unsqueeze(1)).to(mask_B_T.dtype),
+        completion_mask_B_T=there_B_T.to(mask_B_T.dtype),
         tool_mask_B_T=batch["tool_mask"].to(mask_B_T.dtype) if "tool_mask" in batch else None,
         turns_B_T=turns_B_T,
         turns=turns,
