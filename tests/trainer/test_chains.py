@@ -158,7 +158,7 @@ class TestGroupsSplitOverRanks:
         names = {metric for metric in alone if metric.startswith("advantage/")}
         assert len(names) == 4 * (len(JOBS[name]) - JOBS[name].count(SHAPER) + 1)  # the hooks and `Watch`
         names |= {metric for metric in alone if metric.startswith(("rewards/", "reward", "raw_reward"))}
-        assert ("rewards/shapes/mean" in names) == ("raw_reward_std" in names) == (name in WITH_SHAPERS)
+        assert ("rewards/shapes/mean" in names) == ("raw_reward_std" in names) == (SHAPER in JOBS[name])
         for metric in names:
             if alone[metric] is None:
                 assert several[metric] is None
