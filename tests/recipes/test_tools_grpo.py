@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.recipes.launching import RECIPES, forked
+from trl_grpo_ext.records.manifest import FILE
 
 SCRIPT = RECIPES / "tools_grpo.py"
 
@@ -83,8 +84,7 @@ def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
         assert {"gsm8k_accuracy", "tool_use", "calls per completion", "share of failed calls"} <= metrics[which].keys()
     assert metrics["run"]["recipe"]["credit"] == "turns"
     assert list((tmp_path / "output" / "token_records").glob("*.parquet"))
-    manifest = json.loads((tmp_path / "output" / "trl_grpo_ext_manifest.json").read_text())
-    assert "turn_rewards" in json.dumps(manifest)
+    assert "turn_rewards" in (tmp_path / "output" / FILE).read_text()
 
 
 @pytest.mark.parametrize(("credit", "hooks"), [("turns", ["turn_rewards"]), ("outcome", None)])

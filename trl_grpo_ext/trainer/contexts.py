@@ -36,7 +36,7 @@ class Scored:
     spans: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]] = field(default_factory=dict)
     outcomes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tool_masks: Sequence[Sequence[int]] | None = None
-    by_turns: frozenset[str] = frozenset()
+    by_turns: frozenset[str] | None = None
 
     def agreed(self, facts: RunFacts) -> Scored:
         """Let every rank know of each function that returned spans on any; here it may have had nothing to say."""
@@ -53,6 +53,12 @@ class Scored:
         }
         by_turns = frozenset(name for name, turns in zip(names, anywhere_2_K[1], strict=True) if turns)
         return replace(self, spans=spans, by_turns=by_turns)
+
+    def names_by_turns(self) -> list[str]:
+        """Functions that gave values of turns: on any rank where that is agreed, or else here."""
+        if self.by_turns is None:
+            return [name for name, rows in self.spans.items() if any(map(scores_turns, rows))]
+        return [name for name in self.spans if name in self.by_turns]
 
     def wrote(self, batch: dict[str, Any], there_B_T: torch.Tensor) -> torch.Tensor:
         """Which tokens the model wrote, `(B, T)`: as generated, before truncated completions were masked.
@@ -182,7 +188,7 @@ def make_rollout(
         reward_weights_K=weights_K,
         rewards_B=rewards_N[local],
         reward_spans=ByReward(scored.spans, spans_of),
-        reward_turns=ByReward([name for name in scored.spans if name in scored.by_turns], turns_of),
+        reward_turns=ByReward(scored.names_by_turns(), turns_of),
         group_ids_B=groups_N[local],
         group_baselines_B=group_mean(rewards_N, groups_N)[local],
         num_generations=group_size,
