@@ -35,7 +35,10 @@ __all__ = [
     "Span",
     "SpanScore",
     "StepTotals",
+    "ToolCall",
     "Totals",
+    "Turn",
+    "TurnScores",
     "acting_order",
     "implements",
     "role_of",
@@ -50,6 +53,10 @@ those after the shapers, and `Forward.zero_variance_B` asks the advantages."""
 
 Span = tuple[int, int, float]
 """`(start, end, value)`: the characters `text[start:end]` of a completion, and what they are worth."""
+
+TurnSpan = tuple[int, int, int | None, float]
+"""`(turn, start, end, value)`: the characters `content[start:end]` of the completion's `turn`-th assistant message,
+counted from 0. An `end` of None is the whole turn, its tool calls and special tokens among it, whatever `start` is."""
 
 NEEDS = ("old_logps", "old_entropies", "ref_logps", "sampling_logps", "offsets", "entropies", "several_updates")
 """What a hook may list in its `needs`."""
@@ -68,21 +75,109 @@ class SpanScore(float):
 
     Args:
         value: The reward.
-        spans: `(start, end, value)` each, in characters of the completion's text. The spans' values need not sum to
-            the reward; what they are used for is the hook's affair (`span_credit`, `process_rewards`).
+        spans: `(start, end, value)` each, in characters of the completion's text; of a list of messages, in characters
+            of the last assistant message that has any. Or `(turn, start, end, value)`, in characters of the
+            `turn`-th assistant message, counted from 0; with None for `end` it is that whole turn. The spans' values
+            need not sum to the reward; what they are used for is the hook's affair (`span_credit`, `process_rewards`).
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[Span | TurnSpan, ...]
 
-    def __new__(cls, value: float, spans: Sequence[Span] = ()) -> SpanScore:
+    def __new__(cls, value: float, spans: Sequence[Span | TurnSpan] = ()) -> SpanScore:
         """Make the number, and keep the spans beside it."""
         score = super().__new__(cls, value)
-        score.spans = tuple((int(start), int(end), float(worth)) for start, end, worth in spans)
+        score.spans = tuple(_checked_span(*span) for span in spans)
         return score
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with the spans."""
-        return type(self), (float(self), self.spans)
+        return SpanScore, (float(self), self.spans)
+
+
+def _checked_span(*span: Any) -> Span | TurnSpan:
+    *turn, start, end, value = span
+    if turn:
+        (number,) = turn
+        return int(number), int(start), None if end is None else int(end), float(value)
+    return int(start), int(end), float(value)
+
+
+class TurnScores(SpanScore):
+    """A completion's reward that has a value for each of its turns. To plain TRL it is the number that it is.
+
+    Args:
+        turns: The values, that of the first assistant message first. Turns behind the last of them have 0.
+        value: The reward; by default the sum of the values.
+    """
+
+    def __new__(cls, turns: Sequence[float], value: float | None = None) -> TurnScores:
+        """Make the number, and keep the values beside it, as spans that are whole turns."""
+        spans: list[TurnSpan] = [(number, 0, None, worth) for number, worth in enumerate(turns)]
+        score = super().__new__(cls, math.fsum(turns) if value is None else value, spans)
+        assert isinstance(score, TurnScores)
+        return score
+
+    @property
+    def turns(self) -> tuple[float, ...]:
+        """The values."""
+        return tuple(span[-1] for span in self.spans)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """One tool call of a turn.
+
+    Attributes:
+        name: Of the tool; empty where it cannot be read.
+        arguments: As they were parsed; None where they cannot be.
+        outcome: "returned", "raised" (the tool raised, or there is none of that name), "unparsed" (what the model wrote
+            is no call that can be read), "not_run" (the completion ended before, or another call of the turn could not
+            be read), or "unknown" (of several calls of one asynchronous tool, some raised, and which cannot be known).
+        result: What came back, as text; None where nothing did or it is not known what.
+        tokens: `(first, end)`, the completion's tokens that are the call, its markers among them. The whole turn where
+            the tokenizer has no `response_template` to find it by.
+    """
+
+    name: str
+    arguments: Any = None
+    outcome: str = "returned"
+    result: str | None = None
+    tokens: tuple[int, int] = (0, 0)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it could not be parsed, or raised."""
+        return self.outcome in ("unparsed", "raised")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What the model wrote from one answer of a tool, an environment or the user to the next.
+
+    Attributes:
+        number: Of the turn, from 0: its tokens have it in `Rollout.turns_B_T`.
+        tokens: `(first, end)` in the completion; the turn has all from the first on and none from `end` on.
+        text: Their text, without special tokens.
+        characters: `(start, end)` of it in the completion's text.
+        content: `(start, end)` of the message's content in the completion's text; None where there is no message of
+            the turn, as of a rollout function, or its content has no place of its own in the text.
+        calls: The tool calls that it made.
+        observation: The text of what came behind it, up to the next turn, as the chat template has written it, without
+            special tokens; empty where nothing did.
+    """
+
+    number: int
+    tokens: tuple[int, int]
+    text: str
+    characters: tuple[int, int]
+    content: tuple[int, int] | None = None
+    calls: Sequence[ToolCall] = ()
+    observation: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether one of its calls failed."""
+        return any(call.failed for call in self.calls)
 
 
 def span_reward(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,13 +185,13 @@ def span_reward(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         function: Takes what a reward function takes and returns, for each completion, a list of
-            `(start, end, value)`, or None where it has nothing to say. It may be async.
+            spans as `SpanScore` takes them, or None where it has nothing to say. It may be async.
 
     Returns:
         A reward function, async if `function` is, of `SpanScore`s, which plain TRL takes as the numbers that they are.
     """
 
-    def scores(rows: Sequence[Sequence[Span] | None]) -> list[SpanScore | None]:
+    def scores(rows: Sequence[Sequence[Span | TurnSpan] | None]) -> list[SpanScore | None]:
         return [None if row is None else SpanScore(math.fsum(value for *_, value in row), row) for row in rows]
 
     if inspect.iscoroutinefunction(function):
@@ -164,6 +259,21 @@ def _no_offsets(row: int) -> Sequence[tuple[int, int]]:
     raise PluginOutputError(f"This rollout has no text offsets (asked for those of row {row}).")
 
 
+def _no_turns(row: int) -> Sequence[Turn]:
+    raise PluginOutputError(f"This rollout has no texts of turns (asked for those of row {row}).")
+
+
+def turn_numbers(wrote_B_T: torch.Tensor) -> torch.Tensor:
+    """Number the runs of tokens that the model wrote, from 0 in each row; -1 elsewhere, integer.
+
+    Args:
+        wrote_B_T: Whether the model wrote a token, bool.
+    """
+    begins_B_T = wrote_B_T.clone()
+    begins_B_T[:, 1:] &= ~wrote_B_T[:, :-1]
+    return (begins_B_T.cumsum(dim=1) - 1).masked_fill(~wrote_B_T, -1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
     """One generation batch as this rank sees it: the context of `on_rollout` and of `weights`.
@@ -182,6 +292,11 @@ class Rollout:
         completion_mask_B_T: 1.0 where there is a completion token, whoever wrote it and whether it counts or not.
         tool_mask_B_T: 1.0 where the model wrote the token and 0.0 where a tool or an environment did; None without
             tools.
+        turns_B_T: The number of the turn that wrote a token, from 0, and -1 where the model did not write it, integer.
+            A turn is what the model wrote between two answers of a tool or an environment; without these, the whole
+            completion is turn 0.
+        turns: For a row, its turns with their texts, tool calls and results. Raises where the completion's messages and
+            its tokens cannot be matched.
         truncated_B: Whether a completion ended at the limit, without an end-of-sequence token.
         rewards_B_K: Each function's reward; NaN where the function returned None. Each shaper has a column of its own
             after the functions', with what it added; NaN where no function gave a value.
@@ -196,6 +311,9 @@ class Rollout:
             spans; None where the function had nothing to say, empty where it gave a plain number. Functions that return
             plain numbers only are not in here. Reading one raises where a completion's text cannot be found in its
             tokens.
+        reward_turns: By name of a reward function that returned `TurnScores`, on whichever rank, each completion's
+            values, one for each of its turns; None where the function gave a plain number, or None. The functions in
+            here are in `reward_spans` too, their turns as spans.
         group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
         group_baselines_B: Mean of `rewards_B` over the completion's group, whichever ranks its members are on; NaN
             where none of them has a reward. The mean of equal rewards is that very number.
@@ -233,6 +351,8 @@ class Rollout:
     mask_B_T: torch.Tensor
     completion_mask_B_T: torch.Tensor
     tool_mask_B_T: torch.Tensor | None = None
+    turns_B_T: torch.Tensor = None  # type: ignore[assignment]
+    turns: Callable[[int], Sequence[Turn]] = _no_turns
     truncated_B: torch.Tensor
     rewards_B_K: torch.Tensor
     reward_names: Sequence[str]
@@ -241,6 +361,7 @@ class Rollout:
     raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
     token_rewards_B_T: torch.Tensor | None = None
     reward_spans: Mapping[str, Sequence[Sequence[Span] | None]] = field(default_factory=dict)
+    reward_turns: Mapping[str, Sequence[Sequence[float] | None]] = field(default_factory=dict)
     group_ids_B: torch.Tensor
     group_baselines_B: torch.Tensor
     num_generations: int
@@ -259,9 +380,14 @@ class Rollout:
     offsets: Callable[[int], Sequence[tuple[int, int]]] = _no_offsets
 
     def __post_init__(self) -> None:
-        """Where nothing else is said, no shaper has acted."""
+        """Where nothing else is said, no shaper has acted, and the turns are those of the masks."""
         if vars(self)["raw_rewards_B"] is None:
             object.__setattr__(self, "raw_rewards_B", self.rewards_B)
+        if vars(self)["turns_B_T"] is None:
+            wrote_B_T = self.completion_mask_B_T > 0
+            if self.tool_mask_B_T is not None:
+                wrote_B_T = wrote_B_T & (self.tool_mask_B_T > 0)
+            object.__setattr__(self, "turns_B_T", turn_numbers(wrote_B_T))
 
     @property
     def lengths_B(self) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.testing.builders import make_forward, make_rollout, mask_of
+from trl_grpo_ext.testing.builders import make_forward, make_rollout, mask_of, turns_between
 
 from .worked import Worked, completions, tokens
 
@@ -93,6 +93,31 @@ def _with_reference(incoming: float) -> Any:
 
 def _gae(selection: Any) -> Mapping[str, Any]:
     return {"advantages": _after_rollout(selection, [3, 2], [9.0, 9.0], [1.0, 0.0])}
+
+
+CONVERSATION = [[1.0, 0.0, 1.0]]  # a turn, what the tool answers, a turn; one token each
+ANSWERED_BY = (7, 7, 8)
+
+
+def _turns(rows: int, **overrides: Any) -> Any:
+    """What a hook makes of completions of two turns; what the tool wrote is left out."""
+
+    def run(selection: Any) -> Mapping[str, Any]:
+        masks = {name: torch.tensor(CONVERSATION * rows, dtype=torch.float64) for name in ("mask_B_T", "tool_mask_B_T")}
+        given = {**masks, "completion_mask_B_T": torch.ones(rows, 3, dtype=torch.float64), **overrides}
+        after = _after_rollout(selection, [3] * rows, [1.0] * rows, **given)
+        return {"advantages of turns 1 and 2": [[first, second] for first, _, second in after]}
+
+    return run
+
+
+_TURN_REWARDS = {
+    "rewards_B_K": torch.tensor([[1.0, 1.0], [0.0, 0.0]], dtype=torch.float64),
+    "rewards_B": torch.tensor([2.0, 0.0], dtype=torch.float64),
+    "reward_names": ("calls", "right"),
+    "reward_weights_K": torch.ones(2, dtype=torch.float64),
+    "reward_turns": {"calls": [[1.0, 0.0], [0.0, 0.0]]},
+}
 
 
 SENTENCE = ("<think>", "7", "+", "5", "</think>", "12")
@@ -310,6 +335,39 @@ EXAMPLES: dict[str, Worked] = {
         {"tokens": TREE, "reward": TREE_REWARDS},
         _tree,
         "The group's mean is 1/3, that of the two beginning with `AB` is 1/2.",
+    ),
+    "turn_rewards": Worked(
+        {"name": "turn_rewards", "form": "returns", "normalise": False},
+        completions(2),
+        {"`calls`, by turn": ((1.0, 0.0), (0.0, 0.0)), "`right`": (1.0, 0.0)},
+        _turns(2, **_TURN_REWARDS),
+        "What turn 1 and all behind it earned is 2 and 0, of turn 2 it is 1 and 0; each is held against its mean.",
+    ),
+    "gigpo": Worked(
+        {"name": "gigpo", "gamma": 0.5, "step_weight": 1.0},
+        completions(3),
+        {"reward": (1.0, 0.0, 0.0), "what the tool answered": ANSWERED_BY},
+        _turns(
+            3,
+            rewards=(1.0, 0.0, 0.0),
+            completion_ids_B_T=torch.tensor([[1, answer, 1] for answer in ANSWERED_BY]),
+        ),
+        "The completions have 2/3, −1/3 and −1/3. All first turns begin alike, with 0.5, 0 and 0 to come; so do the "
+        "second turns of the first two, with 1 and 0; the third is alone.",
+    ),
+    "tool_errors": Worked(
+        {"name": "tool_errors", "penalty": 0.25},
+        completions(1),
+        {"advantage before": (1.0,)},
+        _turns(1, turns=lambda row: turns_between((1, 0, 1), "caa", failed=[0])),
+        "The first turn is a call that raised, the second answers.",
+    ),
+    "masked_turns": Worked(
+        {"name": "masked_turns", "pick": "calls"},
+        completions(1),
+        {"advantage before": (1.0,)},
+        _turns(1, turns=lambda row: turns_between((1, 0, 1), "caa")),
+        "The first turn is a call, the second answers.",
     ),
     "repetition_penalty": Worked(
         {"name": "repetition_penalty", "ngram": 3, "penalty": 0.25},

@@ -11,7 +11,7 @@ from .worked import Worked, completions
 
 
 def _example(
-    selection: Any, texts: Sequence[str], note: str = "", lengths: Sequence[int] | None = None, **columns: Any
+    selection: Any, texts: Sequence[Any], note: str = "", lengths: Sequence[int] | None = None, **columns: Any
 ) -> Worked:
     long = list(lengths or [max(len(text), 1) for text in texts])
 
@@ -26,11 +26,16 @@ def _example(
                 close()
         return {"reward": list(scores)}
 
-    given: dict[str, Any] = {"completion": list(texts)}
+    given: dict[str, Any] = {"completion": [text if isinstance(text, str) else _spoken(text) for text in texts]}
     if lengths is not None:
         given["tokens"] = long
     given |= {f"column `{name}`": [_written(value) for value in values] for name, values in columns.items()}
     return Worked(selection, completions(len(texts)), given, run, note)
+
+
+def _spoken(messages: Sequence[Mapping[str, Any]]) -> str:
+    calls = "calls `add`"
+    return ", ".join(calls if one.get("tool_calls") else f"{one['role']}: `{one['content']}`" for one in messages)
 
 
 def _written(value: Any) -> str:
@@ -42,6 +47,17 @@ _FORM = ("<think>9 * 2</think>18", "18", "<think>9 * 2")
 _ADD = ("```python\ndef add(a, b):\n    return a + b\n```", "```python\ndef add(a, b):\n    return a\n```")
 _TESTS = [["assert add(1, 2) == 3", "assert add(0, 0) == 0"]] * 2
 _LISTS = ("1 2 3", "3 2 1", "1 2 4")
+_CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+_CALLS = (
+    [{"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "name": "add", "content": "4"}],
+    [
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "name": "add", "content": "{'error': 'no b'}"},
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "name": "add", "content": "4"},
+    ],
+    [{"role": "assistant", "content": "It is 4."}],
+)
 _NUMBERS = [[3, 1, 2]] * 3
 
 EXAMPLES: dict[str, Worked] = {
@@ -106,6 +122,8 @@ EXAMPLES: dict[str, Worked] = {
         answer=["#### 18"] * 3,
     ),
     "clip": _example({"name": "clip", "reward": "sort_distance", "low": 0.0, "high": 2.0}, _LISTS, numbers=_NUMBERS),
+    "tool_use": _example({"name": "tool_use", "returned": 0.1, "failed": -0.2}, _CALLS),
+    "turn_length": _example({"name": "turn_length", "longest": 20, "cache": 10}, ("It is 4.", "It must be 4, no 5.")),
     "per_column": _example(
         {"name": "per_column", "column": "task", "rewards": {"math": "gsm8k_accuracy", "form": "think_format"}},
         ("#### 18", "#### 18", "<think>9 * 2</think>18"),

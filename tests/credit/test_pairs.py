@@ -27,7 +27,7 @@ from trl_grpo_ext.history.replay.played import group_advantages
 from trl_grpo_ext.plugins.description import overview
 from trl_grpo_ext.plugins.discovery import scan
 from trl_grpo_ext.testing.builders import make_forward, make_rollout
-from trl_grpo_ext.types import role_of
+from trl_grpo_ext.types import ToolCall, Turn, role_of
 
 G, T, FEATURES, VOCABULARY = 4, 10, 6, 12
 
@@ -43,6 +43,7 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "process_rewards": {"coefficient": 5.0},
     "repetition_penalty": {"ngram": 1, "penalty": 0.05},
     "segment_weights": {"answer": 2.0, "think": 0.5},
+    "turn_rewards": {"gamma": 0.5},  # or the first turns would have what the whole completion has
 }
 """What lets a hook act on this batch, where its defaults do not."""
 
@@ -98,6 +99,17 @@ def batch() -> Rollout:
     spans = [[(0, 8, reward / 2), (8, starts[i][-1], reward / 2)] for i, reward in enumerate(REWARDS)]
     rewards_B_2 = torch.tensor([[reward, 0.1 * (row % 3)] for row, reward in enumerate(REWARDS)], dtype=torch.float64)
     rewards_B_2[2 * G :, 1] = 0.0  # or the groups of equal rewards would not be
+    numbers = [[0] * 4 + [1] * (length - 4) + [-1] * (T - length) for length in POLICY.lengths]
+    # Two turns each, the first of which is a call; where groups have signal, one in three fails, and turns earn.
+    worth = [(row % 3) / 4 if row < 2 * G else reward / 4 for row, reward in enumerate(REWARDS)]
+
+    def turns(row: int) -> list[Turn]:
+        call = ToolCall(name="t", tokens=(1, 3), outcome="raised" if row < 2 * G and row % 3 == 2 else "returned")
+        return [
+            Turn(number=0, tokens=(0, 4), text="", characters=(0, 0), calls=[call]),
+            Turn(number=1, tokens=(4, POLICY.lengths[row]), text="", characters=(0, 0)),
+        ]
+
     return make_rollout(
         POLICY.lengths,
         REWARDS,
@@ -112,6 +124,9 @@ def batch() -> Rollout:
         reward_names=("points", "plain"),
         reward_weights_K=torch.tensor([1.0, 0.0], dtype=torch.float64),
         reward_spans={"points": spans},
+        reward_turns={"points": [[one, reward - one] for one, reward in zip(worth, REWARDS, strict=True)]},
+        turns_B_T=torch.tensor(numbers),
+        turns=turns,
         num_generations=G,
         old_logps_B_T=LOGPS["old"][0],
         old_entropies_B_T=LOGPS["old"][1],

@@ -43,7 +43,7 @@ class TestSpanScore:
             assert other == score
             assert other.spans == score.spans
 
-    @pytest.mark.parametrize("spans", [[(0, 1)], [(0, 1, 2, 3)], [(None, 1, 2)], [("a", 1, 2)], 5])
+    @pytest.mark.parametrize("spans", [[(0, 1)], [(0, 1, 2, 3, 4)], [(None, 1, 2)], [("a", 1, 2)], 5])
     def test_what_is_no_span_is_refused_where_it_is_made(self, spans: Any) -> None:
         with pytest.raises((TypeError, ValueError)):
             SpanScore(1.0, spans)

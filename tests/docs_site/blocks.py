@@ -73,6 +73,14 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ("docs/writing_plugins.md", "class Polite"): "tests.test_docs:test_the_example_reward_is_there_after_pip_install",
     ("docs/rewards.md", "guarded(my_reward"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",
     ("docs/rewards.md", "class Best"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",
+    ("docs/agents.md", "def multiply"): "tests.trainer.pipelines.test_agents_page:test_tools",
+    ("docs/agents.md", "class Counter"): "tests.trainer.pipelines.test_agents_page:test_an_environment",
+    ("docs/agents.md", "def polite_turns"): (
+        "tests.trainer.pipelines.test_agents_page:test_rewards_and_hooks_of_ones_own"
+    ),
+    ("docs/agents.md", "class NoSecondTime"): (
+        "tests.trainer.pipelines.test_agents_page:test_rewards_and_hooks_of_ones_own"
+    ),
     ("docs/pipelines.md", "class Curriculum"): "tests.trainer.pipelines.page:theirs",
     ("docs/pipelines.md", "class DropsSolved"): "tests.trainer.pipelines.page:theirs",
     ("docs/pipelines.md", "class Decayed"): "tests.trainer.pipelines.page:theirs",

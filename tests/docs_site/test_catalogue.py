@@ -91,6 +91,10 @@ HOOKS: dict[str, list[Any]] = {
     # and summed from behind.
     "process_rewards": [[0.144364 - 0.239654 + 0.132246, -0.239654 + 0.132246, 0.132246]],
     "prefix_tree": [[[0, 1 / 6, 1 / 2], [0, 1 / 6, -1 / 2], [0, -1 / 3, 0]]],
+    "turn_rewards": [[[1, 0.5], [-1, -0.5]]],
+    "gigpo": [[[2 / 3 + 1 / 3, 2 / 3 + 1 / 2], [-1 / 3 - 1 / 6, -1 / 3 - 1 / 2], [-1 / 3 - 1 / 6, -1 / 3]]],
+    "tool_errors": [[[0.75, 1]]],
+    "masked_turns": [[[1, 0]]],
     "repetition_penalty": [[1, 1, 1, 1, 0.75, 0.75, 0.75, 1]],
     "truncation_masking": [[0, -1, 1]],
     "span_credit": [[[2, 3, 2], [-3, -3, -2]]],
@@ -120,6 +124,8 @@ REWARDS: dict[str, list[float | None]] = {
     "gated": [1, 0],
     "product": [0.5, 0.3, 0],
     "clip": [2, 1, 2],
+    "tool_use": [0.1, -0.1, 0],
+    "turn_length": [0, -0.9],
     "per_column": [1, 0, 1],
 }
 

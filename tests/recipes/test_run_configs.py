@@ -15,7 +15,7 @@ from tests.recipes.launching import Finished, Launch, start
 
 pytestmark = pytest.mark.slow
 
-OF_OTHER_RECIPES = {"sort.yaml", "detox.yaml", "detox_workflow.yaml"}
+OF_OTHER_RECIPES = {"sort.yaml", "detox.yaml", "detox_workflow.yaml", "tools.yaml"}
 FILES = {path.name: path for path in RUN_FILES if path.name not in OF_OTHER_RECIPES}
 PROCESSES = {  # engine and processes
     "qwen2.5_0.5b.yaml": ("one_process", 1),

@@ -21,7 +21,7 @@ from tests.trainer.hostile import hostile_plugin, is_last_rank
 from tests.trainer.hostile_rewards import MODELS, hostile_reward, remembers
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
-from trl_grpo_ext.types import Span, SpanScore, span_reward
+from trl_grpo_ext.types import Span, SpanScore, TurnScores, span_reward
 
 Job = dict[str, Any]
 """Settings of `tests.support.train`, and
@@ -31,6 +31,7 @@ Job = dict[str, Any]
 - `hooks: [...]`: advantage hooks, with `Watch` behind them,
 - `span_rewards: true`: two rewards that return spans stand beside the one that all trainings have,
 - `uneven_spans: true`: one reward returns spans for one prompt alone,
+- `turns: true`: what an environment wrote stands in the completions, and one reward has a value for each turn,
 - `flat_groups: true`: every other prompt's completions all get the same reward,
 - `uneven: true`: prompts of unlike length, and the old policy and the reference run a few rows at a time,
 - `quiet_rank: true`: the completions of the first of two ranks all get the same reward,
@@ -211,6 +212,25 @@ def first_half(completions: list[str], **columns: Any) -> list[list[Span] | None
     return [[(0, len(text) // 2, float(len({*text[: len(text) // 2]})))] for text in completions]
 
 
+def turns_of(ids: list[int]) -> list[int]:
+    """Which tokens the model wrote: every fourth was written by an environment, from the third on."""
+    return [int(place % 4 != 2) for place in range(len(ids))]
+
+
+def rollout_with_turns(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+    rollout = scripted_rollout(prompts_, trainer)
+    return {**rollout, "env_mask": [turns_of(ids) for ids in rollout["completion_ids"]]}
+
+
+def by_turn(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+    """Each turn is worth something else; nothing to say about some completions, and a plain number about others."""
+    scores: list[float | None] = []
+    for ids in completion_ids:
+        turns = (len(ids) + 1) // 4 + (1 if (len(ids) + 1) % 4 else 0)
+        scores.append([TurnScores([(sum(ids) + 3 * k) % 5 / 4 for k in range(turns)]), 0.5, None][sum(ids) % 7 % 3])
+    return scores
+
+
 def first_prompts_only(prompts: list[str], **columns: Any) -> list[float | None]:
     """Spans for one prompt, a number for the next, nothing for the others: with two ranks each sees only one kind."""
     kinds: dict[str, float | None] = {"a": SpanScore(1.0, [(0, 1, 1.0)]), "b": 0.5}
@@ -242,6 +262,9 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
         job["reward_funcs"] = reward_of_the_second_rank
     if job.pop("span_rewards", False):
         job["reward_funcs"] = [length_reward, vowels, first_half]
+    if job.pop("turns", False):
+        job["reward_funcs"] = [length_reward, by_turn]
+        trainer_arguments["rollout_func"] = rollout_with_turns
     if job.pop("uneven_spans", False):
         job["reward_funcs"] = [length_reward, first_prompts_only]
     watch = Watch()

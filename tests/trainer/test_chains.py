@@ -68,7 +68,16 @@ EXAMPLES = examples()
 SHAPER = "tests.trainer.process_worker:Shapes"
 WITH_SHAPERS = {"shaper, TRL's estimator": [SHAPER], "shaper, transform, estimator": [SHAPER, SCALE, "centred"]}
 
-JOBS = {**EXAMPLES, "chain of four": CHAIN, **WITH_SHAPERS}
+WITH_TURNS = {
+    "returns of turns": ["turn_rewards"],
+    "turns plus outcome": [
+        {"name": "turn_rewards", "form": "turn_plus_outcome"},
+        {"name": "masked_turns", "pick": "last"},
+    ],
+    "states of turns": [SHAPER, {"name": "gigpo", "normalise": True}],
+}
+"""With what an environment wrote in the completions, and rewards of turns."""
+JOBS = {**EXAMPLES, "chain of four": CHAIN, **WITH_SHAPERS, **WITH_TURNS}
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +89,7 @@ def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tiny_model: Path, folder_of_two: Path) -> list[Results]:
-    jobs = {name: job(hooks, 6) for name, hooks in JOBS.items()}
+    jobs = {name: {**job(hooks, 6), "turns": name in WITH_TURNS} for name, hooks in JOBS.items()}
     jobs["uneven spans"] = {"hooks": ["span_credit"], "uneven_spans": True, "max_steps": 1, "prompt_count": 6}
     jobs["uneven spans"]["per_device_train_batch_size"] = 4
     jobs["records"] = {**job(CHAIN, 6), "token_records": 99}
@@ -90,7 +99,12 @@ def two(tiny_model: Path, folder_of_two: Path) -> list[Results]:
 @pytest.fixture(scope="module")
 def one(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     folder = tmp_path_factory.mktemp("one")
-    return functools.cache(lambda name: run_job(tiny_model, folder / name, json.loads(json.dumps(job(JOBS[name], 12)))))
+
+    def run(name: str) -> dict[str, Any]:
+        settings = {**job(JOBS[name], 12), "turns": name in WITH_TURNS}
+        return run_job(tiny_model, folder / name, json.loads(json.dumps(settings)))
+
+    return functools.cache(run)
 
 
 def test_every_rank_knows_which_rewards_point_at_spans(two: list[Results]) -> None:
@@ -142,9 +156,9 @@ class TestGroupsSplitOverRanks:
     ) -> None:
         alone, several = one(name)["logs"][0], two[0][name]["logs"][0]
         names = {metric for metric in alone if metric.startswith("advantage/")}
-        assert len(names) == 4 * (len(JOBS[name]) - (name in WITH_SHAPERS) + 1)  # the hooks and `Watch`
+        assert len(names) == 4 * (len(JOBS[name]) - JOBS[name].count(SHAPER) + 1)  # the hooks and `Watch`
         names |= {metric for metric in alone if metric.startswith(("rewards/", "reward", "raw_reward"))}
-        assert ("rewards/shapes/mean" in names) == ("raw_reward_std" in names) == (name in WITH_SHAPERS)
+        assert ("rewards/shapes/mean" in names) == ("raw_reward_std" in names) == (SHAPER in JOBS[name])
         for metric in names:
             if alone[metric] is None:
                 assert several[metric] is None

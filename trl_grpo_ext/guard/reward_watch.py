@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
-from ..types import Span, SpanScore
+from ..types import Span, SpanScore, TurnSpan
 from .calls import StillRunningError, call, call_in_thread, checked_scores, is_async, rows_of
 from .outcomes import OUTCOME_SUFFIX, shown
 
@@ -51,7 +51,7 @@ class RewardWatch:
     """
 
     def __init__(self, limit: float | None = None) -> None:
-        self.spans: dict[str, list[Sequence[Span] | None]] = {}
+        self.spans: dict[str, list[Sequence[Span | TurnSpan] | None]] = {}
         self.outcomes: dict[str, list[Any]] = {}
         self.nans: dict[str, int] = {}
         self._limit, self._started = limit, time.monotonic()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AlignmentError
+from ..errors import AlignmentError, PluginOutputError
 from ..types import Rollout
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ COLUMNS: dict[str, str] = {
     "starts": "where in the completion's text each token's characters begin; null if they cannot be matched",
     "ends": "where they end",
     "live": "whether the token counts in the loss",
+    "turns": "number of the turn that wrote the token, from 0; -1 where a tool or an environment wrote it",
+    "failed_turns": "numbers of the turns that have a tool call that failed; null where it is not known",
     "stages": "what has acted on the advantages: trl, then each hook",
     "advantages": "for each of the stages the advantage of every token",
     "advantage": "the advantage of every token that the loss used; null until the row has been trained on",
@@ -154,7 +156,7 @@ def _schema() -> Any:
     types: dict[str, Any] = {
         **dict.fromkeys(("step", "group", "member"), pa.int64()),
         **dict.fromkeys(("prompt", "completion"), pa.string()),
-        **dict.fromkeys(("token_ids", "starts", "ends"), integers),
+        **dict.fromkeys(("token_ids", "starts", "ends", "turns", "failed_turns"), integers),
         **dict.fromkeys(("tokens", "stages"), strings),
         **dict.fromkeys(("advantage", "weight", "logp", "entropy"), numbers),
         "truncated": pa.bool_(),
@@ -177,6 +179,8 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     if not isinstance(prompt, str):
         prompt = json.dumps(prompt, ensure_ascii=False, default=str)
     values = zip(rollout.reward_names, rewards, strict=True)
+    has_template = getattr(rollout.tokenizer, "response_template", None) is not None
+    turns = rollout.turns_B_T[row, : len(ids)].tolist()
     return {
         "prompt": encodable(prompt),
         "completion": encodable(rollout.texts[row]),
@@ -188,7 +192,16 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
         "starts": None if offsets is None else [start for start, _ in offsets],
         "ends": None if offsets is None else [end for _, end in offsets],
         "live": (rollout.mask_B_T[row, : len(ids)] > 0).tolist(),
+        "turns": turns,
+        "failed_turns": _failed_turns(rollout, row) if -1 in turns or has_template else [],
     }
+
+
+def _failed_turns(rollout: Rollout, row: int) -> list[int] | None:
+    try:
+        return [turn.number for turn in rollout.turns(row) if turn.failed]
+    except (AlignmentError, PluginOutputError):
+        return None
 
 
 def _number(value: float) -> float | None:

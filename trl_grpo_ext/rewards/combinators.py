@@ -18,7 +18,7 @@ from ..guard.calls import call, checked_scores, reward_name, rows_of
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_flag, checked_number
 from ..guard.parameters import column as checked_column
-from ..types import Span, SpanScore
+from ..types import SpanScore
 
 _VALUES_SHOWN = 10
 
@@ -85,7 +85,7 @@ class Weighted:
         spanned = [(weight, score) for weight, score in said if isinstance(score, SpanScore)]
         if not spanned:
             return total
-        spans: list[Span] = [(a, b, weight * value) for weight, score in spanned for a, b, value in score.spans]
+        spans: list[Any] = [(*span[:-1], weight * span[-1]) for weight, score in spanned for span in score.spans]
         return SpanScore(total, spans)
 
 

@@ -22,9 +22,10 @@ import torch
 from torch.nn.functional import pad
 
 from ..credit.groups import group_mean
+from ..credit.turns import runs_of
 from ..errors import PluginOutputError
 from ..guard.outcomes import shown
-from ..types import NEEDS, Forward, Rollout, Span, StepTotals, Totals
+from ..types import NEEDS, Forward, Rollout, Span, StepTotals, ToolCall, Totals, Turn
 
 
 class UnequalGathers(PluginOutputError):  # noqa: N818
@@ -53,7 +54,8 @@ def make_rollout(
         rollout = make_rollout([3, 1], rewards=[1.0, 0.0])
         new_B_T = MyHook().on_rollout(rollout.mask_B_T * torch.tensor([[0.5], [-0.5]]), rollout)
 
-    By default each token wrote one character, `c`, and every token has the id 1. There are no log-probabilities. All
+    By default each token wrote one character, `c`, and every token has the id 1; where `tool_mask_B_T` cuts them into
+    turns, each but the last calls a tool, which returns what stands there. There are no log-probabilities. All
     tensors are float64, so that sums done by hand are met to the last digits.
 
     Args:
@@ -88,7 +90,41 @@ def make_rollout(
         "num_generations": rows // len(set(groups)),
         "totals": Totals(tokens=sum(lengths), sequences=rows, prompts=len(set(groups)), max_completion_length=limit),
     }
-    return Rollout(**{**settings, **overrides})
+    rollout = Rollout(**{**settings, **overrides})
+    if "turns" in overrides:
+        return rollout
+    written = [numbers[:length] for numbers, length in zip(rollout.turns_B_T.tolist(), lengths, strict=True)]
+    return replace(rollout, turns=lambda row: turns_between([one >= 0 for one in written[row]], rollout.texts[row]))
+
+
+def turns_between(wrote: Sequence[bool | int], pieces: Sequence[str], failed: Collection[int] = ()) -> list[Turn]:
+    """The turns of a completion, each of which but the last is one tool call, answered by what stands behind it.
+
+    Args:
+        wrote: Whether the model wrote each token.
+        pieces: What each token wrote.
+        failed: Numbers of the turns whose call raised.
+    """
+    runs, offsets = runs_of([bool(one) for one in wrote]), _offsets(pieces)
+    turns = []
+    for number, (first, end) in enumerate(runs):
+        behind = runs[number + 1][0] if number + 1 < len(runs) else len(wrote)
+        text, result = "".join(pieces[first:end]), "".join(pieces[end:behind])
+        outcome = "raised" if number in failed else "returned"
+        call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result, tokens=(first, end))
+        characters = (offsets[first][0], offsets[end - 1][1])
+        turns.append(
+            Turn(
+                number=number,
+                tokens=(first, end),
+                text=text,
+                characters=characters,
+                content=characters,
+                calls=[call] if number + 1 < len(runs) else [],
+                observation=result,
+            )
+        )
+    return turns
 
 
 def make_forward(
@@ -130,9 +166,10 @@ def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:
             of_all_rows = isinstance(value, torch.Tensor) and entry.name != "reward_weights_K"
             if of_all_rows or entry.name in ("prompts", "completions", "texts"):
                 of_rows[entry.name] = value[rows]
-            elif entry.name in ("columns", "reward_spans", "teacher_logps_B_T"):
+            elif entry.name in ("columns", "reward_spans", "reward_turns", "teacher_logps_B_T"):
                 of_rows[entry.name] = {key: column[rows] for key, column in value.items()}
         of_rows["offsets"] = partial(lambda shift, row: rollout.offsets(shift + row), first)
+        of_rows["turns"] = partial(lambda shift, row: rollout.turns(shift + row), first)
         parts.append(replace(rollout, **of_rows))
         first = rows.stop
     return parts
@@ -403,6 +440,7 @@ class Scene:
             "reward_weights_K": torch.tensor(REWARD_WEIGHTS, dtype=dtype),
             "rewards_B": rewards_B,
             "reward_spans": {REWARD_NAMES[0]: [self._spans(row) for row in rows]},
+            "reward_turns": {REWARD_NAMES[1]: [_turn_values(row) for row in rows]},
             "group_ids_B": torch.tensor([groups[row.group] for row in rows]),
             "group_baselines_B": torch.tensor(self.baselines(), dtype=dtype),
             "num_generations": len(rows) // len(groups),
@@ -418,6 +456,9 @@ class Scene:
         }
         if "offsets" in needs:
             settings["offsets"] = lambda row: _offsets(self.pieces(rows[row]))
+            settings["turns"] = lambda row: turns_between(
+                rows[row].live, self.pieces(rows[row]), [0] if rows[row].number % 2 else []
+            )
         return Rollout(**{**settings, **overrides})
 
     def forward(
@@ -502,6 +543,14 @@ def _drawn(name: str, low: float, high: float) -> tuple[float, ...]:
     return tuple(drawn.uniform(low, high) for _ in range(2 * LIMIT))
 
 
+def _turn_values(row: Row) -> list[float] | None:
+    """What the second function gave each turn: a tenth to each but the last, which has the rest of its reward."""
+    count = len(runs_of([bool(one) for one in row.live]))
+    if math.isnan(row.rewards[1]) or not count:
+        return None
+    return [*[0.1] * (count - 1), row.rewards[1] - 0.1 * (count - 1)]
+
+
 def _offsets(pieces: Sequence[str]) -> list[tuple[int, int]]:
     ends, offsets = 0, []
     for piece in pieces:
@@ -524,10 +573,12 @@ def _scene(
 def ordinary(setting: Setting) -> list[Scene]:
     """Batches as they come: rewards that differ, every completion scored and with a token that counts."""
     three_pairs = [(1, 1, 1), (1,), (1, 1), (1, 0, 1, 1, 1), (1, 1, 1, 1), (1, 1)]
+    with_tools = [(1, 1, 0, 1), (1, 0, 1, 0, 0, 1, 1), (1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0, 1, 1)]
     three_fours = [(1,) * length for length in (3, 1, 4, 2, 5, 2, 6, 1, 2, 3, 4, 7)]
     return [
         _scene(setting, 3, three_pairs, [1.0, 0.0, 0.25, 1.0, 0.0, 0.5]),
         _scene(setting, 3, three_fours, [1.0, 0.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]),
+        _scene(setting, 2, with_tools, [1.0, 0.0, 0.5, 0.0, 1.0, 0.25]),
     ]
 
 

@@ -7,7 +7,7 @@ under `BatchKeys`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +15,13 @@ import torch
 
 from ..credit.alignment import token_offsets
 from ..credit.groups import group_mean, weighted_rewards
-from ..errors import AlignmentError, ConfigurationError, UpstreamError
-from ..types import Forward, Rollout, Span, StepTotals, Totals
+from ..credit.turns import placed_spans, read_turns, scores_turns, turn_values
+from ..errors import ConfigurationError, UpstreamError
+from ..types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, turn_numbers
 from .batch import BatchKeys, counting_mask
 from .facts import Moment, RunFacts
 from .logps import Scores
+from .upstream import parsing_of
 
 
 @dataclass
@@ -31,44 +33,66 @@ class Scored:
     completions: Sequence[Any]
     completion_ids: Sequence[Sequence[int]]
     rewards_N_K: torch.Tensor
-    spans: Mapping[str, Sequence[Sequence[Span] | None]] = field(default_factory=dict)
+    spans: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]] = field(default_factory=dict)
     outcomes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tool_masks: Sequence[Sequence[int]] | None = None
+    by_turns: frozenset[str] | None = None
 
     def agreed(self, facts: RunFacts) -> Scored:
         """Let every rank know of each function that returned spans on any; here it may have had nothing to say."""
         names = facts.reward_names
-        points_K = torch.tensor([[name in self.spans for name in names]], device=self.rewards_N_K.device)
-        anywhere_K = facts.gather(points_K.int()).any(dim=0).tolist()
+        of_turns = [any(map(scores_turns, self.spans.get(name, ()))) for name in names]
+        points_2K = torch.tensor([[*(name in self.spans for name in names), *of_turns]], device=self.rewards_N_K.device)
+        anywhere_2_K = facts.gather(points_2K.int()).any(dim=0).view(2, -1).tolist()
         first = facts.rank * len(self.prompts)
         unscored_B_K = torch.isnan(self.rewards_N_K[first : first + len(self.prompts)]).tolist()
         spans = {
             name: self.spans.get(name, [None if unscored[column] else () for unscored in unscored_B_K])
-            for column, (name, points) in enumerate(zip(names, anywhere_K, strict=True))
+            for column, (name, points) in enumerate(zip(names, anywhere_2_K[0], strict=True))
             if points
         }
-        return replace(self, spans=spans)
+        by_turns = frozenset(name for name, turns in zip(names, anywhere_2_K[1], strict=True) if turns)
+        return replace(self, spans=spans, by_turns=by_turns)
+
+    def names_by_turns(self) -> list[str]:
+        """Functions that gave values of turns: on any rank where that is agreed, or else here."""
+        if self.by_turns is None:
+            return [name for name, rows in self.spans.items() if any(map(scores_turns, rows))]
+        return [name for name in self.spans if name in self.by_turns]
+
+    def wrote(self, batch: dict[str, Any], there_B_T: torch.Tensor) -> torch.Tensor:
+        """Which tokens the model wrote, `(B, T)`: as generated, before truncated completions were masked.
+
+        Args:
+            batch: Of TRL.
+            there_B_T: Where there is a completion token, bool.
+        """
+        lengths = [len(ids) for ids in self.completion_ids]
+        if self.tool_masks is None or [len(mask) for mask in self.tool_masks] != lengths:
+            return there_B_T if batch.get("tool_mask") is None else there_B_T & (batch["tool_mask"] > 0)
+        wrote_B_T = torch.zeros_like(there_B_T, device="cpu")
+        for row, mask in enumerate(self.tool_masks):
+            wrote_B_T[row, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
+        return wrote_B_T.to(there_B_T.device)
 
 
-class PlacedSpans(Mapping[str, Sequence[Sequence[Span] | None]]):
-    """Spans by the name of their reward function, in characters of the decoded tokens.
+class ByReward(Mapping[str, Any]):
+    """What is made of the spans of each reward function when it is read: where that fails, only a run whose hooks want
+    it is stopped."""
 
-    They are placed when they are read: where that fails, only a run whose hooks want them is stopped.
-    """
+    def __init__(self, names: Iterable[str], read: Callable[[str], Any]) -> None:
+        self._names, self._read = tuple(names), functools.cache(read)
 
-    def __init__(self, scored: Scored, texts: Sequence[str]) -> None:
-        self._scored, self._texts = scored, texts
-        self._placed: dict[str, Sequence[Sequence[Span] | None]] = {}
-
-    def __getitem__(self, name: str) -> Sequence[Sequence[Span] | None]:
-        if name not in self._placed:
-            self._placed[name] = _moved(self._scored.spans[name], self._scored, self._texts)
-        return self._placed[name]
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._scored.spans)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._scored.spans)
+        return len(self._names)
 
 
 def loss_mask(batch: dict[str, Any], precision: torch.dtype) -> torch.Tensor:
@@ -118,17 +142,44 @@ def make_rollout(
     written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
     columns_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device)
     texts = [_text(facts.tokenizer, *pair) for pair in zip(scored.completions, scored.completion_ids, strict=True)]
+    there_B_T = columns_T < written_B.unsqueeze(1)
+    turns_B_T = turn_numbers(scored.wrote(batch, there_B_T))
+    counts = (turns_B_T.amax(dim=1) + 1).tolist()
+    offsets = functools.cache(lambda row: token_offsets(facts.tokenizer, scored.completion_ids[row], texts[row]))
+    prompt_mask_B_P = batch["prompt_mask"]
+
+    @functools.cache
+    def turns(row: int) -> Sequence[Turn]:
+        prompt_ids = batch["prompt_ids"][row][prompt_mask_B_P[row] > 0].tolist()
+        ids = scored.completion_ids[row]
+        wrote = [number >= 0 for number in turns_B_T[row, : len(ids)].tolist()]
+        seen = (ids, wrote, scored.completions[row], texts[row], offsets(row))
+        return read_turns(facts.tokenizer, *seen, prompt_ids, facts.async_tools, parsing_of(facts.tokenizer))
+
+    def spans_of(name: str) -> Sequence[Sequence[Span] | None]:
+        read = zip(scored.spans[name], scored.completions, texts, strict=True)
+        return [
+            None if spans is None else placed_spans(spans, functools.partial(turns, row), completion, text, row)
+            for row, (spans, completion, text) in enumerate(read)
+        ]
+
+    def turns_of(name: str) -> Sequence[Sequence[float] | None]:
+        read = enumerate(zip(scored.spans[name], counts, strict=True))
+        return [turn_values(spans, count, name, row) for row, (spans, count) in read]
+
     return Rollout(
         prompts=scored.prompts,
         completions=scored.completions,
         columns={key: [row[key] for row in scored.rows] for key in scored.rows[0] if key != "prompt"},
         texts=texts,
         prompt_ids_B_P=batch["prompt_ids"],
-        prompt_mask_B_P=batch["prompt_mask"].to(mask_B_T.dtype),
+        prompt_mask_B_P=prompt_mask_B_P.to(mask_B_T.dtype),
         completion_ids_B_T=batch["completion_ids"],
         mask_B_T=mask_B_T,
-        completion_mask_B_T=(columns_T < written_B.unsqueeze(1)).to(mask_B_T.dtype),
+        completion_mask_B_T=there_B_T.to(mask_B_T.dtype),
         tool_mask_B_T=batch["tool_mask"].to(mask_B_T.dtype) if "tool_mask" in batch else None,
+        turns_B_T=turns_B_T,
+        turns=turns,
         truncated_B=torch.tensor(
             [ids[-1] not in facts.end_ids for ids in scored.completion_ids], device=mask_B_T.device
         ),
@@ -136,7 +187,8 @@ def make_rollout(
         reward_names=facts.reward_names,
         reward_weights_K=weights_K,
         rewards_B=rewards_N[local],
-        reward_spans=PlacedSpans(scored, texts),
+        reward_spans=ByReward(scored.spans, spans_of),
+        reward_turns=ByReward(scored.names_by_turns(), turns_of),
         group_ids_B=groups_N[local],
         group_baselines_B=group_mean(rewards_N, groups_N)[local],
         num_generations=group_size,
@@ -159,7 +211,7 @@ def make_rollout(
         tokenizer=facts.tokenizer,
         gather=gather,
         local_rows=local,
-        offsets=functools.cache(lambda row: token_offsets(facts.tokenizer, scored.completion_ids[row], texts[row])),
+        offsets=offsets,
     )
 
 
@@ -252,27 +304,3 @@ def step_totals(
 def _text(tokenizer: Any, completion: Any, ids: Sequence[int]) -> str:
     """The text that the tokens are; TRL has decoded it already unless the completion is made of messages."""
     return completion if isinstance(completion, str) else str(tokenizer.decode(ids, skip_special_tokens=True))
-
-
-def _moved(spans: Sequence[Sequence[Span] | None], scored: Scored, texts: Sequence[str]) -> list[Sequence[Span] | None]:
-    """Spans count the characters of what a reward function saw; make them count those of the decoded tokens."""
-    moved: list[Sequence[Span] | None] = []
-    for row, (row_spans, completion, text) in enumerate(zip(spans, scored.completions, texts, strict=True)):
-        shift = _place_of(completion, text, row) if row_spans else 0
-        moved.append(None if row_spans is None else [(start + shift, end + shift, v) for start, end, v in row_spans])
-    return moved
-
-
-def _place_of(completion: Any, text: str, row: int) -> int:
-    """Where the last assistant message with any text stands in the decoded completion."""
-    if isinstance(completion, str):
-        return 0
-    contents = [m.get("content") for m in completion if m.get("role", "assistant") == "assistant"]
-    said = [content for content in contents if isinstance(content, str) and content.strip()]
-    place = text.rfind(said[-1]) if said else -1
-    if place < 0:
-        raise AlignmentError(
-            f"The spans at row {row} cannot be placed: the text of the last assistant message does not stand in the "
-            "completion's decoded tokens as it is. Return plain rewards for such completions."
-        )
-    return place

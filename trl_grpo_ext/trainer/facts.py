@@ -33,6 +33,7 @@ class RunFacts:
         gather: Concatenates equally shaped tensors over all ranks, in rank order.
         sum_over_ranks: Adds equally shaped tensors over all ranks.
         device: Where tensors of the training live.
+        async_tools: Names of the asynchronous tools.
     """
 
     trainer: str
@@ -51,6 +52,7 @@ class RunFacts:
     gather: Callable[[torch.Tensor], torch.Tensor]
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
     device: torch.device
+    async_tools: frozenset[str] = frozenset()
 
     def group_size(self, training: bool) -> int:
         """Completions of one prompt."""

@@ -8,7 +8,7 @@
 | `training_step` | its time |
 | `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
 | `_generate_and_score_completions` | rounds (`resample`); rollout hooks: advantages `(B, T)`; weights; records |
-| `_generate` | what was generated, for shapers |
+| `_generate` | who wrote which token; what was generated, for shapers |
 | `_generate_single_turn` | a bar |
 | `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; bars; shapers |
 | `compute_loss` | a micro-step of several parts; stop if the selected plugins were bypassed |
@@ -118,6 +118,7 @@ class GRPOExtMixin:
     reward_weights: torch.Tensor
     state: Any
     _scored: Scored | None = None
+    _tool_masks: Sequence[Sequence[int]] | None = None
     _shaping: Shaping | None = None
     _show_columns: Callable[[Sequence[str]], None] | None = None
     _places = 0
@@ -415,6 +416,7 @@ class GRPOExtMixin:
 
     def _generate(self, prompts: Any) -> Any:
         generated = super()._generate(prompts)  # type: ignore[misc]
+        self._tool_masks = generated[2] if len(generated) > 2 else None
         if self._shaping is not None:
             self._shaping.saw_generated(generated)
         return generated
@@ -451,7 +453,8 @@ class GRPOExtMixin:
             self._write_rates(self._prompt_rates, [row.get("prompt") for row in inputs], rewards_N_K)
         self._log_metrics(watch.counts(rewards_N_K, self._facts.reward_names, self._facts.gather))
         if self._needs_rollout or self._compact is not None:
-            self._scored = Scored(inputs, prompts, completions, completion_ids_list, rewards_N_K, **watch.beside)
+            seen = (inputs, prompts, completions, completion_ids_list, rewards_N_K)
+            self._scored = Scored(*seen, **watch.beside, tool_masks=self._tool_masks)
         return rewards_N_K if self._shaping is None else self._shaped(self._shaping)
 
     def _write_rates(self, rates: PromptRates, prompts: Sequence[Any], rewards_N_K: torch.Tensor) -> None:

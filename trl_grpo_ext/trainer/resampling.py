@@ -36,6 +36,7 @@ from accelerate.utils import gather_object
 
 from ..credit.chain import Change
 from ..credit.flow import group_verdicts, plugin_label, verdicts_by_group
+from ..credit.turns import scores_turns
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.parameters import checked_flag, checked_whole
@@ -425,6 +426,7 @@ class Resampling:
             column = self._facts.reward_names.index(name)
             return None if bool(row.tensors[_REWARDS][column].isnan()) else ()
 
+        masks = [one["tool_mask"] for one in values]
         return Scored(
             rows=[one["row"] for one in values],
             prompts=[one["prompt"] for one in values],
@@ -433,6 +435,10 @@ class Resampling:
             rewards_N_K=torch.stack([row.tensors[_REWARDS] for row in everybody]).to(self._facts.device),
             spans=beside("spans", no_spans),
             outcomes=beside("outcomes", lambda row, name: None),
+            tool_masks=None if any(mask is None for mask in masks) else masks,
+            by_turns=frozenset(
+                n for row in everybody for n, spans in row.values["spans"].items() if scores_turns(spans)
+            ),
         )
 
     # ------------------------------------------------------------------ checkpoints
@@ -545,6 +551,7 @@ def _rows_of(sampled: Sampled) -> list[SampledRow]:
             return values[values.numel() - prompts[row] :].clone()
         return values[: written[row]].clone()
 
+    masks = scored.tool_masks if scored.tool_masks is not None and len(scored.tool_masks) == count else None
     return [
         SampledRow(
             {name: cut(name, row) for name in columns},
@@ -554,6 +561,7 @@ def _rows_of(sampled: Sampled) -> list[SampledRow]:
                 "completion": scored.completions[row],
                 "spans": {name: spans[row] for name, spans in scored.spans.items()},
                 "outcomes": {name: _as_text(outcomes[row]) for name, outcomes in scored.outcomes.items()},
+                "tool_mask": None if masks is None else [int(counts) for counts in masks[row]],
             },
         )
         for row in range(count)

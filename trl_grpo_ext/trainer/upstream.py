@@ -26,6 +26,7 @@ from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad, use_adapter
 
+from ..credit.turns import Parsing
 from ..errors import ConfigurationError, UpstreamError
 from ..records.prompt_rates import PromptWeights
 from .facts import LossSettings, Moment, RunFacts
@@ -117,6 +118,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "rollout_func",
     "scale_rewards",
     "temperature",
+    "tools",
     "top_entropy_quantile",
     "train_dataset",
     "use_transformers_continuous_batching",
@@ -295,7 +297,23 @@ def facts_of(trainer: Any) -> RunFacts:
         gather=accelerator.gather,
         sum_over_ranks=partial(accelerator.reduce, reduction="sum"),
         device=accelerator.device,
+        async_tools=frozenset(
+            getattr(tool, "__name__", "") for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)
+        ),
     )
+
+
+def parsing_of(tokenizer: Any) -> Parsing | None:
+    """By what TRL parses the messages of a conversation; None without a template, or before Transformers 5.13."""
+    template = getattr(tokenizer, "response_template", None)
+    if template is None:
+        return None
+    try:
+        from transformers.utils.chat_parsing.content_parsers import process_field
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+    except ImportError:
+        return None
+    return Parsing(load_response_template(template), process_field)
 
 
 def moment_of(trainer: Any) -> Moment:

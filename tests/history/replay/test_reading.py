@@ -12,10 +12,10 @@ import torch
 import yaml
 
 from tests.history.replay.support import two_groups, write_lines, write_table
-from trl_grpo_ext.errors import ConfigurationError, PluginRunError, RewardError, TRLGRPOExtError
+from trl_grpo_ext.errors import AlignmentError, ConfigurationError, PluginRunError, RewardError, TRLGRPOExtError
 from trl_grpo_ext.history.replay import replay
 from trl_grpo_ext.history.replay.selections import load_selection
-from trl_grpo_ext.types import Rollout, span_reward
+from trl_grpo_ext.types import Rollout, SpanScore, span_reward
 
 ROOT = Path(__file__).parents[3]
 EMBEDDED = ROOT / "recipes" / "embedded" / "model"
@@ -149,6 +149,38 @@ def test_spans_count_the_last_message_of_the_assistant(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "s.jsonl", [{"prompt": "p", "completion": said}] * 2)
     (played,) = replay(file, [{"rewards": [first], "advantage_hooks": [Mark()]}]).played["selection 1"]
     assert played.advantages_B_T.tolist() == [[0.0, 0.0, 0.0, 2.0, 0.0, 0.0]] * 2  # a b c d e, and the end
+
+
+def test_spans_and_values_of_turns(tmp_path: Path) -> None:
+    class Mark:
+        needs = ("offsets",)
+        role = "transform"
+
+        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+            return rollout.span_values(rollout.reward_spans["of_turns"])
+
+    @span_reward
+    def of_turns(completions: list[Any], **columns: Any) -> list[Any]:
+        return [[(0, 2, 3, 2.0), (1, 0, 1, 1.0), (1, 0, None, 0.5)] for _ in completions]
+
+    said = [
+        {"role": "assistant", "content": "a b "},
+        {"role": "tool", "content": "c "},
+        {"role": "assistant", "content": "d e"},
+    ]
+    file = write_lines(tmp_path / "s.jsonl", [{"prompt": "p", "completion": said}] * 2)
+
+    def no_turns(completions: list[Any], **columns: Any) -> list[Any]:
+        return [SpanScore(0.0, spans[:-1]) for spans in (score.spans for score in of_turns(completions))]
+
+    no_turns.__name__ = "of_turns"
+    (played,) = replay(file, [{"rewards": [no_turns], "advantage_hooks": [Mark()]}]).played["selection 1"]
+    assert played.advantages_B_T.tolist() == [[0.0, 2.0, 0.0, 1.0, 0.0, 0.0]] * 2
+    # Messages alone do not say which tokens were the model's, so they have no turns to be credited.
+    with pytest.raises(
+        AlignmentError, match=r"'of_turns' has a value for turn 1 of the completion at row 0, which has 1"
+    ):
+        replay(file, [{"rewards": [of_turns], "advantage_hooks": ["turn_rewards"]}])
 
 
 def test_cut_off_completions_are_masked_where_the_run_masked_them(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Hostile completions are text and nothing else, and a watched page follows its tr
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
+import torch
 
 from tests.history.report.browsing import (
     HOVER,
@@ -33,9 +35,19 @@ from tests.history.report.browsing import (
     wait_until,
     why_no_browser,
 )
-from tests.history.report.make_big_run import HOSTILE, write_big_run, write_hostile_run
+from tests.history.report.make_big_run import (
+    HOSTILE,
+    byte_level,
+    rollout_of,
+    write_around,
+    write_big_run,
+    write_hostile_run,
+    write_step,
+)
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report.page import visible, write_page
+from trl_grpo_ext.testing.builders import turns_between
+from trl_grpo_ext.types import turn_numbers
 
 NO_BROWSER = why_no_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_BROWSER is not None, reason=NO_BROWSER or "")]
@@ -494,3 +506,51 @@ def test_who_looks_at_the_newest_step_sees_the_next(chromium: Any, own_runs: Pat
         path.write_bytes(content)
     write_page([load_run(own_runs / "one")], page, reload_seconds=3)
     assert wait_until(chromium, f"return document.documentElement.dataset.ready && {shown} > arguments[0]", before)
+
+
+# ---------------------------------------------------------------------------------------------- turns
+
+
+def test_turns_are_set_apart_with_their_credit_and_their_errors(chromium: Any, tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    said = ["call(1)", HOSTILE[0], " it is 5", HOSTILE[3], "done"]
+    parts_of = [tokenizer.encode(text, add_special_tokens=False) for text in said]
+    wrote = [number % 2 == 0 for number, ids in enumerate(parts_of) for _ in ids]
+    plain = [token for ids in parts_of for token in ids]
+    rollout = rollout_of(["?"], [plain, plain], tokenizer, torch.tensor([[1.0], [0.0]]), ["right"])
+    wrote_B_T = torch.tensor([wrote, [True] * len(wrote)])
+    pieces = ["x"] * len(wrote)
+    rollout = dataclasses.replace(
+        rollout,
+        turns_B_T=turn_numbers(wrote_B_T),
+        turns=lambda row: turns_between(wrote_B_T[row].tolist(), pieces, failed=[1] if row == 0 else []),
+    )
+    write_around(tmp_path / "run", 20, ["right"])
+    row = rows_of_step(write_step(tmp_path / "run", 20, rollout))[0]
+    page = write_page([load_run(tmp_path / "run")], tmp_path / "report.html").path
+    for driver in freshly(chromium, page):
+        heads = driver.execute_script(
+            "return [...document.querySelectorAll('.card')].map((card) =>"
+            " [...card.querySelectorAll('.turn')].map((head) => [head.textContent, head.className]))"
+        )
+        assert heads[1] == []  # one turn, and nothing failed: as without tools
+        texts, kinds = zip(*heads[0], strict=True)
+        used = list(zip(row["advantage"], row["weight"], row["turns"], strict=True))
+        credits = [sum(a * w for a, w, turn in used if turn == number) for number in range(3)]
+        assert kinds == ("turn", "turn result", "turn failed", "turn result", "turn")
+        assert texts[1] == texts[3] == "not the model’s"
+        for number, text in enumerate(texts[::2]):
+            name, _, value = text.removesuffix(", a tool call failed").partition(", credit ")
+            assert name == f"turn {number + 1}"
+            assert read(value) == pytest.approx(shown(credits[number]), rel=1e-3)
+        assert texts[2].endswith(", a tool call failed")
+        results = driver.execute_script(
+            "return [...document.querySelectorAll('.card:first-of-type .token.result')].map((one) => one.textContent)"
+        )
+        assert "".join(results) == visible(said[1]) + visible(said[3])
+        assert driver.execute_script("return window.pwned === undefined")
+
+
+def rows_of_step(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+    return rows

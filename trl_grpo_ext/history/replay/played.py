@@ -23,11 +23,12 @@ from ...credit.chain import HookChain
 from ...credit.flow import plugin_label
 from ...credit.groups import group_mean, group_std, weighted_rewards
 from ...credit.signal import groups_of, signal_of, signal_table
+from ...credit.turns import scores_turns, turn_values
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import NOT_COLUMNS, call
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...guard.reward_watch import RewardWatch
-from ...types import Forward, Rollout, Span, StepTotals, Totals, implements, role_of
+from ...types import Forward, Rollout, Span, StepTotals, Totals, TurnSpan, implements, role_of
 from .saved import SavedBatch, text_of_message
 from .selections import ReplaySelection, RewardSource, check_replayable
 from .tokens import Tokens
@@ -124,7 +125,7 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
     if selection.settings["mask_truncated_completions"]:
         mask_B_T = mask_B_T * ~truncated_B.unsqueeze(1)
     needs = {need for hook in selection.hooks for need in getattr(hook, "needs", ())}
-    return Rollout(
+    rollout = Rollout(
         prompts=batch.prompts,
         completions=batch.completions,
         columns=batch.columns,
@@ -156,6 +157,12 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
         tokenizer=tokenizer,
         offsets=tokens.offsets,
     )
+    counts = (rollout.turns_B_T.amax(dim=1) + 1).tolist()
+    by_turn = {
+        name: [turn_values(spans, counts[row], name, row) for row, spans in enumerate(rows)]
+        for name, rows in scores.turns.items()
+    }
+    return replace(rollout, reward_turns=by_turn)
 
 
 def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
@@ -211,11 +218,13 @@ class OneReward:
     Attributes:
         values: `B` numbers or Nones.
         spans: Where it gave spans, those of each completion, in characters of `SavedBatch.texts`.
+        turns: Where some of them are whole turns, as it gave them.
         outcomes: How many completions had which outcome, where the reward says so.
     """
 
     values: Sequence[float | None]
     spans: Sequence[Sequence[Span] | None] | None = None
+    turns: Sequence[Sequence[Span | TurnSpan] | None] | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -227,6 +236,7 @@ class Scores:
     weights_K: torch.Tensor
     rewards_B_K: torch.Tensor
     spans: Mapping[str, Sequence[Sequence[Span] | None]]
+    turns: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]]
     outcomes: Mapping[str, Mapping[str, int]]
     saved_sum_B: torch.Tensor | None = None
     """The weighted sum as it was saved, where the saved rewards are taken with whatever weights they had."""
@@ -263,6 +273,7 @@ class Scorer:
             weights_K=torch.tensor([source.weight for source in sources], dtype=torch.float32),
             rewards_B_K=torch.tensor(columns, dtype=torch.float32).T.contiguous(),
             spans={name: one.spans for name, one in found.items() if one.spans is not None},
+            turns={name: one.turns for name, one in found.items() if one.turns is not None},
             outcomes={name: one.outcomes for name, one in found.items() if one.outcomes},
             saved_sum_B=_numbers(batch.reward) if as_saved and batch.reward is not None else None,
         )
@@ -315,7 +326,8 @@ class Scorer:
             advice = f" {self._advice(batch)}" if "column" in str(error) else ""
             raise RewardError(f"{selection.name}, {batch.where}: {error}{advice}") from error
         spans = watch.spans.get(source.name)
-        return OneReward(returned, None if spans is None else _placed(spans, batch), dict(outcomes))
+        turns = spans if any(map(scores_turns, spans or ())) else None
+        return OneReward(returned, None if spans is None else _placed(spans, batch), turns, dict(outcomes))
 
     def _advice(self, batch: SavedBatch) -> str:
         has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
@@ -354,23 +366,35 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
     return [name for name in required if name not in NOT_COLUMNS - {"environments"} and name not in batch.columns]
 
 
-def _placed(spans: Sequence[Sequence[Span] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
-    """Spans count characters of the last assistant message with text; make them count those of the whole text."""
-    placed: list[Sequence[Span] | None] = []
-    for row, completion in zip(spans, batch.completions, strict=True):
-        shift = 0 if isinstance(completion, str) or not row else _start_of_last(completion)
-        placed.append(row and [(start + shift, end + shift, value) for start, end, value in row])
+def _placed(spans: Sequence[Sequence[Span | TurnSpan] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
+    """Spans count characters of the assistant messages; make them count those of the whole text."""
+    pairs = zip(spans, batch.completions, strict=True)
+    return [None if row is None else _in_the_text(row, _said(completion)) for row, completion in pairs]
+
+
+def _in_the_text(spans: Sequence[Span | TurnSpan], said: Sequence[tuple[int, int]]) -> list[Span]:
+    last = next((place for place in reversed(said) if place[1] > place[0]), (0, 0))
+    placed: list[Span] = []
+    for span in spans:
+        if len(span) == 3:
+            placed.append((last[0] + span[0], last[0] + span[1], span[2]))
+            continue
+        turn, start, end, value = span
+        if not 0 <= turn < len(said):
+            raise PluginOutputError(f"A reward has a value for turn {turn} of a completion with {len(said)}.")
+        placed.append((*said[turn], value) if end is None else (said[turn][0] + start, said[turn][0] + end, value))
     return placed
 
 
-def _start_of_last(messages: Sequence[Any]) -> int:
-    start = place = 0
-    for message in messages:
-        text = text_of_message(message)
-        if text.strip() and message.get("role", "assistant") == "assistant":
-            start = place
+def _said(completion: Any) -> list[tuple[int, int]]:
+    """Where each assistant message stands in the whole text."""
+    places, place = [], 0
+    for message in [completion] if isinstance(completion, str) else completion:
+        text = message if isinstance(message, str) else text_of_message(message)
+        if isinstance(message, str) or message.get("role", "assistant") == "assistant":
+            places.append((place, place + len(text)) if text.strip() else (place, place))
         place += len(text)
-    return start
+    return places
 
 
 def _numbers(values: Sequence[float | None]) -> torch.Tensor:

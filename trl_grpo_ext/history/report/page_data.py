@@ -167,6 +167,7 @@ def _texts(rows: Sequence[Row]) -> dict[str, Any]:
         "prompt": [places[row.prompt] for row in rows],
         "completions": [row.completion for row in rows],
         "extras": [row.extras for row in rows],
+        "failed": [row.failed_turns for row in rows],
         "vocabulary": _vocabulary(rows),
         "stages": _stages(rows),
     }
@@ -193,6 +194,7 @@ def _numbers(rows: Sequence[Row]) -> bytes:
             "gap": numpy.zeros(count, int) if spans is None else spans[:, 0] - numpy.append(0, spans[:, 1])[:-1],
             "size": numpy.full(count, -1) if spans is None else spans[:, 1] - spans[:, 0],
             "live": row.live,
+            "turn": numpy.zeros(count, int) if row.turns is None else row.turns,
             **{f"stage {place}": row.stages[place][1] if place < len(row.stages) else absent for place in stages},
             **{name: row.values.get(name, absent) for name in _PER_TOKEN},
         }
@@ -227,6 +229,8 @@ class Row:
         tokens: Their names in the vocabulary; None in TRL's tables.
         spans: `(start, end)` of each token in the completion, in UTF-16 units as browsers count; None where unknown.
         live: Whether each token counts in the loss.
+        turns: The turn that wrote each token, -1 where none did; None where the file does not say.
+        failed_turns: Those that have a tool call that failed.
         stages: What acted on the advantages, with `T` values each.
         values: `advantage`, `weight`, `logp`, `entropy`, `T` values each, those that are there.
     """
@@ -244,6 +248,8 @@ class Row:
     tokens: list[str] | None = None
     spans: numpy.ndarray[Any, Any] | None = None
     live: numpy.ndarray[Any, Any] | None = None
+    turns: numpy.ndarray[Any, Any] | None = None
+    failed_turns: list[int] = field(default_factory=list)
     stages: list[tuple[str, numpy.ndarray[Any, Any]]] = field(default_factory=list)
     values: dict[str, numpy.ndarray[Any, Any]] = field(default_factory=dict)
 
@@ -312,7 +318,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
         name: columns[name].to_pylist() if name in columns else None
         for name in (
             *("group", "member", "prompt", "completion", "truncated", "rewards", "reward"),
-            *("outcomes", "stages", "tokens"),
+            *("outcomes", "stages", "tokens", "failed_turns"),
         )
     }
     in_table = _outcomes(run, step_of(path))  # records of 0.1.0 have none of their own
@@ -329,6 +335,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             reward=number(_at(simple["reward"], index)),
             outcomes=_told(_at(simple["outcomes"], index)) or in_table.get((prompt, completion), {}),
             tokens=[str(token) for token in simple["tokens"][index]],
+            failed_turns=[int(turn) for turn in _at(simple["failed_turns"], index) or ()],
         )
         _add_numbers(row, columns, index, simple["stages"][index] or [])
         row.credit = _credit(row)
@@ -353,6 +360,8 @@ def _add_numbers(row: Row, columns: Mapping[str, Any], index: int, stages: Seque
         row.spans = utf16_spans(row.completion, starts.to_pylist(), ends.to_pylist())
     kept = [bool(value) for value in live.to_pylist()][:size] if live is not None else []
     row.live = numpy.array([*kept, *[False] * (size - len(kept))], bool)
+    if (turns := list_at("turns")) is not None and len(turns) == size:
+        row.turns = numpy.array(turns.to_pylist(), numpy.int64).clip(-1, size)
     by_stage = list_at("advantages")
     for place, name in enumerate(stages[: 0 if by_stage is None else len(by_stage)]):
         if (values := by_stage[place].values) is not None:

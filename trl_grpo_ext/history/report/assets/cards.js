@@ -39,13 +39,16 @@ function appendCards(cards, largest) {
 function cardData(step, row, text, unpacked) {
   const card = { step, row, completion: text.completions[row], extras: text.extras[row], tokens: null, largest: 0 };
   if (unpacked === null) return card;
-  for (const name of ["token", "gap", "size", "live", "advantage", "weight", "logp", "entropy"]) card[name] = valuesOf(unpacked, name, row);
+  for (const name of ["token", "gap", "size", "live", "turn", "advantage", "weight", "logp", "entropy"]) card[name] = valuesOf(unpacked, name, row);
   card.tokens = card.token;
   card.vocabulary = text.vocabulary;
   card.stages = text.stages;
   card.stage = text.stages.map((_, place) => valuesOf(unpacked, `stage ${place}`, row));
   card.trained = step.trained[row];
   card.credit = card.token.length ? Float64Array.from(card.token, (_, place) => creditOf(card, place)) : new Float64Array();
+  card.failed = new Set(text.failed[row]);
+  card.turns = new Map(); // the credit of each, where there is more than one turn, or an error to be seen
+  if (card.turn.some((turn) => turn !== 0) || card.failed.size) card.turn.forEach((turn, place) => card.turns.set(turn, (card.turns.get(turn) ?? 0) + card.credit[place]));
   card.credit.forEach((value) => (card.largest = Math.max(card.largest, Math.abs(value))));
   return card;
 }
@@ -116,7 +119,7 @@ function tokenGrower(card, into, largest) {
   const at = { place: 0, end: 0, cursor: 0 };
   return () => {
     for (let stretches = Math.max(1, into.childElementCount); stretches > 0 && at.place < card.token.length; stretches--) {
-      const parts = nextParts(card, at).map((part) => (typeof part === "string" ? part : tokenElement(part, largest)));
+      const parts = nextParts(card, at).flatMap((part) => (typeof part === "string" ? [part] : [...turnHead(part), tokenElement(part, largest)]));
       into.append(element("div", { class: "stretch", dir: "auto" }, ...parts));
     }
     return at.place < card.token.length ? `${count(card.token.length - at.place)} tokens are left` : "";
@@ -152,11 +155,21 @@ function nextParts(card, at) {
   return parts;
 }
 
+// What stands above the first token of a turn, and of what a tool or an environment wrote.
+function turnHead({ card, places: [place] }) {
+  const turn = card.turn[place];
+  if (!card.turns.size || (place > 0 && card.turn[place - 1] === turn)) return [];
+  if (turn < 0) return [element("span", { class: "turn result", text: "not the model\u2019s" })];
+  const failed = card.failed.has(turn);
+  const text = `turn ${count(turn + 1)}, credit ${shown(card.turns.get(turn))}${failed ? ", a tool call failed" : ""}`;
+  return [element("span", { class: `turn${failed ? " failed" : ""}`, text })];
+}
+
 function tokenElement(part, largest) {
   const { card, places, text } = part;
   const value = places.reduce((sum, place) => sum + card.credit[place], 0);
   const live = places.some((place) => card.live[place]);
-  const kind = `token${value > 0 ? " up" : value < 0 ? " down" : ""}${live ? "" : " off"}${text === "" ? " bare" : ""}`;
+  const kind = `token${value > 0 ? " up" : value < 0 ? " down" : ""}${live ? "" : " off"}${text === "" ? " bare" : ""}${card.turn[places[0]] < 0 ? " result" : ""}`;
   const span = element("span", { class: kind, tabindex: "-1" });
   const head = beginning(text, FIRST_CHARACTERS);
   const cut = text.length - head.length;

@@ -1,0 +1,108 @@
+"""GRPO with a tool: a tiny model learns to use a calculator, with credit by turn or without, on the CPU.
+
+    accelerate launch recipes/tools_grpo.py                             # with turn_rewards
+    accelerate launch recipes/tools_grpo.py --credit outcome            # one advantage for all turns, as in TRL
+    accelerate launch recipes/tools_grpo.py --seed 3 --max_steps 100
+
+The model starts from `embedded/model` and a supervised training (`calculator/task.py`) that leaves it with the syntax
+of a call, which it seldom uses and often breaks. Two rewards: the right answer, and `tool_use` for calls that return
+and against calls that fail. Held-out accuracy and the share of failed calls are measured before and after.
+Defaults are in `recipes/configs/tools.yaml`.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from calculator.task import calc, draw_problems, load_tokenizer, supervised_start
+from common.errors import loading_errors, told_in_a_sentence
+from common.flow import train_and_report
+from common.progress import SUMMARY, quiet_libraries
+from common.results import held_out, save_curve
+from common.settings import RecipeParser, asked_for, check_setup, read_yaml
+from common.trainer import RecipeTrainer
+from trl import ModelConfig
+
+from trl_grpo_ext import GRPOExtConfig
+
+HERE = Path(__file__).resolve().parent
+DEFAULTS = HERE / "configs" / "tools.yaml"
+SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/tools_grpo", **SUMMARY}
+ACCURACY = "gsm8k_accuracy"
+CREDIT: dict[str, list[Any] | None] = {
+    "turns": [{"name": "turn_rewards"}],
+    "turns_plus_outcome": [{"name": "turn_rewards", "form": "turn_plus_outcome"}],
+    "outcome": None,
+}
+
+
+@dataclass
+class RecipeArguments:
+    """The task and the credit; everything else is TRL's."""
+
+    credit: str = field(default="turns", metadata={"help": "To whom the rewards go.", "choices": tuple(CREDIT)})
+    train_problems: int = field(default=2048, metadata={"help": "Training problems."})
+    eval_problems: int = field(default=256, metadata={"help": "Held-out problems, at most."})
+    supervised_steps: int = field(default=300, metadata={"help": "Of the supervised start, where no model is named."})
+
+
+class CalculatorTrainer(RecipeTrainer):
+    """The recipes' trainer, with the calculator as a tool."""
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        super().__init__(model, processing_class=load_tokenizer(model), tools=[calc], **settings)
+
+
+def main() -> None:
+    """Start supervised, train between two evaluations, save."""
+    quiet_libraries()
+    recipe, args, model_args = parse()
+    state, asked = PartialState(), asked_for(model_args, None, None)
+    supervised = Path(args.output_dir) / "supervised"
+    named, model = model_args.model_name_or_path, model_args.model_name_or_path or str(supervised)
+    check_setup(args, model_args, state, asked)
+    with loading_errors(model), state.main_process_first():
+        if named is None and state.is_main_process:
+            supervised_start(supervised, steps=recipe.supervised_steps, seed=args.seed)
+    model_args.model_name_or_path = model
+    sizes = {"train": recipe.train_problems, "heldout": recipe.eval_problems}
+    train, held = ([one.row() for one in draw_problems(split, size, args.seed)] for split, size in sizes.items())
+    train_and_report(
+        args,
+        model_args,
+        asked,
+        (train, held),
+        what="problems",
+        curve=partial(save_curve, reward=ACCURACY),
+        trainer_class=CalculatorTrainer,
+        shown=with_calls,
+        said=[f"credit: {recipe.credit}"],
+        facts={"recipe": vars(recipe)},
+    )
+
+
+def with_calls(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What the table shows of an evaluation: the rewards, the calls, and the share of them that failed."""
+    calls, failed = (float(metrics.get(f"eval_tool_use/{name}", 0.0)) for name in ("calls", "failed"))
+    share = failed / calls if calls else 0.0
+    return {**held_out(metrics), "calls per completion": calls, "share of failed calls": share}
+
+
+def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
+    """Command line over `--config` over `configs/tools.yaml`, and the hooks that the credit comes down to."""
+    recipe: RecipeArguments
+    args: GRPOExtConfig
+    parser = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig])
+    recipe, args, model_args = parser.parse(sys.argv[1:], {**SCRIPT_DEFAULTS, **read_yaml(DEFAULTS)})
+    if CREDIT[recipe.credit] is not None and args.advantage_hooks is None:
+        args.advantage_hooks = CREDIT[recipe.credit]
+    return recipe, args, model_args
+
+
+if __name__ == "__main__":
+    with told_in_a_sentence():
+        main()

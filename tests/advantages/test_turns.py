@@ -1,0 +1,320 @@
+"""`turn_rewards`, `gigpo`, `tool_errors` and `masked_turns`: by hand, against slow loops, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from trl_grpo_ext.advantages.turns import GiGPO, MaskedTurns, ToolErrors, TurnRewards
+from trl_grpo_ext.credit.flow import apply_rollout_hooks
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.testing.builders import Ranks, cut, make_rollout, padded, turns_between
+from trl_grpo_ext.types import Rollout
+
+NAN = math.nan
+
+
+def rollout_of(
+    wrote: list[list[int]],
+    turns: list[list[float] | None],
+    outcomes: list[float],
+    groups: list[int] | None = None,
+    weights: tuple[float, float] = (1.0, 1.0),
+    ids: list[list[int]] | None = None,
+    **overrides: Any,
+) -> Rollout:
+    """Completions with a reward of turns and one of outcomes; `wrote` has 1 where the model wrote a token."""
+    width = max(map(len, wrote))
+    live_B_T = padded(wrote, width, 0.0, torch.float64)
+    there_B_T = padded([[1.0] * len(row) for row in wrote], width, 0.0, torch.float64)
+    totals = [NAN if row is None else sum(row) for row in turns]
+    rewards_B_K = torch.tensor(list(zip(totals, outcomes, strict=True)), dtype=torch.float64)
+    known = (rewards_B_K * torch.tensor(weights)).nansum(1).masked_fill(rewards_B_K.isnan().all(1), NAN)
+    settings: dict[str, Any] = {
+        "mask_B_T": live_B_T,
+        "completion_mask_B_T": there_B_T,
+        "tool_mask_B_T": torch.where(there_B_T > 0, live_B_T, 1.0),
+        "rewards_B_K": rewards_B_K,
+        "rewards_B": known,
+        "reward_names": ("by_turn", "outcome"),
+        "reward_weights_K": torch.tensor(weights, dtype=torch.float64),
+        "reward_turns": {"by_turn": turns},
+    }
+    if ids is not None:
+        settings["completion_ids_B_T"] = padded(ids, width, 0, torch.long)
+    return make_rollout([len(row) for row in wrote], None, groups, **{**settings, **overrides})
+
+
+def advantages(hook: Any, rollout: Rollout) -> list[list[float]]:
+    """Of each completion, one value for each of its turns; all tokens of a turn must have the same."""
+    given_B_T = torch.full(rollout.mask_B_T.shape, 9.0, dtype=torch.float64)
+    new_B_T = apply_rollout_hooks(given_B_T, [hook], rollout)
+    rows = []
+    for new, numbers in zip(new_B_T.tolist(), rollout.turns_B_T.tolist(), strict=True):
+        assert all(value == 0.0 for value, number in zip(new, numbers, strict=True) if number < 0)
+        values = [{v for v, n in zip(new, numbers, strict=True) if n == turn} for turn in range(max(numbers) + 1)]
+        assert all(len(value) == 1 for value in values)
+        rows.append([value.pop() for value in values])
+    return rows
+
+
+TWO = [[1, 1, 0, 1], [1, 0, 0, 1, 1], [1, 1, 1]]
+"""Two completions of two turns and one of one turn."""
+
+
+def test_returns_by_hand() -> None:
+    rollout = rollout_of(TWO, [[1.0, 0.0], [0.0, 2.0], [0.5]], [1.0, 0.0, 0.0], weights=(2.0, 1.0))
+    # r: (2, 0 + 1), (0, 4), (1); with gamma 1/2 G: (2.5, 1), (2, 4), (1).
+    values = advantages(TurnRewards(gamma=0.5, normalise=False), rollout)
+    mean = (2.5 + 2 + 1) / 3
+    assert values == [pytest.approx([2.5 - mean, -1.5]), pytest.approx([2 - mean, 1.5]), pytest.approx([1 - mean])]
+    first, second = statistics.stdev([2.5, 2, 1]) + 1e-4, statistics.stdev([1, 4]) + 1e-4
+    values = advantages(TurnRewards(gamma=0.5), rollout)
+    assert values[0] == pytest.approx([(2.5 - mean) / first, -1.5 / second])
+    values = advantages(TurnRewards(gamma=0.5, baseline="completion"), rollout)
+    assert values[0] == pytest.approx([(2.5 - mean) / first, (1 - mean) / first])
+    assert values[2] == pytest.approx([(1 - mean) / first])
+
+
+def test_mt_grpo_by_hand() -> None:
+    """Two turns each: A° + λ·A' and A°, as in 2505.11821."""
+    two = [[1, 0, 1]] * 4
+    rollout = rollout_of(two, [[0.3, 9.0], [0.0, 9.0], [0.1, 7.0], [0.0, 7.0]], [1.0, 0.0, 0.0, 1.0])
+    outcome, turn = [0.5, -0.5, -0.5, 0.5], [0.2, -0.1, 0.0, -0.1]
+    deviations = statistics.stdev([1, 0, 0, 1]) + 1e-4, statistics.stdev([0.3, 0, 0.1, 0]) + 1e-4
+    values = advantages(TurnRewards(form="turn_plus_outcome", turn_weight=2.0), rollout)
+    for row, (one, other) in enumerate(zip(outcome, turn, strict=True)):
+        end = one / deviations[0]
+        assert values[row] == pytest.approx([end + 2.0 * other / deviations[1], end])
+    # A completion of one turn has the outcome's alone.
+    short = rollout_of([[1, 0, 1], [1, 1]], [[1.0, 0.0], [1.0]], [0.0, 1.0])
+    values = advantages(TurnRewards(form="turn_plus_outcome", normalise=False), short)
+    assert values == [[-0.5, -0.5], [0.5]]
+
+
+def test_gigpo_by_hand() -> None:
+    ids = [[1, 2, 7, 3], [1, 7, 7, 3, 4], [1, 1, 1], [5, 7, 2]]
+    rollout = rollout_of([*TWO, [1, 0, 1]], [None] * 4, [1.0, 0.0, 0.0, 3.0], ids=ids)
+    # With gamma 1/2 the turns have (.5, 1), (0, 0), (0), (1.5, 3) to come, in the states P 7, P 77, P, P 7.
+    episode = [0.0, -1.0, -1.0, 2.0]
+    values = advantages(GiGPO(gamma=0.5, step_weight=2.0), rollout)
+    assert values[0] == pytest.approx([episode[0] + 2 * (0.5 - 0.5), episode[0] + 2 * -1.0])
+    assert values[1] == pytest.approx([episode[1] + 2 * (0 - 0.5), episode[1]])  # nobody else saw 77
+    assert values[2] == pytest.approx([episode[2] + 2 * (0 - 0.5)])
+    assert values[3] == pytest.approx([episode[3] + 2 * (1.5 - 0.5), episode[3] + 2 * 1.0])
+    both = advantages(GiGPO(gamma=0.5, normalise=True), rollout)
+    deviation = statistics.stdev([1, 0, 0, 3]) + 1e-6
+    first = statistics.stdev([0.5, 0, 0, 1.5]) + 1e-6
+    assert both[3] == pytest.approx([2 / deviation + 1.0 / first, 2 / deviation + 1.0 / (math.sqrt(2) + 1e-6)])
+    # By their whole history, no two second turns began alike; by a column, as it says.
+    values = advantages(GiGPO(gamma=0.5, anchor="history"), rollout)
+    assert [row[1] for row in values if len(row) > 1] == pytest.approx([0.0, -1.0, 2.0])
+    states = [["a", {"at": 1, "on": 2}], ["b", {"on": 2, "at": 1}], ["c"], ["d", 5]]
+    values = advantages(GiGPO(gamma=0.5, anchor="column", states="s"), replace(rollout, columns={"s": states}))
+    assert values == [pytest.approx([0.0, 0.5]), pytest.approx([-1.0, -1.5]), [-1.0], [2.0, 2.0]]
+    # Turns of one completion that saw the same are compared, too: states in which it was twice.
+    again = rollout_of([[1, 0, 1, 0, 1]], [[0.0, 1.0, 0.0]], [0.0], ids=[[1, 7, 1, 7, 1]])
+    assert advantages(GiGPO(gamma=1.0), again) == [[0.0, 0.5, -0.5]]
+
+
+def random_rollout(seed: int) -> tuple[Rollout, list[list[int]]]:
+    drawn = random.Random(seed)
+    wrote, turns, outcomes, ids = [], [], [], []
+    for _ in range(12):
+        lengths = [drawn.randint(1, 3) for _ in range(drawn.randint(1, 4))]
+        row = [1] * lengths[0] + [bit for n in lengths[1:] for bit in [*[0] * drawn.randint(1, 2), *[1] * n]]
+        wrote.append(row + [0] * drawn.randint(0, 2))
+        turns.append(None if drawn.random() < 0.2 else [drawn.choice([0.0, 0.5, -0.25]) for _ in lengths])
+        outcomes.append(NAN if drawn.random() < 0.2 else drawn.choice([0.0, 1.0, 0.3]))
+        ids.append([drawn.randint(1, 2) for _ in wrote[-1]])
+    return rollout_of(wrote, turns, outcomes, [i // 4 for i in range(12)], (0.5, 2.0), ids), ids
+
+
+def slow_values(rollout: Rollout, ids: list[list[int]], gamma: float, what: str) -> list[list[float]]:
+    """Loops over completions and turns; no tensors."""
+    rows, keys = [], []
+    for row, numbers in enumerate(rollout.turns_B_T.tolist()):
+        count = max(numbers) + 1
+        by_turn, outcome = rollout.rewards_B_K[row].tolist()
+        values = [0.5 * v for v in rollout.reward_turns["by_turn"][row] or [0.0] * count]
+        if not math.isnan(outcome):
+            values[-1] += 2.0 * outcome
+        scored = not (math.isnan(by_turn) and math.isnan(outcome))
+        rows.append(
+            [sum(gamma ** (j - k) * values[j] for j in range(k, count)) if scored else NAN for k in range(count)]
+        )
+        seen = []
+        for turn in range(count):
+            first = numbers.index(turn)
+            begin = first
+            while begin and numbers[begin - 1] < 0:
+                begin -= 1
+            seen.append(tuple(ids[row][begin:first]) if turn else "prompt")
+        keys.append(seen)
+    result = []
+    for row, returns in enumerate(rows):
+        group = range(row // 4 * 4, row // 4 * 4 + 4)
+        new = []
+        for turn, value in enumerate(returns):
+            if math.isnan(value):
+                new.append(0.0)
+                continue
+            if what == "turn":
+                others = [rows[j][turn] for j in group if len(rows[j]) > turn and not math.isnan(rows[j][turn])]
+                new.append(value - sum(others) / len(others))
+            else:
+                totals = [rollout.rewards_B[j].item() for j in group if not math.isnan(rollout.rewards_B[j])]
+                alike = [
+                    rows[j][k]
+                    for j in group
+                    for k in range(len(rows[j]))
+                    if keys[j][k] == keys[row][turn] and not math.isnan(rows[j][k])
+                ]
+                episode = rollout.rewards_B[row].item() - sum(totals) / len(totals)
+                new.append(episode + value - sum(alike) / len(alike))
+        result.append(new)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_against_loops_and_on_several_ranks(seed: int) -> None:
+    rollout, ids = random_rollout(seed)
+    for hook, what in ((TurnRewards(gamma=0.7, normalise=False), "turn"), (GiGPO(gamma=0.7), "state")):
+        expected = slow_values(rollout, ids, 0.7, what)
+        values = advantages(hook, rollout)
+        for one, other in zip(values, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-12)
+        whole_B_T = hook.on_rollout(rollout.mask_B_T, rollout)
+        # Groups of four, cut in the middle; a rank's own turns are fewer than another's.
+        parts_B_T = Ranks(cut(rollout, [5, 2, 5])).run(lambda part, hook=hook: hook.on_rollout(part.mask_B_T, part))
+        torch.testing.assert_close(torch.cat(parts_B_T), whole_B_T, rtol=0, atol=1e-12)
+
+
+def test_without_turn_rewards_every_turn_has_the_outcomes_advantage() -> None:
+    """What TRL gives, to 1e-12 in float64: (r - mean) / (std + 1e-4)."""
+    outcomes = [1.0, 0.0, 0.25, 0.5]
+    rollout = rollout_of([[1, 0, 1], [1, 1, 0, 1], [1], [1, 0, 1, 0, 1]], [None] * 4, outcomes)
+    expected = (torch.tensor(outcomes).double() - 0.4375) / (torch.tensor(outcomes).double().std() + 1e-4)
+    hooks = [
+        TurnRewards(baseline="completion"),
+        TurnRewards(form="turn_plus_outcome"),
+    ]
+    for hook in hooks:
+        for row, values in enumerate(advantages(hook, rollout)):
+            assert values == pytest.approx([expected[row].item()] * len(values), abs=1e-12)
+    same = rollout_of([[1, 0, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 0, 1]], [None] * 4, outcomes)
+    for row, values in enumerate(advantages(TurnRewards(), same)):  # all have the same number of turns
+        assert values == pytest.approx([expected[row].item()] * 2, abs=1e-12)
+
+
+def test_what_shapers_gave_to_tokens_belongs_to_their_turns() -> None:
+    rollout = rollout_of([[1, 0, 1], [1, 0, 1]], [None, None], [1.0, 0.0])
+    added_B_T = torch.tensor([[0.5, 0.0, 0.25], [0.0, 0.0, -0.25]], dtype=torch.float64)
+    shaped = replace(
+        rollout,
+        rewards_B_K=torch.cat([rollout.rewards_B_K, added_B_T.sum(1, keepdim=True)], dim=1),
+        reward_names=(*rollout.reward_names, "shaper"),
+        reward_weights_K=torch.ones(3, dtype=torch.float64),
+        rewards_B=rollout.rewards_B + added_B_T.sum(1),
+        token_rewards_B_T=added_B_T,
+    )
+    # Rewards of the turns: (.5, .25 + 1) and (0, -.25); to go: (1.75, 1.25) and (-.25, -.25).
+    assert advantages(TurnRewards(normalise=False), shaped) == [[1.0, 0.75], [-1.0, -0.75]]
+
+
+def test_completions_without_turns_and_without_rewards() -> None:
+    rollout = rollout_of([[0, 0], [1, 0, 1], [1]], [None, None, [1.0]], [1.0, NAN, 0.0])
+    for hook in (TurnRewards(), GiGPO(), TurnRewards(form="turn_plus_outcome")):
+        new_B_T = apply_rollout_hooks(torch.ones(3, 3).double(), [hook], rollout)
+        assert bool(torch.isfinite(new_B_T).all())
+        assert not bool(new_B_T[:2].any())  # nothing to credit, and nothing said
+
+
+def failing(row: int) -> Any:
+    return turns_between((1, 1, 0, 1, 0, 1), "abrcrd", failed=[0] if row == 0 else [1])
+
+
+def credited(hook: Any) -> list[list[float]]:
+    live = [[1, 1, 0, 1, 0, 1]] * 2
+    rollout = replace(rollout_of(live, [None] * 2, [1.0, 0.0]), turns=failing)
+    return apply_rollout_hooks(torch.tensor([1.0, -1.0]).double(), [hook], rollout).tolist()
+
+
+def test_tool_errors_by_hand() -> None:
+    assert credited(ToolErrors(penalty=0.25)) == [[0.75, 0.75, 0, 1, 0, 1], [-1, -1, 0, -1.25, 0, -1]]
+    assert credited(ToolErrors(raised=False)) == [[1, 1, 0, 1, 0, 1], [-1, -1, 0, -1, 0, -1]]
+
+    def two_calls(row: int) -> Any:
+        (turn,) = turns_between((1, 1, 1, 1), "abcd")
+        call = turns_between((1, 0, 1), "aba")[0].calls[0]
+        outcomes = ("returned", "unparsed") if row == 0 else ("raised", "not_run")
+        calls = [replace(call, outcome=o, tokens=(1 + i, 2 + i)) for i, o in enumerate(outcomes)]
+        return [replace(turn, calls=calls)]
+
+    rollout = replace(rollout_of([[1] * 4] * 2, [None] * 2, [1.0, 0.0]), turns=two_calls)
+    given_B_T = torch.zeros(2, 4).double()
+    run = lambda hook: apply_rollout_hooks(given_B_T, [hook], rollout).tolist()  # noqa: E731
+    assert run(ToolErrors(penalty=1.0)) == [[0, 0, -1, 0], [0, -1, 0, 0]]
+    assert run(ToolErrors(penalty=1.0, raised=False)) == [[0, 0, -1, 0], [0, 0, 0, 0]]
+    assert run(ToolErrors(penalty=1.0, unparsed=False, over="turn")) == [[0, 0, 0, 0], [-1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kept"),
+    [
+        ({}, ([1, 1, 0, 1, 0, 0], [1, 1, 0, 1, 0, 0])),
+        ({"pick": "calls"}, ([1, 1, 0, 1, 0, 0], [1, 1, 0, 1, 0, 0])),
+        ({"pick": "answers"}, ([0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1])),
+        ({"pick": "first"}, ([1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0])),
+        ({"pick": "last"}, ([0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1])),
+        ({"pick": "failed"}, ([1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0])),
+        ({"pick": "sound"}, ([0, 0, 0, 1, 0, 1], [1, 1, 0, 0, 0, 1])),
+        ({"pattern": "^ab$|d"}, ([1, 1, 0, 0, 0, 1], [1, 1, 0, 0, 0, 1])),
+        ({"pattern": "b|c", "pick": "failed"}, ([1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0])),
+        ({"pick": "last", "pattern": "x"}, ([0] * 6, [0] * 6)),
+    ],
+)
+def test_masked_turns_by_hand(parameters: dict[str, Any], kept: tuple[list[int], list[int]]) -> None:
+    signs = (1, -1)
+    assert credited(MaskedTurns(**parameters)) == [[s * k for k in row] for s, row in zip(signs, kept, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("hook", "parameters", "message"),
+    [
+        (TurnRewards, {"form": "sum"}, "turn_rewards: form"),
+        (TurnRewards, {"gamma": 1.5}, "turn_rewards: gamma"),
+        (TurnRewards, {"turn_weight": 2.0}, "turn_weight must not be set with form 'returns'"),
+        (TurnRewards, {"form": "turn_plus_outcome", "gamma": 0.5}, "gamma must not be set with form"),
+        (TurnRewards, {"form": "turn_plus_outcome", "turn_weight": -1.0}, "turn_rewards: turn_weight"),
+        (GiGPO, {"anchor": "column"}, "gigpo: states must be the name of a column"),
+        (GiGPO, {"states": "s"}, "gigpo: states must be the name of a column .* got 's' with anchor: observation"),
+        (GiGPO, {"step_weight": -1}, "gigpo: step_weight"),
+        (ToolErrors, {"penalty": 0}, "tool_errors: penalty"),
+        (ToolErrors, {"unparsed": False, "raised": False}, "unparsed or raised must be true"),
+        (MaskedTurns, {"pick": "all"}, "pattern must be set with pick: all"),
+        (MaskedTurns, {"pick": "middle"}, "masked_turns: pick"),
+        (MaskedTurns, {"pattern": "("}, r"masked_turns: pattern must be a regular expression, got '\('"),
+        (MaskedTurns, {"pattern": 5}, "masked_turns: pattern must be a regular expression, got 5"),
+    ],
+)
+def test_wrong_parameters_are_refused(hook: Any, parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        hook(**parameters)
+
+
+def test_a_column_of_states_must_fit() -> None:
+    rollout = rollout_of([[1, 0, 1], [1]], [None] * 2, [1.0, 0.0])
+    hook = GiGPO(anchor="column", states="s")
+    with pytest.raises(ConfigurationError, match=r"the column 's' is not there; there are: none"):
+        hook.on_rollout(rollout.mask_B_T, rollout)
+    for states in (["a"], "ab", None):
+        columns = {"s": [states, ["a"]]}
+        with pytest.raises(ConfigurationError, match="must have a list of 2 states at row 0"):
+            hook.on_rollout(rollout.mask_B_T, replace(rollout, columns=columns))

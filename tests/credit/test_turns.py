@@ -1,0 +1,389 @@
+"""Turns of conversations with tools, through real chat templates and TRL's own tool loop."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.credit.template_turns import FAMILIES, Family, tokenizer_of
+from tests.support import arguments
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.credit.turns import is_tool_error, placed_spans, read_turns, runs_of, turn_values
+from trl_grpo_ext.errors import AlignmentError
+from trl_grpo_ext.types import Rollout, SpanScore, Turn, TurnScores, turn_numbers
+
+LIMIT = 1600
+HARD = "naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301"
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+def divide(a: int, b: int) -> float:
+    """Divide two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a / b
+
+
+def echo(text: str) -> str:
+    """Say it again.
+
+    Args:
+        text: What to say.
+    """
+    return text * 400 if text == "flood" else text
+
+
+async def later(text: str) -> str:
+    """Say it again, but later.
+
+    Args:
+        text: What to say.
+    """
+    if text == "never":
+        raise ValueError('it\'s "never"')
+    return text
+
+
+Said = tuple[str, list[tuple[str, dict[str, Any]]]]
+SCRIPTS: list[list[Said | str]] = [
+    [("", [("add", {"a": 2, "b": 3})]), ("it is 5.", [])],
+    [
+        ("Both at once.", [("add", {"a": 2, "b": 3}), ("divide", {"a": 1, "b": 0}), ("nobody", {"a": 1})]),
+        ("Again.", [("add", {"a": 1, "b": 1})]),
+        ("2", []),
+    ],
+    [(HARD, [])],
+    [*[(f"{HARD} {n}", [("echo", {"text": f"{n} {HARD}"})]) for n in range(4)], ("done", [])],
+    ["broken"],
+    [("", [("echo", {"text": "hm"})]), ("", [])],
+    [("", [("echo", {"text": "and"})]), "cut"],
+    [("Same. And Same.", [("later", {"text": "b"}), ("echo", {"text": "a"})]), ("Same.", [])],
+    [("Too much.", [("echo", {"text": "flood"})])],
+    [("x", [("later", {"text": "ok"}), ("later", {"word": "bad"})]), ("y", [])],
+    [("x", [("later", {"text": "never"}), ("later", {"text": "never"})]), ("  spaced  ", [])],
+    [("", [])],
+]
+OUTCOMES = {
+    0: [["returned"], []],
+    1: [["returned", "raised", "raised"], ["returned"], []],
+    5: [["returned"], []],
+    6: [["returned"], []],
+    7: [["returned", "returned"], []],
+    8: [["not_run"]],
+    9: [["unknown", "unknown"], []],
+    10: [["raised", "raised"], []],
+}
+
+
+class Scripted(GRPOExtTrainer):
+    """TRL's tool loop, and a model that writes what it is given; it keeps what was written where."""
+
+    scripts: list[list[list[int]]]
+
+    def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not hasattr(self, "wrote"):
+            self.wrote: list[list[tuple[int, list[int]]]] = [[] for _ in prompt_ids]
+            self.begun = [list(ids) for ids in prompt_ids]
+            self.so_far = [list(ids) for ids in prompt_ids]
+            rows = list(range(len(prompt_ids)))
+        else:
+            rows = [self._row_of(ids) for ids in prompt_ids]
+        new = []
+        for row, ids in zip(rows, prompt_ids, strict=True):
+            said = self.scripts[row][len(self.wrote[row])][: self.max_completion_length]
+            self.wrote[row].append((len(ids) - len(self.begun[row]), said))
+            self.so_far[row] = [*ids, *said]
+            new.append(list(said))
+        return new, None
+
+    def _row_of(self, ids: list[int]) -> int:
+        (row,) = [
+            row
+            for row, before in enumerate(self.so_far)
+            if ids[: len(before)] == before and len(self.wrote[row]) < len(self.scripts[row])
+        ]
+        return row
+
+
+class Sees:
+    role = "transform"
+
+    def __init__(self) -> None:
+        self.rollouts: list[Rollout] = []
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        self.rollouts.append(rollout)
+        return advantages_B_T
+
+
+def per_turn(completions: list[Any], **columns: Any) -> list[float]:
+    """1, 2, 4 ... for the turns, but nothing for a completion of one."""
+    counts = [sum(message["role"] == "assistant" for message in completion) for completion in completions]
+    return [TurnScores([2.0**k for k in range(count)]) if count > 1 else 0.25 for count in counts]
+
+
+def first_letters(completions: list[Any], **columns: Any) -> list[float]:
+    """A span on the first letter of every assistant message, and one on the last letter of the last."""
+    scores = []
+    for completion in completions:
+        texts = [message["content"] for message in completion if message["role"] == "assistant"]
+        spans: list[Any] = [(turn, 0, 1, 1.0) for turn, text in enumerate(texts) if text]
+        if said := [text for text in texts if text.strip()]:
+            spans.append((len(said[-1]) - 1, len(said[-1]), 8.0))
+        scores.append(SpanScore(1.0, spans))
+    return scores
+
+
+def written(family: Family, tokenizer: Any, said: Said | str) -> list[int]:
+    if said == "broken":
+        text = (family.broken or "broken") + family.end
+    elif said == "cut":
+        text = "never ending " * LIMIT
+    else:
+        assert not isinstance(said, str)
+        text = family.write(*said) + family.end
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def conversations(family: Family) -> list[list[Said | str]]:
+    if family.parallel:
+        return SCRIPTS
+    return [[turn if isinstance(turn, str) else (turn[0], turn[1][:1]) for turn in turns] for turns in SCRIPTS]
+
+
+def run_scripts(family: Family, folder: Path, **settings: Any) -> tuple[Scripted, Rollout]:
+    tokenizer = tokenizer_of(family)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=8192,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    hook = Sees()
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"{n}?"}] for n in range(3)]})
+    trainer = Scripted(
+        LlamaForCausalLM(config),
+        [per_turn, first_letters],
+        arguments(
+            folder,
+            max_completion_length=LIMIT,
+            max_steps=1,
+            per_device_train_batch_size=12,
+            advantage_hooks=None,
+            **settings,
+        ),
+        train_dataset=data,
+        processing_class=tokenizer,
+        tools=[add, divide, echo, later],
+        advantage_hooks=[hook],
+    )
+    trainer.scripts = [[written(family, tokenizer, said) for said in turns] for turns in conversations(family)]
+    trainer.train()
+    (rollout,) = hook.rollouts
+    return trainer, rollout
+
+
+@pytest.mark.parametrize(("name", "masks_truncated"), [*((name, False) for name in FAMILIES), ("qwen3", True)])
+def test_turns_of_a_template(name: str, masks_truncated: bool, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    trainer, rollout = run_scripts(family, tmp_path, mask_truncated_completions=masks_truncated)
+    tokenizer = trainer.processing_class
+    calls = failures = 0
+    for row, wrote in enumerate(trainer.wrote):
+        ids = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0].tolist()
+        # The oracle: what the model was asked to go on from, and what it then wrote, one turn after the other.
+        expected = [-1] * rollout.turns_B_T.size(1)
+        texts = []
+        for number, (place, said) in enumerate(wrote):
+            said = said[: LIMIT - place]
+            assert ids[place : place + len(said)] == said
+            expected[place : place + len(said)] = [number] * len(said)
+            texts.append(tokenizer.decode(said, skip_special_tokens=True))
+        assert rollout.turns_B_T[row].tolist() == expected
+        turns = rollout.turns(row)
+        assert [turn.text for turn in turns] == texts
+        for turn, (place, said) in zip(turns, wrote, strict=True):
+            assert turn.tokens == (place, place + len(said[: LIMIT - place]))
+            assert rollout.texts[row][slice(*turn.characters)] == turn.text
+            behind = wrote[turn.number + 1][0] if turn.number + 1 < len(wrote) else len(ids)
+            assert turn.observation == tokenizer.decode(ids[turn.tokens[1] : behind], skip_special_tokens=True)
+        check_messages(rollout, row, turns)
+        if family.parallel and row in OUTCOMES:
+            assert [[call.outcome for call in turn.calls] for turn in turns] == OUTCOMES[row]
+        run = [call for turn in turns for call in turn.calls if call.outcome in ("returned", "raised")]
+        calls += len(run)
+        failures += sum(call.failed for call in run)
+        check_calls(rollout, row, turns, family)
+    if family.broken is not None and name != "llama3_1":
+        (call,) = rollout.turns(4)[0].calls
+        assert call.outcome == "unparsed"
+    check_spans(rollout)
+    if family.parallel:  # of the two that are unknown one raised; and one was run, and its result rolled back
+        (logs,) = [log for log in trainer.state.log_history if "tools/failure_frequency" in log]
+        assert calls + 3 == round(12 * logs["tools/call_frequency"]) == 18
+        assert (failures + 1) / (calls + 3) == pytest.approx(logs["tools/failure_frequency"])
+
+
+def check_messages(rollout: Rollout, row: int, turns: Any) -> None:
+    """Each message's content stands where it is said to, and its calls are those that TRL parsed."""
+    said = [message for message in rollout.completions[row] if message["role"] == "assistant"]
+    assert len(said) == len(turns)
+    for message, turn in zip(said, turns, strict=True):
+        assert turn.content is not None
+        assert rollout.texts[row][slice(*turn.content)] == message["content"]
+        start, end = turn.characters
+        assert start <= turn.content[0] <= turn.content[1] <= end
+        if made := message.get("tool_calls"):
+            assert [(call.name, call.arguments) for call in turn.calls] == [
+                (call["function"]["name"], call["function"]["arguments"]) for call in made
+            ]
+
+
+def check_calls(rollout: Rollout, row: int, turns: Any, family: Family) -> None:
+    """A call's tokens are in its turn and have its name and its arguments, and its result is the tool's own."""
+    for turn in turns:
+        for call in turn.calls:
+            first, end = call.tokens
+            assert turn.tokens[0] <= first < end <= turn.tokens[1]
+            said = rollout.tokenizer.decode(rollout.completion_ids_B_T[row, first:end])
+            assert call.name in said
+            if call.outcome == "returned":
+                assert call.result is not None
+                tool = {"add": add, "divide": divide, "echo": echo}.get(call.name)
+                assert call.result == (str(tool(**call.arguments)) if tool else call.arguments["text"])
+            elif call.outcome == "raised":
+                assert is_tool_error(call.result)
+            else:
+                assert call.result is None
+        if family.parallel and len(turn.calls) > 1 and family.response is None and turn.calls[0].outcome != "unparsed":
+            places = [call.tokens for call in turn.calls]
+            assert all(one[1] <= two[0] for one, two in pairwise(places))
+
+
+def check_spans(rollout: Rollout) -> None:
+    spans, values = rollout.reward_spans["first_letters"], rollout.reward_turns["per_turn"]
+    assert list(rollout.reward_turns) == ["per_turn"]
+    for row, completion in enumerate(rollout.completions):
+        texts = [message["content"] for message in completion if message["role"] == "assistant"]
+        letters = [text[0] for text in texts if text]
+        if said := [text for text in texts if text.strip()]:
+            letters.append(said[-1][-1])
+        assert [rollout.texts[row][start:end] for start, end, _ in spans[row]] == letters
+        turns = rollout.turns(row)
+        if len(turns) > 1:
+            assert values[row] == [2.0**k for k in range(len(turns))]
+            whole = rollout.reward_spans["per_turn"][row]
+            assert whole == [(*turn.characters, 2.0**turn.number) for turn in turns]
+        else:
+            assert values[row] is None
+
+
+def test_turn_numbers_and_runs() -> None:
+    wrote = torch.tensor([[1, 1, 0, 1, 0, 0], [0, 1, 0, 1, 1, 0], [0] * 6, [1] * 6]).bool()
+    numbers = turn_numbers(wrote).tolist()
+    assert numbers == [[0, 0, -1, 1, -1, -1], [-1, 0, -1, 1, 1, -1], [-1] * 6, [0] * 6]
+    assert [runs_of(row) for row in wrote.tolist()] == [[(0, 2), (3, 4)], [(1, 2), (3, 5)], [], [(0, 6)]]
+    assert runs_of([]) == []
+
+
+def test_what_a_tool_error_is() -> None:
+    for error in ("", "it's", 'say "no"', "it's \"both\" \\ \n {'error'", "}"):
+        assert is_tool_error(str({"error": error}))
+    for content in (
+        "5",
+        "{'error': 5}",
+        "{'error': 'a', 'b': 'c'}",
+        "{'error': 'a'} 'b'}",
+        ["x"],
+        None,
+        "x{'error': 'a'}",
+    ):
+        assert not is_tool_error(content)
+    assert not is_tool_error("{'error': '" + "\\" * 100_001 + "'}")  # no end of the string; and no time is lost
+
+
+MESSAGES = [
+    {"role": "assistant", "content": "one"},
+    {"role": "tool", "name": "t", "content": "x"},
+    {"role": "assistant", "content": "two"},
+]
+
+
+def turns_of(completion: Any, wrote: list[bool], text: str) -> list[Turn]:
+    tokenizer = tokenizer_of(FAMILIES["qwen2_5"])
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text) == len(wrote)
+    return read_turns(tokenizer, ids, wrote, completion, text, [(i, i + 1) for i in range(len(text))])
+
+
+def test_other_turns_than_messages_are_refused() -> None:
+    with pytest.raises(AlignmentError, match=r"has 2 assistant messages, and its tokens have 1 turns .*env_mask"):
+        turns_of(MESSAGES, [True] * 7, "onextwo")
+    with pytest.raises(AlignmentError, match="2 assistant messages, and its tokens have 3 turns"):
+        turns_of(MESSAGES, [True, False, True, False, True, True, True], "onextwo")
+    # A rollout function's one message of everything says nothing about turns; the mask does.
+    one = [{"role": "assistant", "content": "onextwo"}]
+    first, second = turns_of(one, [True] * 3 + [False] + [True] * 3, "onextwo")
+    assert (first.text, first.observation, second.text, first.content) == ("one", "x", "two", None)
+    assert placed_spans([(0, 2, 1.0)], lambda: [first, second], one, "onextwo", 0) == [(0, 2, 1.0)]
+
+
+def test_a_content_without_a_place_of_its_own_is_refused() -> None:
+    rewritten = [{**MESSAGES[0], "content": "o"}, *MESSAGES[1:]]
+    wrote = [True] * 3 + [False] + [True] * 3
+    turns = turns_of(rewritten, wrote, "oooxtwo")
+    assert [turn.content for turn in turns] == [None, (4, 7)]  # "o" stands there three times
+    assert placed_spans([(1, 0, 1, 2.0), (1, 2, 5.0)], lambda: turns, rewritten, "oooxtwo", 3) == [
+        (4, 5, 2.0),
+        (5, 6, 5.0),
+    ]
+    with pytest.raises(AlignmentError, match="at row 3 cannot be placed: the text of assistant message 0"):
+        placed_spans([(0, 0, 1, 2.0)], lambda: turns, rewritten, "oooxtwo", 3)
+    assert placed_spans([(0, 0, None, 2.0)], lambda: turns, rewritten, "oooxtwo", 3) == [(0, 3, 2.0)]
+    with pytest.raises(AlignmentError, match=r"a value for turn 2 of the completion at row 3, which has 2"):
+        placed_spans([(2, 0, 1, 2.0)], lambda: turns, rewritten, "oooxtwo", 3)
+
+
+def test_values_of_turns() -> None:
+    assert turn_values(TurnScores([1.0, 0.0]).spans, 3, "r", 0) == [1.0, 0.0, 0.0]
+    assert turn_values([(0, 1, 1.0), (0, 0, 2, 1.0)], 3, "r", 0) is None
+    assert turn_values(None, 3, "r", 0) is None
+    with pytest.raises(AlignmentError, match="The reward 'r' has a value for turn 2 of the completion at row 7"):
+        turn_values(TurnScores([1.0, 0.0, 0.0]).spans, 2, "r", 7)
+
+
+def test_turn_scores_are_numbers() -> None:
+    import copy
+    import pickle
+
+    score = TurnScores([0.5, -1.0, 2.0])
+    assert score == 1.5
+    assert score.turns == (0.5, -1.0, 2.0)
+    assert TurnScores([0.5], value=3.0) == 3.0
+    for again in (pickle.loads(pickle.dumps(score)), copy.deepcopy(score)):
+        assert again == 1.5
+        assert again.spans == score.spans == ((0, 0, None, 0.5), (1, 0, None, -1.0), (2, 0, None, 2.0))

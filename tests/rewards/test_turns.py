@@ -1,0 +1,90 @@
+"""`tool_use` and `turn_length`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.rewards.turns import ToolUse, TurnLength
+from trl_grpo_ext.types import TurnScores
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+FAILED = "{'error': \"add() missing 1 required positional argument: 'b'\"}"
+
+
+def says(content: str, calls: int = 0, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **({"tool_calls": [CALL] * calls} if calls else {}), **more}
+
+
+def answers(*contents: Any) -> list[dict[str, Any]]:
+    return [{"role": "tool", "name": "add", "content": content} for content in contents]
+
+
+CONVERSATIONS: list[Any] = [
+    [says("", 2), *answers("4", FAILED), says("", 1), *answers("5"), says("9")],
+    [says("", 2)],  # neither was run
+    [says('<tool_call>{"name": ')],
+    "It is 4.",
+    [],
+    [says("", 1), *answers(FAILED), says("", 3), *answers("1", "2", [{"type": "text", "text": "3"}])],
+]
+
+
+def turns(reward: Any, completions: list[Any] = CONVERSATIONS, **more: Any) -> list[tuple[float, ...]]:
+    scores = reward(prompts=["?"] * len(completions), completions=completions, **more)
+    assert all(isinstance(score, TurnScores) for score in scores)
+    assert [float(score) for score in scores] == pytest.approx([sum(score.turns) for score in scores])
+    return [score.turns for score in scores]
+
+
+def test_tool_use_by_hand() -> None:
+    reward = ToolUse(returned=1.0, failed=-10.0, made=100.0)
+    assert turns(reward) == [(191.0, 101.0, 0.0), (200.0,), (0.0,), (0.0,), (), (90.0, 303.0)]
+    assert turns(ToolUse(returned=1.0, failed=-10.0, marker="<tool_call>"))[2] == (-10.0,)
+    assert turns(ToolUse(returned=1.0, failed=-10.0, at_most=2)) == [
+        (-9.0, 0.0, 0.0),
+        (0.0,),
+        (0.0,),
+        (0.0,),
+        (),
+        (-10.0, 1.0),
+    ]
+    logged: dict[str, float] = {}
+    turns(reward, log_metric=logged.__setitem__)
+    assert logged == {
+        "tool_use/calls": pytest.approx(9 / 6),
+        "tool_use/returned": pytest.approx(5 / 6),
+        "tool_use/failed": pytest.approx(2 / 6),
+    }
+
+
+def test_turn_length_by_hand() -> None:
+    reward = TurnLength(longest=20, cache=10)
+    long = says("x" * 5, reasoning_content="y" * 10)
+    calling = says("", 1)  # add{"a": 2} has 11 characters
+    other = {"role": "user", "content": "z" * 99}
+    assert turns(reward, [[long, other, calling], ["not a message"], "x" * 21, "x" * 20, "x" * 10]) == [
+        pytest.approx((-0.25, -0.05)),
+        (),
+        (-1.0,),
+        (-1.0,),
+        (0.0,),
+    ]
+    assert turns(TurnLength(longest=20), ["x" * 20, "x" * 21]) == [(0.0,), (-1.0,)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "parameters", "message"),
+    [
+        (ToolUse, {"returned": 0, "failed": 0}, "must not be 0, got 0 for all three"),
+        (ToolUse, {"at_most": -1}, "tool_use: at_most"),
+        (ToolUse, {"marker": ""}, "tool_use: marker"),
+        (TurnLength, {"longest": 0}, "turn_length: longest"),
+        (TurnLength, {"longest": 5, "cache": 6}, r"turn_length: cache must be from 0 to longest \(5\), got 6"),
+    ],
+)
+def test_wrong_parameters_are_refused(reward: Any, parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        reward(**parameters)

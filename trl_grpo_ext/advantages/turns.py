@@ -1,0 +1,430 @@
+"""Credit by turn, for completions with tools or an environment: whose rewards, which turns, which calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from ..credit.groups import gather_groups, gather_rewards, group_mean, group_std
+from ..credit.turns import runs_of
+from ..errors import ConfigurationError
+from ..guard.parameters import checked_choice, checked_flag, checked_number
+from ..types import Rollout, Turn
+
+_EPSILON = 1e-4  # beside the standard deviation, as in TRL and in MT-GRPO's code
+_GIGPO_EPSILON = 1e-6  # as in the authors' code
+
+
+class TurnRewards:
+    """Credit a turn's tokens with the rewards of their own turn and of the later ones, against the same turn's mean.
+
+    A reward function that returns `TurnScores` gives each turn its reward; all other rewards, shapers' among them, are
+    the outcome's, which belongs to the completion's last turn (what a shaper gave to single tokens, to their turns).
+    With `r_{i,k}` the weighted rewards of turn k of completion i, `K_i` its turns and `o_i` its outcome:
+
+        G_{i,k} = Σ_{j≥k} γ^(j-k) · (r_{i,j} + [j = K_i] · o_i)                  form "returns"
+        A_{i,k} = (G_{i,k} - mean G_k) / (std G_k + 1e-4)
+
+        A_{i,k} = A°_i + λ · A'_{i,k} for k < K_i,   A_{i,K_i} = A°_i            form "turn_plus_outcome"
+        A°_i = (o_i - mean o) / (std o + 1e-4),   A'_{i,k} = (r_{i,k} - mean r_k) / (std r_k + 1e-4)
+
+    Means and deviations (n - 1) are over the scored completions of the group that have a turn k, so a turn that nobody
+    else of the group reached gets 0. With `baseline: completion` they are those of the whole return, `G` at the first
+    turn: then a completion's turns are told apart by what was still to come, and with γ = 1 and no rewards of turns all
+    of them get the outcome's advantage, as TRL has it. All tokens of a turn get the same.
+
+    Source: Multi-turn credit assignment with MT-GRPO (2505.11821), the turn plus outcome form, with λ = 1 in its
+    authors' code (`turn_advantage_coef`); rewards to go per turn against a group are those of process supervision in
+    GRPO (2402.03300), with turns for steps.
+
+    Departures: MT-GRPO has two turns, of which the first has a reward of its own; here any turn but the last has. Where
+    a completion never got an answer from a tool, its authors take the advantage of the rewards' sum; here its only turn
+    is its last and gets the outcome's. γ is not in MT-GRPO. A completion that no reward function scored gets 0 and is
+    in no mean.
+
+    Args:
+        form: "returns" or "turn_plus_outcome".
+        gamma: γ of the returns, from 0 to 1, per turn.
+        turn_weight: λ of the other form, not negative.
+        baseline: "turn" or "completion", of the returns.
+        normalise: Divide by the standard deviation plus 1e-4.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range, or is set for the form that does not have it.
+    """
+
+    __name__ = "turn_rewards"
+    role = "estimator"
+
+    def __init__(
+        self,
+        *,
+        form: str = "returns",
+        gamma: float = 1.0,
+        turn_weight: float = 1.0,
+        baseline: str = "turn",
+        normalise: bool = True,
+    ) -> None:
+        self.form = checked_choice("turn_rewards: form", form, ("returns", "turn_plus_outcome"))
+        self.gamma = checked_number("turn_rewards: gamma", gamma, "from 0 to 1", lambda x: 0 <= x <= 1)
+        self.turn_weight = checked_number("turn_rewards: turn_weight", turn_weight, "at least 0", lambda x: x >= 0)
+        self.baseline = checked_choice("turn_rewards: baseline", baseline, ("turn", "completion"))
+        self.normalise = checked_flag("turn_rewards: normalise", normalise)
+        unused = {"turn_weight": turn_weight != 1} if form == "returns" else {"gamma": gamma != 1}
+        unused |= {} if form == "returns" else {"baseline": baseline != "turn"}
+        if named := [name for name, is_set in unused.items() if is_set]:
+            raise ConfigurationError(
+                f"turn_rewards: {' and '.join(named)} must not be set with form {form!r}, which has none. Take it out "
+                "or change the form."
+            )
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        rewards = rewards_of_turns(rollout)
+        groups_N = gather_groups(rollout)
+        if self.form == "returns":
+            returns_B_M = discounted(rewards.with_outcome(), self.gamma)
+            whole_B = returns_B_M[:, 0] if self.baseline == "completion" else None
+            values_B_M = self._against_the_group(returns_B_M, rewards.there_B_M, rollout, groups_N, whole_B)
+        else:
+            turns_B_M = self._against_the_group(rewards.turns_B_M, rewards.there_B_M, rollout, groups_N)
+            outcome_B_1 = rewards.outcome_B.unsqueeze(1)
+            scored_B_1 = rewards.there_B_M[:, :1]
+            outcome_B_1 = self._against_the_group(outcome_B_1, scored_B_1, rollout, groups_N)
+            values_B_M = outcome_B_1 + torch.where(rewards.last_B_M, 0.0, self.turn_weight * turns_B_M)
+        return to_tokens(values_B_M, rollout.turns_B_T).to(advantages_B_T.dtype)
+
+    def _against_the_group(
+        self,
+        values_B_M: torch.Tensor,
+        there_B_M: torch.Tensor,
+        rollout: Rollout,
+        groups_N: torch.Tensor,
+        whole_B: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Values against the mean of their column in the group, or of another value of the completions."""
+        compared_B_M = values_B_M if whole_B is None else whole_B.unsqueeze(1)
+        is_there_B_M = there_B_M if whole_B is None else there_B_M[:, :1]
+        known_N_M = gathered(compared_B_M, is_there_B_M, rollout)
+        columns = known_N_M.size(1)
+        places_NM = (groups_N.unsqueeze(1) * columns + torch.arange(columns, device=groups_N.device)).flatten()
+        mean_B_M, std_B_M = (
+            statistic(known_N_M.flatten(), places_NM).view_as(known_N_M)[rollout.local_rows, : compared_B_M.size(1)]
+            for statistic in (group_mean, group_std)
+        )
+        apart_B_M = values_B_M - mean_B_M
+        if self.normalise:
+            apart_B_M = apart_B_M / (std_B_M + _EPSILON)
+        return torch.where(there_B_M, apart_B_M, 0.0)
+
+
+class GiGPO:
+    """The completion's advantage, plus that of each turn among the turns of the group that began in the same state.
+
+        A_{i,k} = A^E_i + ω · A^S_{i,k}
+        A^E_i = (R_i - mean R) / F(R)
+        A^S_{i,k} = (G_{i,k} - mean G_s) / F(G_s),   G_{i,k} = Σ_{j≥k} γ^(j-k) · r_{i,j}
+
+    Turns of one group, of the same completion too, whose anchor state s is the same are compared with each other; a
+    turn whose state nobody else was in has `A^S = 0`. F is the standard deviation (n - 1) plus 1e-6 with `normalise`,
+    or else 1. The rewards of turns and the outcome's are those of `turn_rewards`. By `anchor`, a turn's state is
+
+    - `observation`: what came back from the tools or the environment right before it; for all first turns the prompt;
+    - `history`: all that was written before it, whoever wrote it;
+    - `column`: what the entry of the column `states` says, a list with one state for each of the completion's turns, as
+      an environment or a rollout function that knows its own state can give it.
+
+    States are the same where their tokens are (of a column, where their JSON is).
+
+    Source: Group-in-Group Policy Optimization (2505.10978), equations 3 and 6 to 8, with its code's γ = 0.95 and ω = 1.
+    F = 1 is the code's `mean_norm`, its default, and the other its `mean_std_norm`.
+
+    Departures: the code takes mean and deviation of the episodes over all steps, so that long episodes count more;
+    here each completion counts once, as in the paper. The code can take observations for the same that are only alike;
+    here they are equal. There, each step is a sample of its own with a prompt made of its observation; here a
+    completion is a whole conversation. A completion that no reward function scored gets 0 and is in no mean.
+
+    Args:
+        step_weight: ω, not negative.
+        gamma: γ, from 0 to 1, per turn.
+        normalise: Divide by the standard deviation.
+        anchor: "observation", "history" or "column".
+        states: Name of the column, for `anchor: column`.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range, `states` is missing or not wanted, or, at run time, the
+            column is not there or has not one state for each turn.
+    """
+
+    __name__ = "gigpo"
+    role = "estimator"
+
+    def __init__(
+        self,
+        *,
+        step_weight: float = 1.0,
+        gamma: float = 0.95,
+        normalise: bool = False,
+        anchor: str = "observation",
+        states: str | None = None,
+    ) -> None:
+        self.step_weight = checked_number("gigpo: step_weight", step_weight, "at least 0", lambda x: x >= 0)
+        self.gamma = checked_number("gigpo: gamma", gamma, "from 0 to 1", lambda x: 0 <= x <= 1)
+        self.normalise = checked_flag("gigpo: normalise", normalise)
+        self.anchor = checked_choice("gigpo: anchor", anchor, ("observation", "history", "column"))
+        if (anchor == "column") != isinstance(states, str):
+            raise ConfigurationError(
+                f"gigpo: states must be the name of a column with anchor: column and not be set otherwise, got "
+                f"{states!r} with anchor: {anchor}."
+            )
+        self.states = states
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        rewards = rewards_of_turns(rollout)
+        totals_N, groups_N = gather_rewards(rollout)
+        episode_B = self._apart(totals_N, groups_N)[rollout.local_rows]
+        returns_N_M = gathered(discounted(rewards.with_outcome(), self.gamma), rewards.there_B_M, rollout)
+        states_N_M = rollout.gather(self._states(rollout, rewards.there_B_M.size(1)).to(groups_N.device))
+        began_NM_2 = torch.stack([groups_N.unsqueeze(1).expand_as(states_N_M), states_N_M], dim=2).view(-1, 2)
+        places_NM = torch.unique(began_NM_2, dim=0, return_inverse=True)[1]
+        steps_N_M = self._apart(returns_N_M.flatten(), places_NM).view_as(returns_N_M)
+        steps_B_M = steps_N_M[rollout.local_rows, : rewards.there_B_M.size(1)]
+        values_B_M = episode_B.unsqueeze(1) + self.step_weight * steps_B_M
+        return to_tokens(values_B_M, rollout.turns_B_T).to(advantages_B_T.dtype)
+
+    def _apart(self, values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+        apart_N = values_N - group_mean(values_N, groups_N)
+        if self.normalise:
+            apart_N = apart_N / (group_std(values_N, groups_N) + _GIGPO_EPSILON)
+        return torch.where(torch.isnan(values_N), 0.0, apart_N)
+
+    def _states(self, rollout: Rollout, width: int) -> torch.Tensor:
+        """A number for the state in which each turn began, `(B, M)`."""
+        given: Sequence[Any] = [None] * len(rollout.texts)
+        if self.states is not None:
+            if self.states not in rollout.columns:
+                there = ", ".join(rollout.columns) or "none"
+                raise ConfigurationError(f"gigpo: the column {self.states!r} is not there; there are: {there}.")
+            given = rollout.columns[self.states]
+        table = []
+        numbers_B, ids_B = rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist()
+        for row, (numbers, ids, states) in enumerate(zip(numbers_B, ids_B, given, strict=True)):
+            runs = runs_of([number >= 0 for number in numbers])
+            if self.states is not None:
+                if not isinstance(states, list | tuple) or len(states) != len(runs):
+                    raise ConfigurationError(
+                        f"gigpo: the column {self.states!r} must have a list of {len(runs)} states at row {row}, one "
+                        f"for each turn of the completion, got {states!r:.100}."
+                    )
+                keys = [_number(json.dumps(state, sort_keys=True, default=str).encode()) for state in states]
+            else:
+                begins = [0, *(end for _, end in runs)] if self.anchor == "observation" else [0] * len(runs)
+                seen = [ids[begin:first] for begin, (first, _) in zip(begins, runs, strict=False)]
+                keys = [_number(struct.pack(f"{len(part)}q", *part)) for part in seen]
+            table.append([*keys, *[0] * (width - len(keys))])
+        return torch.tensor(table, dtype=torch.int64).view(len(table), width)
+
+
+def _number(state: bytes) -> int:
+    """The same for the same bytes on every rank, and for others another but for one chance in 2^64."""
+    return int.from_bytes(blake2b(state, digest_size=8).digest(), "big", signed=True)
+
+
+class ToolErrors:
+    """Take a constant off the advantages of failed tool calls: `A'_t = A_t - c` for the tokens of such a call.
+
+    A call fails where it cannot be parsed, so that nothing was called, or where the tool raised, was given arguments
+    that it does not take, or does not exist. The others of a turn and what stands around them keep their advantages,
+    and so does the rest of the completion. So a call is blamed for its own form, whatever the outcome was.
+
+    A call's tokens are found by the tokenizer's `response_template`, which TRL parses with. Without one they are those
+    of its whole turn, and calls that cannot be parsed are not seen. Nor are those that the template takes for plain
+    text, as Llama's where their beginning is broken already.
+
+    Source: none of its own; penalties for calls that fail are part of many agents' rewards (ToolRL, 2504.13958), where
+    they fall on all tokens of the completion.
+
+    Departures: none.
+
+    Args:
+        penalty: c, positive, in units of the advantages.
+        over: "call" for the call's tokens, or "turn" for all of its turn, once however many fail in it.
+        unparsed: Whether calls that cannot be parsed count.
+        raised: Whether calls that raised count.
+
+    Raises:
+        ConfigurationError: A parameter is out of its range, or neither kind counts.
+    """
+
+    __name__ = "tool_errors"
+    role = "transform"
+    needs = ("offsets",)
+
+    def __init__(self, *, penalty: float = 0.5, over: str = "call", unparsed: bool = True, raised: bool = True) -> None:
+        self.penalty = checked_number("tool_errors: penalty", penalty, "positive", lambda x: x > 0)
+        self.over = checked_choice("tool_errors: over", over, ("call", "turn"))
+        kinds = {"unparsed": unparsed, "raised": raised}
+        self.outcomes = {kind for kind, on in kinds.items() if checked_flag(f"tool_errors: {kind}", on)}
+        if not self.outcomes:
+            raise ConfigurationError("tool_errors: unparsed or raised must be true, got false for both.")
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        failed_B_T = torch.zeros(advantages_B_T.shape, dtype=torch.bool)
+        for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
+            for turn in rollout.turns(row) if counts else ():
+                for call in turn.calls:
+                    if call.outcome in self.outcomes:
+                        first, end = turn.tokens if self.over == "turn" else call.tokens
+                        failed_B_T[row, first:end] = True
+        return torch.where(failed_B_T.to(advantages_B_T.device), advantages_B_T - self.penalty, advantages_B_T)
+
+
+_PICKS = ("all", "first", "last", "calls", "answers", "failed", "sound")
+
+
+class MaskedTurns:
+    """Credit some turns only: the tokens of all others get 0, and keep it at the loss forward.
+
+    A turn is picked by what it is,
+
+    - `first` or `last` of its completion;
+    - `calls`: it makes a tool call, and `answers`: it makes none;
+    - `failed`: one of its calls failed, as `tool_errors` has it, and `sound`: none of them did;
+
+    or by a pattern that its text has to match, or by both. So a model can learn from its calls alone, or from its last
+    answers alone, whatever else is credited. Masked tokens stay in the denominators of the loss and under a KL penalty.
+
+    Source: none of its own; masking turns is common where agents are trained (Search-R1, 2503.09516, masks what came
+    back from the search; here that has no advantage to begin with).
+
+    Departures: none.
+
+    Args:
+        pick: "all", "first", "last", "calls", "answers", "failed" or "sound". By default "calls", and "all" with a
+            pattern.
+        pattern: A regular expression (Python's `re`), searched in the turn's text without special tokens. A pattern
+            that backtracks without end stops the run on a hostile text.
+
+    Raises:
+        ConfigurationError: `pick` is none of these, or "all" without a pattern, or `pattern` does not compile.
+    """
+
+    __name__ = "masked_turns"
+    role = "transform"
+    last = True
+
+    def __init__(self, *, pick: str | None = None, pattern: str | None = None) -> None:
+        pick = ("calls" if pattern is None else "all") if pick is None else pick
+        self.pick = checked_choice("masked_turns: pick", pick, _PICKS)
+        if pick == "all" and pattern is None:
+            raise ConfigurationError(
+                "masked_turns: pattern must be set with pick: all, got none: nothing would be masked. Set it, or pick "
+                "other turns."
+            )
+        try:
+            self.pattern = None if pattern is None else re.compile(pattern)
+        except (re.error, TypeError, RecursionError, OverflowError) as error:
+            raise ConfigurationError(
+                f"masked_turns: pattern must be a regular expression, got {pattern!r}: {error}."
+            ) from error
+        self.needs = () if pattern is None and pick in ("first", "last") else ("offsets",)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        numbers_B_T = rollout.turns_B_T
+        if not self.needs:
+            picked_B_1 = 0 if self.pick == "first" else numbers_B_T.amax(dim=1, keepdim=True)
+            return torch.where(numbers_B_T == picked_B_1, advantages_B_T, 0.0)
+        kept_B_T = torch.zeros(advantages_B_T.shape, dtype=torch.bool)
+        for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
+            turns = rollout.turns(row) if counts else ()
+            for turn in turns:
+                if self._picks(turn, len(turns)):
+                    kept_B_T[row, slice(*turn.tokens)] = True
+        return torch.where(kept_B_T.to(advantages_B_T.device), advantages_B_T, 0.0)
+
+    def _picks(self, turn: Turn, count: int) -> bool:
+        is_picked = {
+            "all": True,
+            "first": turn.number == 0,
+            "last": turn.number == count - 1,
+            "calls": bool(turn.calls),
+            "answers": not turn.calls,
+            "failed": turn.failed,
+            "sound": not turn.failed,
+        }
+        return is_picked[self.pick] and (self.pattern is None or self.pattern.search(turn.text) is not None)
+
+
+@dataclass(frozen=True)
+class RewardsOfTurns:
+    """The rewards of one rank's completions, by turn.
+
+    Attributes:
+        turns_B_M: Weighted rewards of each turn, 0 where there is none.
+        outcome_B: Weighted rewards that are no turn's.
+        there_B_M: Whether the completion is scored and has the turn.
+        last_B_M: Whether the turn is its last.
+    """
+
+    turns_B_M: torch.Tensor
+    outcome_B: torch.Tensor
+    there_B_M: torch.Tensor
+    last_B_M: torch.Tensor
+
+    def with_outcome(self) -> torch.Tensor:
+        """The rewards of each turn, the outcome's with the last, `(B, M)`."""
+        return self.turns_B_M + torch.where(self.last_B_M, self.outcome_B.unsqueeze(1), 0.0)
+
+
+def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
+    """Deal the rewards out: those of `TurnScores` to turns, what shapers gave tokens to theirs, the rest to the end."""
+    rewards_B_K = rollout.rewards_B_K.to(torch.promote_types(rollout.rewards_B_K.dtype, torch.float32))
+    device, numbers_B_T = rewards_B_K.device, rollout.turns_B_T
+    counts_B = numbers_B_T.amax(dim=1) + 1
+    width = max(1, int(counts_B.max())) if len(counts_B) else 1
+    rest_B_K = rewards_B_K.nan_to_num(nan=0.0) * rollout.reward_weights_K.to(rewards_B_K.dtype)
+    turns_B_M = torch.zeros(len(counts_B), width, dtype=rewards_B_K.dtype, device=device)
+    for name, rows in rollout.reward_turns.items():
+        column = list(rollout.reward_names).index(name)
+        by_turn = [row is not None for row in rows]
+        table = [[*(row or ()), *[0.0] * (width - len(row or ()))] for row in rows]
+        weight = rollout.reward_weights_K[column].to(rewards_B_K.dtype)
+        turns_B_M = turns_B_M + weight * torch.tensor(table, dtype=rewards_B_K.dtype, device=device)
+        rest_B_K[:, column] = rest_B_K[:, column].masked_fill(torch.tensor(by_turn, device=device), 0.0)
+    outcome_B = rest_B_K.sum(dim=1)
+    if rollout.token_rewards_B_T is not None:
+        tokens_B_T = torch.where(numbers_B_T >= 0, rollout.token_rewards_B_T.to(rewards_B_K.dtype), 0.0)
+        turns_B_M = turns_B_M.scatter_add(1, numbers_B_T.clamp(min=0), tokens_B_T)
+        outcome_B = outcome_B - tokens_B_T.sum(dim=1)
+    places_M = torch.arange(width, device=device)
+    there_B_M = (places_M < counts_B.unsqueeze(1)) & ~torch.isnan(rollout.rewards_B).unsqueeze(1)
+    return RewardsOfTurns(turns_B_M, outcome_B, there_B_M, places_M == counts_B.unsqueeze(1) - 1)
+
+
+def discounted(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Rewards to go, `G_k = Σ_{j≥k} γ^(j-k) r_j`, `(B, M)`."""
+    returns = [rewards_B_M[:, -1]]
+    for column in range(rewards_B_M.size(1) - 2, -1, -1):
+        returns.append(rewards_B_M[:, column] + gamma * returns[-1])
+    return torch.stack(returns[::-1], dim=1)
+
+
+def gathered(values_B_M: torch.Tensor, there_B_M: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+    """The values of all ranks, `(N, M)`, NaN where there is none. Gathers twice."""
+    values_N_M = rollout.gather(torch.where(there_B_M, values_B_M, 0.0))
+    return values_N_M.masked_fill(rollout.gather(there_B_M.to(values_B_M.dtype)) == 0, torch.nan)
+
+
+def to_tokens(values_B_M: torch.Tensor, turns_B_T: torch.Tensor) -> torch.Tensor:
+    """Each turn's value to its tokens, `(B, T)`; 0 where no turn is."""
+    return torch.where(turns_B_T >= 0, values_B_M.gather(1, turns_B_T.clamp(min=0)), 0.0)

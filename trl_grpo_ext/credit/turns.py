@@ -1,0 +1,417 @@
+"""The turns of a completion with tools or an environment: which tokens each has, its tool calls, and what came back.
+
+TRL joins the tokens of a conversation and never renders them again: what the model sampled, then what the chat
+template writes for the tools' answers, then what the model sampled, and its tool mask says which is which. So a turn is
+a run of tokens that the model wrote, whatever a template would make of the messages afterwards (some leave the thoughts
+of earlier turns out). The messages are matched with these runs one by one, or not at all where their number differs.
+
+Within a turn, its content and its calls are found by the tokenizer's `response_template`, by which TRL has parsed the
+message too, and held against that message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import AlignmentError
+from ..types import Span, ToolCall, Turn, TurnSpan
+
+_ERROR = re.compile(r"\{'error': (?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\}", re.DOTALL)
+
+Exchange = tuple[Mapping[str, Any], list[Mapping[str, Any]]]
+"""An assistant message, and the messages that answer it."""
+
+
+def is_tool_error(content: Any) -> bool:
+    """Whether a tool message says that the tool raised: TRL writes `{'error': '...'}`, and tools may answer so too."""
+    return isinstance(content, str) and _ERROR.fullmatch(content) is not None
+
+
+def exchanges(completion: Any) -> list[Exchange]:
+    """The assistant messages of a completion, each with the messages that answer it; none of a string."""
+    pairs: list[Exchange] = []
+    for message in [] if isinstance(completion, str) else completion:
+        if message.get("role", "assistant") == "assistant":
+            pairs.append((message, []))
+        elif pairs:
+            pairs[-1][1].append(message)
+    return pairs
+
+
+def calls_made(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tool calls of an assistant message, each as its function: `name` and `arguments`."""
+    return [call.get("function", call) for call in message.get("tool_calls") or []]
+
+
+def runs_of(wrote: Sequence[bool]) -> list[tuple[int, int]]:
+    """The runs of what is true, as `(first, end)`."""
+    padded = [False, *wrote, False]
+    edges = [place for place in range(len(padded) - 1) if padded[place] != padded[place + 1]]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+@dataclass(frozen=True)
+class Parsing:
+    """By what messages are parsed, of Transformers.
+
+    Attributes:
+        template: The tokenizer's `response_template`, loaded.
+        value: What a field's text, its entry in the template and its named groups come to; raises where it cannot be
+            read.
+    """
+
+    template: Any
+    value: Callable[[str, Any, dict[str, str]], Any]
+
+
+def read_turns(
+    tokenizer: Any,
+    ids: Sequence[int],
+    wrote: Sequence[bool],
+    completion: Any,
+    text: str,
+    offsets: Sequence[tuple[int, int]],
+    prompt_ids: Sequence[int] = (),
+    async_tools: Collection[str] = (),
+    parsing: Parsing | None = None,
+) -> list[Turn]:
+    """The turns of one completion.
+
+    Args:
+        tokenizer: Of the policy.
+        ids: The completion's tokens.
+        wrote: Whether the model wrote each.
+        completion: As reward functions get it.
+        text: Its text, without special tokens.
+        offsets: The characters of it that each token wrote.
+        prompt_ids: The prompt's tokens: a template may have begun the first message there.
+        async_tools: Names of the asynchronous tools, whose results TRL puts behind all others.
+        parsing: By what TRL has parsed the messages, where it has.
+
+    Raises:
+        AlignmentError: There are several assistant messages, and another number of turns in the tokens.
+    """
+    runs, pairs = runs_of(wrote), exchanges(completion)
+    if len(pairs) != len(runs) and len(pairs) > 1:
+        raise AlignmentError(
+            f"The completion has {len(pairs)} assistant messages, and its tokens have {len(runs)} turns (runs of "
+            "tokens that the model wrote), so there is no telling which message is which turn. Return messages and a "
+            "mask (env_mask) of the same turns, or leave out the hooks and rewards that credit turns."
+        )
+    matched: Sequence[Exchange | None] = pairs if len(pairs) == len(runs) else [None] * len(runs)
+    spoken = _Spoken.of(tokenizer, ids, text, offsets)
+    turns = []
+    for number, (run, pair) in enumerate(zip(runs, matched, strict=True)):
+        behind = runs[number + 1][0] if number + 1 < len(runs) else len(ids)
+        start, end = spoken.characters(run)
+        fields = [] if parsing is None else _fields_of(parsing.template, tokenizer, spoken, run, prompt_ids)
+        turns.append(
+            Turn(
+                number=number,
+                tokens=run,
+                text=text[start:end],
+                characters=(start, end),
+                content=None if pair is None else _content(pair[0], text, (start, end), fields),
+                calls=_calls(pair, fields, run, async_tools, parsing),
+                observation=text[slice(*spoken.characters((run[1], behind)))],
+            )
+        )
+    return turns
+
+
+def placed_spans(
+    spans: Sequence[Span | TurnSpan], turns: Callable[[], Sequence[Turn]], completion: Any, text: str, row: int
+) -> list[Span]:
+    """Spans in characters of a completion's text, of those in characters of what a reward function saw.
+
+    Args:
+        spans: As a reward function gave them.
+        turns: The completion's turns, asked for where they are needed.
+        completion: As reward functions get it.
+        text: Its text, without special tokens.
+        row: Its number, for messages.
+
+    Raises:
+        AlignmentError: What they count in has no place of its own in the text, or there is no such turn.
+    """
+    pairs = exchanges(completion)
+    whole = isinstance(completion, str) or (len(pairs) == 1 and pairs[0][0].get("content") == text)
+    said = [number for number, (message, _) in enumerate(pairs) if _text_of(message).strip()]
+    placed: list[Span] = []
+    for span in spans:
+        turn, start, end, value = span if len(span) == 4 else (None, *span)
+        place: tuple[int, int] | None
+        if turn is None and whole:
+            place = (0, len(text))
+        elif turn is None and (not said or len(turns()) != len(pairs)):  # a rollout function's one message
+            place = _only_place(_text_of(pairs[-1][0]) if said else "", text, 0)
+        else:
+            number = said[-1] if turn is None else turn
+            known = turns()
+            if not 0 <= number < len(known):
+                raise _no_such_turn("A reward", number, row, len(known))
+            place = known[number].characters if end is None else known[number].content
+        if place is None:
+            which = "the last assistant message" if turn is None else f"assistant message {turn}"
+            raise AlignmentError(
+                f"The spans at row {row} cannot be placed: the text of {which} does not stand in the completion's "
+                "decoded tokens as it is, or stands there twice. Return plain rewards, or one value for each turn, "
+                "for such completions."
+            )
+        placed.append((*place, value) if end is None else (place[0] + start, place[0] + end, value))
+    return placed
+
+
+def scores_turns(spans: Sequence[Span | TurnSpan] | None) -> bool:
+    """Whether any of the spans is a whole turn."""
+    return any(len(span) == 4 and span[2] is None for span in spans or ())
+
+
+def turn_values(spans: Sequence[Span | TurnSpan] | None, count: int, name: str, row: int) -> list[float] | None:
+    """The values of the whole turns among the spans of a reward, one for each turn; None where there are none.
+
+    Args:
+        spans: As the reward gave them.
+        count: The completion's turns.
+        name: Of the reward.
+        row: Of the completion, for messages.
+
+    Raises:
+        AlignmentError: There is a value for a turn that the completion does not have.
+    """
+    whole = [(span[0], span[3]) for span in spans or () if len(span) == 4 and span[2] is None]
+    values = [0.0] * count
+    for number, value in whole:
+        if not 0 <= number < count:
+            raise _no_such_turn(f"The reward {name!r}", number, row, count)
+        values[number] += value
+    return values if whole else None
+
+
+def _no_such_turn(who: str, turn: int, row: int, count: int) -> AlignmentError:
+    return AlignmentError(
+        f"{who} has a value for turn {turn} of the completion at row {row}, which has {count} (counted from 0). Return "
+        "no more values than there are assistant messages."
+    )
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _only_place(content: str, text: str, shift: int) -> tuple[int, int] | None:
+    """Where a content stands in a text, if it does so once."""
+    if text.count(content) != 1 or text.find(content) != text.rfind(content):  # `count` passes over what overlaps
+        return None
+    place = shift + text.index(content)
+    return place, place + len(content)
+
+
+@dataclass(frozen=True)
+class _Spoken:
+    """A completion's text with the special tokens in it, and where each token stands in it.
+
+    Attributes:
+        ids: The tokens.
+        raw: The text with the special tokens.
+        ranges: For each token its characters in `raw`.
+        plain: For each character of `raw`, and for its end, the place in the text without.
+        offsets: For each token its characters in the text without.
+    """
+
+    ids: Sequence[int]
+    raw: str
+    ranges: Sequence[tuple[int, int]]
+    plain: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, tokenizer: Any, ids: Sequence[int], text: str, offsets: Sequence[tuple[int, int]]) -> _Spoken:
+        special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        pieces: list[str] = []
+        ranges: list[tuple[int, int]] = []
+        plain: list[int] = []
+        reached = size = 0
+        for token, (start, end) in zip(ids, offsets, strict=True):
+            word = special.get(int(token)) if start == end else None
+            piece = text[reached : max(reached, end)] if word is None else word
+            shared = max(0, min(reached, end) - start)  # a character whose bytes are cut over several tokens
+            ranges.append((size - shared, size + len(piece)))
+            plain += range(reached, reached + len(piece)) if word is None else [reached] * len(piece)
+            pieces.append(piece)
+            size, reached = size + len(piece), max(reached, end)
+        return cls(ids, "".join(pieces), ranges, [*plain, reached], offsets)
+
+    def characters(self, run: tuple[int, int]) -> tuple[int, int]:
+        """The characters in the text without special tokens that some tokens in a row wrote."""
+        wrote = [pair for pair in self.offsets[slice(*run)] if pair[1] > pair[0]]
+        if wrote:
+            return wrote[0][0], wrote[-1][1]
+        place = max((end for _, end in self.offsets[: run[0]]), default=0)
+        return place, place
+
+    def tokens(self, start: int, end: int, run: tuple[int, int]) -> tuple[int, int]:
+        """The tokens of a turn that wrote some characters of `raw`."""
+        wrote = [token for token in range(*run) if self.ranges[token][0] < end and self.ranges[token][1] > start]
+        return (wrote[0], wrote[-1] + 1) if wrote else (run[0], run[0])
+
+
+@dataclass(frozen=True)
+class _Field:
+    """What a response template finds in a turn: a field of the message.
+
+    Attributes:
+        spec: The template's entry.
+        text: Between its markers.
+        captures: Named groups of its opening marker.
+        tokens: The turn's tokens that are the field, with its markers.
+        characters: Of what is between its markers, without white space around it, in the text without special tokens.
+    """
+
+    spec: Any
+    text: str
+    captures: Mapping[str, str]
+    tokens: tuple[int, int]
+    characters: tuple[int, int]
+
+
+def _fields_of(
+    template: Any, tokenizer: Any, spoken: _Spoken, run: tuple[int, int], prompt_ids: Sequence[int]
+) -> list[_Field]:
+    """The fields of a turn's message, in order."""
+    # What the chat template has written of the message before the model went on, such as `<think>`.
+    begun = template.truncate_past_last_anchor(tokenizer.decode([*prompt_ids, *spoken.ids[: run[0]]])) or ""
+    first = spoken.ranges[run[0]][0]
+    raw = begun + spoken.raw[first : spoken.ranges[run[1] - 1][1]]
+    fields = []
+    for spec, (outer, outer_end), (inner, inner_end), captures in _found(template, raw):
+        if outer_end <= len(begun) < len(raw):
+            continue
+        outer, outer_end, start, end = (max(0, p - len(begun)) + first for p in (outer, outer_end, inner, inner_end))
+        while start < end and spoken.raw[start].isspace():
+            start += 1
+        while start < end and spoken.raw[end - 1].isspace():
+            end -= 1
+        tokens, characters = spoken.tokens(outer, outer_end, run), (spoken.plain[start], spoken.plain[end])
+        fields.append(_Field(spec, raw[inner:inner_end], captures, tokens, characters))
+    return fields
+
+
+_Place = tuple[int, int]
+
+
+def _found(template: Any, raw: str) -> Iterator[tuple[Any, _Place, _Place, Mapping[str, str]]]:
+    """Each field that a template finds: the field, its place with and without its markers, and named groups.
+
+    Of the markers that may come next the earliest counts, of several at one place the longest. The field that has no
+    opening marker is what is left.
+    """
+    rest = template.fields[template.implicit] if template.implicit else None
+    place = 0
+    while True:
+        watched = [(0, spec, spec.open_re) for spec in template.fields.values() if spec.open_re is not None]
+        if rest is not None and rest.close_re is not None:
+            watched.append((1, rest, rest.close_re))
+        marks = [(closes, spec, mark) for closes, spec, pattern in watched if (mark := pattern.search(raw, place))]
+        if not marks:
+            break
+        closes, spec, mark = min(marks, key=lambda one: (one[2].start(), -one[2].end(), one[0], one[1].name))
+        if rest is not None and mark.start() > place:
+            yield rest, (place, mark.end() if closes else mark.start()), (place, mark.start()), {}
+        elif closes and mark.start() == mark.end():
+            return
+        place = mark.end()
+        if not closes:
+            close = None if spec.close_re is None else spec.close_re.search(raw, place)
+            inner_end, outer_end = (len(raw), len(raw)) if close is None else close.span()
+            captures = {name: value for name, value in mark.groupdict().items() if value is not None}
+            yield spec, (mark.start(), outer_end), (place, inner_end), captures
+            place = outer_end
+    if rest is not None and place < len(raw):
+        yield rest, (place, len(raw)), (place, len(raw)), {}
+
+
+def _content(
+    message: Mapping[str, Any], text: str, characters: tuple[int, int], fields: Sequence[_Field]
+) -> tuple[int, int] | None:
+    """Where a message's content stands in the text: all of the turn, where the template finds it, or else where it
+    stands once."""
+    content, (start, end) = message.get("content"), characters
+    if not isinstance(content, str):
+        return None
+    if not content or content == text[start:end]:
+        return start, start + len(content)
+    for field in reversed(fields):
+        if field.spec.name == "content" and content == text[slice(*field.characters)]:
+            return field.characters
+    return _only_place(content, text[start:end], start)
+
+
+def _calls(
+    pair: Exchange | None,
+    fields: Sequence[_Field],
+    run: tuple[int, int],
+    async_tools: Collection[str],
+    parsing: Parsing | None,
+) -> list[ToolCall]:
+    """The calls of a turn: those of its message with what came back, or else what the template takes for calls."""
+    written = [field for field in fields if field.spec.name == "tool_calls"]
+    made = [] if pair is None else calls_made(pair[0])
+    if pair is None or not made:
+        return [call for field in written if parsing for call in _unanswered(field, parsing, seen=pair is not None)]
+    places = [run] * len(made)
+    if len(written) in (1, len(made)):  # one for each, or one list of all
+        places = [field.tokens for field in written] * (len(made) // len(written))
+    calls = [
+        ToolCall(name=str(call.get("name", "")), arguments=call.get("arguments"), tokens=place)
+        for call, place in zip(made, places, strict=True)
+    ]
+    return _answered(calls, pair[1], async_tools)
+
+
+def _unanswered(field: _Field, parsing: Parsing, seen: bool) -> list[ToolCall]:
+    """What was written as a call, and is in no message: it cannot be read, or was never run; or nobody knows."""
+    try:
+        values = parsing.value(field.text, field.spec, dict(field.captures))
+        functions = calls_made({"tool_calls": values if isinstance(values, list) else [values]})
+        names = [function["name"] for function in functions]
+        readable = all(isinstance(name, str) for name in names)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # as written by the model
+        readable = False
+    if not readable:
+        return [ToolCall(name=field.captures.get("name", ""), outcome="unparsed", tokens=field.tokens)]
+    outcome = "not_run" if seen else "unknown"
+    return [
+        ToolCall(name=function["name"], arguments=function.get("arguments"), outcome=outcome, tokens=field.tokens)
+        for function in functions
+    ]
+
+
+def _answered(
+    calls: Sequence[ToolCall], answers: Sequence[Mapping[str, Any]], async_tools: Collection[str]
+) -> list[ToolCall]:
+    """The calls with their results. These have names and come in the order of the calls, asynchronous ones last."""
+    if not answers:
+        return [replace(call, outcome="not_run") for call in calls]
+    waiting: dict[str, deque[Any]] = defaultdict(deque)
+    for answer in answers:
+        waiting[str(answer.get("name", ""))].append(answer.get("content"))
+    counts = {name: sum(call.name == name for call in calls) for name in {*waiting, *(call.name for call in calls)}}
+    if any(len(waiting[name]) != count for name, count in counts.items()):
+        return [replace(call, outcome="unknown") for call in calls]
+    # An asynchronous tool that is called with wrong arguments raises at once, before what others of its calls return.
+    mixed = {n for n, contents in waiting.items() if n in async_tools and len({*map(is_tool_error, contents)}) > 1}
+    answered = []
+    for call in calls:
+        content = waiting[call.name].popleft()
+        if call.name in mixed:
+            answered.append(replace(call, outcome="unknown"))
+            continue
+        outcome = "raised" if is_tool_error(content) else "returned"
+        answered.append(replace(call, outcome=outcome, result=content if isinstance(content, str) else str(content)))
+    return answered

@@ -1,0 +1,171 @@
+"""Rewards by turn, for completions with tools: `tool_use` and `turn_length`. They return `TurnScores`.
+
+A turn is an assistant message with the tool messages that answer it. A completion that is a string, or one message, is
+one turn without calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..credit.turns import Exchange, calls_made, exchanges, is_tool_error
+from ..errors import ConfigurationError
+from ..guard.parameters import checked_number, checked_whole
+from ..types import TurnScores
+from ._text.completions import completion_text
+
+
+class ToolUse:
+    """Score each turn by its tool calls: so much for each that returned, for each that failed, and for each at all.
+
+        made · calls + returned · calls that returned + failed · calls that failed
+
+    A call fails where the tool raised, does not exist or does not take the arguments: TRL then answers
+    `{'error': '...'}`. With `marker` set, a message that has it in its text and no calls is a call that could not be
+    parsed, and failed. A call that was never run, because the completion ended before, neither returned nor failed.
+
+    The score is the sum over the turns, and a `TurnScores` that has each turn's own. Only the first `at_most` calls of
+    a completion earn anything, or a policy would call for the reward's sake; failures cost beyond it too.
+
+    Source: none of its own; rewards for calls that work are part of most recipes for tools, such as ToolRL
+    (arXiv:2504.13958), which compares them with a reference and this does not.
+
+    Departures: none.
+
+    Args:
+        returned: Of each call that returned.
+        failed: Of each call that failed.
+        made: Of each call, whatever came of it.
+        at_most: How many calls of a completion earn anything; None for all.
+        marker: What a call begins with, such as `<tool_call>`; None where calls that cannot be parsed do not count.
+
+    Raises:
+        ConfigurationError: A parameter is of the wrong kind, or all three numbers are 0.
+    """
+
+    __name__ = "tool_use"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"marker": "<tool_call>"}}
+
+    def __init__(
+        self,
+        *,
+        returned: float = 0.1,
+        failed: float = -0.1,
+        made: float = 0.0,
+        at_most: int | None = None,
+        marker: str | None = None,
+    ) -> None:
+        self.returned = checked_number("tool_use: returned", returned, "a number")
+        self.failed = checked_number("tool_use: failed", failed, "a number")
+        self.made = checked_number("tool_use: made", made, "a number")
+        self.at_most = None if at_most is None else checked_whole("tool_use: at_most", at_most, 0)
+        if marker is not None and (not isinstance(marker, str) or not marker):
+            raise ConfigurationError(f"tool_use: marker must be a text with something in it or null, got {marker!r}.")
+        self.marker = marker
+        if not (self.returned or self.failed or self.made):
+            raise ConfigurationError("tool_use: returned, failed or made must not be 0, got 0 for all three.")
+
+    def __repr__(self) -> str:
+        return f"ToolUse(returned={self.returned}, failed={self.failed}, made={self.made})"
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[TurnScores]:
+        """`B` scores; logs `tool_use/calls`, `tool_use/returned` and `tool_use/failed`, each per completion."""
+        counts = [[self._counts(exchange) for exchange in _turns_of(completion)] for completion in completions]
+        if log_metric is not None and completions:
+            for place, what in enumerate(("calls", "returned", "failed")):
+                log_metric(f"tool_use/{what}", sum(turn[place] for row in counts for turn in row) / len(completions))
+        return [self._scored(row) for row in counts]
+
+    def _counts(self, exchange: Exchange) -> tuple[int, int, int]:
+        """How many calls a turn makes, how many of them returned, and how many failed."""
+        message, answers = exchange
+        calls = len(calls_made(message))
+        if not calls:
+            unparsed = int(self.marker is not None and self.marker in completion_text(message))
+            return unparsed, 0, unparsed
+        errors = sum(is_tool_error(answer.get("content")) for answer in answers)
+        return calls, min(len(answers), calls) - errors, errors
+
+    def _scored(self, turns: Sequence[tuple[int, int, int]]) -> TurnScores:
+        left = float("inf") if self.at_most is None else self.at_most
+        values = []
+        for calls, returned, failed in turns:
+            earning = min(calls, left)
+            value = failed * self.failed if self.failed < 0 else min(failed, earning) * self.failed
+            value += min(returned, earning) * self.returned if self.returned > 0 else returned * self.returned
+            value += earning * self.made if self.made > 0 else calls * self.made
+            values.append(value)
+            left -= earning
+        return TurnScores(values)
+
+
+class TurnLength:
+    """Score each turn by its length: 0 where it leaves room, down to -1 where it is too long.
+
+        0                             n ≤ longest - cache
+        (longest - cache - n) / cache     up to longest
+        -1                            beyond
+
+    n counts the characters that the model wrote into a turn's message: its content, its reasoning where the chat
+    template sets it apart, and the names and arguments of its calls as JSON. The score is the mean over the turns, and
+    a `TurnScores` that has each turn's own over the number of turns.
+
+    Source: none of its own; `soft_overlong`, equation (13) of DAPO (arXiv:2503.14476), turn by turn.
+
+    Departures: in characters, because a reward function is given the tokens of the whole conversation, the tools'
+    among them.
+
+    Args:
+        longest: In characters.
+        cache: The last characters over which the penalty grows; 0 for a step.
+
+    Raises:
+        ConfigurationError: A parameter is no integer, or not `1 <= longest` and `0 <= cache <= longest`.
+    """
+
+    __name__ = "turn_length"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"longest": 16, "cache": 8}}
+
+    def __init__(self, longest: int, cache: int = 0) -> None:
+        self.longest = checked_whole("turn_length: longest", longest, 1)
+        self.cache = checked_whole("turn_length: cache", cache, 0)
+        if cache > longest:
+            raise ConfigurationError(f"turn_length: cache must be from 0 to longest ({longest}), got {cache}.")
+
+    def __repr__(self) -> str:
+        return f"TurnLength(longest={self.longest}, cache={self.cache})"
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[TurnScores]:
+        """`B` scores from -1.0 to 0.0."""
+        rows = [[self._penalty(_written(message)) for message, _ in _turns_of(one)] for one in completions]
+        return [TurnScores([value / len(row) for value in row]) for row in rows]
+
+    def _penalty(self, length: int) -> float:
+        free = self.longest - self.cache
+        if length <= free:
+            return 0.0
+        return -1.0 if length > self.longest else (free - length) / self.cache
+
+
+def _turns_of(completion: Any) -> list[Exchange]:
+    """The turns of whatever a completion is."""
+    if isinstance(completion, str):
+        return [({"role": "assistant", "content": completion}, [])]
+    messages = [completion] if isinstance(completion, Mapping) else completion
+    return exchanges([one for one in messages or () if isinstance(one, Mapping)])
+
+
+def _written(message: Mapping[str, Any]) -> int:
+    """How many characters the model wrote into a message."""
+    texts = [completion_text(message)]
+    texts += [text for key in ("reasoning_content", "thinking") if isinstance(text := message.get(key), str)]
+    for function in calls_made(message):
+        texts += [str(function.get("name", "")), json.dumps(function.get("arguments"), default=str, ensure_ascii=False)]
+    return sum(map(len, texts))
