@@ -88,8 +88,8 @@ def check_command(
 ) -> None:
     """Check that a plugin keeps the rules that training relies on.
 
-    Exits with 1 where one is broken, with 2 where a plugin cannot be loaded, and with --strict with 3 where all are kept
-    and nothing shows that a plugin does anything.
+    Exits with 1 where one is broken, with 2 where a plugin cannot be loaded, and with --strict with 3 where all are
+    kept and nothing shows that a plugin does anything.
     """
     wanted = kind_of(kind)
     if list_rules:

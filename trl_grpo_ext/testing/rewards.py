@@ -321,11 +321,12 @@ class RewardChecks(Checks):
             alike = batch.with_items([replace(batch.items[0])] * len(batch.items))
             if len({*self._scores(alike)}) > 1:  # it goes by the place, which is another rule's matter
                 return
-            for step in (1, len(batch.items) - 1):
-                turned = batch.with_items(batch.items[step:] + batch.items[:step])
+            places = range(len(batch.items))
+            for order in ([*places[1:], 0], [*places][::-1]):
+                turned = batch.with_items(batch.items[place] for place in order)
                 ours = self._scores(batch)
                 what = "with the rows in one order and in another, each with its own columns"
-                self._agree(ours[step:] + ours[:step], self._scores(turned), what, turned)
+                self._agree([ours[place] for place in order], self._scores(turned), what, turned)
 
         batches = []
         for item in items[:1] if self.slow else items:
@@ -428,7 +429,8 @@ class RewardChecks(Checks):
                 if name != "trainer_state" and arguments[name] != value:
                     raise Broken(f"it changed {name!r}", str(batch))
 
-        self._over([Batch(self.batch.items, form) for form in self._forms], judge)
+        spaced = replace(self.batch.items[0], completion="  18 \n")
+        self._over([Batch((*self.batch.items, spaced), form) for form in self._forms], judge)
 
     def pickle(self) -> None:
         """There and back."""
@@ -555,7 +557,8 @@ def _check_value(value: Any, row: int, batch: Batch) -> None:
     except OverflowError:
         as_trl = math.inf
     if math.isnan(as_trl):
-        raise Broken(f"the value at row {row} is NaN; say None where the reward has nothing to say", str(batch))
+        message = f"the value at row {row} is NaN; say None where the reward has nothing to say"
+        raise Broken(message, str(batch), "NaN")
     if math.isinf(as_trl):
         raise Broken(f"the value {value!r:.80} at row {row} is not finite in float32", str(batch))
 

@@ -60,7 +60,7 @@ _RESTS_ON: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
         "neighbours": ("determinism", "rows"),
         "order": ("determinism", "rows", "neighbours"),
         "formats": ("determinism",),
-        "none": ("determinism", "neighbours"),
+        "none": ("determinism", "rows", "neighbours"),
         "outcomes": ("determinism", "none"),
         "pickle": ("determinism",),
         "threads": ("determinism",),
