@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -152,6 +153,8 @@ class SegmentWeights:
     __name__ = "segment_weights"
     role = "transform"
     needs = ("offsets",)
+
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"think": 0.5}}
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
-from ..guard.outcomes import shown
+from ..guard.outcomes import said, shown
 from ..plugins.selection import LABELS, Kind
 
 T = TypeVar("T")
@@ -755,11 +755,7 @@ def smallest(
 
 def raised(error: BaseException) -> str:
     """An exception of a plugin in words; an error of this package says by itself what was wrong."""
-    try:
-        text = str(error)
-    except Exception:  # an exception's own text may raise
-        text = "(its message cannot be read)"
-    text = text if text.isprintable() and len(text) < 400 else shown(text)
+    text = said(error)
     if isinstance(error, TRLGRPOExtError):
         return f"{text}{_place(error)}"
     return (

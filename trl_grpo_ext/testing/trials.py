@@ -25,7 +25,7 @@ RELATIVE, ABSOLUTE = 1e-5, 1e-6
 """How far two numbers may be apart that ought to be the same: a plugin may well compute in float32."""
 
 
-_ORDER = ("gathers", "shape", "gradient", "finite", "non_negative", "mask")
+_ORDER = ("gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask")
 """The parts of the contract in the order in which the flow looks at them: a refusal for one says that those before it
 are kept."""
 
