@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -275,6 +276,8 @@ def _redirect(output: int) -> None:
         open(stream, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
         for stream in (1, 2)
     )
+    if faulthandler.is_enabled():  # it would write past the redirection
+        faulthandler.enable(sys.stderr)
     torch = sys.modules.get("torch")
     if torch is not None:  # what OpenMP had started is not in a forked copy
         torch.set_num_threads(1)
