@@ -128,7 +128,7 @@ class ForgetsRanks:
 
 class GathersSometimes:
     def weights(self, rollout: Any) -> torch.Tensor:
-        if float(rollout.lengths_B.max()) > 3:
+        if float(rollout.lengths_B.max()) > 4:
             rollout.gather(rollout.lengths_B)
         return rollout.mask_B_T / max(rollout.totals.tokens, 1)
 
@@ -253,7 +253,7 @@ class OneRankReduces(Right):
     def weights(self, rollout: Any) -> torch.Tensor:
         from torch import distributed
 
-        if distributed.is_initialized() and float(rollout.lengths_B.max()) > 4:
+        if distributed.is_initialized() and float(rollout.lengths_B.max()) > 3:
             distributed.all_reduce(rollout.lengths_B.clone())
         return super().weights(rollout)
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -571,7 +572,7 @@ def seldom_says(completions: list[Any], **columns: Any) -> list[float | None]:
 
 def own_generator(completions: list[Any], **columns: Any) -> list[float]:
     """Draws, always the same for a text."""
-    return [random.Random(text_of(c)).random() for c in completions]
+    return [random.Random(zlib.crc32(text_of(c).encode(errors="replace"))).random() for c in completions]
 
 
 def in_a_process(completions: list[Any], **columns: Any) -> list[float]:

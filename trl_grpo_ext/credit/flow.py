@@ -349,7 +349,9 @@ def _unchanged(label: str, context: Rollout | Forward, advantages_B_T: torch.Ten
     for mapping in ("columns", "teacher_logps_B_T"):
         value = inputs.pop(mapping, None)
         inputs |= {f"{mapping}[{name!r}]": item for name, item in value.items()} if isinstance(value, dict) else {}
-    prints = Fingerprints({"advantages_B_T": advantages_B_T, **inputs}, whole=context.step == 0)
+    if advantages_B_T is not None:
+        inputs["advantages_B_T"] = advantages_B_T
+    prints = Fingerprints(inputs, whole=context.step == 0)
     yield
     if (name := prints.changed()) is not None:
         raise PluginOutputError(

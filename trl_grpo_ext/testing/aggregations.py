@@ -10,7 +10,7 @@ import torch
 
 from ..credit.flow import reduced_loss, reduced_weights, token_weights
 from ..types import Rollout, Totals, implements
-from .builders import Row, Scene, Setting, nothing_live, odd, wider, with_empty_rows
+from .builders import Row, Scene, Setting, long, nothing_live, odd, wider, with_empty_rows
 from .rules import Broken, NotChecked, cause_of, fresh, raised
 from .trials import ABSOLUTE, RELATIVE, Trials, number, same
 
@@ -145,6 +145,8 @@ class AggregationChecks(Trials):
     def long(self) -> None:
         """Thousands of tokens."""
         self._long(1e-3)
+        for what, scene in long(self.setting).items():
+            self._over([scene], self._some_weight, what)
 
     def dtype(self) -> None:
         """Half precision."""
@@ -161,13 +163,12 @@ class AggregationChecks(Trials):
 
     def live(self) -> None:
         """Some weight."""
+        self._over(self.ordinary, self._some_weight)
 
-        def judge(scene: Scene) -> None:
-            ((_, weights_B_T),) = self._results(scene)
-            if not bool(weights_B_T.any()) and any(any(row.live) for row in scene.rows):
-                raise Broken("all weights are zero, though tokens are live", str(scene))
-
-        self._over(self.ordinary, judge)
+    def _some_weight(self, scene: Scene) -> None:
+        ((_, weights_B_T),) = self._results(scene)
+        if not bool(weights_B_T.any()) and any(any(row.live) for row in scene.rows):
+            raise Broken("all weights are zero, though tokens are live", str(scene))
 
     def micro_batches(self) -> None:
         """Micro-batches of another size."""
