@@ -41,9 +41,9 @@ def collectives_of_ranks(call: Callable[[int], Any], ranks: int = 2) -> list[lis
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Recorder(TorchDispatchMode):
+    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own __init_subclass__
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.called: list[str] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

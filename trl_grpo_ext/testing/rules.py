@@ -785,7 +785,8 @@ def _frame(error: BaseException) -> traceback.FrameSummary | None:
     installed = ("site-packages", "dist-packages", f"{Path(traceback.__file__).parent}")
     own = [one for one in frames if not one.filename.startswith(rooms)]
     theirs = [one for one in own if not any(part in one.filename for part in installed)]
-    return (theirs or own or [None])[-1]
+    chosen = theirs or own
+    return chosen[-1] if chosen else None
 
 
 def _place(error: BaseException) -> str:
