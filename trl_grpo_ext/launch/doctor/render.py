@@ -77,9 +77,8 @@ def _machine(examination: Examination) -> dict[str, object]:
     if facts.devices:
         first = facts.devices[0]
         capability = "" if first.capability is None else f", compute capability {'.'.join(map(str, first.capability))}"
-        rows["devices"] = (
-            f"{len(facts.devices)} x {first.name}, {first.memory / GB:.1f} GB ({first.memory / 2**30:.1f} GiB){capability}"
-        )
+        size = f"{first.memory / GB:.1f} GB ({first.memory / 2**30:.1f} GiB)"
+        rows["devices"] = f"{len(facts.devices)} x {first.name}, {size}{capability}"
     if facts.variables:
         rows["environment"] = ", ".join(f"{name}={value}" for name, value in facts.variables.items())
     return rows
