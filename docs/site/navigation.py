@@ -7,9 +7,10 @@ FROM_THE_ROOT = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONT
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Begin": ("start", "first_plugin", "concepts", "hook_pairs", "how_it_works", "glossary"),
-    "Plugins": ("writing_plugins", "catalogue/index", "plugins", "rewards", "examples/README"),
+    "Plugins": ("catalogue/index", "plugins", "rewards"),
+    "Writing your own": ("writing_plugins", "conformance", "replay", "examples/README"),
     "Training": (
-        *("recipes", "launching", "doctor", "command_line", "conformance", "pipelines", "manifest", "replay"),
+        *("own_script", "recipes", "launching", "doctor", "command_line", "pipelines", "manifest"),
         *("report", "metrics", "troubleshooting"),
     ),
     "Evidence": ("parity", "gpu", "study", "comparison", "compatibility"),

@@ -71,6 +71,9 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ("docs/writing_plugins.md", "class Polite"): "tests.test_docs:test_the_example_reward_is_there_after_pip_install",
     ("docs/rewards.md", "guarded(my_reward"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",
     ("docs/rewards.md", "class Best"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",
+    ("docs/own_script.md", "# train.py"): (
+        "tests.docs_site.test_own_script:test_the_script_trains_with_the_plugins_of_its_file"
+    ),
     ("docs/pipelines.md", "class Curriculum"): "tests.trainer.pipelines.page:theirs",
     ("docs/pipelines.md", "class DropsSolved"): "tests.trainer.pipelines.page:theirs",
     ("docs/pipelines.md", "class Decayed"): "tests.trainer.pipelines.page:theirs",

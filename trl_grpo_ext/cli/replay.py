@@ -182,7 +182,7 @@ def _conclusions(found: Comparison) -> Iterator[str]:
             f"{pair.other} moves {_percent(pair.moved)} of {pair.base}'s gradient mass to other completions and "
             f"{_percent(pair.moved_between_tokens)} to other tokens{to}; {_percent(pair.same_sign)} of the completions "
             f"are pushed the same way, {_percent(pair.groups_flipped)} of the groups are ranked differently, "
-            f"{_percent(other.without_signal)} of them are without signal ({pair.base}: {_percent(base.without_signal)})."
+            f"{_percent(other.without_signal)} of them have no signal ({pair.base}: {_percent(base.without_signal)})."
         )
 
 
