@@ -89,4 +89,4 @@ def test_right_plugins_keep_all_rules_and_between_them_have_every_rule_checked()
         assert report.ok, str(report)
         passed |= {rule.name for rule in report.passed}
         assert not report.unshown or kind == "advantage_hook", str(report)
-    assert passed == {rule.name for rule in RULES} - {"reward.collectives"}
+    assert passed == {rule.name for rule in RULES}

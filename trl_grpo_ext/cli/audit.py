@@ -221,7 +221,7 @@ def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) ->
         return asked
     if isinstance(own, str):
         if own not in row:
-            usual = next((name for name in _USUAL_COLUMNS if name in row), next(iter(row), "answer"))
+            usual = next((name for name in _USUAL_COLUMNS if name in row), "COLUMN")
             raise ConfigurationError(
                 f"The reward reads the column {own!r}, and the columns are {', '.join(row)}: training would stop. "
                 f"Rename the column that holds the references, dataset.rename_column({usual!r}, {own!r}); to audit "

@@ -168,7 +168,7 @@ class AggregationChecks(Trials):
     def _some_weight(self, scene: Scene) -> None:
         ((_, weights_B_T),) = self._results(scene)
         if not bool(weights_B_T.any()) and any(any(row.live) for row in scene.rows):
-            raise Broken("all weights are zero, though tokens are live", str(scene))
+            raise Broken("all weights are zero, though tokens are live", str(scene), "no weight")
 
     def micro_batches(self) -> None:
         """Micro-batches of another size."""
