@@ -198,6 +198,7 @@ def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbos
 
 def _print(report: Report, console: Console, verbose: bool) -> None:
     from ..plugins.selection import LABELS
+    from ..testing.rules import following
 
     style = "bold red" if not report.ok else "bold yellow" if report.unshown else "bold green"
     title = (one_line(f"{LABELS[report.kind]} {report.subject}"), "bold")
@@ -215,7 +216,7 @@ def _print(report: Report, console: Console, verbose: bool) -> None:
                 paragraph(console, Text.assemble((f"{label}: " if not place else "", "dim"), line), indent=4)
         if followers := report.following(root):
             names = f": {', '.join(broken.rule.name for broken in followers)}" if verbose else ""
-            paragraph(console, Text(f"and {len(followers)} that follow from it{names}", style="red"), indent=4)
+            paragraph(console, Text(f"{following(len(followers))}{names}", style="red"), indent=4)
     if report.unshown:
         paragraph(console, Text.assemble(("not shown to work: ", "bold yellow"), one_line(report.unshown)), indent=2)
     if report.skipped:

@@ -40,6 +40,7 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-5
 _SLOW, _FEW = 0.02, 4
 """Seconds per completion from which on fewer completions are tried, and how many."""
 _CALLS, _ROUNDS = 3, 10
+_ROWS_SHOWN = 3
 _QUICK = 0.05
 """Seconds; what takes longer is not called by two threads over and over."""
 
@@ -278,7 +279,7 @@ class RewardChecks(Checks):
         def same(batch: Batch, once: Scores, again: Scores, what: str) -> None:
             for row, (one, other) in enumerate(zip(once, again, strict=True)):
                 if one != other:
-                    raise Broken(f"{what}: {one!r} and {other!r} at row {row}", str(batch))
+                    raise Broken(f"{what}: {one!r} and {other!r} at row {row}", str(self._read_alone(batch, row)))
 
         def judge(batch: Batch) -> None:
             once, again = self._scores(batch), self._scores(batch)
@@ -309,6 +310,18 @@ class RewardChecks(Checks):
         self._over([self.batch.with_items(marked)], unseen, smaller=False)
         if len(self.batch.items) > 1:
             self._over([self.batch], rebuilt, smaller=False)
+
+    def _read_alone(self, batch: Batch, row: int) -> Batch:
+        """One row of a batch with the columns that the signature names, for an example that is not made smaller."""
+        if len(batch.items) <= 1:
+            return batch
+        try:
+            named = set(inspect.signature(self.reward).parameters)
+        except (TypeError, ValueError):  # compiled
+            named = set()
+        item = batch.items[row]
+        kept = {name: value for name, value in item.columns.items() if name in named}
+        return batch.with_items([replace(item, columns=kept)])
 
     def rows(self) -> None:
         """One text with each row's columns, in two orders."""
@@ -676,10 +689,12 @@ class Batch:
         }
 
     def __str__(self) -> str:
-        completions = ", ".join(shown(item.completion) for item in self.items)
+        first, more = self.items[:_ROWS_SHOWN], max(len(self.items) - _ROWS_SHOWN, 0)
+        rest = f", and {more} more" if more else ""
+        completions = ", ".join(shown(item.completion) for item in first) + rest
         parts = [f"completions=[{completions}]" + (" as messages" if self.form == "messages" else "")]
         for name in dict.fromkeys(name for item in self.items for name in item.columns):
-            parts.append(f"{name}=[{', '.join(shown(item.columns.get(name)) for item in self.items)}]")
+            parts.append(f"{name}=[{', '.join(shown(item.columns.get(name)) for item in first)}{rest}]")
         return ", ".join(parts)
 
     def with_items(self, items: Iterable[Item]) -> Batch:

@@ -578,7 +578,8 @@ class Report:
 
     def counts(self) -> str:
         """How many rules are kept, broken and not checked."""
-        return f"{len(self.passed)} rules kept, {len(self.violations)} broken, {len(self.skipped)} not checked"
+        kept = f"{len(self.passed)} rule{'s' * (len(self.passed) != 1)} kept"
+        return f"{kept}, {len(self.violations)} broken, {len(self.skipped)} not checked"
 
     def not_checked(self) -> str:
         """The rules that were not checked, by reason, in one line; empty where there are none."""
@@ -594,11 +595,16 @@ class Report:
             lines += _indented(str(root))
             if followers := self.following(root):
                 names = ", ".join(broken.rule.name for broken in followers)
-                lines.append(f"    and {len(followers)} that follow from it: {names}")
+                lines.append(f"    {following(len(followers))}: {names}")
         lines += [f"  not checked: {self.not_checked()}"] if self.skipped else []
         lines += [f"  not shown to work: {self.unshown}"] if self.unshown else []
         lines += [f"  measured: {name}: {_shown(value)}" for name, value in self.measured.items()]
         return "\n".join(lines)
+
+
+def following(count: int) -> str:
+    """How many rules break as a consequence, in words."""
+    return f"and {count} that follow{'s' * (count == 1)} from it"
 
 
 _LISTED = 6
