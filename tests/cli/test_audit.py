@@ -122,9 +122,7 @@ def slow_on_some(completions: list[str], answer: list[str], **columns: Any) -> l
 def test_what_cannot_be_audited_is_said() -> None:
     with pytest.raises(ConfigurationError, match="no rows"):
         gsm8k([])
-    with pytest.raises(
-        ConfigurationError, match="reads the column 'answer', and the columns are prompt, ref: training"
-    ):
+    with pytest.raises(ConfigurationError, match="column 'answer', and the columns are prompt, ref: training"):
         gsm8k([{"prompt": "p", "ref": "1"}])
     with pytest.raises(ConfigurationError, match="There is no column 'target'"):
         audit(half_right, [{"answer": "1", "solution": "1"}], column="target")

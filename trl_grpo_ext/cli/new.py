@@ -94,7 +94,7 @@ def new_command(
         )
         for place, one in enumerate(kinds)
     ]
-    folder = _folder(into or directory or made[0].distribution)
+    folder = _folder(next(place for place in (into, directory, made[0].distribution) if place is not None))
     files: list[GeneratedFile] = []
     for new in made:
         written = new.add_to(Path(folder)) if new.there else new.write(Path(folder))
