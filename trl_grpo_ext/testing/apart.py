@@ -315,7 +315,8 @@ def _check(say: Callable[..., None], rules: Sequence[Rule], prepare: Prepare) ->
 def _printed(output: Any) -> tuple[tuple[str, ...], int]:
     """The first lines of what was printed, and how many there are."""
     output.seek(0)
-    lines, count = [], 0
+    lines: list[str] = []
+    count = 0
     for line in output:
         count += 1
         if len(lines) < _LINES:
