@@ -21,7 +21,6 @@ __all__ = [
     "Judgement",
     "Outcome",
     "OutcomePolicy",
-    "said",
     "shown",
 ]
 
