@@ -1,6 +1,6 @@
 """The experiments of the texts that this project comes from: each a command, a table and a figure.
 
-    python -m bench.experiments naive                    # runs what is missing, then draws; the others likewise
+    python -m bench.experiments naive                    # runs what is missing, then draws; the others the same way
     python -m bench.experiments all --jobs 2
     python -m bench.experiments all --draw               # the figures and tables again, from the runs that are there
 
@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "bench" / "runs"
 SEEDS = (1, 2, 3)
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, told apart by everybody."""
+"""Okabe and Ito's, which everybody can distinguish."""
 
 Line = Mapping[str, Any]
 

@@ -256,7 +256,7 @@ def trained(
         seed: Of sampling and of the order of the rows.
         chosen: Settings besides the task's, or in place of the defaults here.
         callbacks: One of them ends the training, unless `chosen` has `max_steps`.
-        watching: Advantage hooks as objects, behind those that `chosen` names.
+        watching: Advantage hooks as objects, after those that `chosen` names.
         plain: By TRL's own trainer.
     """
     random.seed(seed)

@@ -74,7 +74,7 @@ class RecipeArguments:
     eval_problems: int = field(default=512, metadata={"help": "Held-out problems, at most."})
     system_prompt: str = field(default=SYSTEM_PROMPT, metadata={"help": "For models with a chat template."})
     user_prompt: str = field(
-        default="{question}", metadata={"help": "Likewise: the message with the problem in place of {question}."}
+        default="{question}", metadata={"help": "The user's message, with the problem in place of {question}."}
     )
     eval_temperature: float | None = field(
         default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}

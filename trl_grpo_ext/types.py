@@ -106,7 +106,7 @@ class TurnScores(SpanScore):
     """A completion's reward that has a value for each of its turns. To plain TRL it is the number that it is.
 
     Args:
-        turns: The values, that of the first assistant message first. Turns behind the last of them have 0.
+        turns: The values, that of the first assistant message first. Turns after the last of them have 0.
         value: The reward; by default the sum of the values.
     """
 
@@ -162,7 +162,7 @@ class Turn:
         content: `(start, end)` of the message's content in the completion's text; None where there is no message of
             the turn, as of a rollout function, or its content has no place of its own in the text.
         calls: The tool calls that it made.
-        observation: The text of what came behind it, up to the next turn, as the chat template has written it, without
+        observation: The text of what came after it, up to the next turn, as the chat template has written it, without
             special tokens; empty where nothing did.
     """
 

@@ -19,5 +19,6 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options: dict[str, object] = {"top_of_page_buttons": []}
+highlight_language = "text"  # what names no language is output
 pygments_style = "friendly"
 pygments_dark_style = "monokai"

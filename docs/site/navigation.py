@@ -8,7 +8,18 @@ FROM_THE_ROOT = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONT
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("start", "first_plugin", "concepts", "glossary"),
     "Guides": (
-        *("writing_plugins", "rewards", "pipelines", "agents", "recipes", "launching", "doctor", "report", "replay"),
+        *(
+            "writing_plugins",
+            "own_script",
+            "rewards",
+            "pipelines",
+            "agents",
+            "recipes",
+            "launching",
+            "doctor",
+            "report",
+            "replay",
+        ),
         *("troubleshooting", "examples/README"),
     ),
     "Reference": (

@@ -78,4 +78,5 @@ def _mend(link: re.Match[str], file: Path, places: dict[Path, str]) -> str:
         return link["text"]  # a file of the repository that is no page
     here = Path(places[file]).parent.as_posix()
     new = os.path.relpath(new, here)
-    return f"{link['image']}[{link['text']}]({new}{'#' + anchor if anchor else ''})"
+    text = "" if path in places and link["text"].strip("`").endswith(path.name) else link["text"]  # "": its title
+    return f"{link['image']}[{text}]({new}{'#' + anchor if anchor else ''})"

@@ -341,7 +341,7 @@ EXAMPLES: dict[str, Worked] = {
         completions(2),
         {"`calls`, by turn": ((1.0, 0.0), (0.0, 0.0)), "`right`": (1.0, 0.0)},
         _turns(2, **_TURN_REWARDS),
-        "What turn 1 and all behind it earned is 2 and 0, of turn 2 it is 1 and 0; each is held against its mean.",
+        "What turn 1 and all after it earned is 2 and 0, of turn 2 it is 1 and 0; each is held against its mean.",
     ),
     "gigpo": Worked(
         {"name": "gigpo", "gamma": 0.5, "step_weight": 1.0},

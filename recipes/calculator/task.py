@@ -1,7 +1,7 @@
 """Word problems of two steps, a calculator, how it is called, and a model that knows how but seldom does it.
 
 A completion with calls is a conversation of up to three turns: `<<calc sum=4*17>>`, answered by `=68`, then
-`<<calc sum=23+68>>`, answered by `=91`, then `#### 91`. Train and held-out problems are told apart by a hash of their
+`<<calc sum=23+68>>`, answered by `=91`, then `#### 91`. Train and held-out problems are divided by a hash of their
 template and numbers, as in `embedded/word_problems.py`.
 
 The supervised start goes on from the tiny model in `embedded/model`, which can read and copy. In its first half every

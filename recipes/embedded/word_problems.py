@@ -8,12 +8,18 @@ either order for an addition), is hashed, and the hash alone decides the split: 
 problem on both sides, not even under another name or with other objects. What the two splits do share is arithmetic:
 8 + 5 of one template may be in train while 8 + 5 of another is held out. A model is measured on new stories about
 sums that it can know, which is what a one-step problem tests.
+
+    python recipes/embedded/word_problems.py 500 | trl-grpo-ext audit - --reward gsm8k_accuracy
+
+prints as many of the first problems of the training split, as JSON Lines.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
@@ -148,3 +154,8 @@ def make_problems(split: Split, size: int, seed: int) -> list[dict[str, str]]:
         Rows `{"question": ..., "answer": ...}`.
     """
     return [problem.row() for problem in draw_problems(split, size, seed)]
+
+
+if __name__ == "__main__":
+    for problem in make_problems("train", int(sys.argv[1]) if len(sys.argv) > 1 else 100, seed=0):
+        print(json.dumps(problem))

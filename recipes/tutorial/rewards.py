@@ -1,4 +1,4 @@
-"""The two rewards of the tutorial behind `configs/smollm2_1.7b_tutorial.yaml`, as its code has them.
+"""The two rewards of the tutorial of `configs/smollm2_1.7b_tutorial.yaml`, as its code has them.
 
 A completion counts if it has the form, from its very beginning:
 

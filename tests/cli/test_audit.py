@@ -122,14 +122,22 @@ def slow_on_some(completions: list[str], answer: list[str], **columns: Any) -> l
 def test_what_cannot_be_audited_is_said() -> None:
     with pytest.raises(ConfigurationError, match="no rows"):
         gsm8k([])
-    with pytest.raises(ConfigurationError, match="There is no column 'answer'; the columns are prompt, ref"):
+    with pytest.raises(ConfigurationError, match="column 'answer', and the columns are prompt, ref: training"):
         gsm8k([{"prompt": "p", "ref": "1"}])
-    with pytest.raises(ConfigurationError, match="Which column holds the references"):
-        audit(half_right, [{"answer": "1", "solution": "1"}])
+    with pytest.raises(ConfigurationError, match="There is no column 'target'"):
+        audit(half_right, [{"answer": "1", "solution": "1"}], column="target")
     with pytest.raises(ConfigurationError, match="There is no column 'code'"):
         gsm8k(GOOD, completions="code")
     with pytest.raises(RewardError, match="no connection"):
         audit(slow_on_some, GOOD)
+
+
+def test_a_reward_that_compares_with_nothing_is_only_timed() -> None:
+    found = audit(half_right, [{"answer": "1", "target": "x"}])
+    assert (found.column, found.references) == ("target", 1)  # its signature has it
+    found = audit(lambda completions, **columns: [0.0 for _ in completions], [{"answer": "1"}])
+    assert (found.column, found.references, found.findings) == ("", 0, [])
+    assert found.latency()["p50"] > 0
 
 
 # ---------------------------------------------------------------------------------------------- the command

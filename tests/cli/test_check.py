@@ -24,6 +24,26 @@ def short(completions, **columns):
     """One score too few."""
     return [0.0 for _ in completions][1:]
 
+def exits(completions, **columns):
+    raise SystemExit(0)
+
+def vanishes(completions, **columns):
+    import os
+    os._exit(0)
+
+def hangs(completions, **columns):
+    import time
+    time.sleep(1000)
+
+def constant(completions, **columns):
+    print("\x1b[31m" + "x" * 500)
+    return [0.5 for _ in completions]
+
+def remembers(completions, answer=None, seen=set(), **columns):
+    new = [str(c) not in seen for c in completions]
+    seen.update(map(str, completions))
+    return [float(one) for one in new]
+
 class Choosy:
     """Scores `word`, and nothing else will do."""
 
@@ -41,6 +61,7 @@ class Choosy:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("path")
     rewards = {"fine": "ch_rewards:fine", "short": "ch_rewards:short", "choosy": "ch_rewards:Choosy"}
+    rewards |= {name: f"ch_rewards:{name}" for name in ("exits", "vanishes", "hangs", "constant", "remembers")}
     write_distribution(folder, "ch-rewards", {"reward": rewards}, {"ch_rewards.py": REWARDS})
     raises = {"ch_raises.py": "raise RuntimeError('not today')"}
     write_distribution(folder, "ch-raises", {"reward": {"raises": "ch_raises:x"}}, raises)
@@ -56,9 +77,9 @@ def test_a_reward_that_keeps_the_rules(folder: Path) -> None:
     assert done.status == 0, done
     assert done.out.startswith("reward fine: 1")
     assert " 0 broken" in done.out
-    assert "reward.length" in done.out
-    assert "chatter" not in done.out
-    assert "chatter at import" in done.err
+    assert "it printed" in done.out
+    assert "the first: chatter at import" in done.out
+    assert "reward.length" in check(folder, "fine", "--verbose").out
     assert "Checking fine, 1 of 1" in done.err
 
 
@@ -68,11 +89,40 @@ def test_a_broken_rule_is_shown_with_its_example_and_its_reason_and_ends_with_1(
 ) -> None:
     done = check(folder, "ch-rewards:short", width=width)
     assert done.status == 1
-    assert_readable(done.out, width)
+    assert_readable(done.out[done.out.rindex("reward short") :], width)  # before it a terminal has the rule at hand
     assert "broken reward.length" in done.plain
     for label in ("rule: ", "found: ", "smallest example: ", "why: "):
         assert label in done.plain
     assert ("\x1b[" in done.out) == (width is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "says"),
+    [
+        ("exits", 1, ["broken reward.run", "it raised SystemExit: 0 (ch_rewards.py, line "]),
+        ("vanishes", 1, ["broken reward.run", "it ended the process with exit status 0"]),
+        ("hangs", 1, ["broken reward.run", "it did not return within 1 s, and its process was ended"]),
+        ("remembers", 1, ["broken reward.determinism", "in its first call and later: 1.0 and 0.0"]),
+        ("constant", 3, ["not shown to work: it gave every text of the kit 0.5", "it printed "]),
+        ("fine", 0, ["18 rules kept, 0 broken"]),
+    ],
+)
+def test_whatever_a_plugin_does_the_command_says_so_and_its_status_too(
+    folder: Path, name: str, status: int, says: list[str]
+) -> None:
+    done = check(folder, name, "--strict", "--timeout", "0.5")
+    assert done.status == status, done
+    for part in says:
+        assert part in done.out
+    assert "\x1b" not in done.out
+
+
+def test_a_constant_reward_is_no_error_without_strict_and_what_it_prints_is_cut(folder: Path) -> None:
+    done = check(folder, "constant", "--json")
+    assert done.status == 0
+    (report,) = json.loads(done.out)
+    assert report["unshown"].startswith("it gave every text of the kit 0.5")
+    assert [len(line) for line in report["printed"][1:]] == [203] * 4
 
 
 @pytest.mark.parametrize(
@@ -132,12 +182,12 @@ def test_a_file_that_holds_something_else_is_named(
 def test_all_of_a_distribution_with_what_its_own_project_says(folder: Path, tmp_path: Path) -> None:
     project = '[project]\nname = "Ch.Rewards"\n[tool.trl-grpo-ext.check.choosy]\nparameters = {word = "a"}\n'
     (tmp_path / "pyproject.toml").write_text(project)
-    done = check(folder, "--distribution", "ch-rewards", "--json", cwd=tmp_path)
+    done = check(folder, "--distribution", "ch-rewards", "--json", "--timeout", "2", cwd=tmp_path)
     reports = {report["subject"]: report for report in json.loads(done.out)}
     assert done.status == 1
-    assert {name: report["ok"] for name, report in reports.items()} == {"fine": True, "short": False, "choosy": True}
+    assert [name for name, report in reports.items() if report["ok"]] == ["choosy", "constant", "fine"]
     assert "reward.length" in [broken["rule"] for broken in reports["short"]["violations"]]
-    assert "3 of 3" in done.err
+    assert "8 of 8" in done.err
 
 
 def test_a_plugin_of_a_distribution_that_cannot_be_loaded_is_in_the_json_and_ends_with_2(folder: Path) -> None:

@@ -81,6 +81,9 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ("docs/agents.md", "class NoSecondTime"): (
         "tests.trainer.pipelines.test_agents_page:test_rewards_and_hooks_of_ones_own"
     ),
+    ("docs/own_script.md", "# train.py"): (
+        "tests.docs_site.test_own_script:test_the_script_trains_with_the_plugins_of_its_file"
+    ),
     ("docs/pipelines.md", "class Curriculum"): "tests.trainer.pipelines.page:theirs",
     ("docs/pipelines.md", "class DropsSolved"): "tests.trainer.pipelines.page:theirs",
     ("docs/pipelines.md", "class Decayed"): "tests.trainer.pipelines.page:theirs",

@@ -76,10 +76,10 @@ def test_rules_have_a_name_a_summary_and_a_reason_each() -> None:
 
 
 def test_a_report_is_json_and_text() -> None:
-    report = check_reward(wrong_rewards.InWords(), rules=["reward.call", "reward.types", "reward.pickle"])
+    report = check_reward(wrong_rewards.InWords(), rules=["reward.run", "reward.types", "reward.pickle"])
     plain = json.loads(json.dumps(report.plain()))
     assert plain["ok"] is False
-    assert plain["passed"] == ["reward.call"]
+    assert plain["passed"] == ["reward.run"]
     assert [broken["rule"] for broken in plain["violations"]] == ["reward.types"]
     assert plain["skipped"] == [{"rule": "reward.pickle", "reason": "reward.types is broken"}]
     assert plain["measured"]["seconds_per_completion"] > 0
@@ -109,7 +109,7 @@ def test_what_the_caller_gives_wins_over_the_declaration() -> None:
         return [1.0 / p for p in polite]
 
     fails_on_false.conformance = {"columns": {"polite": [0]}}  # type: ignore[attr-defined]
-    rules = ["reward.call"]
+    rules = ["reward.run"]
     assert not check_reward(fails_on_false, rules=rules).ok
     assert check_reward(fails_on_false, columns={"polite": 1}, rules=rules).ok
 
@@ -266,7 +266,7 @@ def test_another_seed_draws_other_batches() -> None:
 
 def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
     SEEN.clear()
-    report = check_advantage_hook(Looks(), completions=["a = 1; b = 2"], columns={"level": [3]})
+    report = check_advantage_hook(Looks(), completions=["a = 1; b = 2"], columns={"level": [3]}, isolated=False)
     assert report.ok, str(report)
     text, level, offsets = SEEN[0]
     assert (text, level) == ("a = 1; b = 2", 3)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
+import numpy
 import torch
 
 
@@ -198,6 +200,76 @@ class Lambda(Right):
         self.key = lambda value: value
 
 
+class Exits:
+    def weights(self, rollout: Any) -> torch.Tensor:
+        raise SystemExit(0)
+
+
+class Sleeps:
+    def weights(self, rollout: Any) -> torch.Tensor:
+        time.sleep(1000)
+        return rollout.mask_B_T
+
+
+class ThroughNumpy:
+    """numpy knows no bfloat16."""
+
+    def weights(self, rollout: Any) -> torch.Tensor:
+        surprise_B_T = torch.from_numpy(1.0 - numpy.exp(rollout.old_logps_B_T.numpy()))
+        live_B_T = rollout.mask_B_T > 0
+        return torch.where(live_B_T, surprise_B_T, 0.0).to(rollout.mask_B_T.dtype) / max(rollout.totals.tokens, 1)
+
+
+class Grows:
+    """More than float32 can hold at a hundred tokens."""
+
+    def weights(self, rollout: Any) -> torch.Tensor:
+        return rollout.mask_B_T * (2.0**rollout.lengths_B).unsqueeze(1)
+
+
+class Shrinks:
+    """Nothing is left where completions may be long."""
+
+    def weights(self, rollout: Any) -> torch.Tensor:
+        return rollout.mask_B_T * torch.exp(torch.tensor(-1.0 * rollout.totals.max_completion_length))
+
+
+class WholeCompletions:
+    """huggingface/trl#6369, the other way round: what is masked is counted."""
+
+    def weights(self, rollout: Any) -> torch.Tensor:
+        return rollout.completion_mask_B_T / max(rollout.totals.tokens, 1)
+
+
+class MaskTwice:
+    """A mask that is multiplied twice, the second time already divided by its sum."""
+
+    def weights(self, rollout: Any) -> torch.Tensor:
+        share_B_T = rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens))
+        return share_B_T * rollout.mask_B_T
+
+
+class OneRankReduces(Right):
+    def weights(self, rollout: Any) -> torch.Tensor:
+        from torch import distributed
+
+        if distributed.is_initialized() and float(rollout.lengths_B.max()) > 3:
+            distributed.all_reduce(rollout.lengths_B.clone())
+        return super().weights(rollout)
+
+
+class Draws(Right):
+    def weights(self, rollout: Any) -> torch.Tensor:
+        return super().weights(rollout) * torch.rand(())
+
+
+class Half(Right):
+    """Its weights have no floating point type."""
+
+    def weights(self, rollout: Any) -> torch.Tensor:
+        return (rollout.mask_B_T > 0).long()
+
+
 BREAKS: list[tuple[str, type]] = [
     ("aggregation.form", Both),
     ("aggregation.form", Neither),
@@ -228,4 +300,15 @@ BREAKS: list[tuple[str, type]] = [
     ("aggregation.inputs", InPlace),
     ("aggregation.determinism", Noisy),
     ("aggregation.pickle", Lambda),
+    ("aggregation.run", Exits),
+    ("aggregation.dtype", ThroughNumpy),
+    ("aggregation.long", Grows),
+    ("aggregation.long", Shrinks),
+    ("aggregation.mask", WholeCompletions),
+    ("aggregation.nothing_live", MaskTwice),
+    ("aggregation.gathers", OneRankReduces),
+    ("aggregation.determinism", Draws),
+    ("aggregation.shape", Half),
 ]
+
+HANGS: list[tuple[str, type]] = [("aggregation.run", Sleeps)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from typing import Any
 
 import torch
@@ -342,6 +344,205 @@ class Lambda:
         return advantages_B_T * 2.0
 
 
+class Transform:
+    """What most of the following are."""
+
+    role = "transform"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T * self.factor(rollout)
+
+    def factor(self, rollout: Any) -> Any:
+        return 2.0
+
+
+class Exits(Transform):
+    def factor(self, rollout: Any) -> Any:
+        raise SystemExit(0)
+
+
+class Sleeps(Transform):
+    def factor(self, rollout: Any) -> Any:
+        time.sleep(1000)
+
+
+class ThroughNumpy:
+    """numpy knows no bfloat16."""
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        entropies = forward.entropies_B_T.numpy()
+        return advantages_B_T * torch.from_numpy(entropies > 0.5).to(advantages_B_T.dtype)
+
+
+class ToBfloat16(Transform):
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return (advantages_B_T * 2.0).to(torch.bfloat16)
+
+
+class MixesDtypes:
+    """Refused by torch where log-probabilities are of another type than the mask."""
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        means_B = torch.linalg.vecdot(forward.entropies_B_T.nan_to_num() * (forward.mask_B_T > 0), forward.mask_B_T)
+        return advantages_B_T * means_B.unsqueeze(1).to(advantages_B_T.dtype)
+
+
+class UnboundedRatio:
+    """OpenRLHF/OpenRLHF#1293: a sequence's ratio as the exponential of an unbounded sum."""
+
+    needs = ("old_logps", "ref_logps")
+    role = "transform"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        live_B_T = rollout.mask_B_T > 0
+        ratio_B = torch.where(live_B_T, -rollout.ref_logps_B_T, 0.0).sum(1).exp()
+        return advantages_B_T * ratio_B.unsqueeze(1).to(advantages_B_T.dtype)
+
+
+class Vanishes:
+    """A product of probabilities."""
+
+    needs = ("old_logps",)
+    role = "transform"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        live_B_T = rollout.mask_B_T > 0
+        likelihood_B = torch.where(live_B_T, rollout.old_logps_B_T, 0.0).sum(1).exp()
+        return advantages_B_T / likelihood_B.unsqueeze(1).to(advantages_B_T.dtype)
+
+
+class CentresColumns:
+    """MakazhanAlpamys/Soup#723: log-ratios less their mean over the batch, before any mask."""
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        ratio_B_T = forward.logps_B_T - forward.old_logps_B_T
+        centred_B_T = torch.where(forward.mask_B_T > 0, ratio_B_T - ratio_B_T.mean(dim=0, keepdim=True), 0.0)
+        return advantages_B_T * centred_B_T.exp().to(advantages_B_T.dtype)
+
+
+class SequenceRatioOverTheWidth:
+    """gspo_token with the mean over all columns: the ratio drifts to 1 as the batch gets wider."""
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        ratio_B_T = torch.where(forward.mask_B_T > 0, forward.logps_B_T - forward.old_logps_B_T, 0.0)
+        return advantages_B_T * ratio_B_T.mean(dim=1, keepdim=True).exp().to(advantages_B_T.dtype)
+
+
+class PoisonedBaseline:
+    """huggingface/trl#5773: a completion without a reward makes its group's mean NaN."""
+
+    role = "estimator"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        rewards_N, groups_N = rollout.gather(rollout.rewards_B), rollout.gather(rollout.group_ids_B)
+        pairs = zip(rewards_N, groups_N, strict=True)
+        above_B = torch.stack([(r - rewards_N[groups_N == group]).mean() for r, group in pairs])[rollout.local_rows]
+        return above_B.to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
+
+
+class SpreadOfOne:
+    """The same thread: the spread of a single value that was scored is NaN."""
+
+    role = "transform"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        rewards_N, groups_N = rollout.gather(rollout.rewards_B), rollout.gather(rollout.group_ids_B)
+        spread_N = torch.stack([rewards_N[(groups_N == g) & ~rewards_N.isnan()].std() for g in groups_N])
+        return advantages_B_T / (spread_N[rollout.local_rows].unsqueeze(1) + 1e-4).to(advantages_B_T.dtype)
+
+
+class BroadcastsRows:
+    """hiyouga/EasyR1#596, huggingface/trl#6095: `(B,)` against `(B, T)`."""
+
+    role = "transform"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T.sum(dim=1) * rollout.lengths_B.unsqueeze(1)
+
+
+class OneRankReduces(Transform):
+    def factor(self, rollout: Any) -> Any:
+        from torch import distributed
+
+        count = rollout.truncated_B.sum()
+        if distributed.is_initialized() and rollout.local_rows.start == 0:
+            distributed.all_reduce(count)
+        return 2.0
+
+
+class ByPlace(Transform):
+    def factor(self, rollout: Any) -> Any:
+        return 1.0 / torch.arange(1, len(rollout.texts) + 1, dtype=rollout.mask_B_T.dtype).unsqueeze(1)
+
+
+class GroupsOfThisRank(Transform):
+    """Reshapes its own rows into groups, of which it may have half."""
+
+    def factor(self, rollout: Any) -> Any:
+        lengths_B = rollout.lengths_B
+        longest = torch.stack([lengths_B[rollout.group_ids_B == g].max() for g in rollout.group_ids_B])
+        return (lengths_B / longest.clamp(min=1)).unsqueeze(1)
+
+
+CALLS: list[int] = []
+
+
+class CountsCalls(Transform):
+    def factor(self, rollout: Any) -> Any:
+        CALLS.append(1)
+        return 1.0 + len(CALLS)
+
+
+class Threaded(Transform):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class AbsentColumn(Transform):
+    def factor(self, rollout: Any) -> Any:
+        return rollout.columns["difficulty"][0]
+
+
+class OnePerRun(Transform):
+    def factor(self, rollout: Any) -> Any:
+        raise NotImplementedError
+
+
+class TheSameTensor(Transform):
+    """Gives back what came in."""
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T
+
+
+class LikelihoodRatio:
+    """gspo_token as it is meant: the mean over live tokens, bounded."""
+
+    per_completion = True
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        live_B_T = forward.mask_B_T > 0
+        ratio_B_T = torch.where(live_B_T, forward.logps_B_T - forward.old_logps_B_T, 0.0).to(advantages_B_T.dtype)
+        mean_B = ratio_B_T.sum(1) / live_B_T.sum(1).clamp(min=1)
+        return advantages_B_T * mean_B.clamp(-20, 20).exp().unsqueeze(1)
+
+
+class NoneOfTheTruncated(Transform):
+    def factor(self, rollout: Any) -> Any:
+        return (~rollout.truncated_B).to(rollout.mask_B_T.dtype).unsqueeze(1)
+
+
+class Doubles(Transform):
+    """Computes in float64 whatever comes, and prints."""
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        print("advantages", advantages_B_T.shape)
+        return (advantages_B_T.double() * 0.3).to(advantages_B_T.dtype)
+
+
+SOUND = [TheSameTensor(), LikelihoodRatio(), NoneOfTheTruncated(), Doubles()]
+
+
 BREAKS: list[tuple[str, type]] = [
     ("hook.form", Nothing),
     ("hook.form", NoRole),
@@ -378,4 +579,24 @@ BREAKS: list[tuple[str, type]] = [
     ("hook.evaluation", CountsEvaluations),
     ("hook.evaluation", RemembersSilently),
     ("hook.pickle", Lambda),
+    ("hook.run", Exits),
+    ("hook.run", AbsentColumn),
+    ("hook.run", OnePerRun),
+    ("hook.dtype", ThroughNumpy),
+    ("hook.dtype", ToBfloat16),
+    ("hook.dtype", MixesDtypes),
+    ("hook.long", UnboundedRatio),
+    ("hook.long", Vanishes),
+    ("hook.mask", CentresColumns),
+    ("hook.padding", SequenceRatioOverTheWidth),
+    ("hook.finite", PoisonedBaseline),
+    ("hook.finite", SpreadOfOne),
+    ("hook.shape", BroadcastsRows),
+    ("hook.gathers", OneRankReduces),
+    ("hook.row_permutation", ByPlace),
+    ("hook.split", GroupsOfThisRank),
+    ("hook.determinism", CountsCalls),
+    ("hook.pickle", Threaded),
 ]
+
+HANGS: list[tuple[str, type]] = [("hook.run", Sleeps)]

@@ -1,13 +1,22 @@
-"""Rewards of which each breaks one rule, and one that keeps them all."""
+"""Rewards with one planted defect each, published ones among them, and some that keep all rules."""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 ENOUGH = threading.Event()
@@ -177,6 +186,438 @@ class Slow(Simple):
         return super().__call__(completions)
 
 
+SEEN: set[str] = set()
+
+
+class RemembersForAll(Simple):
+    """Novelty, for all that this module makes."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        texts = [text_of(c) for c in completions]
+        fresh = [text not in SEEN for text in texts]
+        SEEN.update(texts)
+        return [score + 0.1 * new for score, new in zip(super().__call__(completions), fresh, strict=True)]
+
+
+class RemembersOnItself(Simple):
+    """Novelty, but each object for itself."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        texts = [text_of(c) for c in completions]
+        fresh = [text not in self.seen for text in texts]
+        self.seen.update(texts)
+        return [score + 0.1 * new for score, new in zip(super().__call__(completions), fresh, strict=True)]
+
+
+class Normalises(Simple):
+    """A running mean over all calls."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        scores = super().__call__(completions)
+        self.total, self.count = self.total + sum(scores), self.count + len(scores)
+        return [score - self.total / self.count for score in scores]
+
+
+class WarmsUp(Simple):
+    """Another reward after some calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        self.calls += 1
+        return [score * (1.0 if self.calls < 8 else 2.0) for score in super().__call__(completions)]
+
+
+class Draws(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [score + 0.01 * random.random() for score in super().__call__(completions)]
+
+
+class Exits(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        raise SystemExit(0)
+
+
+class ExitsOnNothing(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        if not all(text_of(c) for c in completions):
+            raise SystemExit("no text")
+        return super().__call__(completions)
+
+
+class ExitsHard(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        os._exit(0)
+
+
+class Crashes(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Sleeps(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        time.sleep(1000)
+
+
+class LooksForEver(Simple):
+    """huggingface/Math-Verify#65: one expression, and parsing never returns."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        while any("((((" in text_of(c) for c in completions):
+            pass
+        return super().__call__(completions)
+
+
+class Backtracks(Simple):
+    """A pattern that takes exponential time."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [float(bool(re.fullmatch(r"(a|aa)+b", text_of(c)))) for c in completions]
+
+
+class SleepsInAThread(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(1000)
+        return super().__call__(completions)
+
+
+class FirstRowOnly(Right):
+    """Every completion against the first prompt's answer."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> list[float | None]:
+        return [self.score(text_of(c), columns["answer"][0]) for c in completions]
+
+
+class NextRow(Right):
+    """Off by one."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> list[float | None]:
+        answers = [*columns["answer"][1:], columns["answer"][0]]
+        return [self.score(text_of(c), answer) for c, answer in zip(completions, answers, strict=True)]
+
+
+class SharedAnswers(Right):
+    """Right where any row's answer stands in the text."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> list[float | None]:
+        any_row = [max(self.score(text_of(c), a) or 0.0 for a in columns["answer"]) for c in completions]
+        return [None if a is None else score for a, score in zip(columns["answer"], any_row, strict=True)]
+
+
+class DividesByDigits(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [1 / len(re.findall(r"\d", text_of(c))) for c in completions]
+
+
+class DividesByLength(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [text_of(c).count("8") / len(text_of(c)) for c in completions]
+
+
+class MeansNothing(Simple):
+    """NaN where there is no word."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        lengths = [[len(word) for word in text_of(c).split(" ")] for c in completions]
+        return [sum(one) / len(one) if sum(one) else float("nan") for one in lengths]
+
+
+class OtherColumn:
+    """huggingface/open-r1#385: the data set's column is `solution`."""
+
+    def __call__(self, completions: list[Any], solutions: list[str], **columns: Any) -> list[float]:
+        return [float(s in text_of(c)) for c, s in zip(completions, solutions, strict=True)]
+
+
+class Positional:
+    def __call__(self, texts: list[Any], **columns: Any) -> list[float]:
+        return [0.0 for _ in texts]
+
+
+class OneForAll(Simple):
+    """huggingface/trl#6533: a single value, which torch spreads over all completions."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [1.0]
+
+
+class ForgetsToReturn(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        super().__call__(completions)
+
+
+class LeavesOutTheEmpty(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [float("18" in text_of(c)) for c in completions if text_of(c)]
+
+
+class Fractions(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [Fraction(1, 3) for _ in completions]
+
+
+class ReadsJson(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [float("answer" in json.loads(text_of(c))) for c in completions]
+
+
+class NoMatch(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [float(re.search(r"#### (\d+)", text_of(c)).group(1) == "18") for c in completions]  # type: ignore[union-attr]
+
+
+class MessagesOnly(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [float("18" in c[0]["content"]) for c in completions]
+
+
+class AbsentKey:
+    def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
+        return [float(t in text_of(c)) for c, t in zip(completions, columns["target"], strict=True)]
+
+
+class Encodes(Simple):
+    """A lone surrogate has no UTF-8."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [len(text_of(c).encode()) / 1000 for c in completions]
+
+
+class Recurses(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        def depth(text: str) -> int:
+            return 1 + depth(text[1:]) if text[:1] == "(" else 0
+
+        return [float(depth(text_of(c))) for c in completions]
+
+
+class ReadsNumbers(Simple):
+    """Digits that int() does not know, such as a half."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [float(sum(int(ch) for ch in text_of(c) if ch.isdigit())) for c in completions]
+
+
+class TakesNoneForAText:
+    def __call__(self, completions: list[Any], solution: list[str], **columns: Any) -> list[float]:
+        return [float(s.strip() in text_of(c)) for c, s in zip(completions, solution, strict=True)]
+
+
+class OneNoneSpoilsAll(Right):
+    """Where one row has no answer, no row gets a score."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> list[float | None]:
+        if None in columns["answer"]:
+            return [None] * len(completions)
+        return super().__call__(completions, **columns)
+
+
+class Sorts(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        scores = super().__call__(completions)
+        completions.sort(key=str)
+        return scores
+
+
+class Pops(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        scores = super().__call__(completions)
+        for completion in completions:
+            if isinstance(completion, list) and completion:
+                completion.pop()
+        return scores
+
+
+class Strips(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        for completion in completions:
+            for message in completion if isinstance(completion, list) else ():
+                message["content"] = (message.get("content") or "").strip()
+        return super().__call__(completions)
+
+
+class DuplicatesPayLess(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        texts = [text_of(c) for c in completions]
+        return [len(text) / 100 / len(texts) for text in texts]
+
+
+class Ranks(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        texts = [text_of(c) for c in completions]
+        return [float(sorted(map(len, texts)).index(len(text))) for text in texts]
+
+
+class LaterPaysLess(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        return [score + 1 / (2 + place) for place, score in enumerate(super().__call__(completions))]
+
+
+class KeepsAFile(Simple):
+    def __init__(self) -> None:
+        self.file = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
+
+
+class KeepsALock(Simple):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Alarms(Simple):
+    """hkust-nlp/simpleRL-reason#95: a time limit by SIGALRM."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        before = signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        signal.signal(signal.SIGALRM, before)
+        return super().__call__(completions)
+
+
+class LeavesAProcess(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        subprocess.Popen(["sleep", "5"])
+        return super().__call__(completions)
+
+
+class ChangesDirectory(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        os.chdir("/")
+        return super().__call__(completions)
+
+
+class RecursesDeeper(Simple):
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        sys.setrecursionlimit(5000 + sys.getrecursionlimit())
+        return super().__call__(completions)
+
+
+class ZeroForNoReference(Right):
+    def score(self, text: str, answer: Any) -> float | None:
+        return float(re.findall(r"\d+", str(answer))[-1:] == re.findall(r"\d+", text)[-1:] != [])
+
+
+class OneRankReduces(Simple):
+    """A collective where there is something to share."""
+
+    def __call__(self, completions: list[Any], **columns: Any) -> Any:
+        import torch
+        from torch import distributed
+
+        scores = super().__call__(completions)
+        if distributed.is_initialized() and scores[0]:
+            distributed.all_reduce(torch.tensor(scores))
+        return scores
+
+
+# ---------------------------------------------------------------------------------------------- odd, but legal
+
+
+def lazily(completions: list[Any], **columns: Any) -> Any:
+    """A generator."""
+    return (float("18" in text_of(c)) for c in completions)
+
+
+def in_an_array(completions: list[Any], **columns: Any) -> Any:
+    import numpy
+
+    return numpy.array(["18" in text_of(c) for c in completions], dtype=numpy.float64)
+
+
+def yes_or_no(completions: list[Any], **columns: Any) -> Any:
+    return tuple("18" in text_of(c) for c in completions)
+
+
+def everything_by_name(
+    prompts: list[Any], completions: list[Any], completion_ids: list[Any], trainer_state: Any = None, **kwargs: Any
+) -> list[float]:
+    """What TRL passes beside the columns; the score falls with the tokens."""
+    return [1.0 / (1 + len(ids)) for ids in completion_ids]
+
+
+def only_keywords(**everything: Any) -> list[float]:
+    return [float("18" in text_of(c)) for c in everything["completions"]]
+
+
+def logs(completions: list[Any], log_extra: Any = None, log_metric: Any = None, **columns: Any) -> list[float]:
+    """Talks, warns and logs."""
+    print("scoring", len(completions))
+    warnings.warn("careful", stacklevel=1)
+    if log_metric is not None:
+        log_metric("seen", float(len(completions)))
+        log_extra("seen", [True] * len(completions))
+    return [float("18" in text_of(c)) for c in completions]
+
+
+@functools.cache
+def _length(text: str) -> int:
+    return len(text)
+
+
+def memoised(completions: list[Any], **columns: Any) -> list[float]:
+    """It remembers, and it makes no difference."""
+    return [-1e30 * _length(text_of(c)) for c in completions]
+
+
+def seldom_says(completions: list[Any], **columns: Any) -> list[float | None]:
+    return [1.0 if "boxed" in text_of(c) else None for c in completions]
+
+
+def own_generator(completions: list[Any], **columns: Any) -> list[float]:
+    """Draws, always the same for a text."""
+    return [random.Random(zlib.crc32(text_of(c).encode(errors="replace"))).random() for c in completions]
+
+
+def in_a_process(completions: list[Any], **columns: Any) -> list[float]:
+    """Starts one and waits for it."""
+    subprocess.run([sys.executable, "-S", "-c", ""], check=True, cwd="/")
+    return [float("18" in text_of(c)) for c in completions]
+
+
+def waits_for_threads(completions: list[Any], **columns: Any) -> list[float]:
+    with ThreadPoolExecutor(2) as pool:
+        return [*pool.map(lambda c: float("18" in text_of(c)), completions)]
+
+
+def compares_on_purpose(completions: list[Any], **columns: Any) -> list[float]:
+    lengths = [len(text_of(c)) for c in completions]
+    return [length - sum(lengths) / len(lengths) for length in lengths]
+
+
+compares_on_purpose.per_completion = False  # type: ignore[attr-defined]
+
+
+class Slotted:
+    """No `__dict__`, no `__name__`; and its examples say what it pays for.
+
+    >>> Slotted("rhubarb")(completions=["some rhubarb", "none"])
+    [1.0, 0.0]
+    """
+
+    __slots__ = ("word",)
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
+        return [float(self.word in text_of(c)) for c in completions]
+
+
+partly = functools.partial(only_keywords, unused=True)
+
+SOUND = [
+    *(lazily, in_an_array, yes_or_no, everything_by_name, only_keywords, logs, memoised, seldom_says, own_generator),
+    *(in_a_process, waits_for_threads, compares_on_purpose, Slotted("rhubarb"), partly),
+]
+
+
 BREAKS: list[tuple[str, type]] = [
     ("reward.call", NamesItsColumns),
     ("reward.length", OnlyTheFirst),
@@ -199,4 +640,57 @@ BREAKS: list[tuple[str, type]] = [
     ("reward.global_state", OnlyTheFirstCallSets),
     ("reward.outcomes", NoReferenceIsWrong),
     ("reward.time", Slow),
+    ("reward.determinism", RemembersForAll),
+    ("reward.determinism", RemembersOnItself),
+    ("reward.determinism", Normalises),
+    ("reward.determinism", WarmsUp),
+    ("reward.determinism", Draws),
+    ("reward.run", Exits),
+    ("reward.empty", ExitsOnNothing),
+    ("reward.rows", FirstRowOnly),
+    ("reward.rows", NextRow),
+    ("reward.neighbours", SharedAnswers),
+    ("reward.run", DividesByDigits),
+    ("reward.empty", DividesByLength),
+    ("reward.empty", MeansNothing),
+    ("reward.call", OtherColumn),
+    ("reward.call", Positional),
+    ("reward.length", OneForAll),
+    ("reward.length", ForgetsToReturn),
+    ("reward.empty", LeavesOutTheEmpty),
+    ("reward.types", Fractions),
+    ("reward.run", ReadsJson),
+    ("reward.run", NoMatch),
+    ("reward.run", MessagesOnly),
+    ("reward.run", AbsentKey),
+    ("reward.hostile_text", Encodes),
+    ("reward.hostile_text", Recurses),
+    ("reward.hostile_text", ReadsNumbers),
+    ("reward.none", TakesNoneForAText),
+    ("reward.none", OneNoneSpoilsAll),
+    ("reward.inputs", Sorts),
+    ("reward.inputs", Pops),
+    ("reward.inputs", Strips),
+    ("reward.neighbours", DuplicatesPayLess),
+    ("reward.neighbours", Ranks),
+    ("reward.order", LaterPaysLess),
+    ("reward.pickle", KeepsAFile),
+    ("reward.pickle", KeepsALock),
+    ("reward.threads", Alarms),
+    ("reward.leftovers", LeavesAProcess),
+    ("reward.global_state", ChangesDirectory),
+    ("reward.global_state", RecursesDeeper),
+    ("reward.outcomes", ZeroForNoReference),
+    ("reward.collectives", OneRankReduces),
 ]
+"""The rule that is reported first, and the plugin."""
+
+HANGS: list[tuple[str, type]] = [
+    ("reward.run", ExitsHard),
+    ("reward.run", Crashes),
+    ("reward.run", Sleeps),
+    ("reward.hostile_text", LooksForEver),
+    ("reward.hostile_text", Backtracks),
+    ("reward.threads", SleepsInAThread),
+]
+"""Those that take a process of their own."""

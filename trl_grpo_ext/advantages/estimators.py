@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 
@@ -391,6 +393,8 @@ class PassAtK(_Estimator):
     """
 
     __name__ = "pass_at_k"
+
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"k": 2}}
 
     def __init__(self, *, k: int = 4, threshold: float = 0.5) -> None:
         self.k = checked_whole("pass_at_k: k", k, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -153,6 +154,8 @@ class SegmentWeights:
     role = "transform"
     per_group = True
     needs = ("offsets",)
+
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"think": 0.5}}
 
     def __init__(
         self,

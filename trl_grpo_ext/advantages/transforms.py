@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import torch
 
 from ..credit.groups import gather_groups, group_extremes
@@ -95,6 +98,8 @@ class ClipAdvantages:
     __name__ = "clip_advantages"
     role = "transform"
     per_group = True
+
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"low": -0.2, "high": 0.2}}
 
     def __init__(self, *, low: float = -2.0, high: float = 2.0) -> None:
         self.low = checked_number("clip_advantages: low", low, "a number that is not positive", lambda x: x <= 0)
@@ -343,6 +348,8 @@ class RepetitionPenalty:
     __name__ = "repetition_penalty"
     role = "transform"
     per_group = True
+
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"ngram": 1}}
 
     def __init__(self, *, ngram: int = 40, penalty: float = 0.05) -> None:
         self.ngram = checked_whole("repetition_penalty: ngram", ngram, 1)

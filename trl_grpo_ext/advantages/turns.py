@@ -37,7 +37,7 @@ class TurnRewards:
 
     Means and deviations (n - 1) are over the scored completions of the group that have a turn k, so a turn that nobody
     else of the group reached gets 0. With `baseline: completion` they are those of the whole return, `G` at the first
-    turn: then a completion's turns are told apart by what was still to come, and with γ = 1 and no rewards of turns all
+    turn: then a completion's turns are ranked by what was still to come, and with γ = 1 and no rewards of turns all
     of them get the outcome's advantage, as TRL has it. All tokens of a turn get the same.
 
     Source: Multi-turn credit assignment with MT-GRPO (2505.11821), the turn plus outcome form, with λ = 1 in its

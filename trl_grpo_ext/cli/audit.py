@@ -7,8 +7,11 @@ is measured on the way. Heavy imports happen inside, when it runs.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
 import re
+import sys
 import time
 import warnings
 from collections import defaultdict
@@ -70,7 +73,7 @@ class Audit:
 
     Attributes:
         reward: The reward's name.
-        column: The column that holds the references.
+        column: The column that holds the references; empty where the reward reads none, and was only timed.
         rows: How many rows were looked at.
         references: How many different references they hold.
         findings: What is wrong, by row.
@@ -123,8 +126,9 @@ def audit(
     Args:
         reward: The reward; one with `judge` is asked for outcomes, any other for scores.
         rows: The data set's rows, as mappings.
-        column: The column that holds the references. By default the reward's own `reference_column`, or the only one
-            of the usual names that is there. The reward finds it under the name of its own, too.
+        column: The column that holds the references. By default the one that the reward reads: its own
+            `reference_column`, or of the usual names the one that its signature has. A column that is named here the
+            reward finds under the name of its own, too. A reward that reads none is only timed.
         completions: A column that holds a right completion for each row, in place of the reference in its usual
             renderings (as it is, boxed, in answer tags, between dollars), one of which has to be right.
         right_at: From which score on a reward without `judge` says right.
@@ -132,12 +136,17 @@ def audit(
         progress: Wraps the batches, to show how far it is; gets their number too.
 
     Raises:
-        ConfigurationError: There are no rows, or no such column.
+        ConfigurationError: There are no rows, or no such column; or the reward reads one that is not there, for which
+            training would stop.
         TRLGRPOExtError: What the reward itself raises.
     """
     if not rows:
         raise ConfigurationError("The data set has no rows to audit.")
     column = _reference_column(reward, rows[0], column)
+    if column is None and completions is None:
+        return _only_timed(reward, rows)
+    column = column or completions
+    assert column is not None
     if completions is not None and completions not in rows[0]:
         raise ConfigurationError(f"There is no column {completions!r}; the columns are {', '.join(rows[0])}.")
     from ..guard.calls import reward_name  # slow to import
@@ -203,17 +212,36 @@ class _Judge:
 _NOT_COLUMNS = {"prompt", "prompts", "completions", "completion", "completion_ids"}
 
 
-def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str:
+def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str | None:
+    """The column that training would read, unless another one is asked for; None where the reward reads none."""
     own = getattr(reward, "reference_column", None)
-    usual = [name for name in _USUAL_COLUMNS if name in row]
-    column = asked or (own if own in row else None) or (usual[0] if len(usual) == 1 else own)
-    if column is None:
-        raise ConfigurationError(
-            f"Which column holds the references? The columns are {', '.join(row)}; name it with --reference."
-        )
-    if column not in row:
-        raise ConfigurationError(f"There is no column {column!r}; the columns are {', '.join(row)}.")
-    return column
+    if asked is not None:
+        if asked not in row:
+            raise ConfigurationError(f"There is no column {asked!r}; the columns are {', '.join(row)}.")
+        return asked
+    if isinstance(own, str):
+        if own not in row:
+            usual = next((name for name in _USUAL_COLUMNS if name in row), "COLUMN")
+            raise ConfigurationError(
+                f"The reward reads the column {own!r}, and the columns are {', '.join(row)}: training would stop. "
+                f"Rename the column that holds the references, dataset.rename_column({usual!r}, {own!r}); to audit "
+                f"another one as it is, say --reference {usual}."
+            )
+        return own
+    try:
+        named = inspect.signature(reward).parameters
+    except (TypeError, ValueError):  # compiled
+        return None
+    return next((name for name in _USUAL_COLUMNS if name in named and name in row), None)
+
+
+def _only_timed(reward: Any, rows: Sequence[Mapping[str, Any]]) -> Audit:
+    from ..guard.calls import reward_name  # slow to import
+
+    judge = _Judge(reward, "", 1.0)
+    texts = {"": RENDERINGS[1].format("18")}
+    seconds = _timed(judge, [{**row, **texts} for row in rows[:_TIMED_ROWS]], "", None)
+    return Audit(reward_name(reward), "", len(rows), 0, seconds=seconds, per_second=len(seconds) / sum(seconds))
 
 
 def _against_themselves(
@@ -345,7 +373,8 @@ def audit_command(
     data: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl, .json, .csv or .parquet file, a folder of `save_to_disk`, or a data set of the hub."
+            help="A .jsonl, .json, .csv or .parquet file, a folder of `save_to_disk`, a data set of the hub, or "
+            "`-` for JSON Lines from standard input."
         ),
     ],
     reward: Annotated[
@@ -386,10 +415,14 @@ def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[
     import datasets  # slow to import
 
     datasets.disable_progress_bars()
+    if data == "-":
+        return _lines(sys.stdin, limit)
     path = Path(data)
     read = _FORMATS.get(path.suffix.lower())
     if read and not path.is_file():
         raise ConfigurationError(f"There is no file {data}.")
+    if path.suffix == ".py":
+        raise ConfigurationError(f"{data} is Python code, and audit reads data: write the rows to a .jsonl file first.")
     if path.is_file() and not read:
         raise ConfigurationError(f"{data} is a file, but none of {', '.join(_FORMATS)}. Name it by what is in it.")
     try:
@@ -406,7 +439,30 @@ def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[
     return rows
 
 
+def _lines(stream: Iterable[str], limit: int | None) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(itertools.islice(stream, limit), 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"Line {number} of standard input is no JSON: {error}.") from error
+        if not isinstance(row, dict):
+            raise ConfigurationError(f"Line {number} of standard input is no JSON object: {shown(line)}.")
+        rows.append(row)
+    return rows
+
+
 def _print_audit(found: Audit, console: Console, show: int) -> None:
+    if not found.column:
+        console.print(
+            Text.assemble(
+                (one_line(found.reward), "bold"),
+                f" reads no column of references that these {found.rows:,} rows have, so only its time was measured. "
+                "If it reads one by another way, name it with --reference.",
+            )
+        )
+        _print_time(found, console)
+        return
     counted = f" on {found.rows:,} rows, {found.references:,} different references in column "
     console.print(Text.assemble((one_line(found.reward), "bold"), counted, (one_line(found.column), "bold")))
     counts = Table("problem", "rows", "share")
@@ -426,6 +482,10 @@ def _print_audit(found: Audit, console: Console, show: int) -> None:
             console.print(table)
             if len(findings) > show:
                 console.print(f"... and {len(findings) - show:,} more (--show, or --json for all)")
+    _print_time(found, console)
+
+
+def _print_time(found: Audit, console: Console) -> None:
     latency = Table("one completion", *found.latency())
     latency.add_row("milliseconds", *(f"{1000 * seconds:.2f}" for seconds in found.latency().values()))
     console.print(latency)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from ..plugins.kinds import Kind
     from ..testing import Report
 
-BROKEN, FAILED = 1, 2
+BROKEN, FAILED, UNSHOWN = 1, 2, 3
 
 
 def register(app: typer.Typer) -> None:
@@ -80,12 +78,18 @@ def check_command(
         typer.Option(metavar="FILE", help="Completions to score: a YAML or JSON list, .jsonl, or a line each in .txt."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the batches that the kit makes.")] = 0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 10 by default.")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with 3 where nothing shows that a plugin does anything.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name every rule, and all that follow.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of reports.")] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="Print the rules, of one kind or all.")] = False,
 ) -> None:
     """Check that a plugin keeps the rules that training relies on.
 
-    Exits with 1 where one is broken, with 2 where a plugin cannot be loaded.
+    Exits with 1 where one is broken, with 2 where a plugin cannot be loaded, and with --strict with 3 where all are
+    kept and nothing shows that a plugin does anything.
     """
     wanted = kind_of(kind)
     if list_rules:
@@ -104,14 +108,21 @@ def check_command(
         subjects = _selected(selection, wanted, installed)
     else:
         subjects = _offered(distribution or "", wanted, installed)
-    given: dict[str, Any] = {"seed": seed}
+    given: dict[str, Any] = {"seed": seed} if timeout is None else {"seed": seed, "timeout": timeout}
     given |= {} if columns is None else {"columns": _read_columns(columns)}
     given |= {} if completions is None else {"completions": _read_completions(completions)}
     found = []
     for place, (info, asked) in enumerate(subjects, 1):
-        messages().print(Text(one_line(f"Checking {info.name}, {place} of {len(subjects)}")), style="dim")
-        found.append(_checked(info, asked, {**_of_this_project(info), **given}))
-    _finish(found, as_json)
+        what = one_line(f"Checking {info.name}, {place} of {len(subjects)}")
+        console = messages()
+        console.print(Text(what), style="dim")
+        with console.status(Text("loading it", style="dim")) as status:  # on a terminal alone
+
+            def at(rule: str, number: int, count: int, status: Any = status) -> None:
+                status.update(Text(f"{rule}, rule {number} of {count}", style="dim"))
+
+            found.append(_checked(info, asked, {**_of_this_project(info), **given}, at))
+    _finish(found, as_json, strict, verbose)
 
 
 def _selected(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
@@ -156,17 +167,18 @@ def _of_this_project(info: PluginInfo) -> dict[str, Any]:
     return project_options(here).get(info.name, {})
 
 
-def _checked(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any]) -> Report | _Unloaded:
-    from ..testing import check  # imports torch
+def _checked(
+    info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any], progress: Any
+) -> Report | _Unloaded:
+    from ..testing import check
 
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # results go to stdout, and a plugin's chatter is none
-            return check(info.kind, asked, **options)
+        return check(info.kind, asked, progress=progress, **options)
     except (PluginError, ConfigurationError) as error:
         return _Unloaded(info.kind, info.name, str(error))
 
 
-def _finish(found: list[Report | _Unloaded], as_json: bool) -> None:
+def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbose: bool) -> None:
     if as_json:
         typer.echo(json.dumps([one.plain() for one in found], indent=2))
     console = results()
@@ -174,37 +186,48 @@ def _finish(found: list[Report | _Unloaded], as_json: bool) -> None:
         if isinstance(one, _Unloaded):
             messages().print(Text(printable(f"{one.subject}: {one.error}")), style="red", soft_wrap=True)
         elif not as_json:
-            _print(one, console)
-    if any(isinstance(one, _Unloaded) for one in found):
+            _print(one, console, verbose)
+    reports = [one for one in found if not isinstance(one, _Unloaded)]
+    if len(reports) < len(found):
         raise typer.Exit(FAILED)
-    if not all(one.ok for one in found if not isinstance(one, _Unloaded)):
+    if not all(one.ok for one in reports):
         raise typer.Exit(BROKEN)
+    if strict and any(one.unshown for one in reports):
+        raise typer.Exit(UNSHOWN)
 
 
-def _print(report: Report, console: Console) -> None:
+def _print(report: Report, console: Console, verbose: bool) -> None:
     from ..plugins.kinds import LABELS
+    from ..testing.rules import following
 
-    counts = f"{len(report.passed)} rules kept, {len(report.violations)} broken, {len(report.skipped)} not checked"
-    style = "bold green" if report.ok else "bold red"
-    paragraph(
-        console, Text.assemble((one_line(f"{LABELS[report.kind]} {report.subject}"), "bold"), ": ", (counts, style))
-    )
-    for violation in report.violations:
-        paragraph(console, Text.assemble(("broken ", "red"), (violation.rule.name, "bold red")), indent=2)
+    style = "bold red" if not report.ok else "bold yellow" if report.unshown else "bold green"
+    title = (one_line(f"{LABELS[report.kind]} {report.subject}"), "bold")
+    paragraph(console, Text.assemble(title, ": ", (report.counts(), style)))
+    for root in report.roots:
+        paragraph(console, Text.assemble(("broken ", "red"), (root.rule.name, "bold red")), indent=2)
         parts = (
-            ("rule", violation.rule.summary),
-            ("found", violation.message),
-            ("smallest example", violation.example),
-            ("why", violation.rule.why),
+            ("found", root.message),
+            ("smallest example", root.example),
+            ("rule", root.rule.summary),
+            ("why", root.rule.why),
         )
         for label, text in parts:
             for place, line in enumerate(printable(text).split("\n") if text else ()):
                 paragraph(console, Text.assemble((f"{label}: " if not place else "", "dim"), line), indent=4)
-    for rule, reason in report.skipped:
-        paragraph(console, Text.assemble(("not checked ", "yellow"), rule.name, f": {one_line(reason)}"), indent=2)
-    if report.passed:
+        if followers := report.following(root):
+            names = f": {', '.join(broken.rule.name for broken in followers)}" if verbose else ""
+            paragraph(console, Text(f"{following(len(followers))}{names}", style="red"), indent=4)
+    if report.unshown:
+        paragraph(console, Text.assemble(("not shown to work: ", "bold yellow"), one_line(report.unshown)), indent=2)
+    if report.skipped:
+        paragraph(console, Text.assemble(("not checked: ", "yellow"), one_line(report.not_checked())), indent=2)
+    if report.passed and verbose:
         kept = ", ".join(rule.name for rule in report.passed)
-        paragraph(console, Text.assemble(("kept ", "green"), kept), indent=2)
+        paragraph(console, Text.assemble(("kept: ", "green"), kept), indent=2)
+    lines, count = report.printed
+    if count:
+        first = f"it printed {count} line{'s' * (count > 1)}, the first: " if count > 1 else "it printed: "
+        paragraph(console, Text.assemble((first, "dim"), one_line(lines[0])), indent=2)
     for name, value in report.measured.items():
         text = f"{value:.3g}" if isinstance(value, float) else one_line(str(value))
         paragraph(console, Text.assemble(("measured ", "dim"), f"{name}: {text}"), indent=2)

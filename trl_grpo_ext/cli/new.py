@@ -7,7 +7,7 @@ import textwrap
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.cells import cell_len
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..errors import ConfigurationError
 from .console import kind_of, results
-from .scaffold.words import Ci, License, PluginKind, Role
+from .scaffold.words import Ci, License, Made, PluginKind, Role
 
 if TYPE_CHECKING:
     from .scaffold.distribution import GeneratedFile, NewDistribution
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def new_command(
-    kind: Annotated[PluginKind, typer.Argument(help="What to make.", show_default=False)],
+    kind: Annotated[Made, typer.Argument(help="What to make: one plugin, or one of each kind.", show_default=False)],
     name: Annotated[
         str, typer.Argument(help="The plugin's name, such as answer_length: what people select.", show_default=False)
     ],
@@ -49,6 +49,10 @@ def new_command(
             help="The folder to make, new or empty. By default it is called like the distribution.", show_default=False
         ),
     ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option(help="The folder of a distribution of yours to add the plugin to.", show_default=False),
+    ] = None,
     license: Annotated[License, typer.Option(help="The licence.")] = "apache-2.0",
     author: Annotated[
         str,
@@ -60,22 +64,42 @@ def new_command(
     ] = "",
     ci: Annotated[Ci, typer.Option(help="Continuous integration.")] = "github",
 ) -> None:
-    """Make a small distribution with one plugin that works as it is: a module, tests, types, a licence, CI."""
-    from .scaffold.distribution import NewDistribution
+    """Make a small distribution with a plugin that works as it is: a module, tests, types, a licence, CI.
 
-    _refuse_taken(kind, name)
-    new = NewDistribution(
-        kind=kind,
-        name=name,
-        role=role,
-        distribution=distribution,
-        description=description,
-        author=author,
-        license=license,
-        ci=ci,
-    )
-    folder = _folder(new.distribution if directory is None else directory)
-    _print(new, folder, new.write(Path(folder)), results())
+    With --into it adds the plugin to a distribution that is there. `all` makes one of each kind in one distribution.
+    """
+    from .scaffold.distribution import NewDistribution, existing
+
+    if into is not None and (directory is not None or distribution):
+        raise ConfigurationError("--into says where the plugin goes; leave --directory and --distribution out.")
+    kinds: tuple[PluginKind, ...] = get_args(PluginKind) if kind == "all" else (kind,)
+    names = {one: f"{name}_{one}" if kind == "all" else name for one in kinds}
+    for one in kinds:
+        _refuse_taken(one, names[one])
+    if into is not None:
+        distribution = existing(Path(into))
+    elif kind == "all" and not distribution:
+        distribution = f"grpo-{name.replace('_', '-')}"
+    made = [
+        NewDistribution(
+            kind=one,
+            name=names[one],
+            role=role if one == "hook" or kind != "all" else None,
+            distribution=distribution,
+            description=description,
+            author=author,
+            license=license,
+            ci=ci,
+            there=into is not None or place > 0,
+        )
+        for place, one in enumerate(kinds)
+    ]
+    folder = _folder(next(place for place in (into, directory, made[0].distribution) if place is not None))
+    files: list[GeneratedFile] = []
+    for new in made:
+        written = new.add_to(Path(folder)) if new.there else new.write(Path(folder))
+        files += [file for file in written if file.path not in {other.path for other in files}]
+    _print(made, folder, files, results())
 
 
 def _refuse_taken(kind: str, name: str) -> None:
@@ -100,14 +124,15 @@ def _folder(directory: str) -> str:
     return plain if plain.startswith(("/", "./", "../")) or plain in (".", "..") else f"./{plain}"
 
 
-def _print(new: NewDistribution, folder: str, files: Sequence[GeneratedFile], console: Console) -> None:
-    console.print(Text(f"{new.distribution}, with the {new.kind} {new.name}, is in {folder}", overflow="fold"))
+def _print(made: Sequence[NewDistribution], folder: str, files: Sequence[GeneratedFile], console: Console) -> None:
+    what = ", ".join(f"the {new.kind} {new.name}" for new in made)
+    console.print(Text(f"{made[0].distribution}, with {what}, is in {folder}", overflow="fold"))
     console.print()
     for line in _listed(files, console.width):
         console.print(Text(line), soft_wrap=True)
     console.print()
     console.print(Text("Next:"))
-    for command in _next(new, folder):
+    for command in _next(made, folder):
         for line in _folded(command, console.width):
             console.print(Text(line), soft_wrap=True)
 
@@ -125,11 +150,14 @@ def _listed(files: Sequence[GeneratedFile], width: int) -> list[str]:
     return lines
 
 
-def _next(new: NewDistribution, folder: str) -> list[list[str]]:
+def _next(made: Sequence[NewDistribution], folder: str) -> list[list[str]]:
+    new = made[0]
+    several = len(made) > 1
+    listed = ["--distribution", new.distribution]
     return [
         ["pip", "install", "--editable", folder],
-        ["trl-grpo-ext", "list", new.kind, "--distribution", new.distribution],
-        ["trl-grpo-ext", "check", f"{new.distribution}:{new.name}"],
+        ["trl-grpo-ext", "list", *([] if several else [new.kind]), *listed],
+        ["trl-grpo-ext", "check", *(listed if several else [f"{new.distribution}:{new.name}"])],
         ["python", "-m", "pytest", folder],
     ]
 

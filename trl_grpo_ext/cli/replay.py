@@ -20,6 +20,8 @@ from .console import messages, printable, results
 if TYPE_CHECKING:
     from ..history.replay import Comparison, Disagreement, Pair, Part, RankingFlip, SelectionNumbers
 
+_SAME, _FEW = 0.0005, 1
+"""Shares below this print as 0.0%; examples of each kind without --verbose."""
 _EXCERPT = 160
 """Characters shown of a prompt or a completion."""
 _PATIENCE = 1.0
@@ -51,7 +53,11 @@ def replay_command(
         str | None, typer.Option(help="A tokenizer, path or hub id, for files that have texts alone.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt.")
+        str | None,
+        typer.Option(
+            help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt. By default the "
+            "`dataset_path` of the first selection that has one."
+        ),
     ] = None,
     correct: Annotated[
         str | None, typer.Option(help="The reward or column that says what is right. Default: the base's first reward.")
@@ -63,6 +69,7 @@ def replay_command(
         int | None, typer.Option("--num_generations", min=1, help="Completions of a prompt, where files don't say.")
     ] = None,
     show: Annotated[int, typer.Option(min=0, help="How many completions and groups to list.")] = 5,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all tables.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Compare selections of plugins on saved completions, without a model.
@@ -90,7 +97,7 @@ def replay_command(
     if as_json:
         typer.echo(json.dumps(comparison.plain(), indent=2, allow_nan=False))
     else:
-        _print(comparison, results())
+        _print(comparison, results(), verbose)
 
 
 def _steps(text: str | None) -> tuple[int | None, int | None]:
@@ -126,10 +133,17 @@ def _shown_if_slow(batches: Iterable[Any], count: int, console: Console) -> Iter
 # ------------------------------------------------------------------ printing
 
 
-def _print(found: Comparison, console: Console) -> None:
+def _print(found: Comparison, console: Console, verbose: bool) -> None:
     what = f"{found.completions:,} completions in {found.groups:,} groups, {found.tokens:,} {_unit(found)}"
     steps = f"{found.steps[0]}" if len(set(found.steps)) == 1 else f"{found.steps[0]} to {found.steps[-1]}"
     console.print(printable(f"{found.source}: {what}, step {steps}"))
+    for sentence in _conclusions(found):
+        console.print(Text(printable(sentence), style="bold"))
+    if not verbose:
+        for pair in found.pairs:
+            _print_examples(pair, console, _FEW)
+        console.print(Text("More: --verbose for tables of rewards, lengths, positions and weights", style="dim"))
+        return
     console.print(_selections_table(found))
     console.print(_rewards_table(found))
     names = [one.name for one in found.selections]
@@ -151,6 +165,36 @@ def _print(found: Comparison, console: Console) -> None:
         console.print(_extent_table("mean advantage", found.by_correctness, names, "advantage"))
     for pair in found.pairs:
         _print_pair(pair, console)
+
+
+def _conclusions(found: Comparison) -> Iterator[str]:
+    """What the comparison comes to, a sentence for each selection beside the base."""
+    base = found.selections[0]
+    if not found.pairs:
+        signal = f"{_percent(base.without_signal)} of the groups without signal"
+        yield f"{base.name}: reward {_number(base.reward_mean)} on average, {signal}."
+    for pair, other in zip(found.pairs, found.selections[1:], strict=True):
+        if pair.moved is not None and pair.moved < _SAME and (pair.moved_between_tokens or 0.0) < _SAME:
+            yield f"{pair.other} and {pair.base} train the same: no gradient mass moves to other completions or tokens."
+            continue
+        to = _moved_to(found, pair)
+        yield (
+            f"{pair.other} moves {_percent(pair.moved)} of {pair.base}'s gradient mass to other completions and "
+            f"{_percent(pair.moved_between_tokens)} to other tokens{to}; {_percent(pair.same_sign)} of the completions "
+            f"are pushed the same way, {_percent(pair.groups_flipped)} of the groups are ranked differently, "
+            f"{_percent(other.without_signal)} of them have no signal ({pair.base}: {_percent(base.without_signal)})."
+        )
+
+
+def _moved_to(found: Comparison, pair: Pair) -> str:
+    """Which lengths gain most."""
+    gains = [
+        (part.mass[pair.other] - part.mass[pair.base], part.name)  # type: ignore[operator]
+        for part in found.by_length
+        if part.mass[pair.other] is not None and part.mass[pair.base] is not None
+    ]
+    most = max(gains, default=(0.0, ""))
+    return f", most of it to those that are {most[1]} (+{_percent(most[0])})" if most[0] > _SAME else ""
 
 
 def _unit(found: Comparison) -> str:
@@ -227,13 +271,17 @@ def _print_pair(pair: Pair, console: Console) -> None:
     table.add_row("gradient mass moved to other tokens", _percent(pair.moved_between_tokens))
     table.add_row("groups ranked differently", _percent(pair.groups_flipped))
     console.print(table)
+    _print_examples(pair, console)
+
+
+def _print_examples(pair: Pair, console: Console, most: int | None = None) -> None:
     if pair.disagreements:
         console.print(Text("where they disagree most: completions", style="bold"))
-    for number, one in enumerate(pair.disagreements, start=1):
+    for number, one in enumerate(pair.disagreements[:most], start=1):
         _print_disagreement(number, one, pair, console)
     if pair.flips:
         console.print(Text("where they disagree most: rankings within a group", style="bold"))
-    for number, flip in enumerate(pair.flips, start=1):
+    for number, flip in enumerate(pair.flips[:most], start=1):
         _print_flip(number, flip, pair, console)
 
 

@@ -8,6 +8,7 @@ Dimensions are those of `types`: `B` completions on this rank, `T` completion to
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
-from ..types import Forward, Rollout, Totals, implements, role_of
+from ..guard.outcomes import said
+from ..guard.unchanged import Fingerprints
+from ..types import NEEDS, Forward, Rollout, Totals, implements, role_of
 from .groups import gather_groups, group_mean
 
 Observe = Callable[[Any, torch.Tensor, torch.Tensor], None]
@@ -90,7 +93,7 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
     """
     label = f"advantage hook {plugin_label(hook)!r}: {method}"
     mask_B_T = context.mask_B_T
-    with torch.no_grad(), _named(label, hook):
+    with torch.no_grad(), _named(label, hook, context), _unchanged(label, context, advantages_B_T):
         result = getattr(hook, method)(advantages_B_T, context)
         if isinstance(context, Rollout) and isinstance(result, list | tuple):
             result = context.span_values(result).to(advantages_B_T.dtype)
@@ -112,7 +115,7 @@ def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
         PluginRunError: The hook raised.
     """
     label = f"advantage hook {plugin_label(hook)!r}: on_rewards"
-    with torch.no_grad(), _named(label, hook):
+    with torch.no_grad(), _named(label, hook, rollout), _unchanged(label, rollout):
         result = hook.on_rewards(rollout)
     scored_B, live_B_T = ~torch.isnan(rollout.rewards_B), rollout.mask_B_T > 0
     if isinstance(result, torch.Tensor) and result.dim() == 1:
@@ -170,7 +173,7 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
         PluginRunError: The aggregation raised.
     """
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    with torch.no_grad(), _named(f"{label}: weights", aggregation):
+    with torch.no_grad(), _named(f"{label}: weights", aggregation, rollout), _unchanged(label, rollout):
         result = aggregation.weights(rollout)
     weights_B_T = _tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
     _refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite", "finite")
@@ -212,13 +215,14 @@ def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
             f"dropped, got {got}.",
             "shape",
         )
-    for said in result:
-        if not isinstance(said, bool | str) or (
-            isinstance(said, str) and not (said.strip() == said and said.isprintable() and 0 < len(said) <= _REASON)
+    for verdict in result:
+        if not isinstance(verdict, bool | str) or (
+            isinstance(verdict, str)
+            and not (verdict.strip() == verdict and verdict.isprintable() and 0 < len(verdict) <= _REASON)
         ):
             raise PluginOutputError(
                 f"{label}: keep must say True, False, or why a group is dropped, in at most {_REASON} characters, got "
-                f"{said!r:.100}. Reasons are names of metrics: a few fixed ones, without numbers in them.",
+                f"{verdict!r:.100}. Reasons are names of metrics: a few fixed ones, without numbers in them.",
                 "shape",
             )
     return list(result)
@@ -370,8 +374,8 @@ def _apply(
 
 
 @contextmanager
-def _named(label: str, plugin: object) -> Iterator[None]:
-    """Say which plugin raised what, unless an error of this package says it already."""
+def _named(label: str, plugin: object, context: Rollout | Forward | None = None) -> Iterator[None]:
+    """Say which plugin raised what, unless an error of this package says it already; and what it forgot to ask for."""
     try:
         yield
     except KeyboardInterrupt:
@@ -381,7 +385,45 @@ def _named(label: str, plugin: object) -> Iterator[None]:
             raise
         raise type(error)(f"{label}: {error}") from error
     except BaseException as error:  # SystemExit too
-        raise PluginRunError(f"{label} raised {type(error).__name__}: {error}") from error
+        advice = _not_asked_for(plugin, context) if "None" in str(error) else ""
+        raise PluginRunError(f"{label} raised {type(error).__name__}: {said(error)}{advice}") from error
+
+
+def _not_asked_for(plugin: object, context: Rollout | Forward | None) -> str:
+    """Which attribute of the context is None because the hook does not list it in `needs`; empty where none is."""
+    has = tuple(getattr(plugin, "needs", ()))
+    absent = [need for need in NEEDS if need not in has and getattr(context, f"{need}_B_T", plugin) is None]
+    try:
+        source = inspect.getsource(type(plugin))
+    except (OSError, TypeError):  # of no file
+        source = ""
+    read = [need for need in absent if f"{need}_B_T" in source]
+    if not read:
+        return ""
+    where = "forward" if isinstance(context, Forward) else "rollout"
+    listed = ", ".join(map(repr, (*has, *read)))
+    return (
+        f". {where}.{read[0]}_B_T is None because the plugin does not ask for it; add to its class: needs = ({listed},)"
+    )
+
+
+@contextmanager
+def _unchanged(label: str, context: Rollout | Forward, advantages_B_T: torch.Tensor | None = None) -> Iterator[None]:
+    """Refuse what writes to its inputs, which the other plugins, the loss and the logs read as well."""
+    inputs = {field: getattr(context, field) for field in context.__dataclass_fields__}
+    for mapping in ("columns", "teacher_logps_B_T"):
+        value = inputs.pop(mapping, None)
+        inputs |= {f"{mapping}[{name!r}]": item for name, item in value.items()} if isinstance(value, dict) else {}
+    if advantages_B_T is not None:
+        inputs["advantages_B_T"] = advantages_B_T
+    prints = Fingerprints(inputs, whole=context.step == 0)
+    yield
+    if (name := prints.changed()) is not None:
+        raise PluginOutputError(
+            f"{label} changed {name}, which others read as well. Make a copy first: no `_` methods, no `out=`, no "
+            "assignment to a place.",
+            "inputs",
+        )
 
 
 def _tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(completions, tokens)") -> torch.Tensor:

@@ -89,7 +89,7 @@ def read_turns(
         text: Its text, without special tokens.
         offsets: The characters of it that each token wrote.
         prompt_ids: The prompt's tokens: a template may have begun the first message there.
-        async_tools: Names of the asynchronous tools, whose results TRL puts behind all others.
+        async_tools: Names of the asynchronous tools, whose results TRL puts after all others.
         parsing: By what TRL has parsed the messages, where it has.
 
     Raises:
@@ -106,7 +106,7 @@ def read_turns(
     spoken = _Spoken.of(tokenizer, ids, text, offsets)
     turns = []
     for number, (run, pair) in enumerate(zip(runs, matched, strict=True)):
-        behind = runs[number + 1][0] if number + 1 < len(runs) else len(ids)
+        after = runs[number + 1][0] if number + 1 < len(runs) else len(ids)
         start, end = spoken.characters(run)
         fields = [] if parsing is None else _fields_of(parsing.template, tokenizer, spoken, run, prompt_ids)
         turns.append(
@@ -117,7 +117,7 @@ def read_turns(
                 characters=(start, end),
                 content=None if pair is None else _content(pair[0], text, (start, end), fields),
                 calls=_calls(pair, fields, run, async_tools, parsing),
-                observation=text[slice(*spoken.characters((run[1], behind)))],
+                observation=text[slice(*spoken.characters((run[1], after)))],
             )
         )
     return turns

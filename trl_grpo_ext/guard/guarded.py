@@ -20,7 +20,7 @@ from ..errors import ConfigurationError, PluginOutputError, RewardError
 from ..types import SpanScore
 from .cache import Recent, digest
 from .calls import NOT_COLUMNS, StillRunningError, call_in_thread, checked_scores, is_async, reward_name, rows_of
-from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, shown
+from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, said, shown
 from .parameters import checked_number, checked_whole
 from .progress import scored
 from .workers import Done, WorkerPool
@@ -413,11 +413,7 @@ def _late(timeout: float | None) -> _Result:
 
 def _raised(error: Exception) -> _Result:
     """The call raised."""
-    try:
-        message = str(error)
-    except Exception:  # an exception's own text may raise
-        message = "(its message cannot be read)"
-    return _Result(outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {shown(message)}", cause=error)
+    return _Result(outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {said(error)}", cause=error)
 
 
 class _Task:

@@ -31,7 +31,7 @@ RAISE: Literal["raise"] = "raise"
 Consequence = float | None | Literal["raise"]
 """What an outcome becomes."""
 
-_LONGEST_SHOWN = 200
+_LONGEST_SHOWN, _LONGEST_SAID = 200, 2000
 
 
 class Outcome(StrEnum):
@@ -170,6 +170,15 @@ def shown(text: object) -> str:
     if len(quoted) <= _LONGEST_SHOWN:
         return quoted
     return f"{quoted[:_LONGEST_SHOWN]}..." + (f" ({size} characters)" if size is not None else "")
+
+
+def said(error: BaseException) -> str:
+    """An exception's own text: as it is where it can be read, else as `shown`."""
+    try:
+        text = str(error)
+    except Exception:  # an exception's own text may raise
+        return "(its message cannot be read)"
+    return text if len(text) <= _LONGEST_SAID and text.replace("\n", "").isprintable() else shown(text)
 
 
 def _consequence(reward: str, name: str, value: object) -> Consequence:

@@ -25,7 +25,8 @@ import torch
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Span, SpanScore, TurnSpan
 from .calls import StillRunningError, call, call_in_thread, checked_scores, is_async, rows_of
-from .outcomes import OUTCOME_SUFFIX, shown
+from .outcomes import OUTCOME_SUFFIX, said, shown
+from .unchanged import Fingerprints
 
 _SEARCH_SECONDS = 10.0
 _GRACE_SECONDS = 30.0
@@ -67,7 +68,10 @@ class RewardWatch:
                 with self._run(name):
                     try:
                         columns = self._heard(columns)
-                        return self._seen(await self._awaited(function(**columns), name), columns, name)
+                        prints = _fingerprints(columns)
+                        returned = await self._awaited(function(**columns), name)
+                        _refuse_changed(prints, name)
+                        return self._seen(returned, columns, name)
                     except TRLGRPOExtError:
                         raise
                     except Exception as error:
@@ -80,7 +84,10 @@ class RewardWatch:
             with self._run(name):
                 try:
                     columns = self._heard(columns)
-                    return self._seen(self._called(function, columns, name), columns, name)
+                    prints = _fingerprints(columns)
+                    returned = self._called(function, columns, name)
+                    _refuse_changed(prints, name)
+                    return self._seen(returned, columns, name)
                 except TRLGRPOExtError:
                     raise
                 except Exception as error:
@@ -232,9 +239,23 @@ class RewardWatch:
         return scores
 
 
+def _fingerprints(columns: Mapping[str, Any]) -> Fingerprints:
+    """Of everything in a run's first step, of a few rows later."""
+    return Fingerprints(columns, whole=getattr(columns.get("trainer_state"), "global_step", 1) == 0)
+
+
+def _refuse_changed(prints: Fingerprints, name: str) -> None:
+    if (changed := prints.changed()) is not None:
+        raise PluginOutputError(
+            f"The reward {name!r} changed {changed!r}, which the other rewards, the loss and the logs read as well. "
+            "Let it make a copy first.",
+            "inputs",
+        )
+
+
 def _explained(error: Exception, function: Any, columns: Mapping[str, Any], name: str) -> str:
     """What to say of an exception that a reward function raised, with the completion at which it happens."""
-    return f"The reward {name!r} raised {type(error).__name__}: {error}{_where(error, function, columns)}"
+    return f"The reward {name!r} raised {type(error).__name__}: {said(error)}{_where(error, function, columns)}"
 
 
 def _where(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:

@@ -264,7 +264,7 @@ class Worker:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
         self._serial += 1
         self._cpu = self._cpu_before = _cpu_seconds(self.pid) or 0.0
-        self._queued = self._queued_before = _queued_seconds(self.pid) or 0.0
+        self._queued = self._queued_before = queued_seconds(self.pid) or 0.0
         self._awake, self._awake_since = 0.0, time.monotonic()
         self._out = memoryview(HEADER.pack(self._serial, len(job)) + job)
         self._in.clear()
@@ -283,7 +283,7 @@ class Worker:
         off_core = self._awake_seconds() - self.seconds
         if not _HAS_QUEUE_CLOCK:
             return off_core / _UNKNOWN_SLEEP
-        self._queued = _queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
+        self._queued = queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
         return off_core - (self._queued - self._queued_before)
 
     def grown(self) -> int:
@@ -395,7 +395,7 @@ _SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: `clock_getcpuclockid(3)`, which Pytho
 _HAS_CPU_CLOCK = sys.platform.startswith("linux") and _cpu_seconds(os.getpid()) is not None
 
 
-def _queued_seconds(pid: int) -> float | None:
+def queued_seconds(pid: int) -> float | None:
     """Seconds that a process's main thread was ready to run and had no core; None where the kernel does not count."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
@@ -403,7 +403,7 @@ def _queued_seconds(pid: int) -> float | None:
         return None
 
 
-_HAS_QUEUE_CLOCK = _queued_seconds(os.getpid()) is not None
+_HAS_QUEUE_CLOCK = queued_seconds(os.getpid()) is not None
 
 
 def _resident_bytes(pid: int) -> int:

@@ -139,6 +139,16 @@ class Manifest:
             records += made.records("group_filter", group_filter or Loaded(kept))
         return cls(tuple(records), {name: _version(name) for name in _VERSIONS_OF})
 
+    def line(self) -> str:
+        """Every plugin with where it comes from, in one line; empty where there is none."""
+        by_kind: dict[Kind, list[str]] = {}
+        for record in self.plugins:
+            if record.inside is None:
+                by_kind.setdefault(record.kind, []).append(f"{_text(record.name)} ({_text(record.origin)})")
+        return "; ".join(
+            f"{LABELS[kind]}{'s' * (len(names) > 1)} {', '.join(names)}" for kind, names in by_kind.items()
+        )
+
     def plain(self) -> dict[str, Any]:
         """The manifest as JSON has it."""
         return {

@@ -68,9 +68,9 @@ class GSM8KAccuracy:
         unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
         if unread and answer is not None:
             warnings.warn(
-                f"gsm8k_accuracy finds no number in the reference {str(answer[unread[0]])[-80:]!r} ({len(unread)} of "
-                f"{len(answer)} in this batch); these completions get None unless `outcomes` says otherwise. A "
-                "reference is '... #### 18' or a number.",
+                f"gsm8k_accuracy: {_UNREAD}: {shown(str(answer[unread[0]])[-80:])} ({len(unread)} of {len(answer)} in "
+                "this batch); these completions get None unless `outcomes` says otherwise. A reference is "
+                "'... #### 18' or a number.",
                 stacklevel=2,
             )
         self._policy.log(judgements, kwargs.get("log_metric"), kwargs.get("log_extra"))
@@ -96,10 +96,13 @@ class GSM8KAccuracy:
         return [_judged(*pair) for pair in zip(completions, answer, strict=True)]
 
 
+_UNREAD = "the reference is not one number"
+
+
 def _judged(completion: Any, answer: Any) -> Judgement:
     reference = parse_reference(answer)
     if reference is None:
-        return Judgement(Outcome.UNPARSEABLE, f"no number in {shown(str(answer)[-80:])}")
+        return Judgement(Outcome.UNPARSEABLE, f"{_UNREAD}: {shown(str(answer)[-80:])}")
     number = final_number(completion_text(completion))
     if number is None or number.value is None or number.face is None:
         return Judgement(Outcome.NO_ANSWER)

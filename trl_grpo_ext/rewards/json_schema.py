@@ -52,7 +52,10 @@ class JSONSchema:
     """
 
     __name__ = "json_schema"
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"schema": {"type": "object", "required": ["answer"]}}}
+    conformance: ClassVar[Mapping[str, Any]] = {
+        "parameters": {"schema": {"type": "object", "required": ["answer"]}},
+        "completions": ['```json\n{"answer": 18}\n```', '```json\n{"unit": "eggs"}\n```', '{"answer": 18}', "18"],
+    }
 
     def __init__(
         self,

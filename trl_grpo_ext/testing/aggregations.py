@@ -10,9 +10,9 @@ import torch
 
 from ..credit.flow import reduced_loss, reduced_weights, token_weights
 from ..types import Rollout, Totals, implements
-from .builders import Row, Scene, Setting, nothing_live, odd, wider, with_empty_rows
-from .rules import Broken, NotChecked, over, raised
-from .trials import ABSOLUTE, RELATIVE, Trials, fresh, number, same
+from .builders import Row, Scene, Setting, long, nothing_live, odd, wider, with_empty_rows
+from .rules import Broken, NotChecked, cause_of, fresh, raised
+from .trials import ABSOLUTE, RELATIVE, Trials, number, same
 
 _DEAD = 90
 """Numbers of the rows that are in no total start here."""
@@ -40,14 +40,22 @@ class AggregationChecks(Trials):
         return scene.rollout(aggregation=True, **settings)
 
     def _results(
-        self, scene: Scene, *, plugin: Any = None, width: int | None = None, padding: float = 0.0
+        self,
+        scene: Scene,
+        *,
+        plugin: Any = None,
+        width: int | None = None,
+        padding: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+        logps_dtype: torch.dtype | None = None,
     ) -> list[tuple[str, torch.Tensor]]:
         aggregation = fresh(self.plugin if plugin is None else plugin)
         if self.by_weights:
-            rollout = self._rollout(scene, width=width, padding=padding, padding_id=7 if padding else 0)
+            odd = {"padding": padding, "padding_id": 7 if padding else 0}
+            rollout = self._rollout(scene, width=width, dtype=dtype, logps_dtype=logps_dtype, **odd)
             return [("weights", token_weights(aggregation, rollout))]
-        mask_B_T = scene.mask(width)
-        loss_B_T = torch.where(mask_B_T > 0, scene.losses(width), padding).requires_grad_()
+        mask_B_T = scene.mask(width, dtype)
+        loss_B_T = torch.where(mask_B_T > 0, scene.losses(width, logps_dtype or dtype), padding).requires_grad_()
         loss = reduced_loss(aggregation, loss_B_T, mask_B_T, scene.step_totals())
         return [("reduce", reduced_weights(aggregation, loss, loss_B_T, mask_B_T))]
 
@@ -134,6 +142,16 @@ class AggregationChecks(Trials):
         for what, scene in scenes.items():
             self._over([scene], self._results, what, breaks=("finite", None))
 
+    def long(self) -> None:
+        """Thousands of tokens."""
+        self._long(1e-3)
+        for what, scene in long(self.setting).items():
+            self._over([scene], self._some_weight, what)
+
+    def dtype(self) -> None:
+        """Half precision."""
+        self._in_half()
+
     def non_negative(self) -> None:
         """No negative weight."""
         self._weights_only("the slopes of a reduce may have either sign")
@@ -145,13 +163,12 @@ class AggregationChecks(Trials):
 
     def live(self) -> None:
         """Some weight."""
+        self._over(self.ordinary, self._some_weight)
 
-        def judge(scene: Scene) -> None:
-            ((_, weights_B_T),) = self._results(scene)
-            if not bool(weights_B_T.any()) and any(any(row.live) for row in scene.rows):
-                raise Broken("all weights are zero, though tokens are live", str(scene))
-
-        self._over(self.ordinary, judge)
+    def _some_weight(self, scene: Scene) -> None:
+        ((_, weights_B_T),) = self._results(scene)
+        if not bool(weights_B_T.any()) and any(any(row.live) for row in scene.rows):
+            raise Broken("all weights are zero, though tokens are live", str(scene), "no weight")
 
     def micro_batches(self) -> None:
         """Micro-batches of another size."""
@@ -246,7 +263,9 @@ class AggregationChecks(Trials):
         def judge(scene: Scene) -> None:
             try:
                 self._reduced(scene.losses(), scene.mask(), scene.totals())
-            except Exception as error:  # the plugin's own, whatever it is
-                raise Broken(f"where totals.step is None {raised(error)}", str(scene)) from error
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # the plugin's own, whatever it is
+                raise Broken(f"where totals.step is None {raised(error)}", str(scene), cause_of(error)) from error
 
-        over(self.ordinary, judge, Scene.smaller)
+        self.over(self.ordinary, judge, Scene.smaller)

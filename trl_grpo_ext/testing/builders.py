@@ -98,7 +98,7 @@ def make_rollout(
 
 
 def turns_between(wrote: Sequence[bool | int], pieces: Sequence[str], failed: Collection[int] = ()) -> list[Turn]:
-    """The turns of a completion, each of which but the last is one tool call, answered by what stands behind it.
+    """The turns of a completion, each of which but the last is one tool call, answered by what follows it.
 
     Args:
         wrote: Whether the model wrote each token.
@@ -108,8 +108,8 @@ def turns_between(wrote: Sequence[bool | int], pieces: Sequence[str], failed: Co
     runs, offsets = runs_of([bool(one) for one in wrote]), _offsets(pieces)
     turns = []
     for number, (first, end) in enumerate(runs):
-        behind = runs[number + 1][0] if number + 1 < len(runs) else len(wrote)
-        text, result = "".join(pieces[first:end]), "".join(pieces[end:behind])
+        after = runs[number + 1][0] if number + 1 < len(runs) else len(wrote)
+        text, result = "".join(pieces[first:end]), "".join(pieces[end:after])
         outcome = "raised" if number in failed else "returned"
         call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result, tokens=(first, end))
         characters = (offsets[first][0], offsets[end - 1][1])
@@ -329,7 +329,8 @@ class Scene:
 
     def numbers(self, row: Row, what: str, low: float, high: float) -> list[float]:
         """A number for each token of a row."""
-        return list(_drawn(f"{self.setting.seed}/{what}/{row.number}", low, high)[: len(row.live)])
+        count = max(len(row.live), 2 * LIMIT)
+        return list(_drawn(f"{self.setting.seed}/{what}/{row.number}", low, high, count)[: len(row.live)])
 
     def table(
         self, what: str, low: float, high: float, width: int, *, padding: float = 0.0, dtype: torch.dtype
@@ -358,7 +359,7 @@ class Scene:
             "tokens": sum(sum(row.live) for row in self.rows),
             "sequences": len(self.rows),
             "prompts": len({row.group for row in self.rows}),
-            "max_completion_length": LIMIT,
+            "max_completion_length": max(LIMIT, self.width),
         }
         return Totals(**{**settings, **overrides})
 
@@ -394,6 +395,7 @@ class Scene:
         *,
         needs: Sequence[str] = NEEDS,
         dtype: torch.dtype = torch.float64,
+        logps_dtype: torch.dtype | None = None,
         padding: float = 0.0,
         padding_id: int = 0,
         aggregation: bool = False,
@@ -404,7 +406,8 @@ class Scene:
         Args:
             width: `T`.
             needs: The log-probabilities and offsets that are there.
-            dtype: That of every float tensor.
+            dtype: That of every float tensor,
+            logps_dtype: but of log-probabilities and entropies where it is given.
             padding: What stands where no token is, in log-probabilities.
             padding_id: What stands there in the token ids.
             aggregation: Whether the advantages are in it.
@@ -415,8 +418,9 @@ class Scene:
         texts = ["".join(self.pieces(row)) for row in rows]
         prompts = setting.prompts or ("What is 2 + 2?",)
         written = [[1.0] * len(row.live) for row in rows]
-        logps = partial(self.table, low=-3.0, high=-0.01, width=width, padding=padding, dtype=dtype)
-        entropies = partial(self.table, low=0.01, high=3.0, width=width, padding=padding, dtype=dtype)
+        scored = logps_dtype or dtype
+        logps = partial(self.table, low=-3.0, high=-0.01, width=width, padding=padding, dtype=scored)
+        entropies = partial(self.table, low=0.01, high=3.0, width=width, padding=padding, dtype=scored)
         rewards_B = torch.tensor([row.reward for row in rows], dtype=dtype)
         completion_mask_B_T = padded(written, width, 0.0, dtype)
         mask_B_T = self.mask(width, dtype)
@@ -466,6 +470,7 @@ class Scene:
         width: int | None = None,
         *,
         dtype: torch.dtype = torch.float64,
+        logps_dtype: torch.dtype | None = None,
         padding: float = 0.0,
         padding_id: int = 0,
         ref: bool = True,
@@ -473,7 +478,7 @@ class Scene:
     ) -> Forward:
         """The context of `on_forward`, with all rows in one micro-batch. The policy has moved since it generated."""
         width, rows = width or self.width, self.rows
-        logps = partial(self.table, width=width, padding=padding, dtype=dtype)
+        logps = partial(self.table, width=width, padding=padding, dtype=logps_dtype or dtype)
         old_B_T = logps("old", -3.0, -0.01)
         by_group: dict[int, list[float]] = {}
         for row in rows:
@@ -502,8 +507,9 @@ class Scene:
             gone = {id([row for row in self.rows if row.group == group][place]) for group in groups}
             yield replace(self, rows=tuple(row for row in self.rows if id(row) not in gone))
         for place, row in enumerate(self.rows):
-            if row.live:
-                yield self._with(place, replace(row, live=row.live[:-1]))
+            for cut in dict.fromkeys((len(row.live) // 2, 1) if len(row.live) > 2 * LIMIT else (1,)):
+                if row.live:
+                    yield self._with(place, replace(row, live=row.live[:-cut]))
         for place, row in enumerate(self.rows):
             simple = tuple(1.0 if reward > 0 else 0.0 for reward in row.rewards)
             if simple != row.rewards and not any(map(math.isnan, row.rewards)):
@@ -538,9 +544,9 @@ def padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: t
 
 
 @functools.cache
-def _drawn(name: str, low: float, high: float) -> tuple[float, ...]:
+def _drawn(name: str, low: float, high: float, count: int) -> tuple[float, ...]:
     drawn = random.Random(name)
-    return tuple(drawn.uniform(low, high) for _ in range(2 * LIMIT))
+    return tuple(drawn.uniform(low, high) for _ in range(count))
 
 
 def _turn_values(row: Row) -> list[float] | None:
@@ -594,6 +600,8 @@ def odd(setting: Setting) -> dict[str, Scene]:
         "one-token completions": _scene(setting, 2, [(1,)] * 4, [1.0, 0.0, 0.5, 0.0]),
         "a completion without a reward": _scored(_scene(setting, 2, lives, [1.0, 0.0, 0.5, 1.0]), (3,), (nan, nan)),
         "completions without a reward": _scored(_scene(setting, 2, lives, [nan] * 4), range(4), (nan, nan)),
+        "one group": _scene(setting, 1, lives, [1.0, 0.0, 0.5, 0.0]),
+        "one completion": _scene(setting, 1, lives[:1], [1.0]),
     }
 
 
@@ -629,6 +637,21 @@ def nothing_live(setting: Setting) -> dict[str, Scene]:
     return {
         "a batch whose tokens are all masked": _scene(setting, 1, [(0, 0), (0,)], [1.0, 0.0]),
         "a batch of empty completions": _scene(setting, 1, [(), ()], [1.0, 0.0]),
+    }
+
+
+LONG = (64, 512, 4096)
+"""Tokens of long completions."""
+
+
+def long(setting: Setting) -> dict[str, Scene]:
+    """Batches of long completions beside short ones."""
+    lengths = {length: (length, length // 2, length - 3, 1) for length in LONG}
+    return {
+        f"completions of up to {length} tokens": _scene(
+            setting, 2, [(1,) * count for count in counts], [1.0, 0.0, 0.5, 0.25]
+        )
+        for length, counts in lengths.items()
     }
 
 

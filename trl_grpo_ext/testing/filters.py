@@ -12,8 +12,8 @@ import torch
 from ..credit.flow import group_verdicts, verdicts_by_group
 from ..types import Rollout, implements
 from .builders import Scene, nothing_live, odd, with_empty_rows
-from .rules import Broken
-from .trials import Trials, fresh
+from .rules import Broken, fresh
+from .trials import Trials
 
 
 class FilterChecks(Trials):
@@ -29,9 +29,16 @@ class FilterChecks(Trials):
         return rollout if reads else replace(rollout, advantages_B_T=None)
 
     def _results(
-        self, scene: Scene, *, plugin: Any = None, width: int | None = None, padding: float = 0.0
+        self,
+        scene: Scene,
+        *,
+        plugin: Any = None,
+        width: int | None = None,
+        padding: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+        logps_dtype: torch.dtype | None = None,
     ) -> list[tuple[str, torch.Tensor]]:
-        rollout = self._rollout(scene, width=width, padding=padding)
+        rollout = self._rollout(scene, width=width, padding=padding, dtype=dtype, logps_dtype=logps_dtype)
         return [("keep", _numbers(fresh(self.plugin if plugin is None else plugin), rollout))]
 
     def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:

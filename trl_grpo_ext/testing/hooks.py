@@ -13,8 +13,8 @@ from ..credit.flow import run_hook, run_shaper
 from ..errors import PluginContractError, PluginRunError, TRLGRPOExtError
 from ..types import HOOK_METHODS, NEEDS, Forward, Rollout, implements, role_of
 from .builders import Scene, Setting, equal_rewards, negative, nothing_live, odd, with_empty_rows
-from .rules import Broken, NotChecked, over, raised
-from .trials import Trials, fresh, number, same
+from .rules import Broken, NotChecked, cause_of, fresh, raised
+from .trials import Trials, number, same
 
 _NOTHING = 1e-9
 """Advantages up to this size are, in float64, what rounding leaves of zero."""
@@ -46,13 +46,24 @@ class HookChecks(Trials):
         return added if added.dim() == 2 else added.unsqueeze(1).expand_as(context.mask_B_T) * context.mask_B_T
 
     def _results(
-        self, scene: Scene, *, plugin: Any = None, width: int | None = None, padding: float = 0.0
+        self,
+        scene: Scene,
+        *,
+        plugin: Any = None,
+        width: int | None = None,
+        padding: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+        logps_dtype: torch.dtype | None = None,
     ) -> list[tuple[str, torch.Tensor]]:
-        settings = {"width": width, "padding": padding, "padding_id": 7 if padding else 0}
+        settings: dict[str, Any] = {"width": width, "padding": padding, "padding_id": 7 if padding else 0}
+        settings |= {"dtype": dtype, "logps_dtype": logps_dtype}
         hook = self.plugin if plugin is None else plugin
         # The advantages that come in are always zero off the mask: the flow sees to it.
         return [
-            (stage, self._run(fresh(hook), stage, scene.incoming(width), self._context(scene, stage, **settings)))
+            (
+                stage,
+                self._run(fresh(hook), stage, scene.incoming(width, dtype), self._context(scene, stage, **settings)),
+            )
             for stage in self.stages
         ]
 
@@ -190,12 +201,14 @@ class HookChecks(Trials):
                     self._raw(self.at_rollout, scene.incoming(), scene.rollout(needs=tuple(needs)))
                 if "on_forward" in self.stages:
                     self._raw("on_forward", scene.incoming(), scene.forward(ref="ref_logps" in needs))
-            except Exception as error:  # the plugin's own, whatever it is
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # the plugin's own, whatever it is
                 has = ", ".join(needs) or "nothing"
                 message = f"with what it lists in `needs` ({has}) {raised(error)}; with everything it runs"
-                raise Broken(message, str(scene)) from error
+                raise Broken(message, str(scene), cause_of(error)) from error
 
-        over(self.ordinary, judge, Scene.smaller)
+        self.over(self.ordinary, judge, Scene.smaller)
 
     def shape(self) -> None:
         """`(B, T)` or spans."""
@@ -218,6 +231,11 @@ class HookChecks(Trials):
                             raise Broken(f"{stage} was given a tensor of {one} and returned one of {other}", str(scene))
 
         self._over(self.ordinary, judge)
+        self._in_half()
+
+    def long(self) -> None:
+        """Thousands of tokens."""
+        self._long(1e-2)
 
     def mask(self) -> None:
         """Garbage off the mask stays there."""
@@ -352,6 +370,18 @@ class HookChecks(Trials):
             same(self._chain(trained, scene), self._chain(evaluated, scene), what, scene, scene.mask())
 
         self._over(self.varied, judge)
+
+    def measured(self) -> dict[str, float | str]:
+        """How often it acts; nothing where it cannot be asked."""
+        try:
+            return {"share_of_tokens_changed": self.share_changed()}
+        except Exception:  # of a plugin that breaks a rule
+            return {}
+
+    def unshown(self) -> str:
+        """It never acted."""
+        acted = self.measured().get("share_of_tokens_changed", 1.0)
+        return "" if acted else "it changed no token of the kit's batches; give it completions or parameters"
 
     def share_changed(self) -> float:
         """Share of the batches' live tokens whose advantage, or reward, the hook changed: 0 means it never acted."""

@@ -7,27 +7,29 @@ the attribute.
 
 from __future__ import annotations
 
+import os
+import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from ..errors import ConfigurationError
+from ..guard.parameters import checked_number
 from ..plugins.building import import_plugin
 from ..plugins.discovery import find_and_explain
 from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
-from .aggregations import AggregationChecks
-from .builders import Setting
-from .filters import FilterChecks
-from .hooks import HookChecks
-from .rewards import Form, RewardChecks, ordinary_batch
-from .rules import GATES, ConformanceError, Report, rules_of, run_rules
+from .apart import Outcome, Progress, check_apart, check_here
+from .rules import Checks, ConformanceError, Report, fresh, rules_of, with_roots
 
 ATTRIBUTE = "conformance"
 TABLE = ("tool", "trl-grpo-ext", "check")
+
+TIMEOUT = 10.0
+"""Seconds for each rule, unless the caller or the plugin says otherwise."""
 
 
 class Options(TypedDict, total=False):
@@ -56,6 +58,9 @@ class Options(TypedDict, total=False):
     rules: Iterable[str] | None
     """Names of rules; all by default."""
 
+    timeout: float | None
+    """Seconds that each rule may take, 10 by default; the first, which may load a model, twice that."""
+
 
 class RewardOptions(Options, total=False):
     """What may be known about a reward."""
@@ -66,7 +71,7 @@ class RewardOptions(Options, total=False):
     unreadable: Sequence[Any] | None
     """References, beside None, that it cannot read, for `reward.outcomes`."""
 
-    formats: Sequence[Form] | None
+    formats: Sequence[str] | None
     """The forms of completions that it takes, "text" and "messages"."""
 
     per_completion: bool | None
@@ -83,12 +88,18 @@ class ContextOptions(Options, total=False):
     """`rollout.tokenizer`; None by default. Only the caller can give it, since a file holds no object."""
 
 
-def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
+def check(
+    kind: Kind, plugin_or_selection: Any, *, isolated: bool = True, progress: Progress | None = None, **options: Any
+) -> Report:
     """Check a plugin against every rule of its kind.
 
     Args:
         kind: One of `KINDS`.
         plugin_or_selection: A plugin object, or what selects one: a name, a dotted path, a mapping with parameters.
+        isolated: Whether it runs in a process of its own, so that a plugin that hangs, exits or crashes breaks a rule
+            and does no more. False for a debugger, or to measure coverage. Where CUDA is in use in this process, no
+            other can be forked from it, and the checks run here.
+        progress: Called with the name of each rule before it is checked, its number, and how many there are.
         **options: Those of `check_reward`, `check_advantage_hook`, `check_loss_aggregation` and
             `check_group_filter`.
 
@@ -98,8 +109,39 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     """
     if kind not in KINDS:
         raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
-    found = subject(kind, plugin_or_selection, options)
-    return _reward_report(found) if kind == "reward" else _context_report(kind, found)
+    given = {key: value for key, value in options.items() if value is not None}
+    _check_keys(kind, given, f"check({kind!r}, ...)", by_caller=True)
+    rules = rules_of(kind, given.get("rules"))
+    timeout = checked_number("timeout", given.get("timeout", TIMEOUT), "a positive number of seconds", lambda x: x > 0)
+
+    def prepare() -> tuple[str, Checks]:
+        return _prepared(kind, plugin_or_selection, given)
+
+    if isolated and _may_fork():
+        outcome = check_apart(rules, prepare, timeout, progress)
+    else:
+        outcome = check_here(rules, prepare, progress)
+    return _report(kind, outcome)
+
+
+def _report(kind: Kind, found: Outcome) -> Report:
+    violations = with_roots(found.violations)
+    parts = tuple(found.passed), violations, tuple(found.skipped), found.measured, found.unshown, found.printed
+    return Report(found.name, kind, *parts)
+
+
+def _may_fork() -> bool:
+    torch = sys.modules.get("torch")
+    return hasattr(os, "fork") and (torch is None or not torch.cuda.is_initialized())
+
+
+def _prepared(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> tuple[str, Checks]:
+    """Load a plugin; its name and its checks."""
+    found = subject(kind, plugin_or_selection, given)
+    checks = _MAKERS[kind](found)
+    if "timeout" in found.options:
+        checks.timeout = float(found.options["timeout"])
+    return found.name, checks
 
 
 def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> None:
@@ -130,23 +172,21 @@ def check_loss_aggregation(aggregation: Any, **options: Unpack[ContextOptions]) 
     return check("loss_aggregation", aggregation, **options)
 
 
-def _reward_report(found: Subject) -> Report:
+def _reward_checks(found: Subject) -> Checks:
+    from .rewards import RewardChecks, ordinary_batch
+
     options = found.options
     forms = _forms(found.name, options.get("formats", ("text", "messages")))
     completions = as_texts("completions", options.get("completions"))
     prompts = as_texts("prompts", options.get("prompts"))
     names = ("deterministic", "per_completion", "required", "unreadable", "seconds_per_completion")
-    checks = RewardChecks(
+    return RewardChecks(
         found.plugin,
-        ordinary_batch(completions, prompts, as_columns(options.get("columns")), forms[0]),
+        ordinary_batch(found.plugin, completions, prompts, as_columns(options.get("columns")), forms[0]),
+        again=found.again,
         formats=forms,
         **{name: options[name] for name in names if name in options},
     )
-    report = run_rules(found.name, "reward", rules_of("reward", options.get("rules")), checks)
-    if not checks.seconds:
-        return report
-    measured = {"seconds_per_completion": min(checks.seconds), "seconds_of_first_call": checks.first_call}
-    return replace(report, measured=measured)
 
 
 def check_group_filter(group_filter: Any, **options: Unpack[ContextOptions]) -> Report:
@@ -154,30 +194,46 @@ def check_group_filter(group_filter: Any, **options: Unpack[ContextOptions]) -> 
     return check("group_filter", group_filter, **options)
 
 
-_CHECKS: dict[Kind, type[HookChecks | AggregationChecks | FilterChecks]] = {
-    "advantage_hook": HookChecks,
-    "loss_aggregation": AggregationChecks,
-    "group_filter": FilterChecks,
+def _hook_checks(found: Subject) -> Checks:
+    from .hooks import HookChecks
+
+    return HookChecks(found.plugin, _setting(found.options), bool(found.options.get("deterministic", True)))
+
+
+def _aggregation_checks(found: Subject) -> Checks:
+    from .aggregations import AggregationChecks
+
+    return AggregationChecks(found.plugin, _setting(found.options), bool(found.options.get("deterministic", True)))
+
+
+def _filter_checks(found: Subject) -> Checks:
+    from .filters import FilterChecks
+
+    return FilterChecks(found.plugin, _setting(found.options), bool(found.options.get("deterministic", True)))
+
+
+_MAKERS: Mapping[Kind, Callable[[Subject], Checks]] = {
+    "reward": _reward_checks,
+    "advantage_hook": _hook_checks,
+    "loss_aggregation": _aggregation_checks,
+    "group_filter": _filter_checks,
 }
+"""What makes the checks of each kind. They import torch where the kind needs it."""
 
 
-def _context_report(kind: Kind, found: Subject) -> Report:
-    options = found.options
-    setting = Setting(
+def _setting(options: Mapping[str, Any]) -> Any:
+    from .builders import Setting
+
+    return Setting(
         seed=int(options.get("seed", 0)),
         texts=as_texts("completions", options.get("completions")),
         prompts=as_texts("prompts", options.get("prompts")),
         columns=as_columns(options.get("columns")),
         tokenizer=options.get("tokenizer"),
     )
-    checks = _CHECKS[kind](found.plugin, setting, bool(options.get("deterministic", True)))
-    report = run_rules(found.name, kind, rules_of(kind, options.get("rules")), checks)
-    if not isinstance(checks, HookChecks) or any(broken.rule.short in GATES for broken in report.violations):
-        return report
-    return replace(report, measured={"share_of_tokens_changed": checks.share_changed()})
 
 
-def _forms(name: str, formats: Any) -> tuple[Form, ...]:
+def _forms(name: str, formats: Any) -> tuple[Any, ...]:
     known = ("text", "messages")
     listed = [formats] if isinstance(formats, str) else formats
     if not isinstance(listed, Sequence) or not listed or any(form not in known for form in listed):
@@ -196,11 +252,13 @@ class Subject:
         plugin: The object.
         name: What reports call it.
         options: Everything that is known about it.
+        again: Builds it once more.
     """
 
     plugin: Any
     name: str
     options: Mapping[str, Any]
+    again: Callable[[], Any]
 
 
 def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Subject:
@@ -216,8 +274,6 @@ def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> S
         ConfigurationError: There is no such option.
         PluginError: As `trl_grpo_ext.plugins.loading.resolve`.
     """
-    given = {key: value for key, value in given.items() if value is not None}
-    _check_keys(kind, given, f"check({kind!r}, ...)", by_caller=True)
     if isinstance(plugin_or_selection, str | Mapping | Selection):
         asked = parse_selection(kind, plugin_or_selection)
         info, why_not = find_and_explain(kind, asked)
@@ -225,12 +281,15 @@ def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> S
         options = {**declared(kind, exported, asked.name), **given}
         if not asked.parameters:
             asked = replace(asked, parameters=dict(options.get("parameters", {})))
-        plugin = resolve(kind, asked).object
-        return Subject(plugin, asked.name, {**options, **declared(kind, plugin, asked.name), **given})
+        plugin, wanted = resolve(kind, asked).object, asked
+        options = {**options, **declared(kind, plugin, asked.name), **given}
+        return Subject(plugin, asked.name, options, lambda: resolve(kind, wanted).object)
     if isinstance(plugin_or_selection, type):
         plugin_or_selection = resolve(kind, plugin_or_selection).object  # which says what to pass instead
     name = str(getattr(plugin_or_selection, "__name__", type(plugin_or_selection).__name__))
-    return Subject(plugin_or_selection, name, {**declared(kind, plugin_or_selection, name), **given})
+    unused = fresh(plugin_or_selection)
+    options = {**declared(kind, plugin_or_selection, name), **given}
+    return Subject(plugin_or_selection, name, options, lambda: fresh(unused))
 
 
 def declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:

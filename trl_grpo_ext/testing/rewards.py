@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import copy
+import ctypes
+import doctest
 import hashlib
+import inspect
 import locale
 import math
 import multiprocessing
@@ -20,13 +25,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from ..errors import PluginOutputError
 from ..guard.calls import call, checked_scores
 from ..guard.outcomes import shown
-from .rules import Broken, NotChecked, over, raised
-from .trials import pickled
+from .collectives import collectives_of_ranks, mentions_collectives, unequal
+from .rules import Broken, Checks, NotChecked, cause_of, pickled, raised
 
 SECONDS_PER_COMPLETION = 1.0
 """More than this, and `reward.time` is broken, unless the reward declares another limit."""
@@ -37,6 +40,7 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-5
 _SLOW, _FEW = 0.02, 4
 """Seconds per completion from which on fewer completions are tried, and how many."""
 _CALLS, _ROUNDS = 3, 10
+_ROWS_SHOWN = 3
 _QUICK = 0.05
 """Seconds; what takes longer is not called by two threads over and over."""
 
@@ -44,12 +48,13 @@ Scores = list[float | None]
 Form = Literal["text", "messages"]
 
 
-class RewardChecks:
+class RewardChecks(Checks):
     """The checks of one reward. A method without `_` in front checks its rule.
 
     Args:
         reward: The reward function.
         batch: An ordinary batch.
+        again: Builds the reward once more.
         deterministic: Whether it says that it is.
         per_completion: Whether it looks at each completion by itself.
         formats: The forms of completions that it takes.
@@ -63,6 +68,7 @@ class RewardChecks:
         reward: Any,
         batch: Batch,
         *,
+        again: Callable[[], Any] | None = None,
         deterministic: bool = True,
         per_completion: bool = True,
         formats: Sequence[Form] = ("text", "messages"),
@@ -70,7 +76,9 @@ class RewardChecks:
         unreadable: Sequence[Any] = (),
         seconds_per_completion: float = SECONDS_PER_COMPLETION,
     ) -> None:
+        super().__init__()
         self.reward, self.batch = reward, batch
+        self._again = again or (lambda: reward)
         self.deterministic, self.per_completion = deterministic, per_completion
         self._forms, self.required, self.unreadable = tuple(formats), tuple(required), tuple(unreadable)
         self.limit = seconds_per_completion
@@ -80,6 +88,8 @@ class RewardChecks:
         self.seconds: list[float] = []
         self.first_call = 0.0
         self.slow = False
+        self._first: Any = None
+        self._given: set[float | None] = set()
 
     def _raw(self, batch: Batch, reward: Any = None) -> Any:
         """What the reward returns, read once where it is a generator."""
@@ -88,8 +98,13 @@ class RewardChecks:
 
     def _scores(self, batch: Batch, reward: Any = None) -> Scores:
         """The same, held to the contract. NaN is None, as it is to TRL."""
-        values = checked_scores(self._raw(batch, reward), len(batch.items), self.name)
-        return [None if value is None or math.isnan(value) else float(value) for value in values]
+        return self._read(self._raw(batch, reward), batch)
+
+    def _read(self, returned: Any, batch: Batch) -> Scores:
+        values = checked_scores(returned, len(batch.items), self.name)
+        scores = [None if value is None or math.isnan(value) else float(value) for value in values]
+        self._given.update(scores)
+        return scores
 
     def _checked(self, returned: Any, batch: Batch, part: str) -> Scores:
         """What was returned, as a run reads it; what breaks this part of the contract is `Broken`."""
@@ -128,12 +143,13 @@ class RewardChecks:
         def guarded(batch: Batch) -> None:
             try:
                 judge(batch)
-            except (Broken, NotChecked):
+            except (Broken, NotChecked, KeyboardInterrupt):
                 raise
-            except Exception as error:  # the reward's own, whatever it is
-                raise Broken(f"{raised(error)}{f' ({where})' if where else ''}", str(batch)) from error
+            except BaseException as error:  # the reward's own, whatever it is; SystemExit too
+                message = f"{raised(error)}{f' ({where})' if where else ''}{_advice(error, batch)}"
+                raise Broken(message, str(batch), cause_of(error)) from error
 
-        over(batches, guarded, Batch.smaller if smaller else lambda batch: ())
+        self.over(batches, guarded, Batch.smaller if smaller else lambda batch: ())
 
     def _agree(self, ours: Scores, theirs: Scores, what: str, batch: Batch) -> None:
         """Compare scores that ought to be the same.
@@ -150,20 +166,46 @@ class RewardChecks:
         if not self.deterministic:
             raise NotChecked("it declares deterministic = False")
 
+    def measured(self) -> dict[str, float | str]:
+        """Its time."""
+        if not self.seconds:
+            return {}
+        return {"seconds_per_completion": min(self.seconds), "seconds_of_first_call": self.first_call}
+
+    def unshown(self) -> str:
+        """All texts got one score."""
+        if len(self._given) > 1 or not self._given or not self.seconds:
+            return ""
+        (score,) = self._given
+        return f"it gave every text of the kit {_said(score)}; give it completions and columns whose scores differ"
+
     # ------------------------------------------------------------------------------------------ what it returns
 
     def call(self) -> None:
-        """TRL's call."""
+        """TRL's call: the signature takes it."""
         if not callable(self.reward):
             raise Broken(f"it is {type(self.reward).__name__}, which is not callable")
+        try:
+            signature = inspect.signature(self.reward)
+        except (TypeError, ValueError):  # some compiled function, of which nobody knows
+            return
+        try:
+            signature.bind(**self.batch.arguments())
+        except TypeError as error:
+            advice = "TRL passes every column and more by keyword: end the signature with **columns"
+            if "missing" in str(error):
+                advice = f"the batch has the columns {', '.join(self.batch.items[0].columns)}; give others in `columns`"
+            raise Broken(f"its signature is {signature}: {error}; {advice}") from error
+
+    def run(self) -> None:
+        """The first call of all, whose scores are kept: nothing has been remembered yet."""
 
         def judge(batch: Batch) -> None:
-            try:
-                self._timed(batch)
-            except Exception as error:  # the reward's own, whatever it is
-                raise Broken(f"{raised(error)}{_advice(error, batch)}", str(batch)) from error
+            first = self._timed(batch)
+            if self._first is None:
+                self._first = first
 
-        over([self.batch], judge, Batch.smaller)
+        self._over([self.batch], judge)
         self._spare()
 
     def length(self) -> None:
@@ -231,16 +273,82 @@ class RewardChecks:
         self._over([self.batch.with_items(strings)], judge)
 
     def determinism(self) -> None:
-        """Twice the same, to the bit."""
+        """The same to the bit: as in the first call of all, again, of a fresh build, and after other texts."""
         self._deterministic_only()
+
+        def same(batch: Batch, once: Scores, again: Scores, what: str) -> None:
+            for row, (one, other) in enumerate(zip(once, again, strict=True)):
+                if one != other:
+                    raise Broken(f"{what}: {one!r} and {other!r} at row {row}", str(self._read_alone(batch, row)))
 
         def judge(batch: Batch) -> None:
             once, again = self._scores(batch), self._scores(batch)
-            for row, (one, other) in enumerate(zip(once, again, strict=True)):
-                if one != other:
-                    raise Broken(f"once and again: {one!r} and {other!r} at row {row}", str(batch))
+            same(batch, once, again, "once and again")
+            if min(self.seconds, default=1.0) < _SLOW / _ROUNDS:
+                for _ in range(_ROUNDS):
+                    same(batch, once, self._scores(batch), "once and after some more calls")
 
+        def first(batch: Batch) -> None:
+            if self._first is not None and len(batch.items) == len(self._first):
+                same(batch, self._read(self._first, batch), self._scores(batch), "in its first call and later")
+
+        def unseen(batch: Batch) -> None:
+            once, again = self._scores(batch), self._scores(batch)
+            same(batch, once, again, "with texts that it had not seen, once and again")
+
+        def rebuilt(batch: Batch) -> None:
+            one, other, half = self._again(), self._again(), len(batch.items) // 2
+            front, back = batch.with_items(batch.items[:half]), batch.with_items(batch.items[half:])
+            in_order = [self._scores(front, one), self._scores(back, one)]
+            turned = [self._scores(back, other), self._scores(front, other)][::-1]
+            for part, first_come, last_come in zip((front, back), in_order, turned, strict=True):
+                same(part, first_come, last_come, "of two fresh builds that got two batches in either order")
+
+        marked = [_with_mark(item, f"{time.time_ns():x}{row}") for row, item in enumerate(self.batch.items)]
+        self._over([self.batch], first, smaller=False)
         self._over([self.batch], judge)
+        self._over([self.batch.with_items(marked)], unseen, smaller=False)
+        if len(self.batch.items) > 1:
+            self._over([self.batch], rebuilt, smaller=False)
+
+    def _read_alone(self, batch: Batch, row: int) -> Batch:
+        """One row of a batch with the columns that the signature names, for an example that is not made smaller."""
+        if len(batch.items) <= 1:
+            return batch
+        try:
+            named = set(inspect.signature(self.reward).parameters)
+        except (TypeError, ValueError):  # compiled
+            named = set()
+        item = batch.items[row]
+        kept = {name: value for name, value in item.columns.items() if name in named}
+        return batch.with_items([replace(item, columns=kept)])
+
+    def rows(self) -> None:
+        """One text with each row's columns, in two orders."""
+        self._deterministic_only()
+        items = self.batch.items
+        if len(items) < 2:
+            raise NotChecked("there is one completion alone")
+
+        def judge(batch: Batch) -> None:
+            alike = batch.with_items([replace(batch.items[0])] * len(batch.items))
+            if len({*self._scores(alike)}) > 1:  # it goes by the place, which is another rule's matter
+                return
+            places = range(len(batch.items))
+            for order in ([*places[1:], 0], [*places][::-1]):
+                turned = batch.with_items(batch.items[place] for place in order)
+                ours = self._scores(batch)
+                what = "with the rows in one order and in another, each with its own columns"
+                self._agree([ours[place] for place in order], self._scores(turned), what, turned)
+
+        batches = []
+        for item in items[:1] if self.slow else items:
+            if isinstance(item.completion, str):
+                same_text = [replace(other, prompt=item.prompt, completion=item.completion) for other in items]
+                batches.append(self.batch.with_items(same_text))
+        if not batches:
+            raise NotChecked("the completions that were given are messages")
+        self._over(batches, judge)
 
     def order(self) -> None:
         """The other way round."""
@@ -305,13 +413,17 @@ class RewardChecks:
         items = self.batch.items
 
         def judge(batch: Batch) -> None:
-            for row, value in enumerate(checked_scores(self._raw(batch), len(batch.items), self.name)):
+            returned = self._raw(batch)
+            self._read(returned, batch)
+            for row, value in enumerate(checked_scores(returned, len(batch.items), self.name)):
                 _check_value(value, row, batch)
 
         rows = [replace(items[row % len(items)], completion=text) for row, text in enumerate(completions)]
         texts = any(isinstance(text, str) for text in completions)
         forms: tuple[Form, ...] = self._forms if texts and not self.slow else self._forms[:1]
-        self._over([replace(self.batch.with_items(rows), form=form) for form in forms], judge, where)
+        together = [rows] if self.slow else [*([row] for row in rows), rows]
+        batches = [replace(self.batch.with_items(some), form=form) for form in forms for some in together]
+        self._over(batches, judge, where)
 
     def _independent(self) -> None:
         self._deterministic_only()
@@ -330,7 +442,8 @@ class RewardChecks:
                 if name != "trainer_state" and arguments[name] != value:
                     raise Broken(f"it changed {name!r}", str(batch))
 
-        self._over([Batch(self.batch.items, form) for form in self._forms], judge)
+        spaced = replace(self.batch.items[0], completion="  18 \n")
+        self._over([Batch((*self.batch.items, spaced), form) for form in self._forms], judge)
 
     def pickle(self) -> None:
         """There and back."""
@@ -351,8 +464,8 @@ class RewardChecks:
         with ThreadPoolExecutor(1) as pool:
             try:
                 alone = pool.submit(self._scores, batch).result()
-            except Exception as error:  # the reward's own, whatever it is
-                raise Broken(f"called off the main thread {raised(error)}", str(batch)) from error
+            except BaseException as error:  # the reward's own, whatever it is
+                raise Broken(f"called off the main thread {raised(error)}", str(batch), cause_of(error)) from error
         if self.deterministic:
             self._agree(expected[0], alone, "on the main thread and off it", batch)
 
@@ -367,8 +480,8 @@ class RewardChecks:
             with ThreadPoolExecutor(2) as pool:
                 futures = [pool.submit(repeatedly, which) for which in (batch, turned)]
                 both = [future.result() for future in futures]
-        except Exception as error:  # the reward's own, whatever it is
-            raise Broken(f"called by two threads at once {raised(error)}", str(batch)) from error
+        except BaseException as error:  # the reward's own, whatever it is
+            raise Broken(f"called by two threads at once {raised(error)}", str(batch), cause_of(error)) from error
         finally:
             sys.setswitchinterval(interval)
         if self.deterministic:
@@ -388,7 +501,23 @@ class RewardChecks:
             numbers = [count[place] for count in counts]
             if all(later > earlier for earlier, later in pairwise(numbers)):
                 listed = ", ".join(map(str, numbers))
-                raise Broken(f"each call leaves {what} behind: {listed} after one call each", str(self.batch))
+                raise Broken(f"each call leaves {what} running: {listed} after one call each", str(self.batch))
+
+    def collectives(self) -> None:
+        """The same on two ranks of which each has a half."""
+        if not mentions_collectives(self.reward):
+            raise NotChecked("it does not use torch.distributed")
+
+        def judge(batch: Batch) -> None:
+            half = len(batch.items) // 2
+            halves = batch.with_items(batch.items[:half]), batch.with_items(batch.items[half:])
+            if difference := unequal(collectives_of_ranks(lambda rank: self._raw(halves[rank]))):
+                raise Broken(difference, str(batch))
+
+        rows = self.batch.items
+        self._over(
+            [self.batch.with_items(rows[step:] + rows[:step]) for step in range(len(rows))], judge, smaller=False
+        )
 
     def global_state(self) -> None:
         """The process is as it was."""
@@ -429,28 +558,37 @@ def _said(score: float | None) -> str:
 
 
 def _check_value(value: Any, row: int, batch: Batch) -> None:
+    """Whether `torch.tensor(value, dtype=torch.float32)` takes it, and finds it finite; without torch."""
     if value is None:
         return
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, int | float):
+        kind = type(value).__name__
+        raise Broken(f"the value {value!r:.80} at row {row} ({kind}) is none that torch.tensor takes", str(batch))
     try:
-        as_trl = float(torch.tensor(value, dtype=torch.float32))
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        message = (
-            f"the value {value!r:.80} at row {row} ({type(value).__name__}) is none that torch.tensor takes: {error}"
-        )
-        raise Broken(message, str(batch)) from error
+        as_trl = ctypes.c_float(number).value
+    except OverflowError:
+        as_trl = math.inf
     if math.isnan(as_trl):
-        raise Broken(f"the value at row {row} is NaN; say None where the reward has nothing to say", str(batch))
+        message = f"the value at row {row} is NaN; say None where the reward has nothing to say"
+        raise Broken(message, str(batch), "NaN")
     if math.isinf(as_trl):
         raise Broken(f"the value {value!r:.80} at row {row} is not finite in float32", str(batch))
 
 
-def _advice(error: Exception, batch: Batch) -> str:
-    if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
-        return ". TRL passes every column and more by keyword: take the rest as **columns"
-    if isinstance(error, KeyError | TypeError | ValueError):
-        has = ", ".join(batch.items[0].columns)
-        return f". The batch has the columns {has}; give others in `columns`"
+def _advice(error: BaseException, batch: Batch) -> str:
+    """What to do about a column that is not there."""
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) and batch.items:
+        has = batch.items[0].columns
+        if error.args[0] not in has:
+            return f". The batch has the columns {', '.join(has)}; give others in `columns`"
     return ""
+
+
+def _with_mark(item: Item, mark: str) -> Item:
+    """A text that nobody has seen."""
+    text = item.completion
+    return replace(item, completion=f"{text} {mark}") if isinstance(text, str) else item
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -470,10 +608,10 @@ COMPLETIONS = (
 PROMPTS = ("Janet has 20 eggs and breaks 2. How many are left?", "Add two numbers.", "Sort: 3 18 1")
 
 COLUMNS: Mapping[str, Sequence[Any]] = {
-    "answer": ["#### 18"],
-    "solution": ["18"],
-    "numbers": [[3, 18, 1]],
-    "tests": [["assert add(1, 2) == 3"]],
+    "answer": ["#### 18", "#### 18", "#### 9", "#### 3"],
+    "solution": ["18", "18", "9", "3"],
+    "numbers": [[3, 18, 1], [18, 3, 1], [2, 1]],
+    "tests": [["assert add(1, 2) == 3"], ["assert add(1, 2) == 4"]],
     "task": ["math"],
 }
 """Columns that many data sets have: a list of values, repeated as often as there are completions."""
@@ -544,17 +682,19 @@ class Batch:
             "prompts": [self._as_message(item.prompt, "user") for item in self.items],
             "completions": [self._as_message(item.completion, "assistant") for item in self.items],
             "completion_ids": [_ids(item.completion) for item in self.items],
-            **{name: [copy.deepcopy(item.columns[name]) for item in self.items] for name in names},
+            **{name: [copy.deepcopy(item.columns.get(name)) for item in self.items] for name in names},
             "trainer_state": TrainerState(),
             "log_extra": _log_extra,
             "log_metric": _take_metric,
         }
 
     def __str__(self) -> str:
-        completions = ", ".join(shown(item.completion) for item in self.items)
+        first, more = self.items[:_ROWS_SHOWN], max(len(self.items) - _ROWS_SHOWN, 0)
+        rest = f", and {more} more" if more else ""
+        completions = ", ".join(shown(item.completion) for item in first) + rest
         parts = [f"completions=[{completions}]" + (" as messages" if self.form == "messages" else "")]
-        for name in self.items[0].columns if self.items else ():
-            parts.append(f"{name}=[{', '.join(shown(item.columns[name]) for item in self.items)}]")
+        for name in dict.fromkeys(name for item in self.items for name in item.columns):
+            parts.append(f"{name}=[{', '.join(shown(item.columns.get(name)) for item in first)}{rest}]")
         return ", ".join(parts)
 
     def with_items(self, items: Iterable[Item]) -> Batch:
@@ -575,6 +715,11 @@ class Batch:
             yield self.with_items(self.items[count // 2 :])
         for row in range(count) if count > 1 else ():
             yield self.with_items(self.items[:row] + self.items[row + 1 :])
+        for name in self.items[0].columns if self.items else ():
+            yield self.with_items(
+                replace(item, columns={key: value for key, value in item.columns.items() if key != name})
+                for item in self.items
+            )
         for row, item in enumerate(self.items):
             for shorter in _shorter(item.completion):
                 changed = replace(item, completion=shorter)
@@ -596,6 +741,7 @@ class TrainerState:
 
 
 def ordinary_batch(
+    reward: Any,
     completions: Sequence[Any] | None,
     prompts: Sequence[Any] | None,
     columns: Mapping[str, Sequence[Any]],
@@ -604,6 +750,8 @@ def ordinary_batch(
     """A batch of completions as they come.
 
     Args:
+        reward: Whose docstring's examples are taken too, where no completions are given, and texts that say what
+            stands in the column that it compares with.
         completions: The completions; `COMPLETIONS` by default.
         prompts: The prompts, repeated.
         columns: By name a list of values, repeated; more than `COLUMNS`, or instead.
@@ -612,13 +760,64 @@ def ordinary_batch(
     texts = completions or COMPLETIONS
     asked = prompts or PROMPTS
     every = {**COLUMNS, **columns}
-    return Batch(
-        tuple(
-            Item(asked[row % len(asked)], text, {name: values[row % len(values)] for name, values in every.items()})
-            for row, text in enumerate(texts)
-        ),
-        form,
-    )
+    items = [
+        Item(asked[row % len(asked)], text, {name: values[row % len(values)] for name, values in every.items()})
+        for row, text in enumerate(texts)
+    ]
+    if completions is None:
+        items += [
+            replace(item, columns={**item.columns, **own})
+            for text, own in examples_of(reward)
+            for item in [replace(items[0], completion=text)]
+        ]
+        items += _saying(getattr(reward, "reference_column", None), columns, items)
+    return Batch(tuple(items[:_MOST_ITEMS]), form)
+
+
+_MOST_ITEMS = 16
+
+
+def _saying(column: Any, given: Mapping[str, Sequence[Any]], items: Sequence[Item]) -> list[Item]:
+    """Completions that say what the data's reference says, in several ways."""
+    if column not in given:
+        return []
+    item = items[0]
+    value = str(item.columns[column])
+    return [
+        replace(item, completion=text)
+        for text in (value, rf"\boxed{{{value}}}", f"<answer>{value}</answer>", f"#### {value}")
+    ]
+
+
+def examples_of(reward: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Completions with their columns out of the calls in a reward's docstring examples, as far as they are literals."""
+    found: list[tuple[Any, dict[str, Any]]] = []
+    for holder in dict.fromkeys((reward, type(reward), vars(type(reward)).get("__call__"))):
+        text = getattr(holder, "__doc__", None)
+        for example in _EXAMPLES.get_examples(text) if isinstance(text, str) and ">>>" in text else ():
+            with contextlib.suppress(SyntaxError):
+                for node in ast.walk(ast.parse(example.source)):
+                    found += _rows_of_call(node) if isinstance(node, ast.Call) else []
+    return found
+
+
+_EXAMPLES = doctest.DocTestParser()
+
+
+def _rows_of_call(node: ast.Call) -> list[tuple[Any, dict[str, Any]]]:
+    given: dict[str, Any] = {}
+    for keyword in node.keywords:
+        with contextlib.suppress(ValueError):
+            given[str(keyword.arg)] = ast.literal_eval(keyword.value)
+    if "completions" not in given and node.args:
+        with contextlib.suppress(ValueError):
+            given["completions"] = ast.literal_eval(node.args[-1])
+    texts = given.pop("completions", None)
+    if not isinstance(texts, list) or not all(isinstance(text, str | list) for text in texts):
+        return []
+    columns = {name: value for name, value in given.items() if isinstance(value, list) and len(value) == len(texts)}
+    columns.pop("prompts", None)
+    return [(text, {name: value[row] for name, value in columns.items()}) for row, text in enumerate(texts)]
 
 
 def _shorter(text: Any) -> Iterator[str]:
@@ -654,11 +853,6 @@ def global_state() -> dict[str, Any]:
     """Everything of a process that others rely on, by what it is called."""
     state: dict[str, Any] = {
         "the state of `random`": hashlib.sha256(repr(random.getstate()).encode()).hexdigest(),
-        "torch's random generator": hashlib.sha256(bytes(torch.random.get_rng_state().tolist())).hexdigest(),
-        "torch's default dtype": torch.get_default_dtype(),
-        "torch's grad mode": torch.is_grad_enabled(),
-        "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "torch's number of threads": torch.get_num_threads(),
         "the working directory": _working_directory(),
         "the locale": locale.setlocale(locale.LC_ALL),
         "the recursion limit": sys.getrecursionlimit(),
@@ -666,6 +860,15 @@ def global_state() -> dict[str, Any]:
         "standard output": id(sys.stdout),
         "standard error": id(sys.stderr),
     }
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "random"):
+        state |= {
+            "torch's random generator": hashlib.sha256(bytes(torch.random.get_rng_state().tolist())).hexdigest(),
+            "torch's default dtype": torch.get_default_dtype(),
+            "torch's grad mode": torch.is_grad_enabled(),
+            "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "torch's number of threads": torch.get_num_threads(),
+        }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         state["numpy's random generator"] = hashlib.sha256(repr(numpy.random.get_state()[1:]).encode()).hexdigest()
@@ -679,8 +882,8 @@ def global_state() -> dict[str, Any]:
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What has changed, in words."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    # numpy that was imported meanwhile is no change of its generator.
-    return [name for name in names if not (name.startswith("numpy") and name not in before)]
+    # A library that was imported meanwhile has not changed its generator.
+    return [name for name in names if not (name.startswith(("numpy", "torch")) and name not in before)]
 
 
 def helpers() -> tuple[int, int]:

@@ -1,23 +1,28 @@
 """The rules of the conformance kit: what each asks of a plugin, and why; how they are run; what is reported.
 
-Nothing in here imports torch, so that the rules can be listed at once.
+Nothing in here imports torch, so that the rules can be listed at once and a reward without torch is checked without it.
 """
 
 from __future__ import annotations
 
+import copy
+import linecache
+import pickle
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigurationError, TRLGRPOExtError
-from ..guard.outcomes import shown
+from ..errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
+from ..guard.outcomes import said, shown
 from ..plugins.kinds import LABELS, Kind
 
 T = TypeVar("T")
 
-_TRIES, _SECONDS = 300, 10.0
+_TRIES, _SECONDS = 300, 3.0
 """How long an input that breaks a rule is made smaller."""
 
 
@@ -30,12 +35,15 @@ class Rule:
         kind: One of `KINDS`.
         summary: What it asks, in one line.
         why: What goes wrong in training where a plugin breaks it.
+        rests_on: Short names of the rules of its kind without which its comparisons say nothing: where one of those is
+            broken, a difference that this rule finds follows from it.
     """
 
     name: str
     kind: Kind
     summary: str
     why: str
+    rests_on: tuple[str, ...] = ()
 
     @property
     def short(self) -> str:
@@ -46,9 +54,55 @@ class Rule:
 GATES = frozenset({"call", "length", "types", "form", "run", "shape"})
 """Rules without which the others make no sense: where one is broken, those after it are not checked."""
 
+_RESTS_ON: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
+    "reward": {
+        "rows": ("determinism",),
+        "neighbours": ("determinism", "rows"),
+        "order": ("determinism", "rows", "neighbours"),
+        "formats": ("determinism",),
+        "none": ("determinism", "rows", "neighbours"),
+        "outcomes": ("determinism", "none"),
+        "pickle": ("determinism",),
+        "threads": ("determinism",),
+        "global_state": ("determinism",),
+    },
+    "advantage_hook": {
+        "role": ("determinism",),
+        "equal_rewards": ("determinism", "role"),
+        "long": ("finite", "determinism", "padding"),
+        "mask": ("determinism",),
+        "padding": ("determinism", "mask"),
+        "row_permutation": ("determinism",),
+        "group_permutation": ("determinism", "row_permutation"),
+        "split": ("determinism", "row_permutation", "group_permutation"),
+        "micro_batches": ("determinism", "row_permutation"),
+        "state": ("determinism",),
+        "evaluation": ("determinism",),
+        "pickle": ("determinism",),
+    },
+    "loss_aggregation": {
+        "long": ("finite", "determinism", "padding"),
+        "micro_batches": ("determinism",),
+        "row_permutation": ("determinism",),
+        "ranks": ("determinism", "row_permutation"),
+        "totals": ("determinism", "ranks", "row_permutation"),
+        "masked_values": ("determinism", "mask"),
+        "padding": ("determinism", "masked_values"),
+        "pickle": ("determinism",),
+    },
+    "group_filter": {
+        "groups": ("determinism",),
+        "padding": ("determinism", "masked_values"),
+        "masked_values": ("determinism",),
+        "ranks": ("determinism", "groups"),
+        "pickle": ("determinism",),
+    },
+}
+
 
 def _rules(kind: Kind, prefix: str, *rows: tuple[str, str, str]) -> tuple[Rule, ...]:
-    return tuple(Rule(f"{prefix}.{name}", kind, summary, why) for name, summary, why in rows)
+    rests_on = _RESTS_ON[kind]
+    return tuple(Rule(f"{prefix}.{name}", kind, summary, why, rests_on.get(name, ())) for name, summary, why in rows)
 
 
 RULES: tuple[Rule, ...] = (
@@ -57,10 +111,15 @@ RULES: tuple[Rule, ...] = (
         "reward",
         (
             "call",
-            "takes what TRL passes: prompts, completions, completion_ids, every column, trainer_state, log_extra and "
-            "log_metric, by keyword",
+            "can be called as TRL calls it: prompts, completions, completion_ids, every column, trainer_state, "
+            "log_extra and log_metric, by keyword",
             "TRL passes every column of the dataset to every reward. One that names only the columns it knows fails on "
             "the first other dataset: take the rest as **columns.",
+        ),
+        (
+            "run",
+            "scores ordinary completions without raising, exiting or hanging",
+            "What fails here fails in the first training step.",
         ),
         (
             "length",
@@ -74,39 +133,17 @@ RULES: tuple[Rule, ...] = (
             "of the whole group, and a string stops the run.",
         ),
         (
-            "none",
-            "a column's value may be None in one row, which then costs no other row anything",
-            "Datasets that were put together from several sources have None in the columns that one of them lacks.",
-        ),
-        (
-            "hostile_text",
-            "no text that a model can write makes it raise or break its contract",
-            "A policy writes every text sooner or later: control characters, lone surrogates, ten thousand digits, "
-            "brackets that never close. One of them must not end a run of days.",
-        ),
-        (
-            "empty",
-            "an empty completion, a conversation without messages and a message without text are scored like others",
-            "A policy that ends at once writes the empty string, and one that only calls a tool writes a message whose "
-            "content is None. Indexing [-1] raises there.",
-        ),
-        (
-            "formats",
-            "a completion as a string and as a list of one message gets the same score",
-            "TRL hands over lists of messages where the prompts are conversations. A reward that reads only strings "
-            "scores the text of the list's brackets there.",
-        ),
-        (
             "determinism",
-            "the same call gives the same scores, unless it declares `deterministic = False`",
-            "Undeclared randomness is noise in every advantage, makes runs impossible to repeat, and hides behind "
-            "the randomness of sampling.",
+            "the same call gives the same scores, also of a fresh build and after other calls, unless it declares "
+            "`deterministic = False`",
+            "What remembers the texts it has seen scores by the order of sampling. Undeclared randomness is noise in "
+            "every advantage, makes runs impossible to repeat, and hides in the randomness of sampling.",
         ),
         (
-            "order",
-            "the order of the completions does not matter",
-            "TRL's order is an accident of sampling. A reward that counts positions pays the first completion of a "
-            "batch for being first.",
+            "rows",
+            "each completion is scored with its own row's columns",
+            "TRL passes columns as lists, one value per completion. A reward that reads the first row's reference "
+            "holds every prompt's completions against one answer.",
         ),
         (
             "neighbours",
@@ -116,9 +153,43 @@ RULES: tuple[Rule, ...] = (
             "number of GPUs.",
         ),
         (
+            "order",
+            "the order of the completions does not matter",
+            "TRL's order is an accident of sampling. A reward that counts positions pays the first completion of a "
+            "batch for being first.",
+        ),
+        (
             "inputs",
             "does not change what it is given",
             "The other rewards, the loss and the logs get the same lists. A popped message is gone for all of them.",
+        ),
+        (
+            "formats",
+            "a completion as a string and as a list of one message gets the same score",
+            "TRL hands over lists of messages where the prompts are conversations. A reward that reads only strings "
+            "scores the text of the list's brackets there.",
+        ),
+        (
+            "none",
+            "a column's value may be None in one row, which then costs no other row anything",
+            "Datasets that were put together from several sources have None in the columns that one of them lacks.",
+        ),
+        (
+            "empty",
+            "an empty completion, a conversation without messages and a message without text are scored like others",
+            "A policy that ends at once writes the empty string, and one that only calls a tool writes a message whose "
+            "content is None. Indexing [-1] raises there.",
+        ),
+        (
+            "hostile_text",
+            "no text that a model can write makes it raise or break its contract",
+            "A policy writes every text sooner or later: control characters, lone surrogates, ten thousand digits, "
+            "brackets that never close. One of them must not end a run of days.",
+        ),
+        (
+            "outcomes",
+            "an unreadable reference does not score like a wrong answer",
+            "A broken reference that reads as 0 teaches the policy that right answers are wrong. Say None.",
         ),
         (
             "pickle",
@@ -138,15 +209,15 @@ RULES: tuple[Rule, ...] = (
             "One thread per call is ten thousand after a day. A pool that is made once and kept is fine.",
         ),
         (
+            "collectives",
+            "with torch.distributed, calls collectives equally often on every rank",
+            "A rank that gathers under a condition on its own completions leaves the others waiting for ever.",
+        ),
+        (
             "global_state",
             "leaves random generators, working directory, environment, signal handlers, locale and torch's settings "
             "as they were",
             "random.seed(0) in a reward makes every rank sample alike from then on, and nothing says so.",
-        ),
-        (
-            "outcomes",
-            "an unreadable reference does not score like a wrong answer",
-            "A broken reference that reads as 0 teaches the policy that right answers are wrong. Say None.",
         ),
         (
             "time",
@@ -180,6 +251,11 @@ RULES: tuple[Rule, ...] = (
             "The loss takes (B, T). A result that only broadcasts would pay the wrong tokens.",
         ),
         (
+            "determinism",
+            "the same batch gives the same advantages, unless it declares `deterministic = False`",
+            "Each rank would draw its own, and runs cannot be repeated.",
+        ),
+        (
             "role",
             "an estimator does not look at the advantages that come in, a transform does, and a mask (`last = True`) "
             "gives a token 0 by its sign or place and not by the size of its advantage",
@@ -194,8 +270,10 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "dtype",
-            "keeps the dtype and the device of the advantages that come in",
-            "A float64 result makes the loss float64, and one on the CPU stops a run on a GPU.",
+            "keeps the dtype and the device of the advantages that come in, float32 and float64, and takes "
+            "log-probabilities in bfloat16 and float16",
+            "A float64 result makes the loss float64, and one on the CPU stops a run on a GPU. In runs with bf16 the "
+            "log-probabilities are of that type, which numpy, for one, does not know.",
         ),
         (
             "mask",
@@ -208,6 +286,13 @@ RULES: tuple[Rule, ...] = (
             "gives finite advantages where rewards are all equal, missing or negative, and for empty and one-token "
             "completions",
             "Division by a spread of zero gives NaN, and one NaN in the loss makes every weight of the model NaN.",
+        ),
+        (
+            "long",
+            "gives finite advantages that float32 can hold for completions of 64 to 4,096 tokens, and the same in "
+            "float64",
+            "Sums over tokens grow with the length: exponentials of them overflow, powers of it vanish, and nobody has "
+            "tried more than ten tokens.",
         ),
         (
             "gradient",
@@ -257,11 +342,6 @@ RULES: tuple[Rule, ...] = (
             "Any transform may stand before another, so what comes in is whatever the hook before it made.",
         ),
         (
-            "determinism",
-            "the same batch gives the same advantages, unless it declares `deterministic = False`",
-            "Each rank would draw its own, and runs cannot be repeated.",
-        ),
-        (
             "state",
             "what it remembers goes through JSON and back: state_dict and load_state_dict, both or neither",
             "A run that resumes from a checkpoint must go on as if it had not stopped.",
@@ -286,6 +366,11 @@ RULES: tuple[Rule, ...] = (
             "shape",
             "weights returns a floating point tensor (B, T), reduce a scalar tensor",
             "A weight per completion would broadcast, or not, with the batch that happens to come.",
+        ),
+        (
+            "determinism",
+            "the same batch gives the same weights, unless it declares `deterministic = False`",
+            "Each rank would draw its own, and runs cannot be repeated.",
         ),
         (
             "finite",
@@ -316,6 +401,16 @@ RULES: tuple[Rule, ...] = (
             "nothing_live",
             "a batch without any live token gives zeros",
             "Early in a run every completion may be cut off and masked.",
+        ),
+        (
+            "long",
+            "gives finite weights that float32 can hold for completions of 64 to 4,096 tokens, and the same in float64",
+            "What is right for ten tokens overflows or vanishes at four thousand.",
+        ),
+        (
+            "dtype",
+            "takes masks, advantages, losses and log-probabilities in bfloat16 and float16 as well",
+            "In runs with bf16 the log-probabilities are of that type, which numpy, for one, does not know.",
         ),
         (
             "micro_batches",
@@ -370,11 +465,6 @@ RULES: tuple[Rule, ...] = (
             "In runs whose optimizer steps don't lie within one generation batch these counts don't exist.",
         ),
         ("inputs", "writes to none of the tensors that it is given", "The loss and the logs read the same tensors."),
-        (
-            "determinism",
-            "the same batch gives the same weights, unless it declares `deterministic = False`",
-            "Each rank would draw its own, and runs cannot be repeated.",
-        ),
         ("pickle", "pickles", "Launchers and workers send the trainer's parts to other processes."),
     ),
     *_rules(
@@ -386,6 +476,11 @@ RULES: tuple[Rule, ...] = (
             "shape",
             "keep returns (B,), bool; or of each completion True, False or a short reason",
             "Reasons are names of metrics; anything else has no meaning to a run.",
+        ),
+        (
+            "determinism",
+            "the same batch gives the same answer, unless it declares `deterministic = False`",
+            "Ranks that disagree on a group cannot put one batch together.",
         ),
         (
             "odd_batches",
@@ -448,11 +543,15 @@ class Violation:
         rule: The rule.
         message: What was wrong, with the values.
         example: The smallest input found on which it breaks the rule, as text that can be printed.
+        cause: What it comes from: an exception and its line, or a part of the contract; empty where two results differ.
+        follows: The name of the broken rule that this one follows from; empty where it stands for itself.
     """
 
     rule: Rule
     message: str
     example: str
+    cause: str = ""
+    follows: str = ""
 
     def __str__(self) -> str:
         lines = [f"broken: {self.rule.name}: {self.rule.summary}", *_indented(self.message)]
@@ -469,9 +568,12 @@ class Report:
         subject: The plugin's name.
         kind: Its kind.
         passed: The rules that it keeps.
-        violations: Those that it breaks.
+        violations: Those that it breaks, in the order of the rules.
         skipped: Those that were not checked, with the reason.
         measured: What was measured by the way, such as `seconds_per_completion`.
+        unshown: Why nothing shows that the plugin does anything: it gave all texts of the kit one score, say. Empty
+            where something does, and where that cannot be said.
+        printed: What the plugin printed, and how many lines it was in all; it may hold anything.
     """
 
     subject: str
@@ -480,11 +582,22 @@ class Report:
     violations: tuple[Violation, ...] = ()
     skipped: tuple[tuple[Rule, str], ...] = ()
     measured: Mapping[str, float | str] = field(default_factory=dict)
+    unshown: str = ""
+    printed: tuple[tuple[str, ...], int] = ((), 0)
 
     @property
     def ok(self) -> bool:
         """Whether no rule is broken."""
         return not self.violations
+
+    @property
+    def roots(self) -> tuple[Violation, ...]:
+        """The broken rules that do not follow from another one."""
+        return tuple(broken for broken in self.violations if not broken.follows)
+
+    def following(self, root: Violation) -> tuple[Violation, ...]:
+        """The broken rules that follow from this one."""
+        return tuple(broken for broken in self.violations if broken.follows == root.rule.name)
 
     def plain(self) -> dict[str, Any]:
         """Everything, as JSON takes it."""
@@ -500,20 +613,53 @@ class Report:
                     "message": broken.message,
                     "example": broken.example,
                     "why": broken.rule.why,
+                    "follows": broken.follows or None,
                 }
                 for broken in self.violations
             ],
             "skipped": [{"rule": rule.name, "reason": reason} for rule, reason in self.skipped],
             "measured": dict(self.measured),
+            "unshown": self.unshown or None,
+            "printed": list(self.printed[0]),
         }
 
+    def counts(self) -> str:
+        """How many rules are kept, broken and not checked."""
+        kept = f"{len(self.passed)} rule{'s' * (len(self.passed) != 1)} kept"
+        return f"{kept}, {len(self.violations)} broken, {len(self.skipped)} not checked"
+
+    def not_checked(self) -> str:
+        """The rules that were not checked, by reason, in one line; empty where there are none."""
+        reasons: dict[str, list[str]] = {}
+        for rule, reason in self.skipped:
+            reasons.setdefault(reason, []).append(rule.short)
+        said = [f"{reason} ({_listed(names)})" for reason, names in reasons.items()]
+        return "; ".join(said)
+
     def __str__(self) -> str:
-        counts = f"{len(self.passed)} rules kept, {len(self.violations)} broken, {len(self.skipped)} not checked"
-        lines = [f"{LABELS[self.kind]} {self.subject}: {counts}"]
-        lines += _indented("\n".join(str(violation) for violation in self.violations)) if self.violations else []
-        lines += [f"  not checked: {rule.name}: {reason}" for rule, reason in self.skipped]
+        lines = [f"{LABELS[self.kind]} {self.subject}: {self.counts()}"]
+        for root in self.roots:
+            lines += _indented(str(root))
+            if followers := self.following(root):
+                names = ", ".join(broken.rule.name for broken in followers)
+                lines.append(f"    {following(len(followers))}: {names}")
+        lines += [f"  not checked: {self.not_checked()}"] if self.skipped else []
+        lines += [f"  not shown to work: {self.unshown}"] if self.unshown else []
         lines += [f"  measured: {name}: {_shown(value)}" for name, value in self.measured.items()]
         return "\n".join(lines)
+
+
+def following(count: int) -> str:
+    """How many rules break as a consequence, in words."""
+    return f"and {count} that follow{'s' * (count == 1)} from it"
+
+
+_LISTED = 6
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _indented(text: str) -> list[str]:
@@ -522,6 +668,35 @@ def _indented(text: str) -> list[str]:
 
 def _shown(value: float | str) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def with_roots(violations: Sequence[Violation]) -> tuple[Violation, ...]:
+    """Say of each violation which other one it follows from.
+
+    One follows from an earlier one of the same cause (the same exception of the same line, the same part of the
+    contract); and where it is a difference between two results, from any broken rule that its own rests on, a rule
+    that those rest on included.
+    """
+    broken = {violation.rule.short: violation for violation in violations}
+    first_of: dict[str, Violation] = {}
+    found: dict[str, str] = {}
+
+    def root(violation: Violation, seen: frozenset[str] = frozenset()) -> str:
+        """The rule that it comes from in the end; empty where that is its own."""
+        name = violation.rule.short
+        if name in found:
+            return found[name]
+        above = [broken[one] for one in violation.rule.rests_on if one in broken and one not in seen]
+        if violation.cause:
+            earlier = first_of[violation.cause]
+            above = [] if earlier is violation else [earlier]
+        found[name] = (root(above[0], seen | {name}) or above[0].rule.name) if above else ""
+        return found[name]
+
+    for violation in violations:
+        if violation.cause:
+            first_of.setdefault(violation.cause, violation)
+    return tuple(replace(violation, follows=root(violation)) for violation in violations)
 
 
 # ---------------------------------------------------------------------------------------------- running
@@ -533,71 +708,90 @@ class Broken(Exception):  # noqa: N818
     Args:
         message: What was wrong, with the values.
         example: The input, as text.
+        cause: As `Violation` has it.
     """
 
-    def __init__(self, message: str, example: str = "") -> None:
+    def __init__(self, message: str, example: str = "", cause: str = "") -> None:
         super().__init__(message)
-        self.message, self.example = message, example
+        self.message, self.example, self.cause = message, example, cause
 
 
 class NotChecked(Exception):  # noqa: N818
     """A rule says nothing about this plugin; the message is the reason."""
 
 
-def run_rules(subject: str, kind: Kind, rules: Sequence[Rule], checks: object) -> Report:
-    """Run the checks of rules in order.
+class Checks:
+    """The checks of one plugin. The method `shape` checks the rule `hook.shape`: it returns, or raises `Broken` or
+    `NotChecked`.
 
-    Args:
-        subject: The plugin's name.
-        kind: Its kind.
-        rules: The rules.
-        checks: Its method `shape` checks the rule `hook.shape`: it returns, or raises `Broken` or `NotChecked`.
+    Attributes:
+        trying: Handed, as text, each input before the plugin is tried on it, so that of one that never returns it is
+            known.
+        timeout: Seconds that the plugin says each rule may take; None where it says nothing.
     """
-    passed, violations, skipped = [], [], []
-    closed: str | None = None
-    for rule in rules:
-        if closed is not None:
-            skipped.append((rule, f"{closed} is broken"))
-            continue
+
+    timeout: float | None = None
+
+    def __init__(self) -> None:
+        self.trying: Callable[[str], None] = _nobody
+
+    def measured(self) -> dict[str, float | str]:
+        """What was measured by the way."""
+        return {}
+
+    def unshown(self) -> str:
+        """Why nothing shows that the plugin does anything, or nothing."""
+        return ""
+
+    def check(self, rule: Rule) -> dict[str, str]:
+        """Check one rule.
+
+        Returns:
+            `{}` where it is kept; `skipped` and the reason where it says nothing; else what `Broken` has.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a plugin's warnings are for its users
-                getattr(checks, rule.short)()
+                getattr(self, rule.short)()
         except NotChecked as reason:
-            skipped.append((rule, str(reason)))
+            return {"skipped": str(reason)}
         except Broken as broken:
-            violations.append(Violation(rule, broken.message, broken.example))
-            closed = rule.name if rule.short in GATES else None
-        else:
-            passed.append(rule)
-    return Report(subject, kind, tuple(passed), tuple(violations), tuple(skipped))
+            return {"message": broken.message, "example": broken.example, "cause": broken.cause}
+        return {}
+
+    def over(self, items: Iterable[T], judge: Callable[[T], None], smaller: Callable[[T], Iterable[T]]) -> None:
+        """Judge inputs; of the first on which the rule is broken, report the smallest that still breaks it.
+
+        Args:
+            items: Inputs, in the order in which they are tried.
+            judge: Returns where all is well and raises `Broken` where not. An exception of the plugin is the judge's to
+                catch.
+            smaller: What an input can be made smaller to, the greatest steps first.
+        """
+
+        def tried(item: T) -> Broken | None:
+            self.trying(str(item))
+            try:
+                judge(item)
+            except Broken as broken:
+                return broken
+            return None
+
+        for item in items:
+            broken = tried(item)
+            if broken is not None:
+                raise smallest(item, broken, tried, smaller)
 
 
-def raised(error: BaseException) -> str:
-    """An exception of a plugin in words; an error of this package says by itself what was wrong."""
-    text = str(error)
-    text = text if text.isprintable() and len(text) < 400 else shown(text)
-    return text if isinstance(error, TRLGRPOExtError) else f"it raised {type(error).__name__}: {text}"
+def _nobody(example: str) -> None:
+    """Listen to nothing."""
 
 
-def over(items: Iterable[T], judge: Callable[[T], None], smaller: Callable[[T], Iterable[T]]) -> None:
-    """Judge inputs; of the first on which the rule is broken, report the smallest that still breaks it.
-
-    Args:
-        items: Inputs, in the order in which they are tried.
-        judge: Returns where all is well and raises `Broken` where not. An exception of the plugin is the judge's to
-            catch.
-        smaller: What an input can be made smaller to, the greatest steps first.
-    """
-    for item in items:
-        broken = _broken(judge, item)
-        if broken is not None:
-            raise smallest(item, broken, judge, smaller)
-
-
-def smallest(item: T, broken: Broken, judge: Callable[[T], None], smaller: Callable[[T], Iterable[T]]) -> Broken:
-    """Greedily take any smaller input that is still broken, until none is. The same in every run."""
-    until, tries = time.monotonic() + _SECONDS, 0
+def smallest(
+    item: T, broken: Broken, tried: Callable[[T], Broken | None], smaller: Callable[[T], Iterable[T]]
+) -> Broken:
+    """Greedily take any smaller input that is broken for the same cause, until none is. The same in every run."""
+    until, tries, cause = time.monotonic() + _SECONDS, 0, broken.cause
     going = True
     while going:
         going = False
@@ -605,16 +799,75 @@ def smallest(item: T, broken: Broken, judge: Callable[[T], None], smaller: Calla
             tries += 1
             if tries > _TRIES or time.monotonic() > until:
                 return broken
-            again = _broken(judge, candidate)
-            if again is not None:
+            again = tried(candidate)
+            if again is not None and again.cause == cause:
                 item, broken, going = candidate, again, True
                 break
     return broken
 
 
-def _broken(judge: Callable[[T], None], item: T) -> Broken | None:
+def raised(error: BaseException) -> str:
+    """An exception of a plugin in words; an error of this package says by itself what was wrong."""
+    text = said(error)
+    if isinstance(error, TRLGRPOExtError):
+        return f"{text}{_place(error)}"
+    return (
+        f"it raised {type(error).__name__}: {text}{_place(error)}"
+        if text
+        else (f"it raised {type(error).__name__}{_place(error)}")
+    )
+
+
+def cause_of(error: BaseException) -> str:
+    """What two exceptions have in common that come from the same mistake."""
+    if isinstance(error, PluginOutputError):
+        return f"contract: {error.breaks}"
+    frame = _frame(error)
+    origin = error.__cause__ if isinstance(error, TRLGRPOExtError) and error.__cause__ is not None else error
+    return f"{type(origin).__name__} at {frame.filename}:{frame.lineno}" if frame else type(origin).__name__
+
+
+_OURS = Path(__file__).parents[1]
+
+
+def _frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The deepest frame of the plugin's own code; None where there is none."""
+    origin = error.__cause__ if isinstance(error, TRLGRPOExtError) and error.__cause__ is not None else error
+    frames = traceback.extract_tb(origin.__traceback__)
+    rooms = tuple(str(_OURS / room) for room in ("testing", "guard", "credit", "types.py"))
+    installed = ("site-packages", "dist-packages", f"{Path(traceback.__file__).parent}")
+    own = [one for one in frames if not one.filename.startswith(rooms)]
+    theirs = [one for one in own if not any(part in one.filename for part in installed)]
+    chosen = theirs or own
+    return chosen[-1] if chosen else None
+
+
+def _place(error: BaseException) -> str:
+    frame = _frame(error)
+    if frame is None or isinstance(error, PluginOutputError):
+        return ""
+    line = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
+    name = Path(frame.filename).name
+    text = f" ({name}, line {frame.lineno}{f': {line}' if line else ''})"
+    return text if text.isprintable() and len(text) < 200 else f" ({shown(name)}, line {frame.lineno})"
+
+
+def pickled(plugin: Any) -> Any:
+    """A plugin after pickling and unpickling.
+
+    Raises:
+        Broken: It does not pickle.
+    """
     try:
-        judge(item)
-    except Broken as broken:
-        return broken
-    return None
+        return pickle.loads(pickle.dumps(plugin))
+    except Exception as error:  # pickle raises whatever the object's own methods raise
+        hint = ". Define functions and classes at the top of a module, and open files, locks and models on first use."
+        raise Broken(f"when it was pickled {raised(error)}{hint}", cause="pickle") from error
+
+
+def fresh(plugin: Any) -> Any:
+    """A copy that remembers what the plugin remembers and shares nothing with it; itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(plugin)
+    except Exception:  # whatever a plugin's own __deepcopy__ or __reduce__ raises
+        return plugin

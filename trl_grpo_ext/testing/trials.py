@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,19 +17,20 @@ import torch
 
 from ..errors import PluginOutputError
 from ..types import Rollout
-from .builders import Ranks, Scene, Setting, cut, odd_beside_ordinary, ordinary, wider
-from .rules import Broken, NotChecked, over, raised
+from .builders import Ranks, Scene, Setting, cut, long, odd_beside_ordinary, ordinary, wider
+from .collectives import collectives_of_ranks, mentions_collectives, unequal
+from .rules import Broken, Checks, NotChecked, cause_of, pickled, raised
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 """How far two numbers may be apart that ought to be the same: a plugin may well compute in float32."""
 
 
-_ORDER = ("gathers", "shape", "gradient", "finite", "non_negative", "mask", "groups")
+_ORDER = ("gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups")
 """The parts of the contract in the order in which the flow looks at them: a refusal for one says that those before it
 are kept."""
 
 
-class Trials(ABC):
+class Trials(Checks, ABC):
     """One plugin, and the generation batches that it is tried on. A method without `_` in front checks its rule.
 
     Args:
@@ -46,13 +46,21 @@ class Trials(ABC):
     """What may stand off the mask."""
 
     def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
+        super().__init__()
         self.plugin, self.setting, self.deterministic = plugin, setting, deterministic
         self.ordinary = ordinary(setting)
         self.varied = [*self.ordinary, *odd_beside_ordinary(setting)]
 
     @abstractmethod
     def _results(
-        self, scene: Scene, *, plugin: Any = None, width: int | None = None, padding: float = 0.0
+        self,
+        scene: Scene,
+        *,
+        plugin: Any = None,
+        width: int | None = None,
+        padding: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+        logps_dtype: torch.dtype | None = None,
     ) -> list[tuple[str, torch.Tensor]]:
         """What the flow makes of the plugin's answers, `(B, T)` each and zero off the mask, with the method's name.
 
@@ -61,6 +69,8 @@ class Trials(ABC):
             plugin: Another plugin than this one; either is copied first.
             width: `T`.
             padding: What stands where no token is.
+            dtype: That of every tensor of numbers.
+            logps_dtype: That of log-probabilities and entropies, where it is another.
         """
 
     @abstractmethod
@@ -102,15 +112,17 @@ class Trials(ABC):
                 judge(scene)
             except (Broken, NotChecked):
                 raise
-            except Exception as error:  # the plugin's own, whatever it is
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # the plugin's own, whatever it is; SystemExit too
                 part = error.breaks if isinstance(error, PluginOutputError) else None
                 known = part is None and any(scene is one for one in no_news)
                 if part in breaks and not known:
-                    raise Broken(f"{raised(error)}{place}", str(scene)) from error
+                    raise Broken(f"{raised(error)}{place}", str(scene), cause_of(error)) from error
                 if part is not None and (breaks[0] is None or _ORDER.index(part) < _ORDER.index(breaks[0])):
                     refused.append(part)
 
-        over(scenes, guarded, Scene.smaller)
+        self.over(scenes, guarded, Scene.smaller)
         if len(refused) == len(scenes):  # nothing was checked, and another rule says why
             raise NotChecked(f"{self.prefix}.{refused[0]} is broken")
 
@@ -148,7 +160,7 @@ class Trials(ABC):
                 try:
                     garbled = self._results(scene, width=width, padding=garbage)
                 except PluginOutputError as error:
-                    raise Broken(f"{what}: {raised(error)}", str(scene)) from error
+                    raise Broken(f"{what}: {raised(error)}", str(scene), cause_of(error)) from error
                 self._agree(clean, garbled, what, scene)
 
         self._over(self.varied, judge)
@@ -178,13 +190,66 @@ class Trials(ABC):
         self._over(self.varied, judge)
 
     def gathers(self) -> None:
-        """Equally often on each rank."""
+        """Equally often on each rank; collectives that it calls past `gather` too."""
         self._over(self.varied, lambda scene: list(self._on_ranks(scene)), breaks=("gathers", None))
+        if not mentions_collectives(self.plugin):
+            return
+
+        def judge(scene: Scene) -> None:
+            half = len(scene.rows) // 2
+            parts = cut(self._rollout(scene, totals=replace(scene.totals(), processes=2)), [half, half])
+
+            def call(rank: int) -> None:
+                rows = slice(rank * half, (rank + 1) * half)
+                alone = replace(parts[rank], local_rows=rows, gather=lambda tensor: torch.cat([tensor, tensor]))
+                self._on_a_rank(scene, alone)
+
+            if difference := unequal(collectives_of_ranks(call)):
+                raise Broken(difference, str(scene))
+
+        self._over([scene for scene in self.varied if len(scene.rows) % 2 == 0], judge)
+
+    def _long(self, stray: float) -> None:
+        """Long completions, in float32 and in float64.
+
+        Args:
+            stray: How far, relatively, sums over thousands of tokens in float32 may be off.
+        """
+        for what, scene in long(self.setting).items():
+
+            def judge(scene: Scene) -> None:
+                exact, rounded = self._results(scene), self._results(scene, dtype=torch.float32)
+                if not self.deterministic:
+                    return
+                for (method, exact_B_T), (_, rounded_B_T) in zip(exact, rounded, strict=True):
+                    error_B_T = (exact_B_T - rounded_B_T.double()).abs()
+                    size = float(exact_B_T.abs().max())
+                    if bool((error_B_T > stray * size + ABSOLUTE).any()):
+                        row, token = (int(i) for i in (error_B_T == error_B_T.max()).nonzero()[0])
+                        values = number(exact_B_T[row, token]), number(rounded_B_T[row, token])
+                        raise Broken(
+                            f"{method}, in float64 and in float32: {values[0]} and {values[1]} at row {row}, token "
+                            f"{token}",
+                            str(scene),
+                        )
+                    if size and not bool(rounded_B_T.any()):
+                        raise Broken(f"{method}: in float32 nothing is left of {number(size)}", str(scene))
+
+            self._over([scene], judge, what, breaks=("finite", None))
+
+    def _in_half(self) -> None:
+        """Contexts of bfloat16 and float16 beside float32."""
+
+        def judge(scene: Scene) -> None:
+            for dtype in (torch.bfloat16, torch.float16):
+                self._results(scene, dtype=torch.float32, logps_dtype=dtype)
+
+        self._over(self.ordinary, judge, "with log-probabilities in bfloat16 and float16", breaks=("shape", None))
 
     def _on_ranks(self, scene: Scene) -> Iterator[tuple[int, torch.Tensor]]:
         """The result on two and on three ranks, as far as the rows can be dealt out evenly."""
-        for count in (2, 3):
-            if len(scene.rows) % count:
+        for count in dict.fromkeys((2, 3, len(scene.rows))):  # to the last a row each
+            if len(scene.rows) % count or count > 6:
                 continue
             totals = replace(scene.totals(), processes=count)
             ranks = Ranks(cut(self._rollout(scene, totals=totals), [len(scene.rows) // count] * count))
@@ -281,24 +346,3 @@ def _tensors_in(context: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield field.name, value
         elif isinstance(value, Mapping):
             yield from ((f"{field.name}[{key!r}]", item) for key, item in value.items() if torch.is_tensor(item))
-
-
-def fresh(plugin: Any) -> Any:
-    """A copy that remembers what the plugin remembers and shares nothing with it; itself where it cannot be copied."""
-    try:
-        return copy.deepcopy(plugin)
-    except Exception:  # whatever a plugin's own __deepcopy__ or __reduce__ raises
-        return plugin
-
-
-def pickled(plugin: Any) -> Any:
-    """A plugin after pickling and unpickling.
-
-    Raises:
-        Broken: It does not pickle.
-    """
-    try:
-        return pickle.loads(pickle.dumps(plugin))
-    except Exception as error:  # pickle raises whatever the object's own methods raise
-        hint = ". Define functions and classes at the top of a module, and open files, locks and models on first use."
-        raise Broken(f"when it was pickled {raised(error)}{hint}") from error

@@ -321,6 +321,10 @@ class GRPOExtMixin:
         return bool(self.advantage_hooks) or any(one is not None for one in selected)
 
     @property
+    def _has_plugins(self) -> bool:
+        return bool(self._needs_rollout or self._compact or getattr(self.args, "rewards", None))
+
+    @property
     def _acts_at_forward(self) -> bool:
         return self._reaggregation is not None or self._chain.acts("on_forward")
 
@@ -372,7 +376,7 @@ class GRPOExtMixin:
 
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
         """Do TRL's step, and at the end of an optimizer step log the seconds of its phases."""
-        if not (self._needs_rollout or self._compact or getattr(self.args, "rewards", None)):
+        if not self._has_plugins:
             return super().training_step(*arguments, **keywords)  # type: ignore[misc]
         with self._phases.during("update"):
             output = super().training_step(*arguments, **keywords)  # type: ignore[misc]
@@ -741,6 +745,8 @@ class GRPOExtMixin:
             records = gather_object(self._recorder.records())
             if self.accelerator.is_main_process:
                 write_records(records, self.args.output_dir, self.state.global_step)
+        if self._has_plugins:
+            upstream.leave_out_unknown(self)
         super().log(logs, *arguments, **keywords)  # type: ignore[misc]
 
     def _save(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:

@@ -6,6 +6,7 @@ the others stops them too. The manifest is that of the trainer as it was constru
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,8 @@ class PluginRecords:
         with self._agreement.section():
             if self._main_process:
                 self._write(Path(self._args.output_dir), write_settings)
+        if self._main_process and (line := self._manifest.line()):
+            print(f"trl-grpo-ext: {line}", file=sys.stderr, flush=True)
 
     def beside_weights(self, output_dir: str | None) -> None:
         """Write the manifest where weights were saved."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -595,6 +596,13 @@ def undisturbed(trainer: Any) -> Iterator[None]:
         for mode, kept in trainer._metrics.items():
             kept.clear()
             kept.update(metrics[mode])
+
+
+def leave_out_unknown(trainer: Any) -> None:
+    """Take metrics that have no value out of what TRL is about to log, as None, and which its loggers print so."""
+    for kept in trainer._metrics.values():
+        for name in [name for name, values in kept.items() if values and all(map(math.isnan, values))]:
+            del kept[name]
 
 
 def _raise(problems: list[str], where: type) -> None:

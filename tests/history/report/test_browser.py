@@ -181,15 +181,15 @@ def test_the_real_pointer_shows_a_token_and_takes_it_away(opened: Any) -> None:
 # ---------------------------------------------------------------------------------------------- filters, search, order
 
 
-def expected(rows: list[dict[str, Any]], name: str, reward: str = "right_answer") -> list[str]:
+def expected(rows: list[dict[str, Any]], name: str, reward: str = "right_answer", right_from: float = 1.0) -> list[str]:
     def value(row: dict[str, Any]) -> float | None:
         return row["rewards"][reward]  # type: ignore[no-any-return]
 
     longest = sorted(rows, key=lambda row: -len(row["token_ids"]))[: math.ceil(len(rows) / 10)]
     unread = {"no_answer", "unparseable_reference"}
     kept = {
-        "wrong-rewarded": [r for r in rows if value(r) is not None and value(r) < 0.5 and credit(r) > 0],
-        "right-punished": [r for r in rows if value(r) is not None and value(r) >= 0.5 and credit(r) < 0],
+        "wrong-rewarded": [r for r in rows if value(r) is not None and value(r) < right_from and credit(r) > 0],
+        "right-punished": [r for r in rows if value(r) is not None and value(r) >= right_from and credit(r) < 0],
         "longest": [row for row in rows if any(row is other for other in longest)],
         "truncated": [row for row in rows if row["truncated"]],
         "unparseable": [r for r in rows if value(r) is None or (reward == "right_answer" and r["outcome"] in unread)],
@@ -206,8 +206,16 @@ def test_filters_and_search_find_exactly_what_python_finds(opened: Any, big: Pat
         for name in ("wrong-rewarded", "right-punished", "longest", "truncated", "unparseable"):
             choose(opened, "filter", name)
             wanted = expected(rows, name, reward)
-            assert 0 < len(wanted) < 500 or (reward, name) == ("think_format", "unparseable"), name
+            assert 0 < len(wanted) < 500 or reward == "think_format", name
             assert found(opened) == wanted, name
+    choose(opened, "from", "0.5")  # of the reward at hand alone
+    for name in ("wrong-rewarded", "right-punished"):
+        choose(opened, "filter", name)
+        wanted = expected(rows, name, "think_format", 0.5)
+        assert wanted, name
+        assert found(opened) == wanted, name
+    choose(opened, "right", "right_answer")
+    assert opened.execute_script("return document.getElementById('from').value") == "1"
     choose(opened, "filter", "all")
     for text in ("naïve 30", "WAIT CHECK", "👩‍👩‍👧 first", "\\frac{1}{2} half", "not there at all"):
         opened.execute_script(

@@ -18,11 +18,12 @@ from typing import Literal
 from ...errors import ConfigurationError
 
 PluginKind = Literal["reward", "hook", "aggregation", "filter"]
+Made = Literal[PluginKind, "all"]
 Role = Literal["transform", "estimator", "shaper", "forward"]
 License = Literal["apache-2.0", "mit", "bsd-3-clause", "none"]
 Ci = Literal["github", "none"]
-"""What can be made, the roles of hooks, the licences that come with their text, and whose continuous integration gets a
-file."""
+"""What can be made, alone or one of each; the roles of hooks, the licences that come with their text, and whose
+continuous integration gets a file."""
 
 NAME_LIMIT = 40
 DISTRIBUTION_LIMIT = 60

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ...errors import ConfigurationError
 from .comparison import (
     Comparison,
@@ -59,6 +61,20 @@ RIGHT_AT = 0.5
 Progress = Callable[[Iterable[SavedBatch], int], Iterable[SavedBatch]]
 
 
+def _dataset_of(selection: str | Path | Mapping[str, Any]) -> Path | None:
+    """The file that a selection's run was trained on, where the selection says so and the file is there.
+
+    A relative path is one from the working directory, as it is to a recipe, or from the folder of the selection.
+    """
+    held: Any = selection
+    places = [Path()]
+    if not isinstance(selection, Mapping):
+        held, places = yaml.safe_load(Path(selection).read_text(encoding="utf-8")), [Path(), Path(selection).parent]
+    name = held.get("dataset_path") if isinstance(held, Mapping) else None
+    files = [folder / name for folder in places] if isinstance(name, str) else []
+    return next((file for file in files if file.is_file() and file.suffix in (".jsonl", ".parquet")), None)
+
+
 def replay(
     completions: str | Path,
     selections: Sequence[str | Path | Mapping[str, Any]],
@@ -82,7 +98,8 @@ def replay(
         selections: Paths of YAML files, or what such files hold; the first is the base. Of a run's settings they may
             have any, those that matter here are read.
         tokenizer: A tokenizer, its path or hub id, for files that have texts alone. None cuts them into words.
-        dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt.
+        dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt; by default the
+            `dataset_path` of the first selection that names such a file.
         correct: A reward or column that says which completions are right; None is the base's first reward.
         right_at: From which of its values on.
         steps: First and last step; None is no bound.
@@ -108,6 +125,9 @@ def replay(
             say(sentence)
 
     chosen = read_selections(selections)
+    if dataset is None and (named := next(filter(None, map(_dataset_of, selections)), None)) is not None:
+        note(f"Columns are joined from {named}, the dataset_path of a selection.")
+        dataset = named
     hoped_for = next((one.settings["num_generations"] for one in chosen if one.settings["num_generations"]), None)
     batches = read_saved(
         completions, note, steps=steps, limit=limit, num_generations=num_generations, hoped_for=hoped_for

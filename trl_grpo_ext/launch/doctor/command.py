@@ -65,6 +65,9 @@ def doctor_command(
     assumptions: Annotated[
         bool, typer.Option("--assumptions", help="Show the formula of each item of the memory estimate.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the machine, the run, its batches and its memory as tables.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Look at a launch, a run and a machine before any weights load, and say what will not work, and what to do.
@@ -97,5 +100,5 @@ def doctor_command(
     if as_json:
         typer.echo(json.dumps(examination.plain(), indent=2))
     else:
-        render(examination, Console(), assumptions=assumptions)
+        render(examination, Console(), assumptions=assumptions, verbose=verbose)
     raise typer.Exit(examination.exit_code)

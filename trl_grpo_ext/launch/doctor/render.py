@@ -1,4 +1,7 @@
-"""The examination on a terminal: machine, run, batch, memory, problems last. What files hold is never markup."""
+"""The examination on a terminal: the verdict, what is wrong, what would run; tables where they are asked for.
+
+What files hold is never markup.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,44 @@ _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "
 _LARGEST = 4
 
 
-def render(examination: Examination, console: Console, *, assumptions: bool = False) -> None:
+def render(examination: Examination, console: Console, *, assumptions: bool = False, verbose: bool = False) -> None:
     """Print an examination.
 
     Args:
         examination: What was found.
         console: Where to.
         assumptions: Also each item of the memory estimate with its formula.
+        verbose: Also the tables of the machine, the run, its batches and its memory.
     """
-    console.print(_facts("machine", _machine(examination)))
-    console.print(_facts("run", _run(examination)))
-    if rows := _batch(examination):
-        console.print(_facts("batch", rows))
-    memory = examination.memory
+    _problems(examination, console)
+    memory, run = examination.memory, _run(examination)
+    if not verbose:
+        console.print(
+            Text.assemble(("run: ", "bold"), shown(f"{run['launch']}; {run['model']}; {run['trained']}", 600))
+        )
     if memory is None:
         console.print(Text(f"No memory estimate: {shown(examination.model_source)}, and errors first."))
-    else:
-        console.print(_memory(memory))
-        console.print(Text(f"A checkpoint on disk: {memory.checkpoint_bytes / GB:.2f} GB. {memory.note}", style="dim"))
-        console.print(_formulas(memory) if assumptions else Text("Each item's formula: --assumptions", style="dim"))
-    _problems(examination, console)
+    elif not verbose:
+        peak = f"{memory.peak_bytes / GB:.1f} GB at most for each process ({memory.peak_stage})"
+        console.print(
+            Text.assemble(
+                ("memory: ", "bold"),
+                f"{peak}, {memory.checkpoint_bytes / GB:.2f} GB on disk for a checkpoint. {memory.note}",
+            )
+        )
+    if verbose:
+        console.print(_facts("machine", _machine(examination)))
+        console.print(_facts("run", run))
+        if rows := _batch(examination):
+            console.print(_facts("batch", rows))
+        if memory is not None:
+            console.print(_memory(memory))
+            console.print(Text(f"A checkpoint on disk: {memory.checkpoint_bytes / GB:.2f} GB. {memory.note}"))
+    if memory is not None and assumptions:
+        console.print(_formulas(memory))
+    more = ["--verbose for tables"] * (not verbose) + ["--assumptions for each item's formula"] * (not assumptions)
+    if more:
+        console.print(Text(f"More: {', '.join(more)}. GB are 10^9 bytes.", style="dim"))
 
 
 def _facts(title: str, rows: dict[str, object]) -> Table:
@@ -56,7 +77,8 @@ def _machine(examination: Examination) -> dict[str, object]:
     if facts.devices:
         first = facts.devices[0]
         capability = "" if first.capability is None else f", compute capability {'.'.join(map(str, first.capability))}"
-        rows["devices"] = f"{len(facts.devices)} x {first.name}, {first.memory / GB:.1f} GB{capability}"
+        size = f"{first.memory / GB:.1f} GB ({first.memory / 2**30:.1f} GiB)"
+        rows["devices"] = f"{len(facts.devices)} x {first.name}, {size}{capability}"
     if facts.variables:
         rows["environment"] = ", ".join(f"{name}={value}" for name, value in facts.variables.items())
     return rows
@@ -90,7 +112,9 @@ def _batch(examination: Examination) -> dict[str, object]:
         "of them for each process": f"{batch.rows_per_process:,}",
         "completions per optimizer step": f"{batch.completions_per_optimizer_step:,}",
         "optimizer steps per generation batch": f"{float(batch.optimizer_steps_per_generation):g}",
-        "optimizer steps": "-" if batch.optimizer_steps is None else f"{batch.optimizer_steps:,}",
+        "optimizer steps": "not known: neither max_steps nor the number of prompts is"
+        if batch.optimizer_steps is None
+        else f"{batch.optimizer_steps:,}",
         "evaluation batch": f"{batch.eval_batch:,}",
     }
 
@@ -116,6 +140,10 @@ def _problems(examination: Examination, console: Console) -> None:
     counts = dict.fromkeys(_STYLES, 0)
     for problem in examination.problems:
         counts[problem.severity] += 1
+    listed = ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count)
+    verdict = "It will not work: " if counts["error"] else "Nothing stands in the way" + (": " if listed else ".")
+    console.print(Text.assemble((verdict, _STYLES["error"] if counts["error"] else "bold green"), (listed, "bold")))
+    for problem in examination.problems:
         console.print(
             Text.assemble(
                 (problem.severity, _STYLES[problem.severity]),
@@ -125,5 +153,3 @@ def _problems(examination: Examination, console: Console) -> None:
                 shown(problem.fix, 600),
             )
         )
-    listed = ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count)
-    console.print(Text(listed or "No problems found.", style="bold"))

@@ -161,12 +161,12 @@ _MACHINE = (
         "no_gpu_for_bf16", "error", "device", lambda c: c.bf16 and _no_gpu(c),
         "No GPU is visible here ({found}), and the run has bf16: true (TRL's default) without use_cpu: true: it stops "
         "at once.",
-        "To describe another machine give --gpu_memory GB; to run here write use_cpu: true.",
+        "To describe another machine give --gpu_memory GIB; to run here write use_cpu: true.",
     ),
     Rule(
         "no_gpu_here", "warning", "device", lambda c: not c.bf16 and _no_gpu(c),
         "No GPU is visible here ({found}), and the run does not say use_cpu: true.",
-        "To describe another machine give --gpu_memory GB; to run here write use_cpu: true.",
+        "To describe another machine give --gpu_memory GIB; to run here write use_cpu: true.",
     ),
     Rule(
         "fewer_gpus_than_processes", "error", "device",

@@ -19,9 +19,9 @@ function watchTraining() {
 // What is looked at, by number and name, since there may be more of both after the reload.
 function keepPlace() {
   if (!at("cards") || INDEX.runs.length === 0) return;
-  const { right, filter, sort, text } = state;
+  const { right, from, filter, sort, text } = state;
   const last = state.step === runNow().steps.length - 1;
-  const place = { run: runNow().name, step: last ? null : stepNow().step, group: state.group, right, filter, sort, text };
+  const place = { run: runNow().name, step: last ? null : stepNow().step, group: state.group, right, from, filter, sort, text };
   try {
     sessionStorage.setItem(KEPT, JSON.stringify(place));
   } catch {
@@ -46,6 +46,7 @@ async function returnToPlace() {
     else at(name).value = state[name];
   }
   state.right = kept.right;
+  for (const [name, value] of Object.entries(kept.from ?? {})) if (Number.isFinite(value)) state.from[name] = value;
   state.text = at("search").value = String(kept.text ?? "");
   at("run").value = String(run);
   await chooseRun(run);

@@ -22,6 +22,7 @@ async function chooseRun(place) {
   state.group = 0;
   if (!runNow().rewards.includes(state.right)) state.right = runNow().right;
   fillSelect(at("right"), runNow().rewards.map((name) => [name, name]), state.right);
+  at("from").value = String(rightFrom());
   fillChoices();
   await Promise.all([showGroup(), showResults()]);
 }
@@ -42,6 +43,14 @@ function watchChoices() {
       return Promise.all([showGroup(), showResults()]);
     });
   }
+  at("right").addEventListener("change", () => {
+    at("from").value = String(rightFrom());
+  });
+  changed("from", (value) => {
+    if (state.right !== null && value !== "") state.from[state.right] = Number(value);
+    at("from").value = String(rightFrom());
+    return Promise.all([showGroup(), showResults()]);
+  });
   let waiting = null;
   at("search").addEventListener("input", (event) => {
     clearTimeout(waiting);

@@ -1,6 +1,5 @@
 // What is looked at, and what of the run fits the filter, the search and the order.
-const state = { run: 0, step: 0, group: 0, right: null, filter: "all", text: "", sort: "sampled" };
-const HALF = 0.5;
+const state = { run: 0, step: 0, group: 0, right: null, from: {}, filter: "all", text: "", sort: "sampled" };
 const UNREAD = new Set(["no_answer", "unparseable_reference"]);
 
 const runNow = () => INDEX.runs[state.run];
@@ -16,10 +15,13 @@ function groupsOf(step) {
   return step.groups;
 }
 
+// From which of its values on the chosen reward calls a completion right: 1, until somebody says otherwise.
+const rightFrom = () => own(state.from, state.right) ?? 1;
+
 // true, false, or null where the chosen reward gave nothing.
 function isRight(step, row) {
   const value = own(step.rewards, state.right)?.[row] ?? null;
-  return value === null ? null : value >= HALF;
+  return value === null ? null : value >= rightFrom();
 }
 
 function isUnparseable(step, row) {

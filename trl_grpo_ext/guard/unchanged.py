@@ -1,0 +1,58 @@
+"""Whether a plugin has written to what it was given: fingerprints before the call, compared after it.
+
+A tensor counts its in-place writes itself, so comparing the counts costs nothing. Of a list the identity of every entry
+is compared, and the contents of a few rows, or of all of them where that is asked for, as it is in a run's first step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_FEW = 4
+
+
+class Fingerprints:
+    """What some inputs are like.
+
+    Args:
+        inputs: By name; values that are neither tensors nor lists are passed over.
+        whole: Whether all rows of a list are looked into, and not a few.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], whole: bool) -> None:
+        self._inputs, self._whole = dict(inputs), whole
+        self._before = dict(self._taken())
+
+    def changed(self) -> str | None:
+        """The name of an input that is not what it was; None where all are."""
+        return next((name for name, now in self._taken() if now != self._before[name]), None)
+
+    def _taken(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self._inputs.items():
+            if isinstance(value, list):
+                rows = range(len(value)) if self._whole else _few(len(value))
+                yield name, (len(value), [id(entry) for entry in value], [_of(value[row]) for row in rows])
+            elif _is_tensor(value) and not value.is_inference():
+                yield name, value._version
+
+
+def _few(count: int) -> list[int]:
+    return sorted({*range(0, count, max(1, count // _FEW))})
+
+
+def _of(value: Any) -> Any:
+    """The value, in parts that stay what they are: lists and mappings taken apart, texts as they stand."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_of, value)) if value and not isinstance(value[0], int) else tuple(value)
+    if isinstance(value, dict):
+        return tuple((name, _of(item)) for name, item in value.items())
+    if _is_tensor(value):
+        return id(value), value._version
+    return value if isinstance(value, str | int | float | bool | bytes) else id(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

@@ -1,0 +1,76 @@
+"""Which collectives of torch.distributed a plugin calls, on each of two simulated ranks.
+
+Nothing is sent: torch's own fake process group answers at once with what the rank itself has. So a plugin that would
+leave the other rank waiting for ever returns, and the lists differ.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_MENTIONS = re.compile(r"\b(distributed|all_reduce|all_gather|accelerate|PartialState|Accelerator)\b")
+
+
+def mentions_collectives(plugin: Any) -> bool:
+    """Whether the source of a plugin's package has anything to do with torch.distributed or accelerate."""
+    own = plugin if hasattr(plugin, "__qualname__") else type(plugin)
+    package = str(getattr(own, "__module__", "")).partition(".")[0]
+    if "torch" not in sys.modules or package in ("", "builtins", __name__.partition(".")[0]):
+        return False
+    modules = [module for name, module in [*sys.modules.items()] if name == package or name.startswith(f"{package}.")]
+    return any(_MENTIONS.search(_source(module)) for module in modules)
+
+
+def _source(module: Any) -> str:
+    try:
+        return inspect.getsource(module)
+    except (OSError, TypeError):  # compiled, or made by hand
+        return ""
+
+
+def collectives_of_ranks(call: Callable[[int], Any], ranks: int = 2) -> list[list[str]]:
+    """The names of the collectives that `call(rank)` calls, by rank.
+
+    Where this process has a process group already, none can be simulated, and nothing is said.
+    """
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own __init_subclass__
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.called: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace in ("c10d", "_c10d_functional"):
+                self.called.append(func.__name__.partition(".")[0].strip("_"))
+            return func(*args, **(kwargs or {}))
+
+    if not dist.is_available() or dist.is_initialized():
+        return []
+    of_ranks = []
+    for rank in range(ranks):
+        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+        try:
+            with Recorder() as recorder:
+                call(rank)
+            of_ranks.append(recorder.called)
+        finally:
+            dist.destroy_process_group()
+    return of_ranks
+
+
+def unequal(of_ranks: list[list[str]]) -> str:
+    """What is wrong with these lists; empty where they are the same."""
+    if len({tuple(called) for called in of_ranks}) < 2:
+        return ""
+    said = " and ".join(f"{', '.join(called) or 'nothing'} on rank {rank}" for rank, called in enumerate(of_ranks))
+    return (
+        f"it calls {said}: every rank must call the same collectives in the same order, never under a condition on its "
+        "own rows"
+    )
