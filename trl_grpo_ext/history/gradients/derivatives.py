@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,9 +91,7 @@ class CountSketch:
         else:
             both = torch.stack([sketch_k, -sketch_k], dim=1).flatten()
             parts = tuple(both.to(one.device)[self._places(name)] for name, one in self._parameters.items())
-        return [
-            part.view(one.shape).to(one.dtype) for part, one in zip(parts, self._parameters.values(), strict=True)
-        ]
+        return [part.view(one.shape).to(one.dtype) for part, one in zip(parts, self._parameters.values(), strict=True)]
 
     def _places(self, name: str) -> torch.Tensor:
         """For each number of a parameter twice its place, and one more where its sign is turned."""
@@ -123,7 +121,9 @@ class Group:
     @property
     def key(self) -> str:
         """The same for the same tokens."""
-        return hashlib.sha256(json.dumps([list(self.prompt), [list(row) for row in self.completions]]).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([list(self.prompt), [list(row) for row in self.completions]]).encode()
+        ).hexdigest()
 
     @property
     def tokens(self) -> int:
@@ -373,7 +373,9 @@ class Groups:
                 along = {key.removeprefix("along/"): tensors[key] for key in tensors if key.startswith("along/")}
                 return Known(tensors["rows"], tensors["sketches"], tensors.get("logps"), along)
             except (SafetensorError, OSError, KeyError) as error:
-                raise ConfigurationError(f"{file} cannot be read ({error}). Delete it, and it is made again.") from error
+                raise ConfigurationError(
+                    f"{file} cannot be read ({error}). Delete it, and it is made again."
+                ) from error
         nothing = torch.zeros(0, group.tokens, dtype=torch.float64)
         return Known(nothing, torch.zeros(0, self.sketch.dimensions, dtype=self.sketch.precision), None, {})
 
@@ -412,4 +414,3 @@ def new_rows(rows_R_n: torch.Tensor, coefficients_S_n: torch.Tensor) -> torch.Te
 def key_of(sketch_k: torch.Tensor) -> str:
     """The same for the same direction."""
     return hashlib.sha256(sketch_k.float().numpy().tobytes()).hexdigest()[:32]
-

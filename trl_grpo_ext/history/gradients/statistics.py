@@ -106,9 +106,7 @@ def cosine(product_R: torch.Tensor, signal_R: torch.Tensor, other_R: torch.Tenso
     return (product_R / norms_R).clamp(-1.0, 1.0).masked_fill(~found, torch.nan)
 
 
-def cosine_between_halves(
-    gram_M_M: torch.Tensor, halves_R_M: torch.Tensor, counts_R_M: torch.Tensor
-) -> torch.Tensor:
+def cosine_between_halves(gram_M_M: torch.Tensor, halves_R_M: torch.Tensor, counts_R_M: torch.Tensor) -> torch.Tensor:
     """Cosine between the mean gradients of the groups in `halves` and of the others, `(R,)`."""
     first_R_M, second_R_M = counts_R_M * halves_R_M, counts_R_M * (1 - halves_R_M)
     product = [((one @ gram_M_M) * other).sum(dim=1) for one, other in (
