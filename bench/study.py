@@ -211,9 +211,9 @@ class TokenBudget(TrainerCallback):
             control.should_training_stop = self.generated >= self.tokens
 
 
-def train(run: Run, model: Path) -> dict[str, Any]:
-    """Train once and measure."""
-    task = TASKS[run.task]
+def train(run: Run, model: Path, *, task: Task | None = None, save_to: Path | None = None) -> dict[str, Any]:
+    """Train once and measure; with `save_to`, save the policy there, and with `task`, by other settings than its own."""
+    task = task or TASKS[run.task]
     plain = run.method == PLAIN
     budget = TokenBudget(task.token_budget, task.batch_size)
     # Deterministic in the run alone, whatever ran before it in this process.
@@ -254,6 +254,8 @@ def train(run: Run, model: Path) -> dict[str, Any]:
         trainer.train()
         steps = trainer.state.global_step
         losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    if save_to is not None:
+        trainer.save_model(str(save_to))
     split = "validation" if run.stage == "tuning" else "test"
     measured = measure(run.task, split, trainer.model, trainer.processing_class)
     return {**measured, "tokens": budget.generated, "steps": steps, "last_loss": losses[-1] if losses else None}
