@@ -51,7 +51,8 @@ def measure(task: str, share: float, folder: Path, groups: int, dimensions: int)
     rows = study.problems(task, "train", groups, 1000 + SEED)
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     methods = {
-        name: {"rewards": [settings.reward], "max_completion_length": settings.max_completion_length} | study.METHODS[name]
+        name: {"rewards": [settings.reward], "max_completion_length": settings.max_completion_length}
+        | study.METHODS[name]
         for name in settings.methods
         if name != study.PLAIN
     }

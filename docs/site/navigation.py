@@ -10,7 +10,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Plugins": ("writing_plugins", "catalogue/index", "plugins", "rewards", "examples/README"),
     "Training": (
         *("recipes", "launching", "doctor", "command_line", "conformance", "pipelines", "manifest", "replay"),
-        *("report", "metrics", "troubleshooting"),
+        *("gradients", "report", "metrics", "troubleshooting"),
     ),
     "Evidence": ("parity", "gpu", "study", "comparison", "compatibility"),
     "Reference": ("api", "stability", "changelog", "contributing", "readme"),

@@ -68,7 +68,9 @@ def gradients_command(
     seed: Annotated[int, typer.Option(min=0, help="Of the sketch, the bootstrap and the rollout.")] = 0,
     shares: Annotated[bool, typer.Option(help="Measure which tokens the gradient comes from: a second pass.")] = True,
     dtype: Annotated[str, typer.Option(help="Of the weights, such as bfloat16.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Where the model runs. Default: the GPU where there is one.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where the model runs. Default: the GPU where there is one.")
+    ] = None,
     load_in_4bit: Annotated[
         bool, typer.Option("--load_in_4bit", help="The weights below an adapter in 4 bits.")
     ] = False,

@@ -111,9 +111,7 @@ def step_range(text: str | None) -> tuple[int | None, int | None]:
     return int(match[1]) if match[1] else None, int(match[2]) if match[2] else None
 
 
-def shown_if_slow(
-    batches: Iterable[Any], count: int, console: Console, what: str = "Replaying"
-) -> Iterator[Any]:
+def shown_if_slow(batches: Iterable[Any], count: int, console: Console, what: str = "Replaying") -> Iterator[Any]:
     """A progress bar, on a terminal, for what takes longer than a moment."""
     started, bar = time.monotonic(), None
     try:

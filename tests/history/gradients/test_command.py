@@ -40,7 +40,7 @@ def rolled_out(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     folder = tmp_path_factory.mktemp("rollout")
     prompts, out = prompts_file(folder), folder / "rollout"
     with_ = [selection(folder / "hook.yaml", advantage_hooks=["entropy_shaping"])]
-    with_ += [selection(folder / "<b>length</b>.yaml", loss_aggregation="length_power")]
+    with_ += [selection(folder / "<b>length.yaml", loss_aggregation="length_power")]
     words = ["gradients", str(out), "--model", str(tiny_model), "--prompts", str(prompts), "--samples", "4"]
     words += ["--max_completion_length", "8", "--batch_size", "8", "--out", str(folder / "page.html"), "--json"]
     result = CliRunner().invoke(app, [*words, "--with", with_[0], "--with", with_[1]])
@@ -64,7 +64,7 @@ def test_a_rollout_is_written_as_token_records_and_measured(rolled_out: tuple[Pa
         assert max(row["logp"]) <= 0
     assert len({tuple(row["token_ids"]) for row in rows}) > 12
     assert (found["groups"], found["completions"], found["batch_size"]) == (6, 24, 8)
-    assert [one["name"] for one in found["selections"]] == ["plain TRL", "policy gradient", "hook", "<b>length</b>"]
+    assert [one["name"] for one in found["selections"]] == ["plain TRL", "policy gradient", "hook", "<b>length"]
     assert found["selections"][2]["hooks"] == ["EntropyShaping"]
     assert not any("another policy" in note for note in found["notes"])
     assert any("intervals are rough" in note for note in found["notes"])
@@ -75,7 +75,7 @@ def test_the_page_is_closed_and_escapes_names(rolled_out: tuple[Path, Path, Any]
     assert "default-src 'none'" in page
     assert "<script" not in page
     assert "<b>length" not in page
-    assert "&lt;b&gt;length&lt;/b&gt;" in page
+    assert "&lt;b&gt;length" in page
     assert page.count("<svg") == 1
     assert len(re.findall("<table", page)) == 4
 

@@ -1,20 +1,20 @@
 """The gradients of groups of completions under many selections, from a model, as sketches that are kept.
 
-At a policy ratio of 1 the gradient of a selection's loss is minus `Σ over tokens of c · ∇ log π(token)`, with `c` weight
-times advantage. So the gradients of all selections lie in the span of few: `Groups` keeps, for each group, orthonormal
-coefficient rows and the sketched gradient of each. A selection whose coefficients lie in the span of those rows needs no
-model; one that doesn't adds a row, which costs one backward pass. Advantages that differ by a factor within each group
-(normalised, centred, leave one out) share one row.
+At a policy ratio of 1 the gradient of a selection's loss is minus `Σ over tokens of c · ∇ log π(token)`, with `c`
+weight times advantage. So the gradients of all selections lie in the span of few: `Groups` keeps, for each group,
+orthonormal coefficient rows and the sketched gradient of each. A selection whose coefficients lie in the span of those
+rows needs no model; one that doesn't adds a row, which costs one backward pass. Advantages that differ by a factor
+within each group (normalised, centred, leave one out) share one row.
 
 A sketch is a random linear map to `k` numbers that keeps inner products: the estimate of `x·y` is unbiased, with a
 variance of at most `(|x|²|y|² + (x·y)²) / k`, so a squared norm has a relative error of at most `sqrt(2 / k)`.
 
 Two ways lead to such sketches. Forward-mode derivatives along `k` directions cost 1.3 forward and backward passes each,
-however few the selections; a backward pass and a sparse sketch of the gradient cost 0.6 for each row, however large `k`.
-The second is what is done here (docs/gradients.md has the measurements). What one token contributes to an inner product
-with a known direction is a derivative along that direction. It is computed as the derivative of a gradient, not in forward
-mode: functions with a backward pass of their own, such as those of 4-bit layers, have no forward mode, and torch leaves
-them out of it without an error.
+however few the selections; a backward pass and a sparse sketch of the gradient cost 0.6 for each row, however large
+`k`. The second is what is done here (docs/gradients.md has the measurements). What one token contributes to an inner
+product with a known direction is a derivative along that direction. It is computed as the derivative of a gradient, not
+in forward mode: functions with a backward pass of their own, such as those of 4-bit layers, have no forward mode, and
+torch leaves them out of it without an error.
 
 Source: the sketch is the count sketch of Charikar, Chen and Farach-Colton (2002), in the form and with the variance of
 Weinberger et al. (0902.2206, Lemma 2).
@@ -42,7 +42,7 @@ ROWS = 8
 _KEPT_PLACES = 1 << 27
 """Parameters up to which the sketch keeps where each goes, four bytes for each; beyond, it draws them again."""
 _IN_THE_SPAN = 5e-7
-"""What is left of coefficients, relative to their norm, when they count as a combination of the rows; float32 rounds so."""
+"""What may be left of coefficients, relative to their norm, that count as a combination of the rows: float32 rounds."""
 
 
 # -------------------------------------------------------------------------------------------------------- the sketch
@@ -148,8 +148,8 @@ class Policy:
         self.trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if not self.trained:
             raise ConfigurationError(
-                "The model has no parameter that is trained, so there is no gradient: all are frozen. Weights of 4 bits "
-                "need an adapter; name its folder as --model."
+                "The model has no parameter that is trained, so there is no gradient: all are frozen. Weights of 4 "
+                "bits need an adapter; name its folder as --model."
             )
         self.device = next(iter(self.trained.values())).device
 

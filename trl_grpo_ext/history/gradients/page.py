@@ -64,13 +64,17 @@ def write_page(found: GradientQuality, path: str | os.PathLike[str]) -> Path:
     with style():
         figure = draw(found)
     sheet = joined(("page.css", "browser.css", "narrow.css"))
-    html = environment().get_template("gradients.html.jinja").render(
-        policy=policy(sheet, ""),
-        style=Markup(sheet),
-        head=head(found),
-        notes=found.notes,
-        svg=Markup(svg_of(figure, "gradients", "Worth and direction of each selection's gradient")),
-        tables=[main_table(found), *share_tables(found)],
+    html = (
+        environment()
+        .get_template("gradients.html.jinja")
+        .render(
+            policy=policy(sheet, ""),
+            style=Markup(sheet),
+            head=head(found),
+            notes=found.notes,
+            svg=Markup(svg_of(figure, "gradients", "Worth and direction of each selection's gradient")),
+            tables=[main_table(found), *share_tables(found)],
+        )
     )
     path = Path(path)
     try:

@@ -1,8 +1,8 @@
 """How much of a batch gradient is signal, and where it points: estimates from the gradients of `M` groups.
 
-A group is one prompt with its completions, and groups are independent. Their gradients `x_1 .. x_M` have a mean `μ`, the
-signal, and a covariance `Σ`, the noise; the gradient of a batch is a mean over some of them. Everything here is computed
-from Gram matrices `K[q, r] = x_q · y_r`:
+A group is one prompt with its completions, and groups are independent. Their gradients `x_1 .. x_M` have a mean `μ`,
+the signal, and a covariance `Σ`, the noise; the gradient of a batch is a mean over some of them. Everything here is
+computed from Gram matrices `K[q, r] = x_q · y_r`:
 
     signal       μ·ν      the mean of K over pairs of different groups
     noise        tr Σ     the mean of K's diagonal minus that
@@ -10,8 +10,8 @@ from Gram matrices `K[q, r] = x_q · y_r`:
 A pair of different groups shares no noise, so the first is unbiased, while the squared norm of the mean gradient is too
 large by `tr Σ / M`. With weak signal it can come out negative: ratios of it are then not defined, and None.
 
-Every estimate is a function of how often each group counts: once in the estimate itself, all but one in the jackknife, at
-random in the bootstrap. A group that was drawn twice makes no pair with itself.
+Every estimate is a function of how often each group counts: once in the estimate itself, all but one in the jackknife,
+at random in the bootstrap. A group that was drawn twice makes no pair with itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Quality:
         ratio: Signal-to-noise ratio of one group's gradient, `|μ|² / tr Σ`. That of a batch is as many times larger as
             it has groups.
         worth: Its ratio to plain TRL's: so many times larger a batch plain TRL needs for the same ratio.
-        worth_p: Two-sided p of a difference to plain TRL's ratio, by the jackknife's error and Student's t; not corrected.
+        worth_p: Two-sided p of a difference to plain TRL's ratio, by the jackknife's error and Student's t; not
+            corrected.
         to_plain: Cosine of the mean gradient to plain TRL's.
         to_policy_gradient: Cosine of the mean gradient to the policy gradient of the raw reward.
         bias_p: One-sided p of that cosine being below 1; not corrected.
