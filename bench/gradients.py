@@ -1,10 +1,10 @@
 """Gradient quality of the study's methods at three points of plain TRL's training, beside the trainings' accuracies.
 
-    python -m bench.gradients --study outputs/study --output outputs/gradients [--tasks sorting] [--points 0 0.5 1]
+    python -m bench.gradients --output outputs/gradients [--tasks sorting] [--points 0 0.5 1]
 
 Each point is plain TRL's training of the study (seed 1) up to a share of the token budget; there new completions are
-sampled of held-out training problems, and all methods are measured on these. What is finished is kept: started again, it
-goes on. The results go between the markers of `docs/study.md` with `--docs docs`.
+sampled of new problems, and all methods are measured on these. What is finished is kept: started again, it goes on.
+The table of each task is printed, and written to `OUTPUT/TASK.md`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from bench import study
 from trl_grpo_ext.history.gradients import PLAIN, GradientQuality, measure_gradients
 from trl_grpo_ext.history.gradients.tables import p_shown, shown
 
-BEGIN, END = "<!-- gradients -->", "<!-- end of gradients -->"
 SEED = 1
 RATES = {"sorting": 2e-4, "word problems": 1e-4}
 """Plain TRL's tuned rates in the study."""
@@ -70,12 +67,11 @@ def measure(task: str, share: float, folder: Path, groups: int, dimensions: int)
     )
 
 
-def table(points: dict[float, GradientQuality], accuracies: dict[str, Any]) -> str:
+def table(points: dict[float, GradientQuality]) -> str:
     """Markdown: for each method its worth and its cosine to the policy gradient at each point."""
     titles = ["method"]
     for share in points:
         titles += [f"worth at {share:.0%}", "p", "cosine"]
-    titles += ["trained: difference to plain TRL"]
     lines = [titles, ["---"] * len(titles)]
     first = next(iter(points.values()))
     for place, one in enumerate(first.selections):
@@ -86,7 +82,7 @@ def table(points: dict[float, GradientQuality], accuracies: dict[str, Any]) -> s
             own = found.selections[place]
             worth = "1" if own.name == PLAIN else shown(own.worth, 2)
             cells += [worth, "" if own.name == PLAIN else p_shown(own.worth_p), shown(own.to_policy_gradient, 2)]
-        lines.append([*cells, accuracies.get(one.name, "")])
+        lines.append(cells)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -105,7 +101,7 @@ def main(words: list[str] | None = None) -> None:
         for share in options.points:
             points[share] = measure(task, share, options.output, options.groups, options.dimensions)
             print(task, share, [(one.name, shown(one.ratio)) for one in points[share].selections[:2]], flush=True)
-        text = table(points, {})
+        text = table(points)
         (options.output / f"{task.replace(' ', '_')}.md").write_text(text + "\n")
         print(text, flush=True)
 

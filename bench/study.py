@@ -212,7 +212,7 @@ class TokenBudget(TrainerCallback):
 
 
 def train(run: Run, model: Path, *, task: Task | None = None, save_to: Path | None = None) -> dict[str, Any]:
-    """Train once and measure; with `save_to`, save the policy there, and with `task`, by other settings than its own."""
+    """Train once and measure. With `save_to` the policy is saved there; `task` stands in for the run's own."""
     task = task or TASKS[run.task]
     plain = run.method == PLAIN
     budget = TokenBudget(task.token_budget, task.batch_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,7 @@ from .console import messages, one_line, printable, results
 from .replay import shown_if_slow, step_range
 
 if TYPE_CHECKING:
-    from ..history.gradients import Estimate, GradientQuality, Share
+    from ..history.gradients import GradientQuality
 
 
 def register(app: typer.Typer) -> None:
@@ -82,7 +81,7 @@ def gradients_command(
 ) -> None:
     """Measure how much of each selection's gradient is signal, and where it points, without training.
 
-    Stopped, it goes on where it was. Another selection on the same completions needs the model only for what is new in it.
+    Stopped, it goes on where it was. Another selection on the same completions needs the model for what is new in it.
     """
     steps = step_range(step)
     from ..history.gradients import measure_gradients  # slow to import

@@ -203,16 +203,16 @@ def test_a_model_without_a_trained_parameter_is_refused(tiny_model: Path) -> Non
 
 
 def test_shares_add_up_and_a_group_that_is_cut_off_goes_on(tiny_model: Path, recorded: Path, tmp_path: Path) -> None:
-    class Stopped(Exception):
+    class StoppedError(Exception):
         pass
 
     def stops(items: Any, count: int, what: str) -> Any:
         for number, item in enumerate(items):
             if what == "Gradients" and number == 2:
-                raise Stopped
+                raise StoppedError
             yield item
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         measure_gradients(recorded, [{}], model=str(tiny_model), keep=tmp_path, progress=stops)
     found = measure_gradients(recorded, [{}], model=str(tiny_model), keep=tmp_path)
     assert 0 < found.backward_passes <= 4  # those of two groups, with two rows each at most

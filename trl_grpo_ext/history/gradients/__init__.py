@@ -390,8 +390,8 @@ def _gradients(groups: Groups, items: Sequence[_Item], progress: Progress) -> tu
     said = []
     if counted and apart / counted > _OTHER_POLICY:
         said.append(
-            f"The saved log-probabilities differ from the model's by {apart / counted:.2g} nats per token: another policy, "
-            "or another temperature, sampled the completions. The numbers hold for completions of the model itself."
+            f"The saved log-probabilities differ from the model's by {apart / counted:.2g} nats per token: another "
+            "policy, or another temperature, sampled the completions. The numbers hold for the model's own completions."
         )
     return torch.stack(found, dim=1), said
 
