@@ -402,7 +402,8 @@ def _shares(
     """For each selection the shares by position, by sign and by length."""
     means_S_k = gradients_S_M_k.mean(dim=1)
     directions = [(key_of(mean_k), mean_k) for mean_k in means_S_k]
-    lengths = quarters(torch.cat([item.lengths_G for item in items]).double()).split([len(i.lengths_G) for i in items])
+    quarters_N = quarters(torch.cat([item.lengths_G for item in items]).double())
+    lengths = torch.split(quarters_N, [len(item.lengths_G) for item in items])
     tables: list[list[torch.Tensor]] = [[] for _ in directions]
     for item, quarters_G in progress(list(zip(items, lengths, strict=True)), len(items), "Shares by token"):
         wanted = {key: mean_k for (key, mean_k), c in zip(directions, item.coefficients_S_n, strict=True) if c.any()}
@@ -424,7 +425,7 @@ def _shares(
     found = []
     for table in tables:
         table_M_P = torch.stack(table)
-        kinds = [shares(part, resamples=resamples, seed=seed) for part in table_M_P.split((10, 2, 4), dim=1)]
+        kinds = [shares(part, resamples=resamples, seed=seed) for part in torch.split(table_M_P, [10, 2, 4], dim=1)]
         position = [Share(name=f"{n * 10} to {n * 10 + 10} %", share=one) for n, one in enumerate(kinds[0])]
         sign = [Share(name=name, share=one) for name, one in zip(("above 0", "below 0"), kinds[1], strict=True)]
         length = [Share(name=name, share=one) for name, one in zip(_QUARTERS, kinds[2], strict=True)]

@@ -87,7 +87,7 @@ class CountSketch:
         """The direction, in the shapes of the parameters, whose product with a gradient is that of both sketches."""
         sketch_k = sketch_k.to(self.precision)
         if self.exact:
-            parts = sketch_k.split([one.numel() for one in self._parameters.values()])
+            parts = torch.split(sketch_k, [one.numel() for one in self._parameters.values()])
         else:
             both = torch.stack([sketch_k, -sketch_k], dim=1).flatten()
             parts = tuple(both.to(one.device)[self._places(name)] for name, one in self._parameters.items())

@@ -76,7 +76,8 @@ def pair_mean(gram_M_M: torch.Tensor, counts_R_M: torch.Tensor) -> torch.Tensor:
         counts_R_M: How often each group counts.
     """
     diagonal_M = gram_M_M.diagonal()
-    inner_R = torch.cat([((c @ gram_M_M) * c).sum(dim=1) for c in counts_R_M.split(max(_AT_ONCE // len(gram_M_M), 1))])
+    parts = torch.split(counts_R_M, max(_AT_ONCE // len(gram_M_M), 1))
+    inner_R = torch.cat([((part_R_M @ gram_M_M) * part_R_M).sum(dim=1) for part_R_M in parts])
     squares_R_M = counts_R_M.square()
     pairs_R = counts_R_M.sum(dim=1).square() - squares_R_M.sum(dim=1)
     return (inner_R - squares_R_M @ diagonal_M) / pairs_R
@@ -205,7 +206,7 @@ def compare(
     whole, left_out, resampled = everything(groups), all_but_one(groups), drawn(groups, resamples, seed)
     splits_R_M = halvings(groups, resamples, seed + 1)
     counts = torch.cat([whole, left_out, resampled])
-    parts = (1, groups, resamples)
+    parts = [1, groups, resamples]
 
     def gram(one: str, other: str) -> torch.Tensor:
         return values[one] @ values[other].T
@@ -217,17 +218,17 @@ def compare(
         own_M_M = gram(name, name)
         own_ratio = ratio(own_M_M, signal, counts)
         worth = (own_ratio / plain_ratio).masked_fill(plain_ratio <= 0, torch.nan)
-        difference, differences_M, _ = (own_ratio - plain_ratio).split(parts)
+        difference, differences_M, _ = torch.split(own_ratio - plain_ratio, parts)
         to_plain = cosine(pair_mean(gram(name, plain), counts), signal, signals[plain])
         true = policy_gradient
-        to_true = cosine(pair_mean(gram(name, true), counts), signal, signals[true]).split(parts)
+        to_true = torch.split(cosine(pair_mean(gram(name, true), counts), signal, signals[true]), parts)
         split_R = cosine_between_halves(own_M_M, splits_R_M, resampled)
         split_0 = cosine_between_halves(own_M_M, splits_R_M[:SPLITS], whole.expand(min(SPLITS, resamples), -1))
         found[name] = Quality(
-            ratio=_estimate(*own_ratio.split(parts)),
-            worth=_estimate(*worth.split(parts)),
+            ratio=_estimate(*torch.split(own_ratio, parts)),
+            worth=_estimate(*torch.split(worth, parts)),
             worth_p=None if name == plain else _p(float(difference), jackknife_error(differences_M), groups - 1),
-            to_plain=_estimate(*to_plain.split(parts)),
+            to_plain=_estimate(*torch.split(to_plain, parts)),
             to_policy_gradient=_estimate(*to_true),
             bias_p=None if name == true else _p_below(1 - float(to_true[0]), jackknife_error(to_true[1]), groups - 1),
             halves=Estimate(_number(split_0.mean()), *interval(split_R)),
