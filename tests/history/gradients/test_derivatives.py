@@ -79,10 +79,10 @@ def test_the_batch_gradient_from_groups_is_the_trainers(
     assert found.groups == 4
     parameters = run.gradients[0]
     sizes = [one.numel() for one in parameters.values()]
-    parts = (-found.gradients[name].mean(dim=0)).split(sizes)
+    parts = torch.split(-found.gradients[name].mean(dim=0), sizes)
     ours = {key: part.view(one.shape) for (key, one), part in zip(parameters.items(), parts, strict=True)}
     assert relative_gap(ours, parameters) < 1e-6
-    other = dict(zip(parameters, (-found.gradients[POLICY_GRADIENT].mean(dim=0)).split(sizes), strict=True))
+    other = dict(zip(parameters, torch.split(-found.gradients[POLICY_GRADIENT].mean(dim=0), sizes), strict=True))
     assert relative_gap({k: v.view(parameters[k].shape) for k, v in other.items()}, parameters) > 1e-2
 
 
@@ -90,7 +90,11 @@ def test_many_selections_need_as_many_backward_passes_as_their_coefficients_have
     tiny_model: Path, recorded: Path, tmp_path: Path
 ) -> None:
     model = str(tiny_model)
-    proportional = {"a": {"advantage_hooks": ["centred"]}, "b": {"loss_aggregation": "constant_length"}, "c": {}}
+    proportional: dict[str, Any] = {
+        "a": {"advantage_hooks": ["centred"]},
+        "b": {"loss_aggregation": "constant_length"},
+        "c": {},
+    }
     arguments: dict[str, Any] = {"model": model, "keep": tmp_path, "with_shares": False}
     first = measure_gradients(recorded, proportional, **arguments)
     assert first.backward_passes == 4  # one for each group: every selection is a multiple of plain TRL
@@ -172,7 +176,8 @@ def test_sketches_are_unbiased_within_the_stated_error(tiny_model: Path) -> None
         assert not sketch.exact
         assert sketch.dimensions == k
         sketched = [
-            sketch.project([part.view(s) for part, s in zip(v.split(split), pieces, strict=True)]) for v in (x, y)
+            sketch.project([part.view(s) for part, s in zip(torch.split(v, split), pieces, strict=True)])
+            for v in (x, y)
         ]
         squares.append(float(sketched[0] @ sketched[0]))
         products.append(float(sketched[0] @ sketched[1]))

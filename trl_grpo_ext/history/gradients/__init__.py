@@ -42,6 +42,7 @@ _OTHER_POLICY = 0.01
 _OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "num_generations", "mask_truncated_completions")
 """Settings that plain TRL and the policy gradient share with the first selection."""
 
+_Parts = tuple[Sequence["Share"], Sequence["Share"], Sequence["Share"]]
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 
@@ -249,7 +250,7 @@ def measure_gradients(
         progress=lambda batches, count: progress(batches, count, "Running the selections"),
     )
     played_as = [one.name for one in compared.selections]
-    names = [PLAIN, POLICY_GRADIENT, *(list(selections) if named else played_as[2:])]  # type: ignore[arg-type]
+    names = [PLAIN, POLICY_GRADIENT, *(list(selections) if named else played_as[2:])]
     if taken := [name for name in names[2:] if names.count(name) > 1]:
         raise ConfigurationError(f"A selection may not be called {taken[0]!r}; rename the file.")
     called = dict(zip(played_as, names, strict=True))
@@ -269,7 +270,9 @@ def measure_gradients(
         note(sentence)
     by_name = dict(zip(names, gradients.unbind(dim=0), strict=True))
     found = compare(by_name, PLAIN, POLICY_GRADIENT, resamples=resamples, seed=seed)
-    parts = _shares(groups, items, gradients, resamples, seed, progress) if with_shares else [((), (), ())] * len(names)
+    parts: list[_Parts] = (
+        _shares(groups, items, gradients, resamples, seed, progress) if with_shares else [((), (), ())] * len(names)
+    )
     per_batch = batch_size or (compared.completions / len(compared.batches))
     group_size = compared.completions / compared.groups
     worth_p = _corrected([found[name].worth_p if place > 1 else None for place, name in enumerate(names)])
@@ -398,7 +401,7 @@ def _gradients(groups: Groups, items: Sequence[_Item], progress: Progress) -> tu
 
 def _shares(
     groups: Groups, items: Sequence[_Item], gradients_S_M_k: torch.Tensor, resamples: int, seed: int, progress: Progress
-) -> list[tuple[Sequence[Share], Sequence[Share], Sequence[Share]]]:
+) -> list[_Parts]:
     """For each selection the shares by position, by sign and by length."""
     means_S_k = gradients_S_M_k.mean(dim=1)
     directions = [(key_of(mean_k), mean_k) for mean_k in means_S_k]
@@ -422,7 +425,7 @@ def _shares(
             tables[place].append(
                 torch.tensor([*tenths, up, float(parts_n.sum()) - up, *by_length], dtype=torch.float64)
             )
-    found = []
+    found: list[_Parts] = []
     for table in tables:
         table_M_P = torch.stack(table)
         kinds = [shares(part, resamples=resamples, seed=seed) for part in torch.split(table_M_P, [10, 2, 4], dim=1)]

@@ -206,30 +206,31 @@ class Policy:
                     del gradients
         return sketches_R_k, logps_n
 
-    def along(self, group: Group, directions: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """The derivative of every token's log-probability along each direction, `(D, n)`.
+    def along(self, group: Group, sketches: Sequence[torch.Tensor], sketch: CountSketch) -> torch.Tensor:
+        """The derivative of every token's log-probability along the direction of each sketch, `(D, n)`.
 
-        With `v` a weight of 1 for each token, the product of a direction with the gradient of `Σ v log π` is linear in
+        Only one direction is held at a time, which is as large as the parameters. With `v` a weight of 1 for each token, the product of a direction with the gradient of `Σ v log π` is linear in
         `v`, and its derivative in `v` is what is asked for.
 
         Raises:
             ConfigurationError: The model's attention has no second derivative.
         """
-        found_D_n = torch.zeros(len(directions), group.tokens, dtype=torch.float64)
+        found_D_n = torch.zeros(len(sketches), group.tokens, dtype=torch.float64)
         parameters = list(self.trained.values())
         with self.as_in_training(), torch.enable_grad():
             for numbers, logps_B_T, mask_B_T in self.micro_batches(group):
                 live_n = logps_B_T[mask_B_T > 0]
                 ones_n = torch.ones_like(live_n, requires_grad=True)
                 gradients = torch.autograd.grad(live_n, parameters, ones_n, create_graph=True, allow_unused=True)
-                for number, direction in enumerate(directions):
+                for number, sketch_k in enumerate(sketches):
+                    direction = sketch.direction(sketch_k.to(self.device))
                     pairs = [(g, d) for g, d in zip(gradients, direction, strict=True) if g is not None]
                     try:
                         (along_n,) = torch.autograd.grad(
                             [g for g, _ in pairs],
                             ones_n,
                             [d.to(g.dtype) for g, d in pairs],
-                            retain_graph=number + 1 < len(directions),
+                            retain_graph=number + 1 < len(sketches),
                         )
                     except RuntimeError as error:
                         if "derivative for" not in str(error):
@@ -354,7 +355,7 @@ class Groups:
         known = self._read(group)
         missing = [key for key in directions if key not in known.along]
         if missing:
-            found_D_n = self.policy.along(group, [self.sketch.direction(directions[key]) for key in missing])
+            found_D_n = self.policy.along(group, [directions[key] for key in missing], self.sketch)
             known.along |= dict(zip(missing, found_D_n, strict=True))
             self._write(group, known)
         return torch.stack([known.along[key] for key in directions])

@@ -115,8 +115,9 @@ def roll_out(
     for number, first in progress(list(enumerate(starts)), len(starts), "Sampling"):
         if not (folder / FOLDER / f"step_{number:05d}.parquet").is_file():
             chosen = rows[first : first + prompts_at_once]
-            torch.manual_seed(seed * 1_000_003 + number)
-            records = _records(chosen, policy, tokenizer, samples, max_completion_length)
+            with torch.random.fork_rng():
+                torch.manual_seed(seed * 1_000_003 + number)
+                records = _records(chosen, policy, tokenizer, samples, max_completion_length)
             write_records(records, str(folder), number)
 
 
