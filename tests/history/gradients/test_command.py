@@ -65,14 +65,14 @@ def test_a_rollout_is_written_as_token_records_and_measured(rolled_out: tuple[Pa
     assert len({tuple(row["token_ids"]) for row in rows}) > 12
     assert (found["groups"], found["completions"], found["batch_size"]) == (6, 24, 8)
     assert [one["name"] for one in found["selections"]] == ["plain TRL", "policy gradient", "hook", "<b>length"]
-    assert found["selections"][2]["hooks"] == ["EntropyShaping"]
+    assert found["selections"][2]["hooks"] == ["entropy_shaping"]
     assert not any("another policy" in note for note in found["notes"])
     assert any("intervals are rough" in note for note in found["notes"])
 
 
 def test_the_page_is_closed_and_escapes_names(rolled_out: tuple[Path, Path, Any]) -> None:
     page = (rolled_out[0] / "page.html").read_text()
-    assert "default-src 'none'" in page
+    assert "default-src &#39;none&#39;" in page
     assert "<script" not in page
     assert "<b>length" not in page
     assert "&lt;b&gt;length" in page

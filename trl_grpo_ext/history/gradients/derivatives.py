@@ -209,8 +209,9 @@ class Policy:
     def along(self, group: Group, sketches: Sequence[torch.Tensor], sketch: CountSketch) -> torch.Tensor:
         """The derivative of every token's log-probability along the direction of each sketch, `(D, n)`.
 
-        Only one direction is held at a time, which is as large as the parameters. With `v` a weight of 1 for each token, the product of a direction with the gradient of `Σ v log π` is linear in
-        `v`, and its derivative in `v` is what is asked for.
+        With `v` a weight of 1 for each token, the product of a direction with the gradient of `Σ v log π` is linear in
+        `v`, and its derivative in `v` is what is asked for. Only one direction, which is as large as the parameters, is
+        held at a time.
 
         Raises:
             ConfigurationError: The model's attention has no second derivative.
