@@ -300,14 +300,16 @@ def trained(
     return trainer
 
 
-def train(run: Run, model: Path) -> dict[str, Any]:
-    """Train once and measure."""
-    task = TASKS[run.task]
+def train(run: Run, model: Path, *, task: Task | None = None, save_to: Path | None = None) -> dict[str, Any]:
+    """Train once and measure. With `save_to` the policy is saved there; `task` stands in for the run's own."""
+    task = task or TASKS[run.task]
     budget = TokenBudget(task.token_budget, task.batch_size)
     rows = problems(run.task, "train", task.train_problems, run.seed)
     chosen = {"learning_rate": run.learning_rate, **METHODS[run.method]}
     trainer = trained(task, rows, model, run.seed, chosen, callbacks=[budget], plain=run.method == PLAIN)
     losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    if save_to is not None:
+        trainer.save_model(str(save_to))
     split = "validation" if run.stage == "tuning" else "test"
     measured = measure(run.task, split, trainer.model, trainer.processing_class)
     steps = trainer.state.global_step

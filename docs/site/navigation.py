@@ -19,6 +19,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
             "doctor",
             "report",
             "replay",
+            "gradients",
         ),
         *("troubleshooting", "examples/README"),
     ),

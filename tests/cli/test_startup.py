@@ -75,7 +75,7 @@ COMMANDS = (
         ["show", "span_credit"],
         ["show", "classifier", "--json"],
     ),
-    *([name, "--help"] for name in ("check", "new", "replay", "report", "doctor", "audit")),
+    *([name, "--help"] for name in ("check", "new", "replay", "gradients", "report", "doctor", "audit")),
     ["check", "--list-rules"],
 )
 

@@ -145,6 +145,7 @@ COMPILED: dict[tuple[str, str], tuple[str, set[str]]] = {
         "needs two runs; tests/records/test_manifest.py compares some",
         set(),
     ),
+    ("docs/gradients.md", "found = measure_gradients("): ("needs a run; tests/history/gradients makes one", set()),
     ("docs/replay.md", "comparison = replay("): ("needs a run; tests/replay makes one", set()),
 }
 """By page and a part of a Python block that is compiled and whose imports are made, but no more: why, and the names

@@ -36,6 +36,7 @@ MODULES = (
     "trl_grpo_ext.testing",
     "trl_grpo_ext.records.manifest",
     "trl_grpo_ext.history.replay",
+    "trl_grpo_ext.history.gradients",
     "trl_grpo_ext.trainer.live",
     "trl_grpo_ext.history.report",
     "trl_grpo_ext.cli.audit",

@@ -24,6 +24,7 @@ COMMANDS = (
     "trl_grpo_ext.cli.check",
     "trl_grpo_ext.cli.new",
     "trl_grpo_ext.cli.replay",
+    "trl_grpo_ext.cli.gradients",
     "trl_grpo_ext.cli.report",
     "trl_grpo_ext.cli.audit",
     "trl_grpo_ext.launch.doctor.command",

@@ -76,7 +76,7 @@ def replay_command(
 
     Rewards, advantages, weights, and where the gradient goes: to long or short, right or wrong, early or late.
     """
-    steps = _steps(step)
+    steps = step_range(step)
     from ..history.replay import replay  # slow to import
 
     said = messages()
@@ -92,7 +92,7 @@ def replay_command(
         num_generations=num_generations,
         show=show,
         say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
-        progress=lambda batches, count: _shown_if_slow(batches, count, said),
+        progress=lambda batches, count: shown_if_slow(batches, count, said),
     )
     if as_json:
         typer.echo(json.dumps(comparison.plain(), indent=2, allow_nan=False))
@@ -100,7 +100,12 @@ def replay_command(
         _print(comparison, results(), verbose)
 
 
-def _steps(text: str | None) -> tuple[int | None, int | None]:
+def step_range(text: str | None) -> tuple[int | None, int | None]:
+    """The first and last step that `--step` names; None is no bound.
+
+    Raises:
+        ConfigurationError: It names none.
+    """
     if text is None:
         return None, None
     match = _STEPS.fullmatch(text.strip())
@@ -113,7 +118,7 @@ def _steps(text: str | None) -> tuple[int | None, int | None]:
     return int(match[1]) if match[1] else None, int(match[2]) if match[2] else None
 
 
-def _shown_if_slow(batches: Iterable[Any], count: int, console: Console) -> Iterator[Any]:
+def shown_if_slow(batches: Iterable[Any], count: int, console: Console, what: str = "Replaying") -> Iterator[Any]:
     """A progress bar, on a terminal, for what takes longer than a moment."""
     started, bar = time.monotonic(), None
     try:
@@ -121,7 +126,7 @@ def _shown_if_slow(batches: Iterable[Any], count: int, console: Console) -> Iter
             if bar is None and console.is_terminal and time.monotonic() - started > _PATIENCE:
                 bar = Progress(console=console, transient=True)
                 bar.start()
-                task = bar.add_task("Replaying", total=count)
+                task = bar.add_task(what, total=count)
             if bar is not None:
                 bar.update(task, completed=number)
             yield batch

@@ -28,6 +28,7 @@ COLUMNS: dict[str, str] = {
     "group": "number of the prompt within the generation batch, over all ranks",
     "member": "number of the completion within its group",
     "prompt": "the prompt as text; JSON where it is a list of messages",
+    "prompt_ids": "the prompt's tokens",
     "completion": "the completion's tokens as text, without special tokens",
     "truncated": "whether it ended at the limit",
     "rewards": "each function's reward, null where it gave None",
@@ -156,7 +157,7 @@ def _schema() -> Any:
     types: dict[str, Any] = {
         **dict.fromkeys(("step", "group", "member"), pa.int64()),
         **dict.fromkeys(("prompt", "completion"), pa.string()),
-        **dict.fromkeys(("token_ids", "starts", "ends", "turns", "failed_turns"), integers),
+        **dict.fromkeys(("prompt_ids", "token_ids", "starts", "ends", "turns", "failed_turns"), integers),
         **dict.fromkeys(("tokens", "stages"), strings),
         **dict.fromkeys(("advantage", "weight", "logp", "entropy"), numbers),
         "truncated": pa.bool_(),
@@ -183,6 +184,7 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     turns = rollout.turns_B_T[row, : len(ids)].tolist()
     return {
         "prompt": encodable(prompt),
+        "prompt_ids": rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(),
         "completion": encodable(rollout.texts[row]),
         "truncated": bool(rollout.truncated_B[row]),
         "rewards": [(name, _number(value)) for name, value in values],

@@ -36,7 +36,7 @@ _NOT_READ = {"tokens", "stages", "advantages"}
 _SUFFIXES = (".parquet", ".jsonl")
 
 _OURS = {"step", "group", "member", "prompt", "completion", "truncated", "rewards", "reward", "advantage", "weight"}
-_TOKENS = {"token_ids", "starts", "ends", "live", "logp", "entropy"}
+_TOKENS = {"prompt_ids", "token_ids", "starts", "ends", "live", "logp", "entropy"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,7 +134,7 @@ def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySe
     Raises:
         ConfigurationError, PluginError: As `read_selections`; the message names the selection.
     """
-    mapping = given if isinstance(given, Mapping) else _read_yaml(Path(given))
+    mapping = selection_settings(given)
     settings = {key: _setting(name, key, mapping.get(key), default) for key, default in DEFAULTS.items()}
     chosen = _several(mapping.get("rewards"))
     rewards = None if chosen is None else _rewards(name, chosen, settings["reward_weights"])
@@ -149,6 +149,15 @@ def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySe
         settings=settings,
         left_out={key: mapping[key] for key, usual in LEFT_OUT.items() if mapping.get(key, usual) not in (usual, None)},
     )
+
+
+def selection_settings(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a selection's file holds.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is no mapping.
+    """
+    return given if isinstance(given, Mapping) else _read_yaml(Path(given))
 
 
 def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> None:

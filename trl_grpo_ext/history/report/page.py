@@ -112,9 +112,9 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
     absent = [f"{figure.title}: {figure.reason}" for figure in shown if figure.svg is None]
     data = page_data(runs if limit else [], limit)
     notes = list(dict.fromkeys([*(sentence for run in runs for sentence in run.missing), *data.notes]))
-    style, script = _joined(STYLES), _joined(SCRIPTS)
+    style, script = joined(STYLES), joined(SCRIPTS)
     html = (
-        _environment()
+        environment()
         .get_template("report.html.jinja")
         .render(
             policy=policy(style, script),
@@ -171,7 +171,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _joined(names: Sequence[str]) -> str:
+def joined(names: Sequence[str]) -> str:
     """Our own files as one text; a newline before and after, as it stands in the page."""
     text = "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
     if names is SCRIPTS:
@@ -182,7 +182,8 @@ def _joined(names: Sequence[str]) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Of the templates: everything that comes from outside is escaped, and made visible."""
     return Environment(
         loader=PackageLoader("trl_grpo_ext.history.report"),
         undefined=StrictUndefined,

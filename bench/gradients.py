@@ -1,0 +1,110 @@
+"""Gradient quality of the study's methods at three points of plain TRL's training, beside the trainings' accuracies.
+
+    python -m bench.gradients --output outputs/gradients [--tasks sorting] [--points 0 0.5 1]
+
+Each point is plain TRL's training of the study (seed 1) up to a share of the token budget; there new completions are
+sampled of new problems, and all methods are measured on these. What is finished is kept: started again, it goes on.
+The table of each task is printed, and written to `OUTPUT/TASK.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bench import study
+from trl_grpo_ext.history.gradients import PLAIN, GradientQuality, measure_gradients
+from trl_grpo_ext.history.gradients.tables import p_shown, shown
+
+SEED = 1
+RATES = {"sorting": 2e-4, "word problems": 1e-4}
+"""Plain TRL's tuned rates in the study."""
+
+
+def trained_to(task: str, share: float, folder: Path, start: Path) -> Path:
+    """The folder of plain TRL's policy after a share of the task's token budget."""
+    if share == 0:
+        return start
+    place = folder / f"{task.replace(' ', '_')}_{share:g}"
+    if not (place / "config.json").is_file():
+        study.train(
+            study.Run(task, study.PLAIN, "tuning", RATES[task], SEED),
+            start,
+            task=replace(study.TASKS[task], token_budget=round(study.TASKS[task].token_budget * share)),
+            save_to=place,
+        )
+    return place
+
+
+def measure(task: str, share: float, folder: Path, groups: int, dimensions: int) -> GradientQuality:
+    """All methods of a task at one point."""
+    settings = study.TASKS[task]
+    model = trained_to(task, share, folder, study.model_of(task, folder))
+    prompts = folder / f"{task.replace(' ', '_')}.jsonl"
+    rows = study.problems(task, "train", groups, 1000 + SEED)
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    methods = {
+        name: {"rewards": [settings.reward], "max_completion_length": settings.max_completion_length}
+        | study.METHODS[name]
+        for name in settings.methods
+        if name != study.PLAIN
+    }
+    return measure_gradients(
+        folder / f"{task.replace(' ', '_')}_{share:g}_rollout",
+        methods,
+        model=str(model),
+        prompts=prompts,
+        samples=settings.num_generations,
+        batch_size=settings.batch_size,
+        max_completion_length=settings.max_completion_length,
+        dimensions=dimensions,
+        with_shares=False,
+        dtype="float32",
+    )
+
+
+def table(points: dict[float, GradientQuality]) -> str:
+    """Markdown: for each method its worth and its cosine to the policy gradient at each point."""
+    titles = ["method"]
+    for share in points:
+        titles += [f"worth at {share:.0%}", "p", "cosine"]
+    lines = [titles, ["---"] * len(titles)]
+    first = next(iter(points.values()))
+    for place, one in enumerate(first.selections):
+        if place == 1:
+            continue  # the policy gradient itself
+        cells = [one.name if one.name == PLAIN else f"`{one.name}`"]
+        for found in points.values():
+            own = found.selections[place]
+            worth = "1" if own.name == PLAIN else shown(own.worth, 2)
+            cells += [worth, "" if own.name == PLAIN else p_shown(own.worth_p), shown(own.to_policy_gradient, 2)]
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("outputs/gradients"))
+    parser.add_argument("--tasks", nargs="+", choices=tuple(study.TASKS), default=tuple(study.TASKS))
+    parser.add_argument("--points", nargs="+", type=float, default=[0.0, 0.5, 1.0])
+    parser.add_argument("--groups", type=int, default=200)
+    parser.add_argument("--dimensions", type=int, default=4096)
+    options = parser.parse_args(words)
+    torch.set_num_threads(1)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for task in options.tasks:
+        points = {}
+        for share in options.points:
+            points[share] = measure(task, share, options.output, options.groups, options.dimensions)
+            print(task, share, [(one.name, shown(one.ratio)) for one in points[share].selections[:2]], flush=True)
+        text = table(points)
+        (options.output / f"{task.replace(' ', '_')}.md").write_text(text + "\n")
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""`trl-grpo-ext gradients`: the command line of gradient quality. Heavy imports happen inside, when it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .console import messages, one_line, printable, results
+from .replay import shown_if_slow, step_range
+
+if TYPE_CHECKING:
+    from ..history.gradients import GradientQuality
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to an app."""
+    app.command("gradients", short_help="Measure signal and noise of selections' gradients.")(gradients_command)
+
+
+def gradients_command(
+    completions: Annotated[
+        Path,
+        typer.Argument(
+            help="A run's output_dir, or a folder or file of saved completions as `replay` reads them; with --prompts "
+            "the folder that gets the rollout."
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option(help="The policy that sampled them: path or hub id of a model, or folder of an adapter.")
+    ],
+    with_: Annotated[
+        list[str],
+        typer.Option("--with", help="A YAML file with rewards, advantage_hooks, loss_aggregation. Repeat it."),
+    ],
+    prompts: Annotated[
+        Path | None, typer.Option(help="A .jsonl or .parquet file with a column prompt: sample completions of these.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="Completions to sample of each prompt.")] = 8,
+    max_completion_length: Annotated[
+        int | None, typer.Option("--max_completion_length", min=1, help="Tokens of a sampled completion at most.")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch_size", min=1, help="Completions of the batch whose ratio is given. Default: as saved."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=1e-6, help="Of sampling; logits are divided by it.")] = 1.0,
+    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer, path or hub id. Default: the model's.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt.")
+    ] = None,
+    step: Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Completions at most, in whole groups.")] = None,
+    num_generations: Annotated[
+        int | None, typer.Option("--num_generations", min=2, help="Completions of a prompt, where files don't say.")
+    ] = None,
+    dimensions: Annotated[
+        int, typer.Option(min=2, help="Of the sketch; with as many as trained parameters it is exact.")
+    ] = 4096,
+    rows: Annotated[int, typer.Option(min=1, help="Completions of a micro-batch.")] = 8,
+    resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sketch, the bootstrap and the rollout.")] = 0,
+    shares: Annotated[bool, typer.Option(help="Measure which tokens the gradient comes from: a second pass.")] = True,
+    dtype: Annotated[str, typer.Option(help="Of the weights, such as bfloat16.")] = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="Where the model runs. Default: the GPU where there is one.")
+    ] = None,
+    load_in_4bit: Annotated[
+        bool, typer.Option("--load_in_4bit", help="The weights below an adapter in 4 bits.")
+    ] = False,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder for what was computed. Default: gradients/ beside the completions.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a page with the tables and the figure.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Measure how much of each selection's gradient is signal, and where it points, without training.
+
+    Stopped, it goes on where it was. Another selection on the same completions needs the model for what is new in it.
+    """
+    steps = step_range(step)
+    from ..history.gradients import measure_gradients  # slow to import
+
+    said = messages()
+    found = measure_gradients(
+        completions,
+        with_,
+        model=model,
+        tokenizer=tokenizer,
+        dataset=dataset,
+        prompts=prompts,
+        samples=samples,
+        max_completion_length=max_completion_length,
+        batch_size=batch_size,
+        steps=steps,
+        limit=limit,
+        num_generations=num_generations,
+        temperature=temperature,
+        dimensions=dimensions,
+        rows=rows,
+        seed=seed,
+        resamples=resamples,
+        with_shares=shares,
+        keep=keep,
+        dtype=dtype,
+        device=device,
+        load_in_4bit=load_in_4bit,
+        say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
+        progress=lambda items, count, what: shown_if_slow(items, count, said, what),
+    )
+    if out is not None:
+        from ..history.gradients.page import write_page
+
+        write_page(found, out)
+        said.print(one_line(str(out)), soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(found.plain(), indent=2, allow_nan=False))
+    else:
+        _print(found, results())
+
+
+def _print(found: GradientQuality, console: Console) -> None:
+    from ..history.gradients.tables import head, main_table, share_tables
+
+    for sentence in head(found):
+        console.print(printable(sentence))
+    for title, columns, lines in (main_table(found), *share_tables(found)):
+        table = Table(title=Text(printable(title)), title_justify="left", title_style="bold")
+        table.add_column("", overflow="fold")
+        for column in columns:
+            table.add_column(Text(printable(column)), justify="right", overflow="fold")
+        for name, cells in lines:
+            table.add_row(Text(printable(name)), *(Text(printable(cell)) for cell in cells))
+        console.print(table)
