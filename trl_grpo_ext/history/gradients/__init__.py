@@ -302,8 +302,8 @@ def measure_gradients(
     unseen = [one.name for one in qualities if one.ratio.low is None or one.ratio.low <= 0]
     if unseen:
         note(
-            f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {len(items)} groups; what is divided by it is "
-            "rough or missing. More groups help."
+            f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {len(items)} groups; what is divided "
+            "by it is rough or missing. More groups help."
         )
     return GradientQuality(
         source=str(completions),
