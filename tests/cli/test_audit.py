@@ -87,7 +87,9 @@ def test_references_for_math_verify() -> None:
     assert problems(found) == [(2, "ambiguous"), (3, "does not parse"), (4, "does not parse")]
     assert "compared with another answer" in found.findings[2].detail
     as_answer = [{"answer": row["solution"]} for row in rows[:3]]
-    assert audit(reward, as_answer).column == "answer"  # under a name that is not the reward's own
+    assert audit(reward, as_answer, column="answer").column == "answer"
+    with pytest.raises(ConfigurationError, match="reads the column 'solution', and the columns are answer"):
+        audit(reward, as_answer)  # training would stop there
     reward.close()
 
 

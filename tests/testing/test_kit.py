@@ -84,7 +84,7 @@ def test_a_report_is_json_and_text() -> None:
     assert plain["skipped"] == [{"rule": "reward.pickle", "reason": "reward.types is broken"}]
     assert plain["measured"]["seconds_per_completion"] > 0
     text = str(report)
-    for part in ("reward InWords", "1 rules kept, 1 broken, 1 not checked", "'0.0'", "smallest example", "why: TRL"):
+    for part in ("reward InWords", "1 rule kept, 1 broken, 1 not checked", "'0.0'", "smallest example", "why: TRL"):
         assert part in text
 
 

@@ -601,7 +601,7 @@ def odd(setting: Setting) -> dict[str, Scene]:
         "a completion without a reward": _scored(_scene(setting, 2, lives, [1.0, 0.0, 0.5, 1.0]), (3,), (nan, nan)),
         "completions without a reward": _scored(_scene(setting, 2, lives, [nan] * 4), range(4), (nan, nan)),
         "one group": _scene(setting, 1, lives, [1.0, 0.0, 0.5, 0.0]),
-        "one completion": _scene(setting, 1, lives[:1], [1.0]),
+        "one group of two": _scene(setting, 1, lives[:2], [1.0, 0.0]),  # the smallest that TRL trains on
     }
 
 

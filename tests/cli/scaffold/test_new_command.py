@@ -149,7 +149,7 @@ def test_one_distribution_with_one_plugin_of_each_kind(tmp_path: Path) -> None:
     assert done.status == 0, done
     points = tomllib.loads((tmp_path / "grpo-manners" / "pyproject.toml").read_text())["project"]["entry-points"]
     assert sorted(name for group in points.values() for name in group) == [
-        *("manners_aggregation", "manners_hook", "manners_reward")
+        *("manners_aggregation", "manners_filter", "manners_hook", "manners_reward")
     ]
     assert "trl-grpo-ext check --distribution grpo-manners" in done.out
 

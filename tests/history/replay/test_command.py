@@ -41,7 +41,7 @@ def hostile(tmp_path: Path) -> Path:
 def test_everything_can_be_read_whatever_the_completions_are(
     hostile: Path, selections: list[str], width: int | None
 ) -> None:
-    done = run_command("replay", hostile, *selections, "--show", "8", width=width)
+    done = run_command("replay", hostile, *selections, "--show", "8", "--verbose", width=width)
     assert done.status == 0, done
     assert_readable(done.out, width)
     shown = "".join(without_escapes(done.out).split())

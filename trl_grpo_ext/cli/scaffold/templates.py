@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.cells import cell_len
 
+LINE_LENGTH = 120
+"""As the scaffold's own pyproject.toml sets it."""
+
 DOCSTRING_WIDTH = 108
 """Columns for a docstring's text: 120, less the indentation and the quotes, and some to spare."""
 
@@ -44,6 +47,12 @@ def markdown(text: str) -> str:
     return re.sub(r"^(\d*)([#>+\-=~*_|.)])", r"\1\\\2", escaped)
 
 
+def imported(name: str, module: str) -> str:
+    """The import of one name, in parentheses where the line would be longer than ruff and its formatter leave it."""
+    line = f"from {module} import {name}"
+    return line if len(line) <= LINE_LENGTH else f"from {module} import (\n    {name},\n)"
+
+
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
@@ -54,5 +63,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"quoted": quoted, "docstring": docstring, "markdown": markdown}
+    environment.filters |= {"quoted": quoted, "docstring": docstring, "markdown": markdown, "imported": imported}
     return environment
