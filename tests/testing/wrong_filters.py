@@ -97,11 +97,19 @@ class Lambda(Right):
         self.key = lambda value: value
 
 
+class Draws:
+    """Another answer at each call, the same for all of a group."""
+
+    def keep(self, rollout: Any) -> torch.Tensor:
+        return torch.full((len(rollout.texts),), bool(torch.rand(()) < 0.5))
+
+
 BREAKS: list[tuple[str, type]] = [
     ("filter.form", Neither),
     ("filter.run", ReadsWithoutSayingSo),
     ("filter.shape", OnePerGroup),
     ("filter.shape", Numbers),
+    ("filter.determinism", Draws),
     ("filter.odd_batches", NoReward),
     ("filter.groups", EachByItself),
     ("filter.padding", Unpadded),
