@@ -74,6 +74,11 @@ def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
     return [None if len(text) % 3 == 0 else math.nan if len(text) % 3 == 1 else 1.0 for text in completions]
 
 
+def half_of_the_groups(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """Completions are told apart for some prompts, and score the same for the others."""
+    return [float(len(text)) if prompt[0] in "aceg" else 1.0 for prompt, text in zip(prompts, completions)]
+
+
 RUNS: dict[str, dict[str, Any]] = {
     "weights, compact, records, a guarded reward, evaluation": {
         "reward_funcs": [length_reward, sometimes],
@@ -90,6 +95,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "mean_at_k": True,
         "pass_thresholds": {"length_reward": 0.5, "think_format": 1.0},
         "trainer_arguments": {"advantage_hooks": ["leave_one_out", Shaper(), BothStages()], "eval_dataset": prompts(2)},
+    },
+    "resampling": {
+        "reward_funcs": [half_of_the_groups],
+        "resample": {"filter": "signal", "max_rounds": 3},
+        "max_steps": 3,
     },
     "shared prompts": {"compact_updates": "exact", "share_prompts": True},
     "a reduction, cispo": {"loss_aggregation": {"name": "power_mean", "p": 2.0}, "loss_type": "cispo"},
