@@ -76,7 +76,7 @@ def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
 
 def half_of_the_groups(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     """Completions are told apart for some prompts, and score the same for the others."""
-    return [float(len(text)) if prompt[0] in "aceg" else 1.0 for prompt, text in zip(prompts, completions)]
+    return [float(len(text)) if prompt[0] in "aceg" else 1.0 for prompt, text in zip(prompts, completions, strict=True)]
 
 
 RUNS: dict[str, dict[str, Any]] = {
