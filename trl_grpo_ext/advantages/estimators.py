@@ -409,12 +409,12 @@ class PassAtK(_Estimator):
         succeeds_N = rewards_N > self.threshold
         counts_N_2 = torch.stack([group_count(rewards_N, groups_N), group_sum(succeeds_N.to(rewards_N), groups_N)], 1)
         pairs_N = [(int(n), int(c)) for n, c in counts_N_2.tolist()]
-        credit_of = {(n, c): set_credit(n, c, self.k) for n, c in set(pairs_N)}
+        credit_of = {(n, c): pass_at_k_advantages(n, c, self.k) for n, c in set(pairs_N)}
         credits_N_2 = rewards_N.new_tensor([credit_of[pair] for pair in pairs_N])
         return torch.where(succeeds_N, credits_N_2[:, 0], credits_N_2[:, 1])
 
 
-def set_credit(n: int, c: int, k: int) -> tuple[float, float]:
+def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
     """Advantages of a success and of a failure in a group of n completions of which c succeed.
 
     In whole numbers up to the last step, so there is nothing to overflow or to cancel in large groups. With

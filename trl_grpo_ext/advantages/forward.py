@@ -12,7 +12,7 @@ import torch
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number
 from ..types import Forward
-from .returns import discounted_returns, wide
+from .returns import compute_dtype, discounted_returns
 
 
 class EntropyShaping:
@@ -90,7 +90,7 @@ class ZeroVarianceCredit:
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         live_B_T = forward.mask_B_T > 0
-        entropies_B_T = torch.where(live_B_T, forward.entropies_B_T, 0.0).to(wide(forward.entropies_B_T.dtype))
+        entropies_B_T = torch.where(live_B_T, forward.entropies_B_T, 0.0).to(compute_dtype(forward.entropies_B_T.dtype))
         highest_B = entropies_B_T.amax(dim=1, keepdim=True)
         right_B = (forward.raw_rewards_B > self.correct_above).unsqueeze(1)
         credit_B_T = self.alpha * torch.where(right_B, entropies_B_T, entropies_B_T - highest_B)
@@ -129,7 +129,7 @@ class LowProbability:
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         # Where TRL has no old policy, the one being trained is the one that generated.
-        probabilities_B_T = forward.old_logps_B_T.to(wide(forward.old_logps_B_T.dtype)).exp()
+        probabilities_B_T = forward.old_logps_B_T.to(compute_dtype(forward.old_logps_B_T.dtype)).exp()
         return (advantages_B_T * (self.alpha * probabilities_B_T + 1 - self.alpha)).to(advantages_B_T.dtype)
 
 
@@ -196,7 +196,7 @@ class FutureKL:
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
-        dtype = wide(forward.logps_B_T.dtype)
+        dtype = compute_dtype(forward.logps_B_T.dtype)
         moved_B_T = forward.logps_B_T.to(dtype) - forward.old_logps_B_T.to(dtype)
         counted_B_T = torch.where(moved_B_T > math.log(self.ratio_cap), 0.0, moved_B_T)
         future_B_T = discounted_returns(counted_B_T, forward.mask_B_T > 0, 2.0 ** (-1.0 / self.half_life))
@@ -248,7 +248,7 @@ class CovarianceClip:
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         live_B_T = forward.mask_B_T > 0
-        dtype = wide(advantages_B_T.dtype)
+        dtype = compute_dtype(advantages_B_T.dtype)
         count = int(forward.gather(live_B_T.sum(dim=1)).sum())
 
         def centred(values_B_T: torch.Tensor) -> torch.Tensor:

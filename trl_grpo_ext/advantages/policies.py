@@ -10,7 +10,7 @@ import torch
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number
 from ..types import Rollout
-from .returns import discounted_returns, live_tokens_behind, live_tokens_first, wide
+from .returns import compute_dtype, discounted_returns, live_tokens_after, live_tokens_first
 
 
 class KLInReward:
@@ -81,7 +81,7 @@ class KLInReward:
         def positive(parameter: str, value: object) -> float:
             return checked_number(f"kl_in_reward: {parameter}", value, "a positive number", lambda x: x > 0)
 
-        self.reference = checked_model("kl_in_reward: reference", reference)
+        self.reference = check_model("kl_in_reward: reference", reference)
         self.needs, self.teachers = needs_of(reference)
         self.coefficient = positive("coefficient", coefficient)
         self.gamma = checked_number("kl_in_reward: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
@@ -103,21 +103,21 @@ class KLInReward:
 
     def _on_rewards(self, rollout: Rollout) -> torch.Tensor:
         """Return what is added to the rewards, `(B,)`; with a target, adapt the coefficient for the next batch."""
-        returns_B_T = self._penalty_to_go(rollout, wide(rollout.rewards_B.dtype))
+        returns_B_T = self._penalty_to_go(rollout, compute_dtype(rollout.rewards_B.dtype))
         # At the first live token it is the completion's.
         first_B_1 = live_tokens_first(rollout.mask_B_T > 0)[:, :1]
         return -returns_B_T.gather(1, first_B_1).squeeze(1).to(rollout.rewards_B.dtype)
 
     def _on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`; with a target, adapt the coefficient for the next batch."""
-        dtype = wide(advantages_B_T.dtype)
-        discounts_B_T = self.gamma ** live_tokens_behind(rollout.mask_B_T > 0).to(dtype)
+        dtype = compute_dtype(advantages_B_T.dtype)
+        discounts_B_T = self.gamma ** live_tokens_after(rollout.mask_B_T > 0).to(dtype)
         return (discounts_B_T * advantages_B_T - self._penalty_to_go(rollout, dtype)).to(advantages_B_T.dtype)
 
     def _penalty_to_go(self, rollout: Rollout, dtype: torch.dtype) -> torch.Tensor:
         """β times the return-to-go of the KL estimates, `(B, T)`; β is adapted afterwards."""
         live_B_T = rollout.mask_B_T > 0
-        logps_B_T = needed("kl_in_reward", "old_logps_B_T", rollout.old_logps_B_T).to(dtype)
+        logps_B_T = require("kl_in_reward", "old_logps_B_T", rollout.old_logps_B_T).to(dtype)
         ref_logps_B_T = logps_of("kl_in_reward", self.reference, rollout).to(dtype)
         kl_B_T = kl_estimate(logps_B_T, ref_logps_B_T, self.estimator)
         penalty_B_T = self.coefficient * discounted_returns(kl_B_T, live_B_T, self.gamma)
@@ -189,7 +189,7 @@ class TeacherLogRatio:
     uses_total_reward = False
 
     def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
-        self.teacher = checked_model("teacher_log_ratio: teacher", teacher)
+        self.teacher = check_model("teacher_log_ratio: teacher", teacher)
         self.needs, self.teachers = needs_of(teacher)
         self.coefficient = checked_number(
             "teacher_log_ratio: coefficient", coefficient, "a positive number", lambda x: x > 0
@@ -200,8 +200,8 @@ class TeacherLogRatio:
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         teacher_B_T = logps_of("teacher_log_ratio", self.teacher, rollout)
-        logps_B_T = needed("teacher_log_ratio", "old_logps_B_T", rollout.old_logps_B_T)
-        dtype = wide(advantages_B_T.dtype)
+        logps_B_T = require("teacher_log_ratio", "old_logps_B_T", rollout.old_logps_B_T)
+        dtype = compute_dtype(advantages_B_T.dtype)
         new_B_T = self.coefficient * (teacher_B_T.to(dtype) - logps_B_T.to(dtype))
         if self.mode == "add":
             new_B_T = advantages_B_T + new_B_T
@@ -212,7 +212,7 @@ REFERENCE = "reference"
 """The policy that TRL keeps as the reference; any other name is a model's id or path."""
 
 
-def checked_model(label: str, name: object) -> str:
+def check_model(label: str, name: object) -> str:
     """Return a parameter that names a model.
 
     Args:
@@ -239,10 +239,10 @@ def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:
         ConfigurationError: The rollout does not have them.
     """
     found = rollout.ref_logps_B_T if name == REFERENCE else rollout.teacher_logps_B_T.get(name)
-    return needed(label, "ref_logps_B_T" if name == REFERENCE else f"teacher_logps_B_T[{name!r}]", found)
+    return require(label, "ref_logps_B_T" if name == REFERENCE else f"teacher_logps_B_T[{name!r}]", found)
 
 
-def needed(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
+def require(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
     """Return what a hook has among its `needs`; the trainer provides it, a rollout made by hand may lack it.
 
     Raises:

@@ -7,7 +7,7 @@ import torch
 from ..credit.prefixes import groups_with_prefixes
 from ..guard.parameters import checked_choice
 from ..types import Rollout
-from .returns import live_tokens_behind, wide
+from .returns import compute_dtype, live_tokens_after
 
 
 class PrefixTree:
@@ -51,7 +51,7 @@ class PrefixTree:
         """Return the new advantages `(B, T)`."""
         rewards_N = rollout.gather(rollout.rewards_B)
         live_B_T = rollout.mask_B_T > 0
-        new_B_T = torch.zeros(live_B_T.shape, dtype=wide(rewards_N.dtype), device=rewards_N.device)
+        new_B_T = torch.zeros(live_B_T.shape, dtype=compute_dtype(rewards_N.dtype), device=rewards_N.device)
         for group in groups_with_prefixes(rollout):
             rewards_b, rewards_G = rollout.rewards_B[group.rows_B], rewards_N[group.members_N]
             gaps_b_T = value_gaps(group.lengths_b_G, rewards_b, rewards_G, live_B_T.size(1))
@@ -103,5 +103,5 @@ def credit_of_live_tokens(gaps_b_T: torch.Tensor, live_b_T: torch.Tensor) -> tor
     behind_each_T = torch.arange(1, width + 1, device=live_b_T.device)
     last_live_b_T = torch.where(live_b_T, behind_each_T, 0).cummax(dim=1).values
     start_b_T = torch.cat([torch.zeros_like(last_live_b_T[:, :1]), last_live_b_T[:, :-1]], dim=1)
-    after_b_T = torch.where(live_tokens_behind(live_b_T) == 0, 0.0, gaps_b_T[:, 1:])
+    after_b_T = torch.where(live_tokens_after(live_b_T) == 0, 0.0, gaps_b_T[:, 1:])
     return after_b_T - gaps_b_T.gather(1, start_b_T)

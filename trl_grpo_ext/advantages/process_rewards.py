@@ -96,7 +96,7 @@ class ProcessRewards:
                 to_go = rewards_to_go(
                     min_form(rewards, self.temperature) if self.form == "min" else rewards, self.gamma
                 )
-                returns = spread(to_go, last_tokens(rollout.offsets(row), ends)) if live[row] else []
+                returns = spread_returns(to_go, last_tokens(rollout.offsets(row), ends)) if live[row] else []
             firsts.append(to_go[0] if to_go else math.nan)
             rows.append([*returns, *[math.nan] * (advantages_B_T.size(1) - len(returns))])
         # NaN is where nothing is placed.
@@ -198,7 +198,7 @@ def rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
     return returns[::-1]
 
 
-def spread(returns: Sequence[float], lasts: Sequence[int]) -> list[float]:
+def spread_returns(returns: Sequence[float], lasts: Sequence[int]) -> list[float]:
     """Hand each token the return of the first step that ends at it or later; nothing after the last step."""
     tokens: list[float] = []
     for value, last in zip(returns, lasts, strict=True):

@@ -70,7 +70,7 @@ class GroupMeanGAE:
         at_the_end_B, means_B = (
             torch.where(scored_N, values_N, 0.0)[rollout.local_rows] for values_N in (rewards_N - means_N, means_N)
         )
-        last_B_T = live_tokens_behind(live_B_T) == 0
+        last_B_T = live_tokens_after(live_B_T) == 0
         on_the_way_B = (self.gamma - 1) * means_B
         deltas_B_T = torch.where(last_B_T, at_the_end_B.unsqueeze(1), on_the_way_B.unsqueeze(1))
         new_B_T = discounted_returns(deltas_B_T, live_B_T, self.gamma * self._lambda(live_B_T, deltas_B_T.dtype))
@@ -124,14 +124,14 @@ class OptimalTokenBaseline:
         scored_N_1 = ~torch.isnan(rewards_N).unsqueeze(1)
         there_N_S = ((steps_S < lengths_N.unsqueeze(1)) & scored_N_1).to(rewards_N.dtype)
 
-        counts_N_S = columns_summed(there_N_S, groups_N)
-        energy_N_S = columns_summed(there_N_S * energies_N_S, groups_N)
+        counts_N_S = column_sums(there_N_S, groups_N)
+        energy_N_S = column_sums(there_N_S * energies_N_S, groups_N)
         weights_N_S = torch.where(energy_N_S > 0, energies_N_S, 1.0) * there_N_S
         # Above the group's lowest reward, so that equal rewards are their own baseline to the last bit.
         lowest_N, _ = group_extremes(rewards_N, groups_N)
         above_N_1 = (rewards_N - lowest_N).nan_to_num(nan=0.0).unsqueeze(1)
-        weighted_N_S = columns_summed(weights_N_S * above_N_1, groups_N)
-        baselines_N_S = weighted_N_S / columns_summed(weights_N_S, groups_N).clamp(min=1e-30)
+        weighted_N_S = column_sums(weights_N_S * above_N_1, groups_N)
+        baselines_N_S = weighted_N_S / column_sums(weights_N_S, groups_N).clamp(min=1e-30)
         apart_N_S = torch.where((there_N_S > 0) & (counts_N_S > 1), above_N_1 - baselines_N_S, 0.0)
         apart_B_S = apart_N_S[rollout.local_rows, : order_B_T.size(1)]
         return torch.zeros_like(apart_B_S).scatter(1, order_B_T, apart_B_S).to(advantages_B_T.dtype)
@@ -148,7 +148,7 @@ def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: 
     Returns:
         `(B, T)`, zero off the live tokens, in float32 or the wider dtype of `values_B_T`.
     """
-    zero = torch.zeros((), dtype=wide(values_B_T.dtype), device=values_B_T.device)
+    zero = torch.zeros((), dtype=compute_dtype(values_B_T.dtype), device=values_B_T.device)
     live_first_B_T = live_tokens_first(live_B_T)
     returns_B_T = torch.where(live_B_T, values_B_T.to(zero.dtype), zero).gather(1, live_first_B_T)
     # By doubling: before a round each entry sums `reach` tokens, after it twice as many. log2(T) rounds, no powers that
@@ -163,7 +163,7 @@ def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: 
     return torch.where(live_B_T, in_place_B_T, zero)
 
 
-def columns_summed(table_N_S: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+def column_sums(table_N_S: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
     """Each row's group's sum in every column, `(N, S)`."""
     return torch.zeros_like(table_N_S).index_add(0, groups_N, table_N_S)[groups_N]
 
@@ -173,11 +173,11 @@ def live_tokens_first(live_B_T: torch.Tensor) -> torch.Tensor:
     return (~live_B_T).to(torch.uint8).argsort(dim=1, stable=True)
 
 
-def live_tokens_behind(live_B_T: torch.Tensor) -> torch.Tensor:
+def live_tokens_after(live_B_T: torch.Tensor) -> torch.Tensor:
     """How many live tokens of the completion follow each token, `(B, T)`, integer; 0 at the last live one."""
     return live_B_T.sum(dim=1, keepdim=True) - live_B_T.cumsum(dim=1)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in: float32 or, where it is wider, `dtype`."""
     return torch.promote_types(dtype, torch.float32)

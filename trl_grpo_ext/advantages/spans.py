@@ -184,13 +184,13 @@ class SegmentWeights:
         for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
             weights: list[float] = []
             if counts:
-                parts = around_markers(rollout.texts[row], self.open, self.close)
+                parts = split_at_markers(rollout.texts[row], self.open, self.close)
                 weights = token_weights(rollout.offsets(row), parts, self.weights)
             rows.append([*weights, *[1.0] * (width - len(weights))])
         return advantages_B_T * advantages_B_T.new_tensor(rows).view_as(advantages_B_T)
 
 
-def around_markers(text: str, opening: str, closing: str) -> list[tuple[int, int, str]]:
+def split_at_markers(text: str, opening: str, closing: str) -> list[tuple[int, int, str]]:
     """Cut a text into what stands before, between and after the first pair of markers, and the markers themselves.
 
     Args:

@@ -11,7 +11,7 @@ from ..credit.groups import gather_groups, group_extremes
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import Rollout
-from .returns import columns_summed, live_tokens_first, wide
+from .returns import column_sums, compute_dtype, live_tokens_first
 
 
 class Whiten:
@@ -53,7 +53,7 @@ class Whiten:
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         live_B_T = rollout.mask_B_T > 0
-        values_B_T = torch.where(live_B_T, advantages_B_T, 0.0).to(wide(advantages_B_T.dtype))
+        values_B_T = torch.where(live_B_T, advantages_B_T, 0.0).to(compute_dtype(advantages_B_T.dtype))
         counted_B = live_B_T.any(dim=1) & ~(torch.isnan(rollout.rewards_B) & ~values_B_T.any(dim=1))
         counted_N = rollout.gather(counted_B.to(values_B_T.dtype)) > 0
         if not bool(counted_N.any()):
@@ -214,7 +214,7 @@ class EntropyWeighted:
         if rollout.old_entropies_B_T is None:
             raise ConfigurationError("entropy_weighted: rollout.old_entropies_B_T must be given, got None.")
         live_B_T = rollout.mask_B_T > 0
-        dtype = wide(advantages_B_T.dtype)
+        dtype = compute_dtype(advantages_B_T.dtype)
         entropies_B_E = torch.where(live_B_T, rollout.old_entropies_B_T.to(dtype), 0.0).clamp(min=0.0)
         signed_B_E = torch.where(live_B_T, advantages_B_T, 0.0).to(dtype)
         order_B_E = live_tokens_first(live_B_T)
@@ -228,7 +228,7 @@ class EntropyWeighted:
             chosen_B_S = (signed_B_E.sign() == sign).to(dtype).gather(1, order_B_E)
             amounts_B_S = chosen_B_S * ((entropies_B_E + 1e-8) ** power).gather(1, order_B_E)
             counts_B_S, sums_B_S = (
-                columns_summed(rollout.gather(table_B_S), groups_N)[rollout.local_rows, : table_B_S.size(1)]
+                column_sums(rollout.gather(table_B_S), groups_N)[rollout.local_rows, : table_B_S.size(1)]
                 for table_B_S in (chosen_B_S, amounts_B_S)
             )
             shares_B_S = amounts_B_S * counts_B_S / torch.where(chosen_B_S > 0, sums_B_S, 1.0)
@@ -377,11 +377,11 @@ def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int
         return torch.zeros_like(written_B_T)
     # A row's number goes into those of its tokens, so that no n-gram equals one of another row.
     row_B_1 = torch.arange(rows, device=ids_B_T.device).unsqueeze(1)
-    numbers_B_S = _numbered(row_B_1.expand_as(ids_B_T), ids_B_T)
+    numbers_B_S = _number_pairs(row_B_1.expand_as(ids_B_T), ids_B_T)
     size = 1
     while size < ngram:
         step = min(size, ngram - size)  # the second half may overlap the first
-        numbers_B_S = _numbered(numbers_B_S[:, :-step], numbers_B_S[:, step:])
+        numbers_B_S = _number_pairs(numbers_B_S[:, :-step], numbers_B_S[:, step:])
         size += step
     # All n tokens are written where the last one is, for padding is on the right; what runs into it comes after these.
     whole_B_S = written_B_T[:, ngram - 1 :]
@@ -395,7 +395,7 @@ def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int
     return (begun_B_T > over_B_T) & written_B_T
 
 
-def _numbered(first_B_S: torch.Tensor, second_B_S: torch.Tensor) -> torch.Tensor:
+def _number_pairs(first_B_S: torch.Tensor, second_B_S: torch.Tensor) -> torch.Tensor:
     """A number for each pair, from 0; equal for equal pairs and different for different ones."""
     lowest = second_B_S.min()
     pairs_B_S = first_B_S * (second_B_S.max() - lowest + 1) + (second_B_S - lowest)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..credit.groups import gather_groups, gather_rewards, group_mean, group_std
-from ..credit.turns import runs_of
+from ..credit.turns import true_runs
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_flag, checked_number
 from ..types import Rollout, Turn
@@ -90,7 +90,7 @@ class TurnRewards:
         rewards = rewards_of_turns(rollout)
         groups_N = gather_groups(rollout)
         if self.form == "returns":
-            returns_B_M = discounted(rewards.with_outcome(), self.gamma)
+            returns_B_M = discounted_returns(rewards.with_outcome(), self.gamma)
             whole_B = returns_B_M[:, 0] if self.baseline == "completion" else None
             values_B_M = self._against_the_group(returns_B_M, rewards.there_B_M, rollout, groups_N, whole_B)
         else:
@@ -112,7 +112,7 @@ class TurnRewards:
         """Values against the mean of their column in the group, or of another value of the completions."""
         compared_B_M = values_B_M if whole_B is None else whole_B.unsqueeze(1)
         is_there_B_M = there_B_M if whole_B is None else there_B_M[:, :1]
-        known_N_M = gathered(compared_B_M, is_there_B_M, rollout)
+        known_N_M = gather_values(compared_B_M, is_there_B_M, rollout)
         columns = known_N_M.size(1)
         places_NM = (groups_N.unsqueeze(1) * columns + torch.arange(columns, device=groups_N.device)).flatten()
         mean_B_M, std_B_M = (
@@ -191,7 +191,7 @@ class GiGPO:
         rewards = rewards_of_turns(rollout)
         totals_N, groups_N = gather_rewards(rollout)
         episode_B = self._apart(totals_N, groups_N)[rollout.local_rows]
-        returns_N_M = gathered(discounted(rewards.with_outcome(), self.gamma), rewards.there_B_M, rollout)
+        returns_N_M = gather_values(discounted_returns(rewards.with_outcome(), self.gamma), rewards.there_B_M, rollout)
         states_N_M = rollout.gather(self._states(rollout, rewards.there_B_M.size(1)).to(groups_N.device))
         began_NM_2 = torch.stack([groups_N.unsqueeze(1).expand_as(states_N_M), states_N_M], dim=2).view(-1, 2)
         places_NM = torch.unique(began_NM_2, dim=0, return_inverse=True)[1]
@@ -217,7 +217,7 @@ class GiGPO:
         table = []
         numbers_B, ids_B = rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist()
         for row, (numbers, ids, states) in enumerate(zip(numbers_B, ids_B, given, strict=True)):
-            runs = runs_of([number >= 0 for number in numbers])
+            runs = true_runs([number >= 0 for number in numbers])
             if self.states is not None:
                 if not isinstance(states, list | tuple) or len(states) != len(runs):
                     raise ConfigurationError(
@@ -411,7 +411,7 @@ def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
     return RewardsOfTurns(turns_B_M, outcome_B, there_B_M, places_M == counts_B.unsqueeze(1) - 1)
 
 
-def discounted(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
+def discounted_returns(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
     """Rewards to go, `G_k = Σ_{j≥k} γ^(j-k) r_j`, `(B, M)`."""
     returns = [rewards_B_M[:, -1]]
     for column in range(rewards_B_M.size(1) - 2, -1, -1):
@@ -419,7 +419,7 @@ def discounted(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
     return torch.stack(returns[::-1], dim=1)
 
 
-def gathered(values_B_M: torch.Tensor, there_B_M: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+def gather_values(values_B_M: torch.Tensor, there_B_M: torch.Tensor, rollout: Rollout) -> torch.Tensor:
     """The values of all ranks, `(N, M)`, NaN where there is none. Gathers twice."""
     values_N_M = rollout.gather(torch.where(there_B_M, values_B_M, 0.0))
     return values_N_M.masked_fill(rollout.gather(there_B_M.to(values_B_M.dtype)) == 0, torch.nan)

@@ -46,7 +46,7 @@ class HookChain:
 
     def __init__(self, hooks: Sequence[Any], aggregation: Any = None) -> None:
         self.hooks = sorted(hooks, key=acting_order)
-        refuse_thrown_away(self.hooks, aggregation)
+        refuse_discarded(self.hooks, aggregation)
         self._names = unique_names([plugin_label(hook) for hook in self.hooks])
         self._masks = [hook for hook in self.hooks if role_of(hook) == "transform" and getattr(hook, "last", False)]
 
@@ -115,7 +115,7 @@ class HookChain:
         return observe
 
 
-def refuse_thrown_away(hooks: Sequence[Any], aggregation: Any = None) -> None:
+def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
     """Refuse hooks one of which would throw away what another did.
 
     Args:

@@ -28,12 +28,12 @@ from ..types import Forward, Rollout, implements, role_of
 from .flow import plugin_label, run_hook
 
 
-def kept_signs(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
+def keep_signs(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
     """`after_B_T`, with 0 wherever its sign is not that of `before_B_T`."""
     return torch.where(torch.sign(after_B_T) == torch.sign(before_B_T), after_B_T, torch.zeros_like(after_B_T))
 
 
-def kept_sums(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
+def keep_sums(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
     """`after_B_T`, scaled so that each row sums to what `before_B_T` does; both zero off the mask.
 
     It minimises Σ a'·log(a'/a) - a' over the absolute values, subject to the sum (one Lagrange multiplier, log f).
@@ -69,7 +69,7 @@ class Preserving:
         self.role, wanted = role_of(hook), "preserve_sum" if preserve_sum else "preserve_sign"
         if self.role in ("shaper", "estimator"):
             raise ConfigurationError(
-                f"{wanted} of the advantage hook {plugin_label(hook)!r} cannot be kept: it is {_described(self.role)}, "
+                f"{wanted} of the advantage hook {plugin_label(hook)!r} cannot be kept: it is {_describe(self.role)}, "
                 "so no advantages come in that it could preserve. Take it out, or put it on a transform after it."
             )
         if preserve_sum and self.role == "transform" and getattr(hook, "last", False):
@@ -117,9 +117,9 @@ class Preserving:
 
     def _kept(self, before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
         if self.preserve_sign:
-            after_B_T = kept_signs(before_B_T, after_B_T)
-        return kept_sums(before_B_T, after_B_T) if self.preserve_sum else after_B_T
+            after_B_T = keep_signs(before_B_T, after_B_T)
+        return keep_sums(before_B_T, after_B_T) if self.preserve_sum else after_B_T
 
 
-def _described(role: str) -> str:
+def _describe(role: str) -> str:
     return {"shaper": "a shaper, which acts on rewards", "estimator": "an estimator"}[role]

@@ -31,7 +31,7 @@ class _Piece:
     def part(self, start: int, end: int) -> _Piece:
         return _Piece(self.token, self.text[start:end], self.first[start:end], self.last[start:end])
 
-    def behind_a_space(self) -> _Piece:
+    def after_space(self) -> _Piece:
         return _Piece(self.token, " " + self.text, [self.token, *self.first], [self.token, *self.last])
 
 
@@ -137,7 +137,7 @@ def _fuse(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 
 
 def _join(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    return [piece.behind_a_space() if index else piece for index, piece in enumerate(pieces)]
+    return [piece.after_space() if index else piece for index, piece in enumerate(pieces)]
 
 
 def _strip(pieces: list[_Piece], step: _Step) -> list[_Piece]:
@@ -162,7 +162,7 @@ def _wordpiece(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     for index, piece in enumerate(pieces):
         if index:
             inner = piece.text.startswith(step["prefix"])
-            piece = piece.part(len(step["prefix"]), len(piece.text)) if inner else piece.behind_a_space()
+            piece = piece.part(len(step["prefix"]), len(piece.text)) if inner else piece.after_space()
         words.append(_replaced_all(piece, _WORDPIECE_CLEAN_UP) if step["cleanup"] else piece)
     return words
 

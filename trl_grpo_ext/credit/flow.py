@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
-from ..guard.outcomes import said
+from ..guard.outcomes import exception_text
 from ..guard.unchanged import Fingerprints
 from ..types import NEEDS, Forward, Rollout, Totals, implements, role_of
 from .groups import gather_groups, group_mean
@@ -236,16 +236,16 @@ def verdicts_by_group(
     Raises:
         PluginOutputError: It kept a group at one completion and dropped it at another, or gave two reasons.
     """
-    said: dict[int, bool | str] = {}
+    known: dict[int, bool | str] = {}
     for group, verdict in zip(groups_N, verdicts_N, strict=True):
-        if said.setdefault(group, verdict) != verdict:
+        if known.setdefault(group, verdict) != verdict:
             raise PluginOutputError(
                 f"group filter {plugin_label(group_filter)!r}: keep must say the same of all completions of a group, "
-                f"and of group {group} it said {said[group]!r} and {verdict!r}. Gather what decides over all ranks: "
+                f"and of group {group} it said {known[group]!r} and {verdict!r}. Gather what decides over all ranks: "
                 "the members of a group may be on several.",
                 "groups",
             )
-    return said
+    return known
 
 
 def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
@@ -386,7 +386,7 @@ def _named(label: str, plugin: object, context: Rollout | Forward | None = None)
         raise type(error)(f"{label}: {error}") from error
     except BaseException as error:  # SystemExit too
         advice = _not_asked_for(plugin, context) if "None" in str(error) else ""
-        raise PluginRunError(f"{label} raised {type(error).__name__}: {said(error)}{advice}") from error
+        raise PluginRunError(f"{label} raised {type(error).__name__}: {exception_text(error)}{advice}") from error
 
 
 def _not_asked_for(plugin: object, context: Rollout | Forward | None) -> str:

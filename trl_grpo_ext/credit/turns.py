@@ -42,12 +42,12 @@ def exchanges(completion: Any) -> list[Exchange]:
     return pairs
 
 
-def calls_made(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def tool_calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The tool calls of an assistant message, each as its function: `name` and `arguments`."""
     return [call.get("function", call) for call in message.get("tool_calls") or []]
 
 
-def runs_of(wrote: Sequence[bool]) -> list[tuple[int, int]]:
+def true_runs(wrote: Sequence[bool]) -> list[tuple[int, int]]:
     """The runs of what is true, as `(first, end)`."""
     padded = [False, *wrote, False]
     edges = [place for place in range(len(padded) - 1) if padded[place] != padded[place + 1]]
@@ -95,7 +95,7 @@ def read_turns(
     Raises:
         AlignmentError: There are several assistant messages, and another number of turns in the tokens.
     """
-    runs, pairs = runs_of(wrote), exchanges(completion)
+    runs, pairs = true_runs(wrote), exchanges(completion)
     if len(pairs) != len(runs) and len(pairs) > 1:
         raise AlignmentError(
             f"The completion has {len(pairs)} assistant messages, and its tokens have {len(runs)} turns (runs of "
@@ -123,7 +123,7 @@ def read_turns(
     return turns
 
 
-def placed_spans(
+def place_spans(
     spans: Sequence[Span | TurnSpan], turns: Callable[[], Sequence[Turn]], completion: Any, text: str, row: int
 ) -> list[Span]:
     """Spans in characters of a completion's text, of those in characters of what a reward function saw.
@@ -361,7 +361,7 @@ def _calls(
 ) -> list[ToolCall]:
     """The calls of a turn: those of its message with what came back, or else what the template takes for calls."""
     written = [field for field in fields if field.spec.name == "tool_calls"]
-    made = [] if pair is None else calls_made(pair[0])
+    made = [] if pair is None else tool_calls(pair[0])
     if pair is None or not made:
         return [call for field in written if parsing for call in _unanswered(field, parsing, seen=pair is not None)]
     places = [run] * len(made)
@@ -378,7 +378,7 @@ def _unanswered(field: _Field, parsing: Parsing, seen: bool) -> list[ToolCall]:
     """What was written as a call, and is in no message: it cannot be read, or was never run; or nobody knows."""
     try:
         values = parsing.value(field.text, field.spec, dict(field.captures))
-        functions = calls_made({"tool_calls": values if isinstance(values, list) else [values]})
+        functions = tool_calls({"tool_calls": values if isinstance(values, list) else [values]})
         names = [function["name"] for function in functions]
         readable = all(isinstance(name, str) for name in names)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # as written by the model

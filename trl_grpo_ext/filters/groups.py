@@ -159,7 +159,7 @@ class Novel:
     def keep(self, rollout: Rollout) -> Verdicts:
         """Say of each completion whether its group has enough different texts."""
         groups_N = gather_groups(rollout)
-        numbers = [_number_of(text) for text in rollout.texts]
+        numbers = [_text_number(text) for text in rollout.texts]
         texts_N = rollout.gather(torch.tensor(numbers, dtype=torch.int64, device=groups_N.device))
         pairs_P_2 = torch.unique(torch.stack([groups_N, texts_N], dim=1), dim=0)
         counts_Q = torch.bincount(pairs_P_2[:, 0], minlength=len(groups_N))
@@ -240,7 +240,7 @@ def _verdicts(rollout: Rollout, kept_N: torch.Tensor, why: Callable[[int], str])
     return [keep or why(first + row) for row, keep in enumerate(kept)]
 
 
-def _number_of(text: str) -> int:
+def _text_number(text: str) -> int:
     """A number that two texts share if they are the same, and else as good as never."""
     digest = hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)

@@ -99,7 +99,7 @@ def call_in_thread(function: Callable[..., Any], columns: Mapping[str, Any], tim
     return returned
 
 
-def rows_of(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict[str, Any]:
+def select_rows(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict[str, Any]:
     """The same call for some of the `count` completions: every list with one entry per completion is cut.
 
     `log_extra` and `log_metric` are left out: what they log belongs to a whole batch.
@@ -113,7 +113,7 @@ def rows_of(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict
     }
 
 
-def checked_scores(returned: Any, count: int, reward: str) -> list[float | None]:
+def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
     """Read what a reward function returned.
 
     A list, a tuple, or an array or tensor `(B,)` passes; so does a generator, which is read once, here. Numbers keep
@@ -214,7 +214,7 @@ def unique_names(names: Sequence[str], fixed: Sequence[bool] | None = None) -> l
     return new
 
 
-def renamed(reward: Any, name: str, *, in_place: bool) -> Any:
+def rename(reward: Any, name: str, *, in_place: bool) -> Any:
     """A reward with another name: itself where it may be changed and can be, else a wrapper, async where it is."""
     if in_place:
         try:

@@ -19,10 +19,10 @@ from typing import Any, Literal
 from ..errors import ConfigurationError, PluginOutputError, RewardError
 from ..types import SpanScore
 from .cache import Recent, digest
-from .calls import NOT_COLUMNS, StillRunningError, call_in_thread, checked_scores, is_async, reward_name, rows_of
-from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, said, shown
+from .calls import NOT_COLUMNS, StillRunningError, call_in_thread, check_scores, is_async, reward_name, select_rows
+from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, exception_text, shown
 from .parameters import checked_number, checked_whole
-from .progress import scored
+from .progress import report_progress
 from .workers import Done, WorkerPool
 
 _OUTCOMES = (Outcome.SCORED, Outcome.NONE, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
@@ -230,7 +230,7 @@ class Guarded:
                 results = []
                 for call in calls:
                     results.append(self._in_this_process(batch, call))
-                    scored(len(results), len(calls))
+                    report_progress(len(results), len(calls))
             batch.results.update(zip(calls, results, strict=True))
             calls = [call for call in calls if batch.results[call].outcome is Outcome.ERROR]
             if not calls:
@@ -261,9 +261,9 @@ class Guarded:
                 returned = call_in_thread(self._function, columns, self.timeout, f"guarded-{self.__name__}")
         except StillRunningError as late:
             self._left_behind = late.thread
-            return _late(self.timeout)
+            return _timeout_result(self.timeout)
         except Exception as error:  # foreign code; a failure is an outcome, and what that becomes is the user's choice
-            return _raised(error)
+            return _error_result(error)
         return _checked(returned, len(batch.calls[call]), self.__name__)
 
 
@@ -298,7 +298,11 @@ class AsyncGuarded(Guarded):
                 returned = await self.reward(**batch.columns_of(call))
         except Exception as error:  # as above
             # Only the time that ran out here is a timeout; one that the reward itself met is its error.
-            return _late(self.timeout) if isinstance(error, TimeoutError) and limit.expired() else _raised(error)
+            return (
+                _timeout_result(self.timeout)
+                if isinstance(error, TimeoutError) and limit.expired()
+                else _error_result(error)
+            )
         return _checked(returned, len(batch.calls[call]), self.__name__)
 
 
@@ -334,13 +338,13 @@ class _Batch:
         self.causes: dict[int, BaseException | None] = {}
 
     def _of_row(self, row: int) -> dict[str, Any]:
-        cut = rows_of(self.columns, self._count, [row])
+        cut = select_rows(self.columns, self._count, [row])
         return {name: cut[name] for name in cut if name not in _NOT_IN_KEY and cut[name] is not self.columns[name]}
 
     def columns_of(self, call: int, *, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
         """What the reward is called with."""
         rows = self.calls[call]
-        columns = self.columns if len(rows) == self._count else rows_of(self.columns, self._count, rows)
+        columns = self.columns if len(rows) == self._count else select_rows(self.columns, self._count, rows)
         return {name: value for name, value in columns.items() if name not in leave_out}
 
     def judgements(self) -> list[Judgement]:
@@ -401,19 +405,19 @@ class _Result:
 def _checked(returned: Any, count: int, reward: str) -> _Result:
     """Hold what a reward returned against its contract."""
     try:
-        return _Result(checked_scores(returned, count, reward))
+        return _Result(check_scores(returned, count, reward))
     except PluginOutputError as error:
         return _Result(broken=error)
 
 
-def _late(timeout: float | None) -> _Result:
+def _timeout_result(timeout: float | None) -> _Result:
     """The call took too long."""
     return _Result(outcome=Outcome.TIMEOUT, detail=f"no result within {timeout:g} s")
 
 
-def _raised(error: Exception) -> _Result:
+def _error_result(error: Exception) -> _Result:
     """The call raised."""
-    return _Result(outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {said(error)}", cause=error)
+    return _Result(outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {exception_text(error)}", cause=error)
 
 
 class _Task:
@@ -426,7 +430,7 @@ class _Task:
         """Score one call's completions."""
         returned = self._reward(**columns)
         try:
-            scores = checked_scores(returned, len(columns["completions"]), self._name)
+            scores = check_scores(returned, len(columns["completions"]), self._name)
         except PluginOutputError as error:
             return {"broken": str(error)}
         return {"scores": [[score, score.spans] if isinstance(score, SpanScore) else score for score in scores]}

@@ -172,7 +172,7 @@ def shown(text: object) -> str:
     return f"{quoted[:_LONGEST_SHOWN]}..." + (f" ({size} characters)" if size is not None else "")
 
 
-def said(error: BaseException) -> str:
+def exception_text(error: BaseException) -> str:
     """An exception's own text: as it is where it can be read, else as `shown`."""
     try:
         text = str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 LONGEST = 40
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """The text with everything escaped that cannot be seen or steers a terminal, line breaks too.
 
     That goes for characters that turn the direction of writing too: with them a line reads as something else.
@@ -14,6 +14,6 @@ def escaped(text: str) -> str:
 
 
 def printable_name(name: object) -> str:
-    """A name on one line, `escaped`, and cut at 40 characters."""
-    text = escaped(str(name)[: LONGEST + 1])
+    """A name on one line, escaped, and cut at 40 characters."""
+    text = escape(str(name)[: LONGEST + 1])
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}~"

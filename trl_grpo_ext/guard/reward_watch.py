@@ -24,8 +24,8 @@ import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Span, SpanScore, TurnSpan
-from .calls import StillRunningError, call, call_in_thread, checked_scores, is_async, rows_of
-from .outcomes import OUTCOME_SUFFIX, said, shown
+from .calls import StillRunningError, call, call_in_thread, check_scores, is_async, select_rows
+from .outcomes import OUTCOME_SUFFIX, exception_text, shown
 from .unchanged import Fingerprints
 
 _SEARCH_SECONDS = 10.0
@@ -58,7 +58,7 @@ class RewardWatch:
         self._limit, self._started = limit, time.monotonic()
         self._running: list[str] = []
 
-    def around(self, function: Any, name: str) -> Any:
+    def wrap(self, function: Any, name: str) -> Any:
         """The same function, watched. Reward models pass through; async functions stay async, as TRL needs."""
         if isinstance(function, torch.nn.Module) or not callable(function):
             return function
@@ -75,7 +75,7 @@ class RewardWatch:
                     except TRLGRPOExtError:
                         raise
                     except Exception as error:
-                        message = await asyncio.to_thread(_explained, error, function, columns, name)
+                        message = await asyncio.to_thread(_explain, error, function, columns, name)
                         raise PluginRunError(message) from error
 
             return watched_async
@@ -91,17 +91,17 @@ class RewardWatch:
                 except TRLGRPOExtError:
                     raise
                 except Exception as error:
-                    raise PluginRunError(_explained(error, function, columns, name)) from error
+                    raise PluginRunError(_explain(error, function, columns, name)) from error
 
         return watched
 
     @property
-    def beside(self) -> dict[str, Any]:
+    def extras(self) -> dict[str, Any]:
         """What the functions said beside their scores, as `Scored` has it."""
         return {"spans": self.spans, "outcomes": self.outcomes}
 
     @contextmanager
-    def limited(self) -> Iterator[None]:
+    def time_limit(self) -> Iterator[None]:
         """Interrupt the functions called inside once the limit has passed.
 
         In the main thread a signal interrupts whatever Python code or system call is running. A function that holds
@@ -230,7 +230,7 @@ class RewardWatch:
         return {**columns, "log_extra": listening}
 
     def _seen(self, returned: Any, columns: Mapping[str, Any], name: str) -> list[float | None]:
-        scores = checked_scores(returned, len(columns["completions"]), name)
+        scores = check_scores(returned, len(columns["completions"]), name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, SpanScore) for score in scores):
             self.spans[name] = [
@@ -253,12 +253,13 @@ def _refuse_changed(prints: Fingerprints, name: str) -> None:
         )
 
 
-def _explained(error: Exception, function: Any, columns: Mapping[str, Any], name: str) -> str:
+def _explain(error: Exception, function: Any, columns: Mapping[str, Any], name: str) -> str:
     """What to say of an exception that a reward function raised, with the completion at which it happens."""
-    return f"The reward {name!r} raised {type(error).__name__}: {said(error)}{_where(error, function, columns)}"
+    where = _find_completion(error, function, columns)
+    return f"The reward {name!r} raised {type(error).__name__}: {exception_text(error)}{where}"
 
 
-def _where(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
+def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
     """Call the function on one completion at a time until it raises that exception again."""
     completions = columns["completions"]
     until = time.monotonic() + _SEARCH_SECONDS
@@ -267,7 +268,7 @@ def _where(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
         if time.monotonic() > until or (failing is not None and passed):
             break
         try:
-            call(function, rows_of(columns, len(completions), [row]))
+            call(function, select_rows(columns, len(completions), [row]))
             passed = True
         except TRLGRPOExtError:
             break  # the limit: no time is left to search

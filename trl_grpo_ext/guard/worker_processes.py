@@ -159,7 +159,7 @@ class Server:
     def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
         self._name, self._ready = name, False
         try:
-            data = pickled(task)
+            data = pickle_by_value(task)
         except Exception as error:  # whatever an object's own pickling raises
             raise RewardError(
                 f"{name}: {task!r:.80} cannot be sent to worker processes: {type(error).__name__}: {error}"
@@ -278,7 +278,7 @@ class Worker:
         self._cpu = _cpu_seconds(self.pid) or self._cpu  # of a dead process: what was last seen
         return self._cpu - self._cpu_before
 
-    def asleep(self) -> float:
+    def idle_seconds(self) -> float:
         """Seconds in which the job neither ran, nor waited for a core, nor was suspended by us."""
         off_core = self._awake_seconds() - self.seconds
         if not _HAS_QUEUE_CLOCK:
@@ -286,16 +286,16 @@ class Worker:
         self._queued = queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
         return off_core - (self._queued - self._queued_before)
 
-    def grown(self) -> int:
+    def extra_memory(self) -> int:
         """Bytes of memory that the worker has in use beyond those it was forked with; 0 where that is not known."""
         return max(0, _resident_bytes(self.pid) - self._resident)
 
     def rest(self) -> None:
-        """Stop the clock of `asleep`."""
+        """Stop the clock of `idle_seconds`."""
         self._awake, self._awake_since = self._awake_seconds(), 0.0
 
     def wake(self) -> None:
-        """Let the clock of `asleep` go on."""
+        """Let the clock of `idle_seconds` go on."""
         self._awake_since = time.monotonic()
 
     def _awake_seconds(self) -> float:
@@ -413,7 +413,7 @@ def _resident_bytes(pid: int) -> int:
         return 0
 
 
-def pickled(value: Any) -> bytes:
+def pickle_by_value(value: Any) -> bytes:
     """Pickle with functions and classes that cannot be imported elsewhere."""
     import cloudpickle
 

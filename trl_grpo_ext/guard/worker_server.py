@@ -85,7 +85,7 @@ def main(descriptor: int) -> None:
     try:
         task, memory = _load(control)
     except BaseException as error:
-        send(control, 0, json.dumps({"error": _described(error)}).encode())
+        send(control, 0, json.dumps({"error": _describe(error)}).encode())
         return
     finally:
         loaded.set()
@@ -183,7 +183,7 @@ class _Server:
         try:
             pid = os.fork()
         except OSError as error:
-            send(self._control, 0, json.dumps({"error": _described(error)}).encode())
+            send(self._control, 0, json.dumps({"error": _describe(error)}).encode())
             return
         finally:
             if os.getpid() == server:
@@ -246,7 +246,7 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
         except MemoryError:
             reply = _OUT_OF_MEMORY
         except BaseException as error:  # SystemExit too: what a task raises is its answer, and no end of the worker
-            reply = json.dumps({"error": _described(error)}).encode()
+            reply = json.dumps({"error": _describe(error)}).encode()
         if os.getpid() != own:  # the task forked, and this is the copy
             return
         send(sock, serial, reply)
@@ -254,7 +254,7 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
             return
 
 
-def _described(error: BaseException) -> tuple[str, str, str]:
+def _describe(error: BaseException) -> tuple[str, str, str]:
     """The type, message and last lines of the traceback; none of it longer than can be shown."""
     try:
         message = str(error)[:_LONGEST_MESSAGE]

@@ -27,8 +27,8 @@ from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
 from .parameters import checked_number, checked_whole
-from .progress import scored
-from .worker_processes import LostError, Processes, Worker, pickled
+from .progress import report_progress
+from .worker_processes import LostError, Processes, Worker, pickle_by_value
 
 __all__ = ["Done", "WorkerPool"]
 
@@ -120,7 +120,7 @@ class WorkerPool:
     @property
     def workers(self) -> int:
         """Number of processes that work at once."""
-        return usual_workers() if self._workers is None else self._workers
+        return default_workers() if self._workers is None else self._workers
 
     def start(self) -> None:
         """Start the server in the background, so that the task's imports overlap with other work. Optional.
@@ -177,14 +177,14 @@ class WorkerPool:
             batch = _Batch(len(jobs), allowance, patience, budget, _FIRST_TURN if turn is None else turn)
             try:
                 while True:
-                    for late in batch.late_ones():
+                    for late in batch.take_late():
                         self._processes.drop(late.worker)
                     while len(batch.running) < self.workers and (attempt := batch.take_next()) is not None:
                         self._go_on(attempt, jobs)
                     if not batch.running:
                         return batch.results()
                     self._wait(batch)
-                    scored(batch.settled, len(jobs))
+                    report_progress(batch.settled, len(jobs))
             finally:
                 self._processes.drop_busy()  # there are some only after an error or an interrupt
 
@@ -194,7 +194,7 @@ class WorkerPool:
             self._processes.resume(attempt.worker)
             return
         try:
-            payload = pickled(jobs[attempt.job])
+            payload = pickle_by_value(jobs[attempt.job])
         except Exception as error:  # whatever an object's own pickling raises
             raise RewardError(
                 f"{self.name}: job {attempt.job} cannot be sent to a worker: {type(error).__name__}: {error}"
@@ -219,22 +219,22 @@ class WorkerPool:
                 reply = attempt.worker.advance()
             except LostError as lost:
                 self._processes.drop(attempt.worker)
-                batch.died(attempt, str(lost))
+                batch.take_death(attempt, str(lost))
                 continue
             if reply is not None:
                 worker = attempt.worker
-                if batch.answered(attempt, reply):
+                if batch.take_reply(attempt, reply):
                     self._processes.drop(worker)
                 else:
                     self._processes.give_back(worker, self.workers)
         for attempt in [*batch.running]:
-            if batch.over(attempt):
+            if batch.settle_if_over(attempt):
                 self._processes.drop(attempt.worker)
-            elif batch.suspends(attempt):
+            elif batch.must_suspend(attempt):
                 self._processes.suspend(attempt.worker)
 
 
-def usual_workers() -> int:
+def default_workers() -> int:
     """The number of usable cores, shared with the other ranks of this machine (`LOCAL_WORLD_SIZE`), at most 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -318,7 +318,7 @@ class _Batch:
         return max(attempt.turn_ends, share)
 
     def _has_room(self) -> bool:
-        grown = sum(attempt.worker.grown() for attempt in self._suspended)
+        grown = sum(attempt.worker.extra_memory() for attempt in self._suspended)
         return len(self._suspended) < _MOST_SUSPENDED and grown < _MOST_SUSPENDED_BYTES
 
     def _budget_left(self) -> float:
@@ -327,7 +327,7 @@ class _Batch:
         suspended = sum(attempt.suspended_at for attempt in self._suspended)
         return self._budget - self._spent - suspended - sum(map(_own_seconds, self.running))
 
-    def late_ones(self) -> list[_Attempt]:
+    def take_late(self) -> list[_Attempt]:
         """Take out those that wait and have had a turn, once the budget is spent; their workers are to be killed."""
         if not (self._suspended or any(attempt.deaths for attempt in self._fresh)) or self._budget_left() > 0:
             return []
@@ -346,12 +346,12 @@ class _Batch:
         )
         return min(self._patience, self._budget_left(), *rests)
 
-    def over(self, attempt: _Attempt) -> bool:
+    def settle_if_over(self, attempt: _Attempt) -> bool:
         """Settle a running attempt whose time is up; its worker is to be killed."""
         seconds = attempt.worker.seconds
         if seconds >= self._allowance:
             self._settle(attempt, Done("timeout", None, f"no result within {self._allowance:g} s of CPU time", seconds))
-        elif attempt.worker.asleep() >= self._patience:
+        elif attempt.worker.idle_seconds() >= self._patience:
             detail = f"no result within {self._patience:g} s of sleep and {seconds:.2g} s of CPU time"
             self._settle(attempt, Done("timeout", None, detail, seconds))
         elif self._budget_left() <= 0 and (attempt.turns > 1 or _own_seconds(attempt) >= attempt.turn_ends):
@@ -360,7 +360,7 @@ class _Batch:
             return False
         return True
 
-    def suspends(self, attempt: _Attempt) -> bool:
+    def must_suspend(self, attempt: _Attempt) -> bool:
         """Whether a running attempt has used up its turn and makes way for others; else it goes on."""
         if _own_seconds(attempt) < self._turn_end(attempt):
             return False
@@ -372,11 +372,11 @@ class _Batch:
         self._suspended.append(attempt)
         return True
 
-    def answered(self, attempt: _Attempt, reply: dict[str, Any]) -> bool:
+    def take_reply(self, attempt: _Attempt, reply: dict[str, Any]) -> bool:
         """Take a worker's reply; True where it is the worker's last."""
         seconds = attempt.worker.seconds
         if reply.get("memory"):
-            self.died(attempt, "out of memory")
+            self.take_death(attempt, "out of memory")
         elif "error" in reply:
             kind, message, lines = reply["error"]
             self._settle(attempt, Done("error", None, f"{kind}: {message}", seconds, traceback=lines))
@@ -384,7 +384,7 @@ class _Batch:
             self._settle(attempt, Done("done", reply["value"], "", seconds))
         return bool(reply.get("last"))
 
-    def died(self, attempt: _Attempt, why: str) -> None:
+    def take_death(self, attempt: _Attempt, why: str) -> None:
         """Have a job tried again whose worker died, or settle it where that was its second."""
         attempt.deaths += (why,)
         if len(attempt.deaths) == 1:
@@ -415,4 +415,4 @@ class _Batch:
 
 def _own_seconds(attempt: _Attempt) -> float:
     """Seconds that a job has run or slept so far."""
-    return attempt.worker.seconds + max(0.0, attempt.worker.asleep()) if attempt.has_worker else 0.0
+    return attempt.worker.seconds + max(0.0, attempt.worker.idle_seconds()) if attempt.has_worker else 0.0

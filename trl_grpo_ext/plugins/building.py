@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import BrokenPluginError, PluginContractError, PluginParameterError, UnknownPluginError
 from ..types import CONTRACT_VERSION
-from .discovery import PluginInfo, called, near, neither
+from .discovery import PluginInfo, explain_neither, sentence_subject, suggest_names
 from .kinds import FACTS
 from .metadata import metadata_directory
 from .selection import Selection, looks_like_a_number
@@ -30,7 +30,9 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
     module_name, _, rest = info.target.partition(":")
     module_name, attribute = module_name.strip(), rest.partition("[")[0].strip()
     if not module_name or not attribute:
-        raise BrokenPluginError(broken(info, f"its target {info.target!r} is not of the form module:attribute"))
+        raise BrokenPluginError(
+            broken_plugin_error(info, f"its target {info.target!r} is not of the form module:attribute")
+        )
     try:
         found = importlib.import_module(module_name)
     except KeyboardInterrupt:
@@ -40,12 +42,14 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             if not_an_entry_point_because is not None:
                 problem = f"there is no module {missing!r} on sys.path"
-                raise UnknownPluginError(neither(info.kind, asked, not_an_entry_point_because, problem)) from error
-            raise BrokenPluginError(broken(info, _stale(info, missing))) from error
+                raise UnknownPluginError(
+                    explain_neither(info.kind, asked, not_an_entry_point_because, problem)
+                ) from error
+            raise BrokenPluginError(broken_plugin_error(info, _stale(info, missing))) from error
         problem = f"importing {module_name!r} raised {type(error).__name__}: {error}"
         if missing is not None:
             problem = f"{module_name!r} imports {missing!r}, which is not installed"
-        raise BrokenPluginError(broken(info, problem)) from error
+        raise BrokenPluginError(broken_plugin_error(info, problem)) from error
 
     for part in attribute.split("."):
         owner = found
@@ -55,14 +59,16 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
             raise
         except AttributeError as error:
             place = f"{module_name!r} ({getattr(sys.modules.get(module_name), '__file__', None) or 'no file'})"
-            hint = near(part, [name for name in dir(owner) if not name.startswith("_")])
+            hint = suggest_names(part, [name for name in dir(owner) if not name.startswith("_")])
             problem = f"the module {place} has no attribute {attribute!r}.{hint}"
             if not_an_entry_point_because is not None:
-                raise UnknownPluginError(neither(info.kind, asked, not_an_entry_point_because, problem)) from error
-            raise BrokenPluginError(broken(info, problem)) from error
+                raise UnknownPluginError(
+                    explain_neither(info.kind, asked, not_an_entry_point_because, problem)
+                ) from error
+            raise BrokenPluginError(broken_plugin_error(info, problem)) from error
         except BaseException as error:  # a module may load its attributes lazily
             problem = f"reading {attribute!r} from {module_name!r} raised {type(error).__name__}: {error}"
-            raise BrokenPluginError(broken(info, problem)) from error
+            raise BrokenPluginError(broken_plugin_error(info, problem)) from error
     check_contract(info, found)
     return found
 
@@ -84,7 +90,7 @@ def check_contract(info: PluginInfo, exported: Any) -> None:
     version = getattr(exported, "contract_version", None)
     if version is None:
         return
-    subject = f"{called(info)} from {info.source}"
+    subject = f"{sentence_subject(info)} from {info.source}"
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise BrokenPluginError(
             f"{subject} has contract_version = {version!r}, which must be a whole number from 1 up."
@@ -112,8 +118,8 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
     if not isinstance(exported, type):
         if parameters:
             raise PluginParameterError(
-                f"{called(info)} from {info.source} takes no parameters: {info.target} is "
-                f"{described(exported)}, already built. It was given {_shown(parameters)}."
+                f"{sentence_subject(info)} from {info.source} takes no parameters: {info.target} is "
+                f"{describe(exported)}, already built. It was given {_shown(parameters)}."
             )
         return exported
     check_parameters(info, exported, parameters)
@@ -127,12 +133,12 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
             f" YAML 1.1 reads {', '.join(strings)} as a string: write it with a point, as in 1.0e-3." if strings else ""
         )
         raise PluginParameterError(
-            f"{called(info)} from {info.source} refused its parameters ({_shown(parameters) or 'none'}) "
+            f"{sentence_subject(info)} from {info.source} refused its parameters ({_shown(parameters) or 'none'}) "
             f"with {type(error).__name__}: {error}.{hint}"
         ) from error
     except BaseException as error:
         problem = f"building it with ({_shown(parameters)}) raised {type(error).__name__}: {error}"
-        raise BrokenPluginError(broken(info, problem)) from error
+        raise BrokenPluginError(broken_plugin_error(info, problem)) from error
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
@@ -156,27 +162,28 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
             continue
         why = " (TRL passes that one)" if name in PASSED_BY_TRL and not is_class else ""
         raise PluginParameterError(
-            f"{called(info)} from {info.source} has no parameter {name!r}{why}.{near(name, takes)} {listed}"
+            f"{sentence_subject(info)} from {info.source} has no parameter {name!r}{why}."
+            f"{suggest_names(name, takes)} {listed}"
         )
     missing = [name for name, p in takes.items() if p.default is p.empty and name not in parameters]
     if is_class and missing:  # a function's are columns of the dataset
         raise PluginParameterError(
-            f"{called(info)} from {info.source} needs the parameter {missing[0]!r}; write "
+            f"{sentence_subject(info)} from {info.source} needs the parameter {missing[0]!r}; write "
             f"{{name: {info.name}, {missing[0]}: ...}}. {listed}"
         )
 
 
-def described(plugin: Any) -> str:
+def describe(plugin: Any) -> str:
     """What an object is, in words, for messages."""
     if inspect.isroutine(plugin):
         return f"the function {getattr(plugin, '__qualname__', plugin)}"
     return f"an object of type {type(plugin).__qualname__}"
 
 
-def broken(info: PluginInfo, problem: str) -> str:
+def broken_plugin_error(info: PluginInfo, problem: str) -> str:
     """Word a `BrokenPluginError`: which distribution and entry point, what it must export, and what to do."""
     facts = FACTS[info.kind]
-    text = f"{called(info)} from {info.source} cannot be loaded: {problem.removesuffix('.')}"
+    text = f"{sentence_subject(info)} from {info.source} cannot be loaded: {problem.removesuffix('.')}"
     text += "" if text.endswith("?") else "."
     if info.dotted:
         return text

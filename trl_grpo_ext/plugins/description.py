@@ -28,9 +28,9 @@ import griffe
 from ..errors import ConfigurationError, PluginError, UnknownPluginError
 from ..types import HOOK_METHODS, ROLES
 from .building import PASSED_BY_TRL, import_plugin
-from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, near
+from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, suggest_names
 from .kinds import FACTS, LABELS, Kind, kind_of_methods
-from .metadata import normal
+from .metadata import normalise
 from .selection import Selection
 
 READY = "ready"
@@ -214,7 +214,7 @@ def _plain(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ finding, describing
 
 
-def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo]:
+def find_named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo]:
     """The plugins that a name, an alias, `distribution:name` or a dotted path means, of any kind where none is given.
 
     Raises:
@@ -229,7 +229,7 @@ def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo
         )
     offered = [info for info in installed.plugins if kind in (None, info.kind)]
     if colon:
-        offered = [info for info in offered if normal(info.distribution or "") == normal(first)]
+        offered = [info for info in offered if normalise(info.distribution or "") == normalise(first)]
     if found := [info for info in offered if info.answers_to(wanted)]:
         return found
     what = LABELS[kind] if kind else "plugin"
@@ -238,12 +238,12 @@ def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo
         path = find_definition(first, rest)
         if not isinstance(path, SourceError) or path.state not in ("no module", "no attribute"):
             return [find(kind or kind_of_methods(path.methods if isinstance(path, Definition) else ()), name)]
-        if normal(first) not in installed.distributions:
+        if normalise(first) not in installed.distributions:
             raise UnknownPluginError(
                 f"{name!r} names no {what}: no installed distribution is called {first!r}, and {path.detail}."
             )
         text = f"The distribution {first!r} offers no {what} {wanted!r}."
-    text += near(wanted, [each for info in offered for each in (info.name, *info.aliases)])
+    text += suggest_names(wanted, [each for info in offered for each in (info.name, *info.aliases)])
     text += f" `trl-grpo-ext list{f' --distribution {first}' if colon else ''}` shows what there is."
     if installed.unreadable:
         text += f" Distributions whose metadata cannot be read: {'; '.join(installed.unreadable)}."
@@ -883,30 +883,30 @@ def example(kind: Kind, name: str, parameters: Sequence[Parameter], selections: 
         selections: The parameters that take selections of plugins of that kind.
     """
     inside = [line for parameter in parameters for line in _lines(parameter, parameter.name in selections)]
-    facts, lines = FACTS[kind], [f"name: {in_yaml(name)}", *inside]
+    facts, lines = FACTS[kind], [f"name: {to_yaml(name)}", *inside]
     *outer, key = facts.setting
     if facts.several:
-        first, *rest = lines if inside else [in_yaml(name)]
+        first, *rest = lines if inside else [to_yaml(name)]
         body = [f"{key}:", f"  - {first}", *(f"    {line}" for line in rest)]
     else:
-        body = [f"{key}:", *(f"  {line}" for line in lines)] if inside else [f"{key}: {in_yaml(name)}"]
+        body = [f"{key}:", *(f"  {line}" for line in lines)] if inside else [f"{key}: {to_yaml(name)}"]
     for key in reversed(outer):
         body = [f"{key}:", *(f"  {line}" for line in body)]
     return "\n".join([*body, ""])
 
 
 def _lines(parameter: Parameter, is_selection: bool) -> list[str]:
-    name = in_yaml(parameter.name)
+    name = to_yaml(parameter.name)
     if parameter.required:
         what = "a selection, or several" if is_selection else _one_line(parameter.type or "")
         return [f"{name}: {PLACEHOLDER}  # {what}" if what else f"{name}: {PLACEHOLDER}"]
     with contextlib.suppress(ValueError):
         if parameter.value is not ...:
-            return [f"# {name}: {in_yaml(parameter.value)}"]
+            return [f"# {name}: {to_yaml(parameter.value)}"]
     return [f"# {name}:  # default: {_one_line(parameter.default or '')}"]
 
 
-def in_yaml(value: Any) -> str:
+def to_yaml(value: Any) -> str:
     """A plain value on one line of YAML 1.1; characters that a terminal would act on are escaped.
 
     Raises:

@@ -28,7 +28,7 @@ from ..errors import (
     UnknownPluginError,
 )
 from .kinds import GROUPS, KINDS, LABELS, Kind, with_article
-from .metadata import OURS, directory, installed_distributions, normal, owner_of, provenance
+from .metadata import OURS, directory, installed_distributions, normalise, owner_of, provenance
 from .selection import Selection, parse_selection
 
 ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
@@ -90,7 +90,7 @@ def available(kind: Kind | None = None) -> list[PluginInfo]:
 def is_allowed(info: PluginInfo) -> bool:
     """Whether `TRL_GRPO_EXT_PLUGINS` lets this plugin load. Built-ins and modules of no distribution always may."""
     permitted = _permitted()
-    return permitted is None or info.builtin or info.distribution is None or normal(info.distribution) in permitted
+    return permitted is None or info.builtin or info.distribution is None or normalise(info.distribution) in permitted
 
 
 def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginInfo:
@@ -173,7 +173,7 @@ def _permitted() -> frozenset[str] | None:
     value = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if not value.strip():
         return None
-    names = frozenset(normal(part.strip()) for part in value.split(",") if part.strip())
+    names = frozenset(normalise(part.strip()) for part in value.split(",") if part.strip())
     if not names or ("none" in names and len(names) > 1):
         raise ConfigurationError(
             f"{ENVIRONMENT_VARIABLE}={value!r}: give distributions separated by commas, or `none` alone, or unset it."
@@ -190,8 +190,8 @@ def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | No
 
     matches = [info for info in installed.plugins if info.kind == kind and info.answers_to(asked.name)]
     if asked.distribution is not None:
-        key = normal(asked.distribution)
-        matches = [info for info in matches if normal(info.distribution or "") == key]
+        key = normalise(asked.distribution)
+        matches = [info for info in matches if normalise(info.distribution or "") == key]
         if not matches:
             return _find_dotted(kind, asked, installed)
     if not matches:
@@ -222,7 +222,7 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> tuple[Pl
     if problem is None and not all(part.isidentifier() for part in asked.name.split(".")):
         problem = f"{asked.name!r} is not an attribute's name"
     if problem is not None:
-        raise UnknownPluginError(neither(kind, asked, why_not, problem))
+        raise UnknownPluginError(explain_neither(kind, asked, why_not, problem))
     info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
     owner = owner_of(module, installed.distributions)
     if owner is not None:
@@ -235,19 +235,20 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> tuple[Pl
 
 def _why_no_entry_point(kind: Kind, asked: Selection, installed: Installed) -> str:
     name = asked.distribution or ""
-    if normal(name) not in installed.distributions:
+    if normalise(name) not in installed.distributions:
         return f"no installed distribution is called {name!r}"
-    offered = [info for info in installed.plugins if normal(info.distribution or "") == normal(name)]
+    offered = [info for info in installed.plugins if normalise(info.distribution or "") == normalise(name)]
     others = [info.kind for info in offered if info.answers_to(asked.name)]
     if others:
         is_a, is_not = with_article(others[0]), with_article(kind)
         return f"the distribution {name!r} offers {asked.name!r} as {is_a}, not as {is_not}"
     same_kind = [info.name for info in offered if info.kind == kind]
     has = f"it offers {', '.join(same_kind)}" if same_kind else f"it offers no {LABELS[kind]}"
-    broken = [text for text in installed.unreadable if text.startswith(f"{normal(name)} ")]
+    broken = [text for text in installed.unreadable if text.startswith(f"{normalise(name)} ")]
     if broken:
         has = f"its metadata cannot be read: {broken[0]}"
-    return f"the distribution {name!r} offers no {LABELS[kind]} {asked.name!r}; {has}.{near(asked.name, same_kind)}"
+    hint = suggest_names(asked.name, same_kind)
+    return f"the distribution {name!r} offers no {LABELS[kind]} {asked.name!r}; {has}.{hint}"
 
 
 def _why_no_module(module: str) -> str | None:
@@ -265,12 +266,12 @@ def _why_no_module(module: str) -> str | None:
     return f"there is no module {top!r} on sys.path{hint}"
 
 
-def called(info: PluginInfo) -> str:
+def sentence_subject(info: PluginInfo) -> str:
     """A plugin at the beginning of a sentence."""
     return f"The {LABELS[info.kind]} {info.name!r}"
 
 
-def near(name: str, names: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+def suggest_names(name: str, names: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
     """Word a hint at near names, with its leading space; empty when there is none. `shown` words some differently."""
     shown = shown or {}
     by_folded = {other.casefold().replace("-", "_"): shown.get(other, repr(other)) for other in names}
@@ -287,7 +288,7 @@ def _unknown(kind: Kind, asked: Selection, installed: Installed) -> str:
     if elsewhere:
         text += f" {asked.name!r} is {with_article(elsewhere[0].kind)}, not {with_article(kind)}."
     else:
-        text += near(asked.name, [*meant, *names], shown=meant)
+        text += suggest_names(asked.name, [*meant, *names], shown=meant)
     module, dot, attribute = asked.name.rpartition(".")
     if dot and all(part.isidentifier() for part in asked.name.split(".")):
         text += f" A dotted path has a colon before the attribute: '{module}:{attribute}'."
@@ -297,7 +298,7 @@ def _unknown(kind: Kind, asked: Selection, installed: Installed) -> str:
     return text
 
 
-def neither(kind: Kind, asked: Selection, why_no_entry_point: str, why_no_path: str) -> str:
+def explain_neither(kind: Kind, asked: Selection, why_no_entry_point: str, why_no_path: str) -> str:
     """Say why `x:y` is neither an entry point nor a dotted path."""
     return (
         f"{str(asked)!r} is no {LABELS[kind]}. Read as distribution and name: {_ended(why_no_entry_point)} "
@@ -312,7 +313,7 @@ def _ended(text: str) -> str:
 def _blocked(matches: Sequence[PluginInfo]) -> str:
     sources = " and ".join(sorted({info.source for info in matches}))
     return (
-        f"{called(matches[0])} comes from {sources}, which {ENVIRONMENT_VARIABLE}="
+        f"{sentence_subject(matches[0])} comes from {sources}, which {ENVIRONMENT_VARIABLE}="
         f"{os.environ.get(ENVIRONMENT_VARIABLE)!r} keeps from loading. To allow it, add {matches[0].distribution} to "
         f"that variable, which lists distributions separated by commas, or unset it."
     )

@@ -100,7 +100,7 @@ GROUPS: dict[Kind, str] = {kind: facts.group for kind, facts in FACTS.items()}
 WORDS: dict[str, Kind] = {facts.word: kind for kind, facts in FACTS.items()}
 
 
-def words(last: str = "or") -> str:
+def kind_words(last: str = "or") -> str:
     """The kinds in one word each, as a list in a sentence."""
     *first, end = WORDS
     return f"{', '.join(first)} {last} {end}"

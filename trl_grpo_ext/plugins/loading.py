@@ -17,15 +17,15 @@ from typing import Any
 
 from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError
 from ..types import acting_order, implements, role_of
-from .building import broken, build, check_parameters, described, import_plugin
+from .building import broken_plugin_error, build, check_parameters, describe, import_plugin
 from .discovery import (
     ENVIRONMENT_VARIABLE,
     PluginInfo,
     available,
-    called,
     find,
     find_and_explain,
     is_allowed,
+    sentence_subject,
 )
 from .kinds import FACTS, GROUPS, KINDS, Kind, with_article
 from .selection import Selection, parse_selection
@@ -84,7 +84,7 @@ class LoadedList(list[Any]):
         return {name: value for name, value in vars(self).items() if name != "_sources"}
 
     @classmethod
-    def made_of(cls, loaded: Iterable[Loaded]) -> LoadedList:
+    def from_loaded(cls, loaded: Iterable[Loaded]) -> LoadedList:
         """The objects of these, in their order."""
         sources = list(loaded)
         made = LoadedList(item.object for item in sources)
@@ -92,9 +92,9 @@ class LoadedList(list[Any]):
         return made
 
     @classmethod
-    def joined(cls, *lists: list[Any]) -> LoadedList:
+    def join(cls, *lists: list[Any]) -> LoadedList:
         """One list after the other."""
-        return cls.made_of(
+        return cls.from_loaded(
             item
             for plugins in lists
             for item in (plugins.loaded if isinstance(plugins, LoadedList) else map(Loaded, plugins))
@@ -138,7 +138,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     inner: list[tuple[str, Loaded]] = []
     parameters = _with_selected(info, exported, asked.parameters, inner)
     built = build(info, exported, parameters)
-    _check_kind(kind, built, f"{called(info)} from {info.source}")
+    _check_kind(kind, built, f"{sentence_subject(info)} from {info.source}")
     own = isinstance(exported, type)
     if kind == "reward" and own and getattr(built, "__name__", None) is None:
         with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
@@ -175,12 +175,12 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
     rewards = [item.object for item in loaded]
     names = [_metric_name(reward) for reward in rewards]
     if len(set(names)) < len(names):
-        from ..guard.calls import renamed, unique_names  # here, because few runs need it
+        from ..guard.calls import rename, unique_names  # here, because few runs need it
 
         own = [item.own for item in loaded]
         new = unique_names(names, [_is_model(reward) for reward in rewards])
         rewards = [
-            reward if name == old else renamed(reward, name, in_place=mine)
+            reward if name == old else rename(reward, name, in_place=mine)
             for reward, old, name, mine in zip(rewards, names, new, own, strict=True)
         ]
         twice = sorted({name for name in new if new.count(name) > 1})
@@ -202,7 +202,7 @@ def load_advantage_hooks(selections: Any) -> list[Any]:
         PluginError, ConfigurationError: As for `resolve`.
     """
     loaded = _resolve_several("advantage_hook", selections)
-    return LoadedList.made_of(sorted(loaded, key=lambda item: acting_order(item.object)))
+    return LoadedList.from_loaded(sorted(loaded, key=lambda item: acting_order(item.object)))
 
 
 def load_loss_aggregation(selection: Any) -> Any:
@@ -251,8 +251,8 @@ def resolve_group_filter(selection: Any) -> Loaded:
 def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
     if not implements(aggregation, "weights"):
         raise ConfigurationError(
-            f"{called(info)} from {info.source} has `reduce`, and skip_zero_variance works with `weights` alone. Take "
-            "skip_zero_variance out, or select another aggregation."
+            f"{sentence_subject(info)} from {info.source} has `reduce`; skip_zero_variance needs `weights`. "
+            "Take skip_zero_variance out, or select another aggregation."
         )
     from ..credit.signal import SkipZeroVariance  # here, because it imports torch
 
@@ -285,7 +285,7 @@ def _with_selected(
         return parameters
     if not isinstance(takes, tuple | list) or not all(isinstance(name, str) for name in takes):
         raise BrokenPluginError(
-            broken(info, f"its `{attribute}` must be a tuple of the names of parameters, and is {takes!r}")
+            broken_plugin_error(info, f"its `{attribute}` must be a tuple of the names of parameters, and is {takes!r}")
         )
     check_parameters(info, exported, parameters)  # before what is inside: a typo outside comes first
 
@@ -298,7 +298,7 @@ def _with_selected(
                     "rewards in a list have weights."
                 )
         except (ConfigurationError, PluginError) as error:
-            raise type(error)(f"{called(info)} from {info.source}, in {place}: {error}") from error
+            raise type(error)(f"{sentence_subject(info)} from {info.source}, in {place}: {error}") from error
         inner.append((place, loaded))
         return loaded
 
@@ -330,7 +330,7 @@ def _guarded(reward: Any, info: PluginInfo, guard: Mapping[str, Any]) -> Any:
     try:
         return guarded(reward, **guard, name=_metric_name(reward))
     except ConfigurationError as error:
-        raise ConfigurationError(f"{called(info)} from {info.source}, in its guard: {error}") from error
+        raise ConfigurationError(f"{sentence_subject(info)} from {info.source}, in its guard: {error}") from error
 
 
 def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
@@ -349,7 +349,7 @@ def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
         return
     if len(has) == 1:
         return
-    what = f"{subject} is {described(plugin)}, not {with_article(kind)}"
+    what = f"{subject} is {describe(plugin)}, not {with_article(kind)}"
     if has:
         what += f": it has both {' and '.join(has)}"
     others = [

@@ -17,7 +17,7 @@ OURS = "trl-grpo-ext"
 _PACKAGE = __name__.partition(".")[0]
 
 
-def normal(name: str) -> str:
+def normalise(name: str) -> str:
     """Normalise a distribution's name as PEP 503 does."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -66,7 +66,7 @@ def installed_distributions(
         has_metadata = any(_text(distribution, file) for file in ("entry_points.txt", "METADATA", "PKG-INFO"))
         if not has_metadata:
             continue
-        key = normal(name)
+        key = normalise(name)
         if key == OURS and running is not None:
             distribution = running
         if key not in seen:
@@ -99,7 +99,7 @@ def _running() -> Distribution | None:
 
 def metadata_directory(name: str) -> str:
     """Path of an installed distribution's `.dist-info`; empty where there is none."""
-    distribution = dict(installed_distributions()).get(normal(name))
+    distribution = dict(installed_distributions()).get(normalise(name))
     return "" if distribution is None else directory(distribution)
 
 

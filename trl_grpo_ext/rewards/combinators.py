@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, PluginOutputError
-from ..guard.calls import call, checked_scores, reward_name, rows_of
+from ..guard.calls import call, check_scores, reward_name, select_rows
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_flag, checked_number
 from ..guard.parameters import column as checked_column
@@ -71,7 +71,7 @@ class Weighted:
         Raises:
             PluginOutputError: A reward broke its contract, or the sum is too large for a float.
         """
-        return [self._sum(said, row) for row, said in enumerate(_said_by_all(self.rewards, completions, kwargs))]
+        return [self._sum(said, row) for row, said in enumerate(_all_child_scores(self.rewards, completions, kwargs))]
 
     def _sum(self, scores: Sequence[float | None], row: int) -> float | None:
         said = [(weight, score) for weight, score in zip(self.weights, scores, strict=True) if score is not None]
@@ -117,7 +117,9 @@ class Product:
         Raises:
             PluginOutputError: A reward broke its contract, or the product is too large for a float.
         """
-        return [self._product(said, row) for row, said in enumerate(_said_by_all(self.rewards, completions, kwargs))]
+        return [
+            self._product(said, row) for row, said in enumerate(_all_child_scores(self.rewards, completions, kwargs))
+        ]
 
     def _product(self, scores: Sequence[float | None], row: int) -> float | None:
         numbers = [float(score) for score in scores if score is not None]
@@ -156,7 +158,7 @@ class Clip:
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` scores within the bounds, or None where the reward said None. It gets all columns."""
-        scores = _said_by(self.reward, {"completions": completions, **kwargs}, len(completions))
+        scores = _child_scores(self.reward, {"completions": completions, **kwargs}, len(completions))
         return [None if score is None else self._within(score) for score in scores]
 
     def _within(self, score: float) -> float:
@@ -207,7 +209,7 @@ class Gated:
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` scores. Both rewards get all columns; a lazy gate's reward gets its rows of them."""
         columns, count = {"completions": completions, **kwargs}, len(completions)
-        gates = _said_by(self.gate, columns, count)
+        gates = _child_scores(self.gate, columns, count)
         scores = [None if gate is None else self.otherwise for gate in gates]
         rows = [row for row, gate in enumerate(gates) if gate is not None and gate >= self.threshold]
         if self.lazy:
@@ -215,7 +217,7 @@ class Gated:
             held = dict(zip(rows, some.scores(self.reward, rows), strict=True))
             some.flush()
         else:
-            held = dict(enumerate(_said_by(self.reward, columns, count)))
+            held = dict(enumerate(_child_scores(self.reward, columns, count)))
         for row in rows:
             scores[row] = held[row]
         return scores
@@ -314,17 +316,17 @@ def _checked_children(owner: str, parameter: str, children: Any) -> list[Callabl
     return [_checked_child(owner, f"{parameter}[{index}]", child) for index, child in enumerate(children)]
 
 
-def _said_by(child: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[float | None]:
-    scores = checked_scores(call(child, columns), count, reward_name(child))
+def _child_scores(child: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[float | None]:
+    scores = check_scores(call(child, columns), count, reward_name(child))
     return [None if score is None or math.isnan(score) else score for score in scores]
 
 
-def _said_by_all(
+def _all_child_scores(
     children: Sequence[Callable[..., Any]], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> list[tuple[float | None, ...]]:
     """For each completion, what each child says of it."""
     columns, count = {"completions": completions, **columns}, len(completions)
-    return list(zip(*(_said_by(child, columns, count) for child in children), strict=True))
+    return list(zip(*(_child_scores(child, columns, count) for child in children), strict=True))
 
 
 def _in_range(owner: str, value: float, row: int) -> float:
@@ -355,12 +357,12 @@ class _SomeRows:
             for row, value in zip(rows, values, strict=True):
                 whole[row] = value
 
-        cut = rows_of(self.columns, self.count, rows)
+        cut = select_rows(self.columns, self.count, rows)
         if "log_metric" in self.columns:
             cut["log_metric"] = self.columns["log_metric"]
         if "log_extra" in self.columns:
             cut["log_extra"] = None if self.columns["log_extra"] is None else log_extra
-        return _said_by(child, cut, len(rows))
+        return _child_scores(child, cut, len(rows))
 
     def flush(self) -> None:
         """Log the columns that the children logged."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, RewardError
-from ..guard.calls import call, checked_scores, reward_name
+from ..guard.calls import call, check_scores, reward_name
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_choice, checked_number, checked_whole, column, lengths
 
@@ -229,7 +229,7 @@ class CosineLength:
         """
         tokens = lengths("cosine_length", completion_ids, columns)
         returned = call(self.reward, {"completion_ids": completion_ids, **columns})
-        scores = checked_scores(returned, len(tokens), reward_name(self.reward))
+        scores = check_scores(returned, len(tokens), reward_name(self.reward))
         return [self._scaled(score, length) for score, length in zip(scores, tokens, strict=True)]
 
     def _scaled(self, score: float | None, length: int) -> float | None:

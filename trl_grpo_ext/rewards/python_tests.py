@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
-from ..guard.workers import usual_workers
+from ..guard.workers import default_workers
 from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
 from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, read_tests, same_output
 from ._text.completions import completion_text
@@ -161,7 +161,7 @@ class PythonTests:
                 return functools.partial(self._check, code, read)
             return functools.partial(self._try_examples, code, read)
 
-        results = run_all([task(code, read) for _, code, read in jobs], self.workers or usual_workers())
+        results = run_all([task(code, read) for _, code, read in jobs], self.workers or default_workers())
         for (row, _, _), judgement in zip(jobs, results, strict=True):
             judged[row] = judgement
         return [judgement for judgement in judged if judgement is not None]

@@ -65,11 +65,11 @@ class Repetition:
         return [self._of_tokens(row) for row in ids]
 
     def _of_tokens(self, ids: Sequence[int]) -> float:
-        return self._penalty(repeated(ids, self.n))
+        return self._penalty(repeats(ids, self.n))
 
     def _of_words(self, text: str) -> SpanScore:
         words = list(_WORD.finditer(text))
-        again = repeated([word.group().lower() for word in words], self.n)
+        again = repeats([word.group().lower() for word in words], self.n)
         share = self.max_penalty / max(len(again), 1)
         ends = words[self.n - 1 :]
         spans: list[Span] = [(*word.span(), share) for word, is_again in zip(ends, again, strict=True) if is_again]
@@ -79,7 +79,7 @@ class Repetition:
         return self.max_penalty * (1 - again.count(False) / len(again)) if any(again) else 0.0
 
 
-def repeated(items: Sequence[Hashable], n: int) -> list[bool]:
+def repeats(items: Sequence[Hashable], n: int) -> list[bool]:
     """For each n-gram, from the first to the last, whether the same one began at an earlier place.
 
     Exact. n-grams are numbered, those of twice the length by the pair of numbers of their halves, so that time is

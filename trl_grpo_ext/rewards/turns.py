@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..credit.turns import Exchange, calls_made, exchanges, is_tool_error
+from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number, checked_whole
 from ..types import TurnScores
@@ -86,7 +86,7 @@ class ToolUse:
     def _counts(self, exchange: Exchange) -> tuple[int, int, int]:
         """How many calls a turn makes, how many of them returned, and how many failed."""
         message, answers = exchange
-        calls = len(calls_made(message))
+        calls = len(tool_calls(message))
         if not calls:
             unparsed = int(self.marker is not None and self.marker in completion_text(message))
             return unparsed, 0, unparsed
@@ -166,6 +166,6 @@ def _written(message: Mapping[str, Any]) -> int:
     """How many characters the model wrote into a message."""
     texts = [completion_text(message)]
     texts += [text for key in ("reasoning_content", "thinking") if isinstance(text := message.get(key), str)]
-    for function in calls_made(message):
+    for function in tool_calls(message):
         texts += [str(function.get("name", "")), json.dumps(function.get("arguments"), default=str, ensure_ascii=False)]
     return sum(map(len, texts))

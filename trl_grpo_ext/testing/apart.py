@@ -29,7 +29,7 @@ from .. import errors
 from ..errors import BrokenPluginError, TRLGRPOExtError
 from ..guard.outcomes import shown
 from ..guard.worker_processes import queued_seconds
-from .rules import GATES, Checks, Rule, Violation, raised
+from .rules import GATES, Checks, Rule, Violation, describe_exception
 
 LOADING_SECONDS = 120.0
 """What importing and building a plugin may take: some import frameworks, on slow disks."""
@@ -290,7 +290,7 @@ def _check(say: Callable[..., None], rules: Sequence[Rule], prepare: Prepare) ->
         say(error=[type(error).__name__, str(error)])
         return
     except BaseException as error:  # SystemExit too
-        say(error=["BrokenPluginError", f"while the plugin was imported and built {raised(error)}"])
+        say(error=["BrokenPluginError", f"while the plugin was imported and built {describe_exception(error)}"])
         return
     say(name=name, timeout=checks.timeout)
     last = ""

@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import pad
 
 from ..credit.groups import group_mean
-from ..credit.turns import runs_of
+from ..credit.turns import true_runs
 from ..errors import PluginOutputError
 from ..guard.outcomes import shown
 from ..types import NEEDS, Forward, Rollout, Span, StepTotals, ToolCall, Totals, Turn
@@ -105,7 +105,7 @@ def turns_between(wrote: Sequence[bool | int], pieces: Sequence[str], failed: Co
         pieces: What each token wrote.
         failed: Numbers of the turns whose call raised.
     """
-    runs, offsets = runs_of([bool(one) for one in wrote]), _offsets(pieces)
+    runs, offsets = true_runs([bool(one) for one in wrote]), _offsets(pieces)
     turns = []
     for number, (first, end) in enumerate(runs):
         after = runs[number + 1][0] if number + 1 < len(runs) else len(wrote)
@@ -551,7 +551,7 @@ def _drawn(name: str, low: float, high: float, count: int) -> tuple[float, ...]:
 
 def _turn_values(row: Row) -> list[float] | None:
     """What the second function gave each turn: a tenth to each but the last, which has the rest of its reward."""
-    count = len(runs_of([bool(one) for one in row.live]))
+    count = len(true_runs([bool(one) for one in row.live]))
     if math.isnan(row.rewards[1]) or not count:
         return None
     return [*[0.1] * (count - 1), row.rewards[1] - 0.1 * (count - 1)]
@@ -576,7 +576,7 @@ def _scene(
     return Scene(tuple(rows), setting, **kwargs)
 
 
-def ordinary(setting: Setting) -> list[Scene]:
+def ordinary_batches(setting: Setting) -> list[Scene]:
     """Batches as they come: rewards that differ, every completion scored and with a token that counts."""
     three_pairs = [(1, 1, 1), (1,), (1, 1), (1, 0, 1, 1, 1), (1, 1, 1, 1), (1, 1)]
     with_tools = [(1, 1, 0, 1), (1, 0, 1, 0, 0, 1, 1), (1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0, 1, 1)]
@@ -588,7 +588,7 @@ def ordinary(setting: Setting) -> list[Scene]:
     ]
 
 
-def odd(setting: Setting) -> dict[str, Scene]:
+def odd_batches(setting: Setting) -> dict[str, Scene]:
     """Batches on which divisions by zero happen, by what is odd about them."""
     lives = [(1, 1, 1), (1,), (1, 1), (1, 1, 1, 1)]
     nan = math.nan
@@ -623,7 +623,7 @@ def with_empty_rows(setting: Setting) -> dict[str, Scene]:
 
 def odd_beside_ordinary(setting: Setting) -> list[Scene]:
     """Those of the odd batches that are tried with the ordinary ones, since some plugins act on them alone."""
-    some, empty = odd(setting), with_empty_rows(setting)
+    some, empty = odd_batches(setting), with_empty_rows(setting)
     return [
         some["a group whose rewards are all equal"],
         some["a completion without a reward"],
@@ -632,7 +632,7 @@ def odd_beside_ordinary(setting: Setting) -> list[Scene]:
     ]
 
 
-def nothing_live(setting: Setting) -> dict[str, Scene]:
+def dead_batches(setting: Setting) -> dict[str, Scene]:
     """Batches without any token that counts."""
     return {
         "a batch whose tokens are all masked": _scene(setting, 1, [(0, 0), (0,)], [1.0, 0.0]),
@@ -644,7 +644,7 @@ LONG = (64, 512, 4096)
 """Tokens of long completions."""
 
 
-def long(setting: Setting) -> dict[str, Scene]:
+def long_batches(setting: Setting) -> dict[str, Scene]:
     """Batches of long completions beside short ones."""
     lengths = {length: (length, length // 2, length - 3, 1) for length in LONG}
     return {
@@ -655,7 +655,7 @@ def long(setting: Setting) -> dict[str, Scene]:
     }
 
 
-def negative(setting: Setting) -> Scene:
+def negative_batch(setting: Setting) -> Scene:
     """A batch with negative rewards."""
     return _scene(setting, 2, [(1, 1), (1,), (1, 1, 1), (1,)], [-1.0, -2.0, 0.5, -0.5])
 
@@ -669,6 +669,6 @@ def _scored(scene: Scene, places: Collection[int], rewards: tuple[float, float] 
     return replace(scene, rows=rows)
 
 
-def wider(scene: Scene) -> int:
+def wider_width(scene: Scene) -> int:
     """A width with more padding than there must be."""
     return scene.width + _WIDER

@@ -65,7 +65,7 @@ def collectives_of_ranks(call: Callable[[int], Any], ranks: int = 2) -> list[lis
     return of_ranks
 
 
-def unequal(of_ranks: list[list[str]]) -> str:
+def describe_difference(of_ranks: list[list[str]]) -> str:
     """What is wrong with these lists; empty where they are the same."""
     if len({tuple(called) for called in of_ranks}) < 2:
         return ""

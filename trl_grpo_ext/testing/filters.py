@@ -11,8 +11,8 @@ import torch
 
 from ..credit.flow import group_verdicts, verdicts_by_group
 from ..types import Rollout, implements
-from .builders import Scene, nothing_live, odd, with_empty_rows
-from .rules import Broken, fresh
+from .builders import Scene, dead_batches, odd_batches, with_empty_rows
+from .rules import Broken, fresh_copy
 from .trials import Trials
 
 
@@ -39,14 +39,14 @@ class FilterChecks(Trials):
         logps_dtype: torch.dtype | None = None,
     ) -> list[tuple[str, torch.Tensor]]:
         rollout = self._rollout(scene, width=width, padding=padding, dtype=dtype, logps_dtype=logps_dtype)
-        return [("keep", _numbers(fresh(self.plugin if plugin is None else plugin), rollout))]
+        return [("keep", _numbers(fresh_copy(self.plugin if plugin is None else plugin), rollout))]
 
     def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:
-        return _numbers(fresh(self.plugin), rollout)
+        return _numbers(fresh_copy(self.plugin), rollout)
 
     def _unsent(self, scene: Scene) -> Iterator[tuple[Any, dict[str, torch.Tensor], Callable[[], Any]]]:
         rollout = self._rollout(scene)
-        yield rollout, {}, lambda: fresh(self.plugin).keep(rollout)
+        yield rollout, {}, lambda: fresh_copy(self.plugin).keep(rollout)
 
     # ------------------------------------------------------------------------------------------ its rules
 
@@ -65,7 +65,11 @@ class FilterChecks(Trials):
 
     def odd_batches(self) -> None:
         """Batches on which divisions by zero happen."""
-        for what, scene in {**odd(self.setting), **with_empty_rows(self.setting), **nothing_live(self.setting)}.items():
+        for what, scene in {
+            **odd_batches(self.setting),
+            **with_empty_rows(self.setting),
+            **dead_batches(self.setting),
+        }.items():
             self._over([scene], self._results, what, breaks=("shape", None))
 
     def groups(self) -> None:
@@ -73,7 +77,7 @@ class FilterChecks(Trials):
 
         def judge(scene: Scene) -> None:
             rollout = self._rollout(scene)
-            plugin = fresh(self.plugin)
+            plugin = fresh_copy(self.plugin)
             verdicts_by_group(plugin, group_verdicts(plugin, rollout), rollout.group_ids_B.tolist())
 
         self._over(self.varied, judge, breaks=("groups", None))

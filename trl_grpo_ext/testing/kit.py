@@ -23,7 +23,7 @@ from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
 from .apart import Outcome, Progress, check_apart, check_here
-from .rules import Checks, ConformanceError, Report, fresh, rules_of, with_roots
+from .rules import Checks, ConformanceError, Report, fresh_copy, rules_of, with_roots
 
 ATTRIBUTE = "conformance"
 TABLE = ("tool", "trl-grpo-ext", "check")
@@ -287,9 +287,9 @@ def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> S
     if isinstance(plugin_or_selection, type):
         plugin_or_selection = resolve(kind, plugin_or_selection).object  # which says what to pass instead
     name = str(getattr(plugin_or_selection, "__name__", type(plugin_or_selection).__name__))
-    unused = fresh(plugin_or_selection)
+    unused = fresh_copy(plugin_or_selection)
     options = {**declared(kind, plugin_or_selection, name), **given}
-    return Subject(plugin_or_selection, name, options, lambda: fresh(unused))
+    return Subject(plugin_or_selection, name, options, lambda: fresh_copy(unused))
 
 
 def declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:

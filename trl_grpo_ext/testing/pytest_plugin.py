@@ -74,7 +74,7 @@ class ConformanceCollector(pytest.Collector):
     def _plugins(self) -> list[PluginInfo]:
         from ..errors import ConfigurationError
         from ..plugins.discovery import available
-        from ..plugins.metadata import normal
+        from ..plugins.metadata import normalise
         from .kit import project_name
 
         words = [word.strip() for word in self.asked.split(",") if word.strip()]
@@ -88,7 +88,7 @@ class ConformanceCollector(pytest.Collector):
             words = [own]
         installed, found = available(), []
         for word in words:
-            of_distribution = [info for info in installed if normal(info.distribution or "") == normal(word)]
+            of_distribution = [info for info in installed if normalise(info.distribution or "") == normalise(word)]
             named = [info for info in installed if _answers(info, word)]
             if not of_distribution and not named:
                 raise ConfigurationError(
@@ -188,7 +188,7 @@ def _headline(name: str) -> str:
 
 
 def _answers(info: PluginInfo, word: str) -> bool:
-    from ..plugins.metadata import normal
+    from ..plugins.metadata import normalise
 
     distribution, colon, name = word.rpartition(":")
-    return info.answers_to(name) and (not colon or normal(info.distribution or "") == normal(distribution))
+    return info.answers_to(name) and (not colon or normalise(info.distribution or "") == normalise(distribution))

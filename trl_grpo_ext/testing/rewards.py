@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import PluginOutputError
-from ..guard.calls import call, checked_scores
+from ..guard.calls import call, check_scores
 from ..guard.outcomes import shown
-from .collectives import collectives_of_ranks, mentions_collectives, unequal
-from .rules import Broken, Checks, NotChecked, cause_of, pickled, raised
+from .collectives import collectives_of_ranks, describe_difference, mentions_collectives
+from .rules import Broken, Checks, NotChecked, cause_of, describe_exception, pickle_round_trip
 
 SECONDS_PER_COMPLETION = 1.0
 """More than this, and `reward.time` is broken, unless the reward declares another limit."""
@@ -101,7 +101,7 @@ class RewardChecks(Checks):
         return self._read(self._raw(batch, reward), batch)
 
     def _read(self, returned: Any, batch: Batch) -> Scores:
-        values = checked_scores(returned, len(batch.items), self.name)
+        values = check_scores(returned, len(batch.items), self.name)
         scores = [None if value is None or math.isnan(value) else float(value) for value in values]
         self._given.update(scores)
         return scores
@@ -109,7 +109,7 @@ class RewardChecks(Checks):
     def _checked(self, returned: Any, batch: Batch, part: str) -> Scores:
         """What was returned, as a run reads it; what breaks this part of the contract is `Broken`."""
         try:
-            return checked_scores(returned, len(batch.items), self.name)
+            return check_scores(returned, len(batch.items), self.name)
         except PluginOutputError as error:
             if error.breaks != part:
                 return []
@@ -146,7 +146,7 @@ class RewardChecks(Checks):
             except (Broken, NotChecked, KeyboardInterrupt):
                 raise
             except BaseException as error:  # the reward's own, whatever it is; SystemExit too
-                message = f"{raised(error)}{f' ({where})' if where else ''}{_advice(error, batch)}"
+                message = f"{describe_exception(error)}{f' ({where})' if where else ''}{_advice(error, batch)}"
                 raise Broken(message, str(batch), cause_of(error)) from error
 
         self.over(batches, guarded, Batch.smaller if smaller else lambda batch: ())
@@ -158,7 +158,7 @@ class RewardChecks(Checks):
             Broken: They differ; `what` says which two they are.
         """
         for row, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            if not _alike(one, other):
+            if not _scores_agree(one, other):
                 raise Broken(f"{what}: {_said(one)} and {_said(other)} at row {row}", str(batch))
 
     def _deterministic_only(self) -> None:
@@ -390,14 +390,14 @@ class RewardChecks(Checks):
             key=lambda pair: pair[0],
         )
         wrong = min((score for score, _ in scored if score is not None), default=0.0)
-        if item is None or _alike(right, wrong):
+        if item is None or _scores_agree(right, wrong):
             raise NotChecked("none of the completions scores better than the others; give a right one in completions")
         batch = self.batch.with_items([item])
         for reference in (None, *self.unreadable):
 
             def judge(tried: Batch, reference: Any = reference) -> None:
                 (score,) = self._scores(tried)
-                if score is not None and _alike(score, wrong):
+                if score is not None and _scores_agree(score, wrong):
                     message = (
                         f"with the reference {shown(reference)} a right answer gets {_said(score)}, as a wrong one"
                     )
@@ -415,7 +415,7 @@ class RewardChecks(Checks):
         def judge(batch: Batch) -> None:
             returned = self._raw(batch)
             self._read(returned, batch)
-            for row, value in enumerate(checked_scores(returned, len(batch.items), self.name)):
+            for row, value in enumerate(check_scores(returned, len(batch.items), self.name)):
                 _check_value(value, row, batch)
 
         rows = [replace(items[row % len(items)], completion=text) for row, text in enumerate(completions)]
@@ -447,7 +447,7 @@ class RewardChecks(Checks):
 
     def pickle(self) -> None:
         """There and back."""
-        again = pickled(self.reward)
+        again = pickle_round_trip(self.reward)
 
         def judge(batch: Batch) -> None:
             theirs = self._scores(batch, again)
@@ -465,7 +465,9 @@ class RewardChecks(Checks):
             try:
                 alone = pool.submit(self._scores, batch).result()
             except BaseException as error:  # the reward's own, whatever it is
-                raise Broken(f"called off the main thread {raised(error)}", str(batch), cause_of(error)) from error
+                raise Broken(
+                    f"called off the main thread {describe_exception(error)}", str(batch), cause_of(error)
+                ) from error
         if self.deterministic:
             self._agree(expected[0], alone, "on the main thread and off it", batch)
 
@@ -481,7 +483,9 @@ class RewardChecks(Checks):
                 futures = [pool.submit(repeatedly, which) for which in (batch, turned)]
                 both = [future.result() for future in futures]
         except BaseException as error:  # the reward's own, whatever it is
-            raise Broken(f"called by two threads at once {raised(error)}", str(batch), cause_of(error)) from error
+            raise Broken(
+                f"called by two threads at once {describe_exception(error)}", str(batch), cause_of(error)
+            ) from error
         finally:
             sys.setswitchinterval(interval)
         if self.deterministic:
@@ -492,11 +496,11 @@ class RewardChecks(Checks):
     def leftovers(self) -> None:
         """Nothing piles up."""
         self._raw(self.batch)  # what is made once and kept is there from now on
-        before = settled(helpers(), 0.0)
+        before = wait_for_helpers(helpers(), 0.0)
         counts = [before]
         for _ in range(_CALLS):
             self._raw(self.batch)
-            counts.append(settled(counts[-1]))
+            counts.append(wait_for_helpers(counts[-1]))
         for place, what in ((0, "threads"), (1, "child processes")):
             numbers = [count[place] for count in counts]
             if all(later > earlier for earlier, later in pairwise(numbers)):
@@ -511,7 +515,7 @@ class RewardChecks(Checks):
         def judge(batch: Batch) -> None:
             half = len(batch.items) // 2
             halves = batch.with_items(batch.items[:half]), batch.with_items(batch.items[half:])
-            if difference := unequal(collectives_of_ranks(lambda rank: self._raw(halves[rank]))):
+            if difference := describe_difference(collectives_of_ranks(lambda rank: self._raw(halves[rank]))):
                 raise Broken(difference, str(batch))
 
         rows = self.batch.items
@@ -545,7 +549,7 @@ class RewardChecks(Checks):
             raise Broken(f"{best:.3g} s per completion, more than {self.limit:g} s", str(self.batch))
 
 
-def _alike(one: float | None, other: float | None) -> bool:
+def _scores_agree(one: float | None, other: float | None) -> bool:
     """Whether two scores are the same, up to the last digits."""
     if one is None or other is None:
         return one is other
@@ -891,7 +895,7 @@ def helpers() -> tuple[int, int]:
     return threading.active_count(), len(_children())
 
 
-def settled(wanted: tuple[int, int], seconds: float = 1.0) -> tuple[int, int]:
+def wait_for_helpers(wanted: tuple[int, int], seconds: float = 1.0) -> tuple[int, int]:
     """The same, after those that are just ending have had some time to be gone."""
     until = time.monotonic() + seconds
     now = helpers()

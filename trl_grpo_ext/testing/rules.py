@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
-from ..guard.outcomes import said, shown
+from ..guard.outcomes import exception_text, shown
 from ..plugins.kinds import LABELS, Kind
 
 T = TypeVar("T")
@@ -633,8 +633,8 @@ class Report:
         reasons: dict[str, list[str]] = {}
         for rule, reason in self.skipped:
             reasons.setdefault(reason, []).append(rule.short)
-        said = [f"{reason} ({_listed(names)})" for reason, names in reasons.items()]
-        return "; ".join(said)
+        parts = [f"{reason} ({_listed(names)})" for reason, names in reasons.items()]
+        return "; ".join(parts)
 
     def __str__(self) -> str:
         lines = [f"{LABELS[self.kind]} {self.subject}: {self.counts()}"]
@@ -733,7 +733,7 @@ class Checks:
     timeout: float | None = None
 
     def __init__(self) -> None:
-        self.trying: Callable[[str], None] = _nobody
+        self.trying: Callable[[str], None] = _ignore
 
     def measured(self) -> dict[str, float | str]:
         """What was measured by the way."""
@@ -780,16 +780,14 @@ class Checks:
         for item in items:
             broken = tried(item)
             if broken is not None:
-                raise smallest(item, broken, tried, smaller)
+                raise shrink(item, broken, tried, smaller)
 
 
-def _nobody(example: str) -> None:
+def _ignore(example: str) -> None:
     """Listen to nothing."""
 
 
-def smallest(
-    item: T, broken: Broken, tried: Callable[[T], Broken | None], smaller: Callable[[T], Iterable[T]]
-) -> Broken:
+def shrink(item: T, broken: Broken, tried: Callable[[T], Broken | None], smaller: Callable[[T], Iterable[T]]) -> Broken:
     """Greedily take any smaller input that is broken for the same cause, until none is. The same in every run."""
     until, tries, cause = time.monotonic() + _SECONDS, 0, broken.cause
     going = True
@@ -806,9 +804,9 @@ def smallest(
     return broken
 
 
-def raised(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """An exception of a plugin in words; an error of this package says by itself what was wrong."""
-    text = said(error)
+    text = exception_text(error)
     if isinstance(error, TRLGRPOExtError):
         return f"{text}{_place(error)}"
     return (
@@ -852,7 +850,7 @@ def _place(error: BaseException) -> str:
     return text if text.isprintable() and len(text) < 200 else f" ({shown(name)}, line {frame.lineno})"
 
 
-def pickled(plugin: Any) -> Any:
+def pickle_round_trip(plugin: Any) -> Any:
     """A plugin after pickling and unpickling.
 
     Raises:
@@ -862,10 +860,10 @@ def pickled(plugin: Any) -> Any:
         return pickle.loads(pickle.dumps(plugin))
     except Exception as error:  # pickle raises whatever the object's own methods raise
         hint = ". Define functions and classes at the top of a module, and open files, locks and models on first use."
-        raise Broken(f"when it was pickled {raised(error)}{hint}", cause="pickle") from error
+        raise Broken(f"when it was pickled {describe_exception(error)}{hint}", cause="pickle") from error
 
 
-def fresh(plugin: Any) -> Any:
+def fresh_copy(plugin: Any) -> Any:
     """A copy that remembers what the plugin remembers and shares nothing with it; itself where it cannot be copied."""
     try:
         return copy.deepcopy(plugin)

@@ -17,9 +17,9 @@ import torch
 
 from ..errors import PluginOutputError
 from ..types import Rollout
-from .builders import Ranks, Scene, Setting, cut, long, odd_beside_ordinary, ordinary, wider
-from .collectives import collectives_of_ranks, mentions_collectives, unequal
-from .rules import Broken, Checks, NotChecked, cause_of, pickled, raised
+from .builders import Ranks, Scene, Setting, cut, long_batches, odd_beside_ordinary, ordinary_batches, wider_width
+from .collectives import collectives_of_ranks, describe_difference, mentions_collectives
+from .rules import Broken, Checks, NotChecked, cause_of, describe_exception, pickle_round_trip
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 """How far two numbers may be apart that ought to be the same: a plugin may well compute in float32."""
@@ -48,7 +48,7 @@ class Trials(Checks, ABC):
     def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
         super().__init__()
         self.plugin, self.setting, self.deterministic = plugin, setting, deterministic
-        self.ordinary = ordinary(setting)
+        self.ordinary = ordinary_batches(setting)
         self.varied = [*self.ordinary, *odd_beside_ordinary(setting)]
 
     @abstractmethod
@@ -118,7 +118,7 @@ class Trials(Checks, ABC):
                 part = error.breaks if isinstance(error, PluginOutputError) else None
                 known = part is None and any(scene is one for one in no_news)
                 if part in breaks and not known:
-                    raise Broken(f"{raised(error)}{place}", str(scene), cause_of(error)) from error
+                    raise Broken(f"{describe_exception(error)}{place}", str(scene), cause_of(error)) from error
                 if part is not None and (breaks[0] is None or _ORDER.index(part) < _ORDER.index(breaks[0])):
                     refused.append(part)
 
@@ -130,7 +130,7 @@ class Trials(Checks, ABC):
         self, ours: Sequence[tuple[str, torch.Tensor]], theirs: Sequence[tuple[str, torch.Tensor]], what: str, at: Scene
     ) -> None:
         for (method, one_B_T), (_, other_B_T) in zip(ours, theirs, strict=True):
-            same(one_B_T, other_B_T[:, : one_B_T.size(1)], f"{method}, {what}", at, at.mask(one_B_T.size(1)))
+            compare(one_B_T, other_B_T[:, : one_B_T.size(1)], f"{method}, {what}", at, at.mask(one_B_T.size(1)))
 
     def _deterministic_only(self) -> None:
         if not self.deterministic:
@@ -143,8 +143,8 @@ class Trials(Checks, ABC):
         self._deterministic_only()
 
         def judge(scene: Scene) -> None:
-            what = f"without padding and with {wider(scene) - scene.width} columns of it"
-            self._agree(self._results(scene), self._results(scene, width=wider(scene)), what, scene)
+            what = f"without padding and with {wider_width(scene) - scene.width} columns of it"
+            self._agree(self._results(scene), self._results(scene, width=wider_width(scene)), what, scene)
 
         self._over(self.varied, judge)
 
@@ -153,14 +153,14 @@ class Trials(Checks, ABC):
         self._deterministic_only()
 
         def judge(scene: Scene) -> None:
-            width = wider(scene)
+            width = wider_width(scene)
             clean = self._results(scene, width=width)
             for garbage in self.garbage:
                 what = f"with 0 off the mask and with {garbage}"
                 try:
                     garbled = self._results(scene, width=width, padding=garbage)
                 except PluginOutputError as error:
-                    raise Broken(f"{what}: {raised(error)}", str(scene), cause_of(error)) from error
+                    raise Broken(f"{what}: {describe_exception(error)}", str(scene), cause_of(error)) from error
                 self._agree(clean, garbled, what, scene)
 
         self._over(self.varied, judge)
@@ -185,7 +185,7 @@ class Trials(Checks, ABC):
             ((_, whole_B_T), *_) = self._results(scene)
             for count, parts_B_T in self._on_ranks(scene):
                 what = f"on one rank and on {count} (rows {len(scene.rows) // count} each)"
-                same(whole_B_T, parts_B_T, what, scene, scene.mask())
+                compare(whole_B_T, parts_B_T, what, scene, scene.mask())
 
         self._over(self.varied, judge)
 
@@ -204,7 +204,7 @@ class Trials(Checks, ABC):
                 alone = replace(parts[rank], local_rows=rows, gather=lambda tensor: torch.cat([tensor, tensor]))
                 self._on_a_rank(scene, alone)
 
-            if difference := unequal(collectives_of_ranks(call)):
+            if difference := describe_difference(collectives_of_ranks(call)):
                 raise Broken(difference, str(scene))
 
         self._over([scene for scene in self.varied if len(scene.rows) % 2 == 0], judge)
@@ -215,7 +215,7 @@ class Trials(Checks, ABC):
         Args:
             stray: How far, relatively, sums over thousands of tokens in float32 may be off.
         """
-        for what, scene in long(self.setting).items():
+        for what, scene in long_batches(self.setting).items():
 
             def judge(scene: Scene) -> None:
                 exact, rounded = self._results(scene), self._results(scene, dtype=torch.float32)
@@ -226,14 +226,14 @@ class Trials(Checks, ABC):
                     size = float(exact_B_T.abs().max())
                     if bool((error_B_T > stray * size + ABSOLUTE).any()):
                         row, token = (int(i) for i in (error_B_T == error_B_T.max()).nonzero()[0])
-                        values = number(exact_B_T[row, token]), number(rounded_B_T[row, token])
+                        values = format_number(exact_B_T[row, token]), format_number(rounded_B_T[row, token])
                         raise Broken(
                             f"{method}, in float64 and in float32: {values[0]} and {values[1]} at row {row}, token "
                             f"{token}",
                             str(scene),
                         )
                     if size and not bool(rounded_B_T.any()):
-                        raise Broken(f"{method}: in float32 nothing is left of {number(size)}", str(scene))
+                        raise Broken(f"{method}: in float32 nothing is left of {format_number(size)}", str(scene))
 
             self._over([scene], judge, what, breaks=("finite", None))
 
@@ -272,13 +272,13 @@ class Trials(Checks, ABC):
 
         def judge(scene: Scene) -> None:
             for (method, once_B_T), (_, again_B_T) in zip(self._results(scene), self._results(scene), strict=True):
-                same(once_B_T, again_B_T, f"{method}, once and again", scene, scene.mask(), exactly=True)
+                compare(once_B_T, again_B_T, f"{method}, once and again", scene, scene.mask(), exactly=True)
 
         self._over(self.varied, judge)
 
     def pickle(self) -> None:
         """There and back."""
-        again = pickled(self.plugin)
+        again = pickle_round_trip(self.plugin)
         if not self.deterministic:
             return
 
@@ -292,7 +292,7 @@ class Trials(Checks, ABC):
 # ---------------------------------------------------------------------------------------------- comparing
 
 
-def same(
+def compare(
     ours: torch.Tensor, theirs: torch.Tensor, what: str, example: object, live: torch.Tensor, *, exactly: bool = False
 ) -> None:
     """Compare two tensors `(B, T)` where `live` is not zero.
@@ -305,11 +305,11 @@ def same(
     if not bool(close.all()):
         row, token = (int(i) for i in (~close).nonzero()[0])
         digits = 17 if exactly else 6
-        one, other = number(ours[row, token], digits), number(theirs[row, token], digits)
+        one, other = format_number(ours[row, token], digits), format_number(theirs[row, token], digits)
         raise Broken(f"{what}: {one} and {other} at row {row}, token {token}", str(example))
 
 
-def number(value: torch.Tensor | float, digits: int = 6) -> str:
+def format_number(value: torch.Tensor | float, digits: int = 6) -> str:
     """A number for a message."""
     return f"{float(value):.{digits}g}"
 

@@ -105,7 +105,7 @@ class Solution(Codec):
             return self.pack(type(other)("a value could not be handed over"))
 
     def _send(self, message: list[Any]) -> None:
-        message.append([_drained(sys.stdout), _drained(sys.stderr)])
+        message.append([_drain(sys.stdout), _drain(sys.stderr)])
         send(self._replies, message)
 
     def ask(self, what: str, *arguments: Any) -> Any:
@@ -231,7 +231,7 @@ class Solution(Codec):
 
     def _class(self, kind: type) -> Any:
         known = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
-        if known and issubclass(kind, BaseException) and found_by_name(kind.__module__, kind.__qualname__) is kind:
+        if known and issubclass(kind, BaseException) and find_by_name(kind.__module__, kind.__qualname__) is kind:
             return ["X", kind.__module__, kind.__qualname__]
         number = self._number(kind)
         if number in self._described:
@@ -250,7 +250,7 @@ class Solution(Codec):
             return self.module
         if tag == "y":
             importlib.import_module(parts[0])
-            return found_by_name(*parts)
+            return find_by_name(*parts)
         if tag == "M":
             return importlib.import_module(parts[0])
         if tag == "p":
@@ -277,7 +277,7 @@ class Solution(Codec):
         return value
 
     def _lent_exception(self, number: int, module: str, name: str, arguments: Any) -> BaseException:
-        kind = found_by_name(module, name)
+        kind = find_by_name(module, name)
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             kind = type(name.rpartition(".")[2], (Exception,), {})
         decoded = [self.decode(argument) for argument in arguments]
@@ -318,7 +318,7 @@ def owner_of(kind: type, name: str) -> Any:
     return None
 
 
-def found_by_name(module: str, name: str) -> Any:
+def find_by_name(module: str, name: str) -> Any:
     """What a loaded module has under a dotted name, or None."""
     value: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -356,7 +356,7 @@ class _Stdin(io.TextIOBase):
         return str(self._side.ask("readline"))
 
 
-def _drained(stream: Any) -> str:
+def _drain(stream: Any) -> str:
     """What was printed since the last time. A stream that the code has replaced says nothing."""
     if type(stream) is not io.TextIOWrapper or type(stream.buffer) is not io.BytesIO:
         return ""

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from . import wire
-from .hostile import OPERATORS, found_by_name, owner_of
+from .hostile import OPERATORS, find_by_name, owner_of
 from .wire import ClosedError, Codec, ViolationError, receive, send
 
 SOLUTION_MODULES = frozenset(
@@ -706,7 +706,7 @@ def _exception_class(module: Any, name: Any) -> Any:
         raise ViolationError("no class")
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names and top not in ("unittest", "doctest", "bdb"):
-        kind = found_by_name(module, name)  # where it is loaded: nothing is imported because the solution says so
+        kind = find_by_name(module, name)  # where it is loaded: nothing is imported because the solution says so
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
     return Exception
@@ -742,7 +742,7 @@ def _named(value: Any) -> tuple[str, str] | None:
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names and top != "numpy":
         return None
-    return (module, name) if found_by_name(module, name) is value else None
+    return (module, name) if find_by_name(module, name) is value else None
 
 
 def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:

@@ -195,7 +195,7 @@ def _count_threads(libc: Any, hand_over: Callable[[int], None]) -> bool:
         return False
     clone = machine[2]["clone"]
     program = [(0x20, 0, 0, 0), (0x15, 0, 1, clone), (0x06, 0, 0, 0x7FC00000), (0x06, 0, 0, 0x7FFF0000)]
-    described, _code = _assembled(program)
+    described, _code = _assemble(program)
     listener = libc.syscall(machine[2]["seccomp"], 1, _NEW_LISTENER, described)
     if listener < 0:
         return False
@@ -220,7 +220,7 @@ def allow_thread(listener: int, tasks: Callable[[], int]) -> None:
         return
 
 
-def _assembled(program: Sequence[tuple[int, int, int, int]]) -> tuple[Any, Any]:
+def _assemble(program: Sequence[tuple[int, int, int, int]]) -> tuple[Any, Any]:
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
     return ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code))), code
 
@@ -235,7 +235,7 @@ def _restrict_calls(libc: Any, threads: bool) -> bool:
     if libc.syscall(numbers["capset"], header, bytes(24)) != 0:
         return False
     passing = [int(entry.partition("=")[2]) for entry in listed.split()]
-    described, _code = _assembled(filter_program(architecture, passing, numbers, threads))
+    described, _code = _assemble(filter_program(architecture, passing, numbers, threads))
     return bool(libc.prctl(_PR_SET_SECCOMP, 2, described, 0, 0) == 0)
 
 

@@ -52,7 +52,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ...errors import RewardError
-from ...guard.progress import scored
+from ...guard.progress import report_progress
 
 LAYERS = ("files", "network", "processes", "memory")
 """What a machine may be able to hold back."""
@@ -115,7 +115,7 @@ def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> li
         results: list[T] = []
         for future in [pool.submit(task, stop) for task in tasks]:
             results.append(future.result())
-            scored(len(results), len(tasks))
+            report_progress(len(results), len(tasks))
         return results
     finally:
         stop.set()
@@ -155,8 +155,8 @@ def run_python(
     wanted = ("numpy" in text) + 2 * ("pytest" in text)
     with _SERVER.connect(libraries, "-npb"[wanted].encode("ascii")) as connection:
         sent = [job] if plan is None or code is None else [job, plan]
-        data = b"".join(_framed(part) for part in sent)
-        answer = _answered(connection, data, _GRACE + _SLOWEST * seconds, stop)
+        data = b"".join(_frame(part) for part in sent)
+        answer = _ask(connection, data, _GRACE + _SLOWEST * seconds, stop)
     if answer is None:
         if stop is not None and stop.is_set():
             return Run(ended="timeout")
@@ -182,14 +182,12 @@ def _libraries() -> list[str]:
     return list(dict.fromkeys(path for path in (paths["purelib"], paths["platlib"]) if Path(path).is_dir()))
 
 
-def _framed(part: Any) -> bytes:
+def _frame(part: Any) -> bytes:
     data = json.dumps(part).encode("ascii")
     return _LENGTH.pack(len(data)) + data
 
 
-def _answered(
-    connection: socket.socket, data: bytes, longest: float, stop: threading.Event | None
-) -> dict[str, Any] | None:
+def _ask(connection: socket.socket, data: bytes, longest: float, stop: threading.Event | None) -> dict[str, Any] | None:
     """Send a job and wait for its answer. None where there is none."""
     connection.setblocking(False)
     view, answer, deadline = memoryview(data), bytearray(), time.monotonic() + longest
