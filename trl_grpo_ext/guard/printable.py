@@ -1,4 +1,4 @@
-"""What others wrote, for one line of a terminal, a log, a table or a figure."""
+"""Untrusted text made safe for one line of a terminal, a log, a table or a figure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ LONGEST = 40
 
 
 def escape(text: str) -> str:
-    """The text with everything escaped that cannot be seen or steers a terminal, line breaks too.
-
-    That goes for characters that turn the direction of writing too: with them a line reads as something else.
-    """
+    """Escape invisible characters, line breaks, terminal control codes and changes of text direction."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

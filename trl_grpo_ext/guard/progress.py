@@ -1,6 +1,6 @@
-"""How far a reward is with its batch, for whoever asks: a reward reports, the caller listens.
+"""A reward's progress with its batch: the reward reports, the caller may listen.
 
-Where nobody listens, saying it costs a look-up and does nothing.
+Without a listener a report costs one look-up and does nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _LISTENER: ContextVar[Callable[[int, int], None] | None] = ContextVar("trl_grpo_
 
 
 def report_progress(done: int, total: int) -> None:
-    """Say that so many of a batch's completions, or of the distinct ones among them, have been scored by now."""
+    """Report how many of a batch's completions, or of the distinct ones among them, have been scored."""
     if (listener := _LISTENER.get()) is not None:
         listener(done, total)
 
 
 @contextmanager
 def listen(listener: Callable[[int, int], None] | None) -> Iterator[None]:
-    """Hear what rewards inside say. None: nobody does, as in a reward that calls another."""
+    """Pass reports from rewards called inside to `listener`; None drops them, as a reward that calls others does."""
     token = _LISTENER.set(listener)
     try:
         yield

@@ -251,7 +251,7 @@ def resolve_group_filter(selection: Any) -> Loaded:
 def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
     if not implements(aggregation, "weights"):
         raise ConfigurationError(
-            f"{sentence_subject(info)} from {info.source} has `reduce`; skip_zero_variance needs `weights`. "
+            f"{sentence_subject(info)} from {info.source} has `reduce`, and skip_zero_variance works with `weights`. "
             "Take skip_zero_variance out, or select another aggregation."
         )
     from ..credit.signal import SkipZeroVariance  # here, because it imports torch
