@@ -66,7 +66,7 @@ DEFAULTS: Mapping[Outcome, Consequence] = {
     Outcome.REFUSED: 0.0,
     Outcome.ERROR: RAISE,
 }
-"""The completion's own fault is 0, the reference's is None, a bug raises."""
+"""A completion's own fault is 0, a reference's is None, and a bug raises."""
 
 
 @dataclass(frozen=True)
