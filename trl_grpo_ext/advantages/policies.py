@@ -14,11 +14,11 @@ from .returns import compute_dtype, discounted_returns, live_tokens_after, live_
 
 
 class KLInReward:
-    """Take a KL penalty off the reward: each token's return, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or the sum.
+    """Subtract a KL penalty from the reward, per token, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or as a sum.
 
     - `form: return_to_go` is a transform, as above: each token pays for itself and what follows. It acts after the
-      estimator, so what a completion pays is not compared with what its group pays. Every completion pays, whether a
-      reward function scored it or not.
+      estimator, so what a completion pays is not compared with what its group pays. Every completion pays, with or
+      without a reward.
     - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: the whole penalty is a part of the completion's reward
       before means and standard deviations of the group are taken, so what counts is how much more a completion pays
       than the others. A completion without a reward stays without.
@@ -35,7 +35,7 @@ class KLInReward:
     k3 in the loss, whose gradient is not that of the KL divergence either. Use this hook instead of it: with `beta`
     above 0 the penalty counts twice.
 
-    With a `target` the coefficient adapts. After each generation batch of training, of `N` completions,
+    With a `target` the coefficient adapts. After each training batch of `N` completions,
     `β ← β·(1 + clip(KL/target - 1, -0.2, 0.2)·N/horizon)`, where KL is the mean, over the completions of all ranks, of
     the sum of k1 over a completion. β is saved in checkpoints.
 
@@ -126,11 +126,11 @@ class KLInReward:
         return penalty_B_T
 
     def state_dict(self) -> dict[str, Any]:
-        """The coefficient as it is now, where it adapts."""
+        """The current coefficient, if it adapts."""
         return {} if self.target is None else {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the coefficient up where it was, unless it is now set to stay as it is."""
+        """Restore the coefficient, unless it is now fixed."""
         if self.target is not None and "coefficient" in state:
             self.coefficient = float(state["coefficient"])
 
@@ -163,9 +163,9 @@ class TeacherLogRatio:
     """Credit each token by how much likelier the teacher finds it: `A_t = c·(log π_teacher - log π_old)`.
 
     In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
-    teacher, token by token: distillation on what the student itself writes. It needs no reward and no group. In mode
-    "replace" it is the estimator; in mode "add", a transform, it is added to the advantages that come in. Every
-    completion gets it, whether a reward function scored it or not.
+    teacher, token by token: distillation on the student's own completions. It needs no reward and no group. In mode
+    "replace" it is an estimator; in mode "add", a transform, it is added to the incoming advantages. Every completion
+    gets it, with or without a reward.
 
     Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient.
 
@@ -209,7 +209,7 @@ class TeacherLogRatio:
 
 
 REFERENCE = "reference"
-"""The policy that TRL keeps as the reference; any other name is a model's id or path."""
+"""TRL's reference policy; any other name is a model's id or path."""
 
 
 def check_model(label: str, name: object) -> str:
@@ -217,10 +217,10 @@ def check_model(label: str, name: object) -> str:
 
     Args:
         label: `<plugin>: <parameter>`.
-        name: What the parameter was set to.
+        name: The parameter's value.
 
     Raises:
-        ConfigurationError: It is no name.
+        ConfigurationError: It is not a name.
     """
     if not isinstance(name, str) or not name.strip():
         raise ConfigurationError(f"{label} must be a model's id or path, or {REFERENCE!r}, got {name!r}.")
@@ -228,12 +228,12 @@ def check_model(label: str, name: object) -> str:
 
 
 def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The `needs` and the `teachers` of a hook that compares the policy that generated with this one."""
+    """The `needs` and the `teachers` of a hook that compares the policy with this model."""
     return (("old_logps", "ref_logps"), ()) if name == REFERENCE else (("old_logps",), (name,))
 
 
 def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:
-    """Log-probabilities `(B, T)` under it.
+    """Log-probabilities `(B, T)` under this model.
 
     Raises:
         ConfigurationError: The rollout does not have them.
@@ -243,7 +243,7 @@ def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:
 
 
 def require(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
-    """Return what a hook has among its `needs`; the trainer provides it, a rollout made by hand may lack it.
+    """Return a tensor that a hook lists in its `needs`. The trainer provides it; a rollout made by hand may lack it.
 
     Raises:
         ConfigurationError: It is None.

@@ -1,6 +1,6 @@
-"""Sums over what is past or still to come in a completion, counted in live tokens, and the estimators made of them.
+"""Sums over a completion's past or future live tokens, and the estimators that use them.
 
-A live token is one on the loss mask. What a tool wrote in between is neither in the sums nor in the distances.
+A live token is one on the loss mask. A tool's tokens are neither in the sums nor in the distances.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class GroupMeanGAE:
     - `δ_t = γ·μ - μ` for `t < L`, and `δ_L = R - μ`,
     - `A_t = Σ_{s≥t} (γλ)^(s-t) δ_s`,
 
-    where `s-t` counts live tokens. So the credit for the outcome fades with the distance to the end: λ says how fast.
+    where `s-t` counts live tokens. So the credit for the outcome fades with the distance to the end, as fast as λ says.
     With γ = λ = 1 every token gets `R - μ`. In a group of equal rewards all get exactly 0 if γ is 1.
 
-    With one λ for all, the beginning of a long completion hears nothing of its outcome: after 100 tokens 0.95 has left
-    0.6 % of it. With a `length_alpha` each completion has its own, `λ = max(1 - 1/(α·l), 0)` of its live tokens `l`, so
-    that the credit fades over the same share of any completion.
+    With one λ for all, the beginning of a long completion gets no credit: λ = 0.95 leaves 0.6 % of it after 100 tokens.
+    With `length_alpha` each completion has its own `λ = max(1 - 1/(α·l), 0)` for its `l` live tokens, so the credit
+    fades over the same share of any completion.
 
     Source: Generalized Advantage Estimation (1506.02438); the λ by length is VAPO's (2504.05118), whose α is 0.05.
 
     Departures: the value is the group's mean for every token instead of a learnt function of the prefix, where VAPO has
-    a critic. Its λ would be negative below 1/α tokens and is 0 there. A completion that no reward function scored gets
+    a critic. Its λ would be negative below 1/α tokens and is 0 there. A completion without a reward gets
     advantage 0 and is not in the mean.
 
     Args:
         gamma: γ, discount per token, in (0, 1].
         gae_lambda: λ, in [0, 1].
-        length_alpha: α, positive, in place of `gae_lambda`. None for the same λ for all.
+        length_alpha: α, positive, in place of `gae_lambda`. None means the same λ for all.
 
     Raises:
         ConfigurationError: A parameter is out of its range, or both λ and α are given.
@@ -87,12 +87,11 @@ class GroupMeanGAE:
 class OptimalTokenBaseline:
     """A completion's reward minus a baseline for each token: `A_{i,t} = r_i - Σ_j W_{j,t} r_j / Σ_j W_{j,t}`.
 
-    The sums run over the group's scored completions that have a `t`-th live token, and `W_{j,t} = Σ_{s≤t} (1 - π_s)`
-    measures how much completion j has left to chance up to there, with the probability `π_s` of its s-th live token
-    under the policy that generated. The baseline follows those who decided most: it is the one of least variance for
-    each token if the squared norms of the tokens' gradients add up to W. The longest completion's tokens beyond all
-    others get 0, as there is nobody to compare with. It needs the old policy's log-probabilities, which take a forward
-    pass where TRL has none.
+    The sums run over the group's scored completions that have a `t`-th live token. `W_{j,t} = Σ_{s≤t} (1 - π_s)`
+    measures how much completion j has left to chance so far, with `π_s` the probability of its s-th live token under
+    the policy that generated. This baseline has the least variance for each token if the squared norms of the tokens'
+    gradients add up to W. The longest completion's tokens beyond all others get 0, because there is nothing to compare
+    them with. It needs the old policy's log-probabilities, which cost a forward pass if TRL does not compute them.
 
     Source: The Optimal Token Baseline (2602.07078), `optimal_token_baseline` of verl, where the squared norm of token
     s is taken as that of its gradient in the logits, `1 - 2π_s + Σ_v π_v²`.
@@ -100,7 +99,7 @@ class OptimalTokenBaseline:
     Departures: `Σ_v π_v²`, over the whole vocabulary, is not among what TRL's forward pass returns. It is the
     expectation of the sampled token's own `π_s`, which stands for it here, so `1 - π_s` has the expectation of the
     authors' term, and the variance of one sample. Tokens are counted by live ones, and not by place. No importance
-    weights of the sampler are in W. A completion that no reward function scored gets advantage 0 and is in no baseline.
+    weights of the sampler are in W. A completion without a reward gets advantage 0 and is in no baseline.
     Where every W is 0, the baseline is the mean.
     """
 
@@ -141,7 +140,7 @@ def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: 
     """Return-to-go `G_t = Σ_{s≥t} γ^(s-t) v_s` over live tokens, where `s-t` counts live tokens.
 
     Args:
-        values_B_T: `v`; ignored off the live tokens, whatever stands there.
+        values_B_T: `v`; ignored off the live tokens.
         live_B_T: Which tokens are live, bool.
         gamma: γ, in [0, 1]; or one of each completion, `(B, 1)`.
 
@@ -169,7 +168,7 @@ def column_sums(table_N_S: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor
 
 
 def live_tokens_first(live_B_T: torch.Tensor) -> torch.Tensor:
-    """Places of a completion's tokens, the live ones first and in their order, `(B, T)`, integer."""
+    """The indices of a completion's tokens, live ones first and in order, `(B, T)`, integer."""
     return (~live_B_T).to(torch.uint8).argsort(dim=1, stable=True)
 
 
