@@ -209,11 +209,11 @@ class CovarianceClip:
 
     With means over all live tokens of the micro-batch, on all ranks, each token has
     `cov_t = (log π_t - mean log π)·(A_t - mean A)`. Tokens with `low ≤ cov_t ≤ high` are candidates. Of `n` live
-    tokens, `max(⌊ratio·n⌋, 1)` candidates lose their advantage, those with the largest `cov_t` first; tokens with the
-    same `cov_t` as the last of these lose it too. In a micro-batch of few tokens, 1 is more than the ratio.
+    tokens, `max(⌊ratio·n⌋, 1)` candidates lose their advantage, those with the largest `cov_t` first, and so do ties
+    with the last of these. In a micro-batch of few tokens, 1 is more than the ratio.
 
-    Where that covariance is high, the update makes likely tokens likelier, and the policy's entropy falls; a handful of
-    tokens do most of it.
+    Where that covariance is high, the update makes likely tokens likelier and the policy's entropy falls; a handful of
+    tokens cause most of this.
 
     Source: Clip-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617), and
     its implementation in verl, whose defaults these are.

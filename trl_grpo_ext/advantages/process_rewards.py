@@ -197,7 +197,8 @@ def rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 def spread_returns(returns: Sequence[float], lasts: Sequence[int]) -> list[float]:
-    """Give each token the return of the first step that ends at it or later; None after the last step."""
+    """Give each token the return of the first step that ends at it or later; tokens after the last step are left
+    out."""
     tokens: list[float] = []
     for value, last in zip(returns, lasts, strict=True):
         tokens += [value] * (last + 1 - len(tokens))

@@ -321,11 +321,11 @@ class TruncationMasking:
 
 
 class RepetitionPenalty:
-    """Take a constant off every token that repeats: `A'_t = A_t - p` where `t` lies in an n-gram seen before.
+    """Subtract a constant from every token that repeats: `A'_t = A_t - p` where `t` lies in an n-gram seen before.
 
-    Seen before means that the same n tokens begin at an earlier place of the same completion; the two may overlap. The
-    first occurrence is not punished, and a token in several repeated n-grams is punished once. N-grams are of all
-    completion tokens, a tool's too, while the penalty is for live tokens only. Every completion is penalised, with or
+    "Seen before" means that the same n tokens begin earlier in the same completion; the two may overlap. The first
+    occurrence is not punished, and a token in several repeated n-grams is punished once. N-grams consist of all
+    completion tokens, including a tool's, but only live tokens are punished. Every completion is penalised, with or
     without a reward.
 
     The penalty is in units of the advantage. Unlike a reward for the whole completion, it hits only the repetition.

@@ -1,4 +1,4 @@
-"""Importing what a plugin's metadata points at, and making the usable object of it."""
+"""Import a plugin and build the usable object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .metadata import metadata_directory
 from .selection import Selection, looks_like_a_number
 
 OLDEST_CONTRACT = 1
-"""The oldest version of the contract that is still understood."""
+"""The oldest version of the contract that still works."""
 
 # What TRL passes to every reward function: not for a selection to set.
 PASSED_BY_TRL = frozenset(
@@ -26,7 +26,7 @@ PASSED_BY_TRL = frozenset(
 
 
 def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because: str | None) -> Any:
-    """Import a plugin's module, take its attribute, and check the contract that it was written for."""
+    """Import a plugin's module, get its attribute, and check its contract version."""
     module_name, _, rest = info.target.partition(":")
     module_name, attribute = module_name.strip(), rest.partition("[")[0].strip()
     if not module_name or not attribute:
@@ -74,18 +74,18 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
 
 
 def check_contract(info: PluginInfo, exported: Any) -> None:
-    """Refuse a plugin that was written for a contract that this package does not have.
+    """Refuse a plugin that was written for a contract that this package does not support.
 
-    `contract_version = 2` on a plugin (its class, or its function) says which it was written for. Nothing has to: a
-    plugin that says nothing is taken to fit, and is held to its distribution's own requirement on trl-grpo-ext by pip.
+    A plugin's class or function may declare it as `contract_version = 2`. Without it a plugin is assumed to fit; then
+    only its distribution's requirement on trl-grpo-ext, which pip enforces, protects it.
 
     Args:
         info: Where it comes from.
-        exported: What its entry point names: a class, a function or an object.
+        exported: The class, function or object that its entry point names.
 
     Raises:
-        PluginContractError: It needs a newer contract, or one that is no longer understood.
-        BrokenPluginError: What it says is not a version.
+        PluginContractError: It needs a newer contract, or one that is no longer supported.
+        BrokenPluginError: Its `contract_version` is not a version.
     """
     version = getattr(exported, "contract_version", None)
     if version is None:
@@ -142,7 +142,8 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
-    """Compare the parameters with the signature before calling, so that a typo does not look like a failure inside."""
+    """Check the parameters against the signature before the call, so that a typo does not look like a bug in the
+    plugin."""
     try:
         signature = inspect.signature(exported)
     except (TypeError, ValueError):  # some built-in and extension types have none
@@ -174,14 +175,14 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
 
 
 def describe(plugin: Any) -> str:
-    """What an object is, in words, for messages."""
+    """Describe an object in words, for messages."""
     if inspect.isroutine(plugin):
         return f"the function {getattr(plugin, '__qualname__', plugin)}"
     return f"an object of type {type(plugin).__qualname__}"
 
 
 def broken_plugin_error(info: PluginInfo, problem: str) -> str:
-    """Word a `BrokenPluginError`: which distribution and entry point, what it must export, and what to do."""
+    """Make a `BrokenPluginError` that names the distribution and entry point, what it must export, and what to do."""
     facts = FACTS[info.kind]
     text = f"{sentence_subject(info)} from {info.source} cannot be loaded: {problem.removesuffix('.')}"
     text += "" if text.endswith("?") else "."

@@ -1,10 +1,10 @@
-"""What is installed, and which of it a selection means: metadata only, no plugin is ever imported here.
+"""Find installed plugins from metadata alone; nothing here imports a plugin.
 
 `TRL_GRPO_EXT_PLUGINS` (comma-separated distributions, or `none`) restricts which third-party distributions may load.
-It is a guard against surprises on a shared machine, not a sandbox: a plugin that may load can import what it likes.
+It guards against surprises on a shared machine but is not a sandbox: a plugin that may load can import anything.
 
-A plugin may have aliases, such as the name of its paper. They stand in a group of their own, `<group>.aliases`, as
-`alias = "name"`, beside the plugin in the same distribution.
+A plugin may have aliases, such as its paper's name. The same distribution declares them in the group `<group>.aliases`,
+as `alias = "name"`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PluginInfo:
         kind: One of `KINDS`.
         name: The entry point's name; for a dotted path its attribute.
         distribution: The distribution that declares it; None for a module that belongs to none.
-        version: That distribution's version; None where its metadata does not say.
+        version: That distribution's version; None if its metadata does not say.
         target: What is imported, `module:attribute`.
         builtin: Whether it comes with this package.
-        dotted: Whether it was reached by a dotted path and not by an entry point.
+        dotted: Whether it was selected by a dotted path rather than an entry point.
         aliases: Other names that select it, in alphabetical order.
     """
 
@@ -68,7 +68,7 @@ class PluginInfo:
 
     @property
     def source(self) -> str:
-        """Distribution and version in words; for a module that belongs to none, the module."""
+        """Distribution and version in words; the module if it belongs to no distribution."""
         if self.distribution is None:
             return f"your own module {self.target.partition(':')[0]}"
         return f"{self.distribution} {self.version or '(version unknown)'}"
@@ -77,7 +77,7 @@ class PluginInfo:
 def available(kind: Kind | None = None) -> list[PluginInfo]:
     """List the installed plugins of one kind, or of all, by kind and name. Imports none of them.
 
-    A distribution that `TRL_GRPO_EXT_PLUGINS` keeps from loading is listed too; see `is_allowed`.
+    Plugins that `TRL_GRPO_EXT_PLUGINS` blocks are listed too; see `is_allowed`.
 
     Raises:
         ConfigurationError: There is no such kind.
@@ -88,20 +88,20 @@ def available(kind: Kind | None = None) -> list[PluginInfo]:
 
 
 def is_allowed(info: PluginInfo) -> bool:
-    """Whether `TRL_GRPO_EXT_PLUGINS` lets this plugin load. Built-ins and modules of no distribution always may."""
+    """Whether `TRL_GRPO_EXT_PLUGINS` lets this plugin load. Built-ins and your own modules always may."""
     permitted = _permitted()
     return permitted is None or info.builtin or info.distribution is None or normalise(info.distribution) in permitted
 
 
 def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginInfo:
-    """Find the plugin that a selection means, from metadata alone, so that a configuration can be checked early.
+    """Find the plugin that a selection refers to, from metadata alone, so that configurations can be checked early.
 
     Raises:
         ConfigurationError: The selection cannot be read.
-        UnknownPluginError: Nothing installed offers it; the message has near names.
+        UnknownPluginError: Nothing installed offers it; the message suggests similar names.
         AmbiguousPluginError: Two distributions offer it.
         BrokenPluginError: Its distribution declares it twice, differently.
-        PluginBlockedError: `TRL_GRPO_EXT_PLUGINS` keeps its distribution from loading.
+        PluginBlockedError: `TRL_GRPO_EXT_PLUGINS` blocks its distribution.
     """
     return find_and_explain(kind, parse_selection(kind, selection))[0]
 
@@ -112,8 +112,8 @@ class Installed:
 
     Attributes:
         plugins: By kind and name.
-        distributions: All of them, by normalised name, those without plugins too.
-        unreadable: The distributions whose entry points cannot be read, each with the file and the reason.
+        distributions: All distributions by normalised name, including those without plugins.
+        unreadable: Distributions whose entry points cannot be read, each with the file and the reason.
     """
 
     plugins: list[PluginInfo]
@@ -122,7 +122,7 @@ class Installed:
 
 
 def scan() -> Installed:
-    """Read the entry points of all that is installed. One distribution's broken metadata must not hurt the others."""
+    """Read all entry points. One distribution's broken metadata must not hurt the others."""
     found, by_name, unreadable = set(), {}, []
     for key, distribution in installed_distributions(_warn_of_duplicate):
         by_name[key] = distribution
@@ -149,7 +149,7 @@ def scan() -> Installed:
 
 
 def _warn_of_duplicate(kept: Distribution, passed_over: Distribution) -> None:
-    """Two distributions of one name in one folder: half an upgrade, or names that only look different."""
+    """Warn of two distributions of one name in one folder: an incomplete upgrade, or names that only look different."""
     places = directory(kept), directory(passed_over)
     if places[1] in _warned or not any(_has_plugins(one) for one in (kept, passed_over)):
         return
@@ -169,7 +169,7 @@ def _has_plugins(distribution: Distribution) -> bool:
 
 
 def _permitted() -> frozenset[str] | None:
-    """The third-party distributions that may load, normalised; None where all may."""
+    """The normalised names of third-party distributions that may load; None if all may."""
     value = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if not value.strip():
         return None
@@ -182,7 +182,7 @@ def _permitted() -> frozenset[str] | None:
 
 
 def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | None]:
-    """Find a plugin; for a dotted path also say why it was not read as `distribution:name`."""
+    """Find a plugin; for a dotted path also explain why it was not read as `distribution:name`."""
     installed = scan()
     for name in sorted((_permitted() or frozenset()) - installed.distributions.keys() - _warned):
         _warned.add(name)
@@ -215,7 +215,7 @@ def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | No
 
 
 def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> tuple[PluginInfo, str]:
-    """Read `x:y` as module and attribute, after it turned out to be no distribution and entry point."""
+    """Read `x:y` as module and attribute, after reading it as distribution and entry point failed."""
     module = asked.distribution or ""
     why_not = _why_no_entry_point(kind, asked, installed)
     problem = _why_no_module(module)
@@ -252,7 +252,7 @@ def _why_no_entry_point(kind: Kind, asked: Selection, installed: Installed) -> s
 
 
 def _why_no_module(module: str) -> str | None:
-    """Why there is no such module, as far as can be seen without importing: only its top package is looked for."""
+    """Why there is no such module. Only the top package is looked for, since nothing is imported."""
     if not all(part.isidentifier() for part in module.split(".")):
         return f"{module!r} is not a module's name, which has dots and neither slashes nor `.py`"
     top = module.partition(".")[0]
@@ -267,12 +267,12 @@ def _why_no_module(module: str) -> str | None:
 
 
 def sentence_subject(info: PluginInfo) -> str:
-    """A plugin at the beginning of a sentence."""
+    """A plugin's kind and name, to begin a sentence."""
     return f"The {LABELS[info.kind]} {info.name!r}"
 
 
 def suggest_names(name: str, names: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
-    """Word a hint at near names, with its leading space; empty when there is none. `shown` words some differently."""
+    """A hint at similar names, with a leading space; empty if there are none. `shown` replaces some of the names."""
     shown = shown or {}
     by_folded = {other.casefold().replace("-", "_"): shown.get(other, repr(other)) for other in names}
     matches = difflib.get_close_matches(name.casefold().replace("-", "_"), by_folded, n=3)
@@ -299,7 +299,7 @@ def _unknown(kind: Kind, asked: Selection, installed: Installed) -> str:
 
 
 def explain_neither(kind: Kind, asked: Selection, why_no_entry_point: str, why_no_path: str) -> str:
-    """Say why `x:y` is neither an entry point nor a dotted path."""
+    """Explain why `x:y` is neither an entry point nor a dotted path."""
     return (
         f"{str(asked)!r} is no {LABELS[kind]}. Read as distribution and name: {_ended(why_no_entry_point)} "
         f"Read as module and attribute: {_ended(why_no_path)}"
