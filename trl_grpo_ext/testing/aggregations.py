@@ -19,7 +19,7 @@ _DEAD = 90
 
 
 class AggregationChecks(Trials):
-    """The checks of one aggregation, made as `Trials`.
+    """The checks of one aggregation, as `Trials`.
 
     What a `reduce` makes each token count is the slope of its scalar in the token's loss; where rules speak of weights,
     these stand for them.
@@ -89,7 +89,7 @@ class AggregationChecks(Trials):
             raise NotChecked("its reduce sees one micro-batch at a time and does not declare needs_step_totals = True")
 
     def _parts_agree(self, parts: str) -> None:
-        """The mean of a reduce over the `micro_batches` or `processes` of a step is its value for the whole."""
+        """The mean of `reduce` over the `micro_batches` or `processes` of a step equals its value for the whole."""
         self._step_only()
 
         def judge(scene: Scene) -> None:
@@ -171,7 +171,7 @@ class AggregationChecks(Trials):
             raise Broken("all weights are zero, though tokens are live", str(scene), "no weight")
 
     def micro_batches(self) -> None:
-        """Micro-batches of another size."""
+        """Micro-batches of a different size."""
         self._deterministic_only()
         if not self.by_weights:
             self._parts_agree("micro_batches")
@@ -212,7 +212,7 @@ class AggregationChecks(Trials):
         self._over(self.varied, judge)
 
     def row_permutation(self) -> None:
-        """All rows the other way round, groups too."""
+        """All rows in reverse order, including groups."""
         self._permuted(lambda scene: [*range(len(scene.rows))][::-1], "the rows in order and the other way round")
 
     def masked_values(self) -> None:

@@ -17,7 +17,7 @@ from .trials import Trials
 
 
 class FilterChecks(Trials):
-    """The checks of one filter, made as `Trials`: what it says of a completion stands for each of its tokens."""
+    """The checks of one filter, as `Trials`: a completion's verdict stands for each of its tokens."""
 
     prefix = "filter"
 
@@ -64,7 +64,7 @@ class FilterChecks(Trials):
         self._over(self.ordinary, self._results, breaks=("shape", None))
 
     def odd_batches(self) -> None:
-        """Batches on which divisions by zero happen."""
+        """Batches that provoke divisions by zero."""
         for what, scene in {
             **odd_batches(self.setting),
             **with_empty_rows(self.setting),
@@ -73,7 +73,7 @@ class FilterChecks(Trials):
             self._over([scene], self._results, what, breaks=("shape", None))
 
     def groups(self) -> None:
-        """One answer for all of a group."""
+        """One answer per group."""
 
         def judge(scene: Scene) -> None:
             rollout = self._rollout(scene)
@@ -92,7 +92,7 @@ class FilterChecks(Trials):
 
 
 def _numbers(plugin: Any, rollout: Rollout) -> torch.Tensor:
-    """What a filter says of each completion, as a number at each of its tokens."""
+    """A filter's verdict on each completion, as a number at each of its tokens."""
     said = group_verdicts(plugin, rollout)
     numbers = [2.0 + zlib.crc32(one.encode()) if isinstance(one, str) else float(one) for one in said]
     shape = rollout.mask_B_T.shape

@@ -21,7 +21,7 @@ _NOTHING = 1e-9
 
 
 class HookChecks(Trials):
-    """The checks of one hook, made as `Trials`."""
+    """The checks of one hook, as `Trials`."""
 
     prefix = "hook"
 
@@ -39,7 +39,7 @@ class HookChecks(Trials):
         return scene.forward(**settings) if stage == "on_forward" else scene.rollout(**settings)
 
     def _run(self, hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
-        """What the flow makes of one method, `(B, T)`; a reward for a completion stands on each of its tokens."""
+        """The flow's result for one method, `(B, T)`; a completion's reward stands at each of its tokens."""
         if stage != "on_rewards":
             return run_hook(hook, stage, advantages_B_T, context)
         added = run_shaper(hook, context)
@@ -112,7 +112,7 @@ class HookChecks(Trials):
     # ------------------------------------------------------------------------------------------ its rules
 
     def form(self) -> None:
-        """A method, and the role that goes with it."""
+        """A method and its role."""
         if not self.stages:
             has = [name for name in dir(self.plugin) if not name.startswith("_")][:8]
             raise Broken(f"it has none of {', '.join(HOOK_METHODS)}; it has {', '.join(has) or 'nothing'}")
@@ -122,7 +122,7 @@ class HookChecks(Trials):
             raise Broken(str(error)) from error
 
     def role(self) -> None:
-        """An estimator does not see the advantages that come in, a transform does; a mask keeps or takes away."""
+        """An estimator ignores the incoming advantages, a transform does not; a mask keeps them or sets them to 0."""
         self._deterministic_only()
         role = role_of(self.plugin)
         if self.at_rollout != "on_rollout":
@@ -160,7 +160,7 @@ class HookChecks(Trials):
         return torch.where(advantages_B_T >= 0, up_B_T, down_B_T) == 0
 
     def equal_rewards(self) -> None:
-        """Exactly 0 or not at all near it."""
+        """Exactly 0 or far from it."""
         self._deterministic_only()
         if role_of(self.plugin) != "estimator":
             raise NotChecked("it is no estimator")
@@ -240,7 +240,7 @@ class HookChecks(Trials):
         self._long(1e-2)
 
     def mask(self) -> None:
-        """Garbage off the mask stays there."""
+        """Garbage off the mask does not spread."""
         self._off_the_mask()
 
     def finite(self) -> None:
@@ -274,7 +274,7 @@ class HookChecks(Trials):
         self._over(self.ordinary, judge)
 
     def row_permutation(self) -> None:
-        """Rows of a group the other way round."""
+        """The rows of a group in reverse order."""
 
         def turned(scene: Scene) -> list[int]:
             return sorted(range(len(scene.rows)), key=lambda place: (_first(scene, place), -place))
@@ -282,7 +282,7 @@ class HookChecks(Trials):
         self._permuted(turned, "a group's completions in order and the other way round")
 
     def group_permutation(self) -> None:
-        """Groups the other way round."""
+        """Groups in reverse order."""
 
         def turned(scene: Scene) -> list[int]:
             return sorted(range(len(scene.rows)), key=lambda place: (-_first(scene, place), place))
@@ -374,7 +374,7 @@ class HookChecks(Trials):
         self._over(self.varied, judge)
 
     def measured(self) -> dict[str, float | str]:
-        """How often it acts; nothing where it cannot be asked."""
+        """How often it acts; empty if it cannot be run."""
         try:
             return {"share_of_tokens_changed": self.share_changed()}
         except Exception:  # of a plugin that breaks a rule

@@ -1,6 +1,6 @@
-"""The rules of the conformance kit: what each asks of a plugin, and why; how they are run; what is reported.
+"""The rules of the conformance kit: what each requires and why, how they run, and the report.
 
-Nothing in here imports torch, so that the rules can be listed at once and a reward without torch is checked without it.
+Nothing here imports torch, so rules can be listed at once, and a reward without torch is checked without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..plugins.kinds import LABELS, Kind
 T = TypeVar("T")
 
 _TRIES, _SECONDS = 300, 3.0
-"""How long an input that breaks a rule is made smaller."""
+"""Seconds spent on shrinking an input that breaks a rule."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Rule:
     Attributes:
         name: `reward.length` and the like; stable.
         kind: One of `KINDS`.
-        summary: What it asks, in one line.
-        why: What goes wrong in training where a plugin breaks it.
-        rests_on: Short names of the rules of its kind without which its comparisons say nothing: where one of those is
-            broken, a difference that this rule finds follows from it.
+        summary: What it requires, in one line.
+        why: What goes wrong in training if a plugin breaks it.
+        rests_on: Short names of the rules on which its comparisons depend: if one of those is broken, a difference that
+            this rule finds follows from it.
     """
 
     name: str
@@ -512,10 +512,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def rules_of(kind: Kind, names: Iterable[str] | None = None) -> tuple[Rule, ...]:
-    """The rules of a kind; with names, these of them.
+    """The rules of a kind, or those with the given names.
 
     Raises:
-        ConfigurationError: One of the names is no rule of this kind.
+        ConfigurationError: A name is not a rule of this kind.
     """
     of_kind = tuple(rule for rule in RULES if rule.kind == kind)
     if names is None:
@@ -542,9 +542,9 @@ class Violation:
     Attributes:
         rule: The rule.
         message: What was wrong, with the values.
-        example: The smallest input found on which it breaks the rule, as text that can be printed.
-        cause: What it comes from: an exception and its line, or a part of the contract; empty where two results differ.
-        follows: The name of the broken rule that this one follows from; empty where it stands for itself.
+        example: The smallest input found on which it breaks the rule, as printable text.
+        cause: An exception and its line, or a part of the contract; empty if two results differ.
+        follows: The name of the broken rule that causes this one, if any.
     """
 
     rule: Rule
@@ -562,18 +562,17 @@ class Violation:
 
 @dataclass(frozen=True)
 class Report:
-    """What the kit found out about one plugin.
+    """The kit's report on one plugin.
 
     Attributes:
         subject: The plugin's name.
         kind: Its kind.
         passed: The rules that it keeps.
-        violations: Those that it breaks, in the order of the rules.
-        skipped: Those that were not checked, with the reason.
-        measured: What was measured by the way, such as `seconds_per_completion`.
-        unshown: Why nothing shows that the plugin does anything: it gave all texts of the kit one score, say. Empty
-            where something does, and where that cannot be said.
-        printed: What the plugin printed, and how many lines it was in all; it may hold anything.
+        violations: The rules that it breaks, in the order of the rules.
+        skipped: The rules that were not checked, with the reason.
+        measured: Measurements, such as `seconds_per_completion`.
+        unshown: Why the checks do not show that the plugin does anything (all texts got one score, say); else empty.
+        printed: What the plugin printed (untrusted text), and the total number of lines.
     """
 
     subject: str
@@ -600,7 +599,7 @@ class Report:
         return tuple(broken for broken in self.violations if broken.follows == root.rule.name)
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON takes it."""
+        """Everything, as JSON values."""
         return {
             "subject": self.subject,
             "kind": self.kind,
@@ -671,18 +670,18 @@ def _shown(value: float | str) -> str:
 
 
 def with_roots(violations: Sequence[Violation]) -> tuple[Violation, ...]:
-    """Say of each violation which other one it follows from.
+    """Set for each violation which other one it follows from.
 
-    One follows from an earlier one of the same cause (the same exception of the same line, the same part of the
-    contract); and where it is a difference between two results, from any broken rule that its own rests on, a rule
-    that those rest on included.
+    A violation follows from an earlier one of the same cause (the same exception at the same line, the same part of the
+    contract). A difference between two results also follows from any broken rule that its own rests on, directly or
+    indirectly.
     """
     broken = {violation.rule.short: violation for violation in violations}
     first_of: dict[str, Violation] = {}
     found: dict[str, str] = {}
 
     def root(violation: Violation, seen: frozenset[str] = frozenset()) -> str:
-        """The rule that it comes from in the end; empty where that is its own."""
+        """The rule at the root of it; empty if that is its own."""
         name = violation.rule.short
         if name in found:
             return found[name]
@@ -717,7 +716,7 @@ class Broken(Exception):  # noqa: N818
 
 
 class NotChecked(Exception):  # noqa: N818
-    """A rule says nothing about this plugin; the message is the reason."""
+    """A rule does not apply to this plugin; the message is the reason."""
 
 
 class Checks:
@@ -725,9 +724,8 @@ class Checks:
     `NotChecked`.
 
     Attributes:
-        trying: Handed, as text, each input before the plugin is tried on it, so that of one that never returns it is
-            known.
-        timeout: Seconds that the plugin says each rule may take; None where it says nothing.
+        trying: Called with each input, as text, before the plugin is tried on it, to know it if the plugin hangs.
+        timeout: Seconds per rule that the plugin declares, or None.
     """
 
     timeout: float | None = None
@@ -736,18 +734,18 @@ class Checks:
         self.trying: Callable[[str], None] = _ignore
 
     def measured(self) -> dict[str, float | str]:
-        """What was measured by the way."""
+        """Measurements made during the checks."""
         return {}
 
     def unshown(self) -> str:
-        """Why nothing shows that the plugin does anything, or nothing."""
+        """Why the checks do not show that the plugin does anything; empty if they do."""
         return ""
 
     def check(self, rule: Rule) -> dict[str, str]:
         """Check one rule.
 
         Returns:
-            `{}` where it is kept; `skipped` and the reason where it says nothing; else what `Broken` has.
+            `{}` if it is kept; `skipped` and the reason if it does not apply; else the fields of `Broken`.
         """
         try:
             with warnings.catch_warnings():
@@ -760,13 +758,12 @@ class Checks:
         return {}
 
     def over(self, items: Iterable[T], judge: Callable[[T], None], smaller: Callable[[T], Iterable[T]]) -> None:
-        """Judge inputs; of the first on which the rule is broken, report the smallest that still breaks it.
+        """Judge inputs; shrink the first that breaks the rule to the smallest that still does, and raise that.
 
         Args:
             items: Inputs, in the order in which they are tried.
-            judge: Returns where all is well and raises `Broken` where not. An exception of the plugin is the judge's to
-                catch.
-            smaller: What an input can be made smaller to, the greatest steps first.
+            judge: Returns if all is well, else raises `Broken`. It must catch the plugin's exceptions itself.
+            smaller: The next smaller versions of an input, the greatest steps first.
         """
 
         def tried(item: T) -> Broken | None:
@@ -788,7 +785,7 @@ def _ignore(example: str) -> None:
 
 
 def shrink(item: T, broken: Broken, tried: Callable[[T], Broken | None], smaller: Callable[[T], Iterable[T]]) -> Broken:
-    """Greedily take any smaller input that is broken for the same cause, until none is. The same in every run."""
+    """Greedily take smaller inputs that break for the same cause, until there is none. Deterministic."""
     until, tries, cause = time.monotonic() + _SECONDS, 0, broken.cause
     going = True
     while going:
@@ -805,7 +802,7 @@ def shrink(item: T, broken: Broken, tried: Callable[[T], Broken | None], smaller
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception of a plugin in words; an error of this package says by itself what was wrong."""
+    """Describe a plugin's exception in words; errors of this package keep their own message."""
     text = exception_text(error)
     if isinstance(error, TRLGRPOExtError):
         return f"{text}{_place(error)}"
@@ -817,7 +814,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """What two exceptions have in common that come from the same mistake."""
+    """A key that exceptions from the same mistake share."""
     if isinstance(error, PluginOutputError):
         return f"contract: {error.breaks}"
     frame = _frame(error)
@@ -829,7 +826,7 @@ _OURS = Path(__file__).parents[1]
 
 
 def _frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The deepest frame of the plugin's own code; None where there is none."""
+    """The deepest frame of the plugin's own code, or None."""
     origin = error.__cause__ if isinstance(error, TRLGRPOExtError) and error.__cause__ is not None else error
     frames = traceback.extract_tb(origin.__traceback__)
     rooms = tuple(str(_OURS / room) for room in ("testing", "guard", "credit", "types.py"))
@@ -851,7 +848,7 @@ def _place(error: BaseException) -> str:
 
 
 def pickle_round_trip(plugin: Any) -> Any:
-    """A plugin after pickling and unpickling.
+    """Pickle and unpickle a plugin.
 
     Raises:
         Broken: It does not pickle.
@@ -864,7 +861,7 @@ def pickle_round_trip(plugin: Any) -> Any:
 
 
 def fresh_copy(plugin: Any) -> Any:
-    """A copy that remembers what the plugin remembers and shares nothing with it; itself where it cannot be copied."""
+    """A deep copy with the plugin's state; the plugin itself if it cannot be copied."""
     try:
         return copy.deepcopy(plugin)
     except Exception:  # whatever a plugin's own __deepcopy__ or __reduce__ raises

@@ -1,7 +1,7 @@
-"""Trying hooks and aggregations on small generation batches: what both kinds have to keep, and how they are judged.
+"""Try hooks and aggregations on small generation batches: rules common to both kinds, and how they are judged.
 
-What a run enforces is asked of the flow itself (`credit.flow`): its errors say which part of the contract they are
-about, and the rule of that part reports them. Other rules pass over batches on which the flow refuses the result.
+The flow itself (`credit.flow`) checks what a run enforces: its errors name a part of the contract, and that part's rule
+reports them. Other rules skip batches on which the flow refuses the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .collectives import collectives_of_ranks, describe_difference, mentions_col
 from .rules import Broken, Checks, NotChecked, cause_of, describe_exception, pickle_round_trip
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
-"""How far two numbers may be apart that ought to be the same: a plugin may well compute in float32."""
+"""Tolerances for numbers that should be equal, since a plugin may compute in float32."""
 
 
 _ORDER = ("gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups")
@@ -31,7 +31,7 @@ are kept."""
 
 
 class Trials(Checks, ABC):
-    """One plugin, and the generation batches that it is tried on. A method without `_` in front checks its rule.
+    """One plugin and the generation batches that it is tried on. A method without a leading `_` checks its rule.
 
     Args:
         plugin: The hook or aggregation.
@@ -40,10 +40,10 @@ class Trials(Checks, ABC):
     """
 
     prefix: str
-    """What the names of its rules begin with."""
+    """The prefix of its rules' names."""
 
     garbage: tuple[float, ...] = (1e4, float("nan"))
-    """What may stand off the mask."""
+    """Values to put off the mask."""
 
     def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
         super().__init__()
@@ -66,11 +66,11 @@ class Trials(Checks, ABC):
 
         Args:
             scene: The batch.
-            plugin: Another plugin than this one; either is copied first.
+            plugin: Another plugin instead of this one; either is copied first.
             width: `T`.
-            padding: What stands where no token is.
-            dtype: That of every tensor of numbers.
-            logps_dtype: That of log-probabilities and entropies, where it is another.
+            padding: The value where no token is.
+            dtype: The dtype of all tensors of numbers.
+            logps_dtype: The dtype of log-probabilities and entropies, if different.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Trials(Checks, ABC):
 
     @abstractmethod
     def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:
-        """What the flow makes of that method's answer on one rank, which has some of the rows."""
+        """The flow's result for that method's answer on one rank, which has some of the rows."""
 
     # ------------------------------------------------------------------------------------------ judging
 
@@ -98,9 +98,9 @@ class Trials(Checks, ABC):
 
         Args:
             scenes: The scenes, in the order in which they are tried.
-            judge: Returns where all is well and raises `Broken` where not.
+            judge: Returns if all is well, else raises `Broken`.
             where: What is odd about the scenes.
-            breaks: The parts of the contract whose breach is this rule's, the first in `_ORDER` in front; None is an
+            breaks: The parts of the contract that this rule reports, in the order of `_ORDER`; None stands for an
                 exception of another kind.
         """
         no_news = self.varied[len(self.ordinary) :] if scenes is self.varied else []
@@ -190,7 +190,7 @@ class Trials(Checks, ABC):
         self._over(self.varied, judge)
 
     def gathers(self) -> None:
-        """Equally often on each rank; collectives that it calls past `gather` too."""
+        """Equally often on each rank, including collectives that bypass `gather`."""
         self._over(self.varied, lambda scene: list(self._on_ranks(scene)), breaks=("gathers", None))
         if not mentions_collectives(self.plugin):
             return
@@ -247,7 +247,7 @@ class Trials(Checks, ABC):
         self._over(self.ordinary, judge, "with log-probabilities in bfloat16 and float16", breaks=("shape", None))
 
     def _on_ranks(self, scene: Scene) -> Iterator[tuple[int, torch.Tensor]]:
-        """The result on two and on three ranks, as far as the rows can be dealt out evenly."""
+        """The result on two and on three ranks, if the rows can be split evenly."""
         for count in dict.fromkeys((2, 3, len(scene.rows))):  # to the last a row each
             if len(scene.rows) % count or count > 6:
                 continue
@@ -298,7 +298,7 @@ def compare(
     """Compare two tensors `(B, T)` where `live` is not zero.
 
     Raises:
-        Broken: They differ; `what` says which two they are, as in "with padding and without".
+        Broken: They differ; `what` names the two, as in "with padding and without".
     """
     relative, absolute = (0.0, 0.0) if exactly else (RELATIVE, ABSOLUTE)
     close = torch.isclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True) | (live == 0)
@@ -315,7 +315,7 @@ def format_number(value: torch.Tensor | float, digits: int = 6) -> str:
 
 
 class Unchanged:
-    """Looks whether tensors, and the lists of a context, are as they were."""
+    """Checks that tensors and the lists of a context are unchanged."""
 
     def __init__(self, context: Any, **others: torch.Tensor) -> None:
         self._tensors = [*others.items(), *_tensors_in(context)]
@@ -324,7 +324,7 @@ class Unchanged:
         self._lists = {name: copy.deepcopy(value) for name, value in self._plain()}
 
     def check(self, example: object) -> None:
-        """Raise `Broken` where one of them has changed."""
+        """Raise `Broken` if one of them has changed."""
         for (name, tensor), (value, version) in zip(self._tensors, self._before, strict=True):
             untouched = tensor._version == version and torch.equal(tensor.nan_to_num(), value.nan_to_num())
             if not untouched:
