@@ -136,14 +136,14 @@ RULES: tuple[Rule, ...] = (
             "determinism",
             "the same call gives the same scores, also of a fresh build and after other calls, unless it declares "
             "`deterministic = False`",
-            "What remembers the texts it has seen scores by the order of sampling. Undeclared randomness is noise in "
+            "A reward that remembers texts scores by the order of sampling. Undeclared randomness is noise in "
             "every advantage, makes runs impossible to repeat, and hides in the randomness of sampling.",
         ),
         (
             "rows",
             "each completion is scored with its own row's columns",
             "TRL passes columns as lists, one value per completion. A reward that reads the first row's reference "
-            "holds every prompt's completions against one answer.",
+            "compares every prompt's completions with one answer.",
         ),
         (
             "neighbours",
@@ -160,19 +160,19 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "inputs",
-            "does not change what it is given",
+            "does not change its arguments",
             "The other rewards, the loss and the logs get the same lists. A popped message is gone for all of them.",
         ),
         (
             "formats",
             "a completion as a string and as a list of one message gets the same score",
-            "TRL hands over lists of messages where the prompts are conversations. A reward that reads only strings "
-            "scores the text of the list's brackets there.",
+            "TRL passes lists of messages if the prompts are conversations. A reward that reads only strings then "
+            "scores the text of a list, brackets included.",
         ),
         (
             "none",
             "a column's value may be None in one row, which then costs no other row anything",
-            "Datasets that were put together from several sources have None in the columns that one of them lacks.",
+            "Datasets merged from several sources have None in the columns that one of them lacks.",
         ),
         (
             "empty",
@@ -205,7 +205,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "leftovers",
-            "no call adds to the threads and child processes that live on",
+            "no call leaves more threads or child processes running",
             "One thread per call is ten thousand after a day. A pool that is made once and kept is fine.",
         ),
         (
@@ -230,7 +230,7 @@ RULES: tuple[Rule, ...] = (
         "hook",
         (
             "form",
-            "has a role, and the method of it: on_rewards, on_rollout or on_forward",
+            "has a role and its method: on_rewards, on_rollout or on_forward",
             "The chain is built by roles, and the trainer calls these methods and no other.",
         ),
         (
@@ -240,7 +240,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "needs",
-            "lists what it reads in `needs`, out of the names that there are, and `teachers` as ids",
+            "lists what it reads in `needs`, by known names, and `teachers` as ids",
             "Log-probabilities that nobody lists are not computed, so the hook finds None in the first step of a run "
             "whose configuration was checked. A name that does not exist is refused at construction.",
         ),
@@ -257,10 +257,10 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "role",
-            "an estimator does not look at the advantages that come in, a transform does, and a mask (`last = True`) "
-            "gives a token 0 by its sign or place and not by the size of its advantage",
-            "The chain puts hooks in the order of their roles. A transform that overwrites throws away what the hooks "
-            "before it made, and zeros that depend on the size cannot be held after the forward stage.",
+            "an estimator ignores the incoming advantages, a transform uses them, and a mask (`last = True`) sets "
+            "tokens to 0 by sign or position, not by the size of the advantage",
+            "The chain puts hooks in the order of their roles. A transform that overwrites discards the work of the "
+            "hooks before it, and zeros that depend on the size cannot be kept after the forward stage.",
         ),
         (
             "equal_rewards",
@@ -270,7 +270,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "dtype",
-            "keeps the dtype and the device of the advantages that come in, float32 and float64, and takes "
+            "keeps the dtype and the device of the incoming advantages, float32 and float64, and takes "
             "log-probabilities in bfloat16 and float16",
             "A float64 result makes the loss float64, and one on the CPU stops a run on a GPU. In runs with bf16 the "
             "log-probabilities are of that type, which numpy, for one, does not know.",
@@ -278,8 +278,8 @@ RULES: tuple[Rule, ...] = (
         (
             "mask",
             "values off the mask reach no live token",
-            "What stands in the padding is whatever the model computes there. It changes with the batch, so a mean "
-            "that takes it in is a mean of noise.",
+            "Padding holds whatever the model computes there. It changes with the batch, so a mean that includes it "
+            "is a mean of noise.",
         ),
         (
             "finite",
@@ -297,7 +297,7 @@ RULES: tuple[Rule, ...] = (
         (
             "gradient",
             "its result does not require grad",
-            "Advantages are constants of the loss. A gradient through them is another algorithm than the one on paper.",
+            "Advantages are constants of the loss. A gradient through them makes a different algorithm.",
         ),
         (
             "inputs",
@@ -323,8 +323,8 @@ RULES: tuple[Rule, ...] = (
         (
             "split",
             "on_rollout gives the same on one rank as on two and three, also where groups are spread over ranks",
-            "Statistics over the rank's own rows change with the number of GPUs, and of a group that is spread over "
-            "two ranks each sees a half. Gather first.",
+            "Statistics over the rank's own rows change with the number of GPUs, and of a group on two ranks each "
+            "sees a half. Gather first.",
         ),
         (
             "gathers",
@@ -333,13 +333,13 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "micro_batches",
-            "with `per_completion = True`, on_forward gives each completion the same beside any others",
-            "Compact updates put other completions beside it, because it says so.",
+            "with `per_completion = True`, on_forward gives each completion the same next to any others",
+            "Compact updates rely on it to put other completions next to it.",
         ),
         (
             "composition",
             "takes advantages that differ from token to token, and its own result",
-            "Any transform may stand before another, so what comes in is whatever the hook before it made.",
+            "Any transform may come before another, so the incoming advantages are whatever the hook before it made.",
         ),
         (
             "state",
@@ -380,7 +380,7 @@ RULES: tuple[Rule, ...] = (
         (
             "non_negative",
             "no weight is negative",
-            "A negative weight turns the token's advantage round: what was right is unlearnt.",
+            "A negative weight flips the token's advantage: the policy unlearns what was right.",
         ),
         (
             "mask",
@@ -394,7 +394,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "empty_rows",
-            "completions without a live token, and such whose tokens are all masked, leave the others finite weights",
+            "completions without a live token, or with all tokens masked, leave the others finite weights",
             "Truncated completions are masked whole. Dividing by their length of zero gives NaN.",
         ),
         (
@@ -409,13 +409,13 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "dtype",
-            "takes masks, advantages, losses and log-probabilities in bfloat16 and float16 as well",
+            "also takes masks, advantages, losses and log-probabilities in bfloat16 and float16",
             "In runs with bf16 the log-probabilities are of that type, which numpy, for one, does not know.",
         ),
         (
             "micro_batches",
             "the loss does not depend on how a rank's rows are cut into micro-batches",
-            "Memory decides the cut, and would decide the gradient. A reduce is held to it where it declares "
+            "Memory decides the cut, and would decide the gradient. A reduce is checked only if it declares "
             "`needs_step_totals = True`.",
         ),
         (
@@ -430,14 +430,14 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "totals",
-            "counts with rollout.totals: completions that are in no total change nothing",
-            "`skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Rows that "
-            "are counted some other way bring them back.",
+            "counts by rollout.totals: completions that are in no total change nothing",
+            "`skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Counting "
+            "rows in any other way brings them back.",
         ),
         (
             "padding",
             "more padding changes nothing",
-            "A batch is as wide as its longest completion, so the width is the neighbours' doing.",
+            "A batch is as wide as its longest completion, so the width depends on the neighbours.",
         ),
         (
             "row_permutation",
@@ -446,8 +446,8 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "masked_values",
-            "what stands off the mask does not matter",
-            "In the padding stands whatever the model computes there, and it changes with the batch.",
+            "values off the mask do not matter",
+            "Padding holds whatever the model computes there, and it changes with the batch.",
         ),
         (
             "gradient",
@@ -474,7 +474,7 @@ RULES: tuple[Rule, ...] = (
         ("run", "runs on an ordinary batch", "What fails here fails in the first training step."),
         (
             "shape",
-            "keep returns (B,), bool; or of each completion True, False or a short reason",
+            "keep returns (B,), bool; or for each completion True, False or a short reason",
             "Reasons are names of metrics; anything else has no meaning to a run.",
         ),
         (
@@ -484,27 +484,27 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "odd_batches",
-            "answers on batches with equal rewards, missing rewards, empty completions, nothing that counts",
-            "These are what a filter is for: late in a run they are many.",
+            "answers on batches with equal rewards, missing rewards, empty completions, or no token that counts",
+            "Filters are made for these: late in a run there are many.",
         ),
         (
             "groups",
-            "says the same of all completions of a group",
+            "gives all completions of a group the same answer",
             "A group is trained on whole or not at all.",
         ),
         ("padding", "the answer does not depend on how far rows are padded", "Each round is padded by itself."),
         (
             "masked_values",
-            "what stands off the mask has no influence",
+            "values off the mask have no influence",
             "Padding holds whatever the computation left there.",
         ),
         (
             "ranks",
-            "says the same on one rank as on two and three, also where groups are spread over ranks",
+            "gives the same answer on one rank as on two and three, also if groups are spread over ranks",
             "Ranks that disagree on a group cannot put one batch together. Gather what decides.",
         ),
-        ("gathers", "calls rollout.gather equally often on every rank", "Ranks that don't would wait for each other."),
-        ("inputs", "does not write to what it is handed", "The kept groups are trained on as they are there."),
+        ("gathers", "calls rollout.gather equally often on every rank", "Otherwise ranks wait for each other."),
+        ("inputs", "does not write to its arguments", "The kept groups are trained on as they are there."),
         ("pickle", "pickles", "Launchers and workers send the trainer's parts to other processes."),
     ),
 )
