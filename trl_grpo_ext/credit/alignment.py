@@ -41,7 +41,7 @@ def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[i
     if _decode(tokenizer, tokens) != text:
         raise AlignmentError(
             f"The text is not what {type(tokenizer).__name__} decodes the completion's {len(tokens)} tokens to without "
-            "its special tokens, so nobody can say which token wrote which character. Hooks that need offsets or "
+            "its special tokens, so it is unknown which token wrote which character. Hooks that need offsets or "
             "spans cannot be used where completions are rewritten after decoding."
         )
     backend = getattr(tokenizer, "backend_tokenizer", None)

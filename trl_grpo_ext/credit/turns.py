@@ -99,9 +99,9 @@ def read_turns(
     runs, pairs = true_runs(wrote), exchanges(completion)
     if len(pairs) != len(runs) and len(pairs) > 1:
         raise AlignmentError(
-            f"The completion has {len(pairs)} assistant messages, and its tokens have {len(runs)} turns (runs of "
-            "tokens that the model wrote), so there is no telling which message is which turn. Return messages and a "
-            "mask (env_mask) of the same turns, or leave out the hooks and rewards that credit turns."
+            f"The completion has {len(pairs)} assistant messages, but its tokens have {len(runs)} turns (runs of "
+            "tokens that the model wrote), so messages cannot be matched with turns. Return messages and a mask "
+            "(env_mask) of the same turns, or leave out the hooks and rewards that credit turns."
         )
     matched: Sequence[Exchange | None] = pairs if len(pairs) == len(runs) else [None] * len(runs)
     spoken = _Spoken.of(tokenizer, ids, text, offsets)
@@ -159,9 +159,9 @@ def place_spans(
         if place is None:
             which = "the last assistant message" if turn is None else f"assistant message {turn}"
             raise AlignmentError(
-                f"The spans at row {row} cannot be placed: the text of {which} does not stand in the completion's "
-                "decoded tokens as it is, or stands there twice. Return plain rewards, or one value for each turn, "
-                "for such completions."
+                f"The spans at row {row} cannot be placed: the text of {which} does not occur verbatim in the "
+                "completion's decoded tokens, or occurs twice. Return plain rewards, or one value for each turn, for "
+                "such completions."
             )
         placed.append((*place, value) if end is None else (place[0] + start, place[0] + end, value))
     return placed

@@ -109,7 +109,7 @@ def guarded(
     if model and tokenizer is None:
         raise ConfigurationError(f"{label} is a model: give guarded its tokenizer, tokenizer=...")
     if tokenizer is not None and not model:
-        raise ConfigurationError(f"{label} is no model, so there is nothing to do with a tokenizer")
+        raise ConfigurationError(f"{label} is not a model, so it takes no tokenizer")
     if isinstance(outcomes, Mapping) and on_error != RAISE:
         if "error" in outcomes:
             raise ConfigurationError(f"{label}: on_error is {on_error!r} and outcomes has 'error' too; give one")

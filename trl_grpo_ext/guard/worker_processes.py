@@ -45,7 +45,7 @@ _FORK_LIMIT = 60.0
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _UNKNOWN_SLEEP = 10.0  # where the kernel does not say how long a process waited for a core, time off it counts a tenth
 _DIED = "its worker process died"
-_NO_REPLY = "its worker process sent something that is no reply"
+_NO_REPLY = "its worker process sent an invalid reply"
 
 
 class LostError(Exception):

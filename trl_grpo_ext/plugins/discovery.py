@@ -301,7 +301,7 @@ def _unknown(kind: Kind, asked: Selection, installed: Installed) -> str:
 def explain_neither(kind: Kind, asked: Selection, why_no_entry_point: str, why_no_path: str) -> str:
     """Explain why `x:y` is neither an entry point nor a dotted path."""
     return (
-        f"{str(asked)!r} is no {LABELS[kind]}. Read as distribution and name: {_ended(why_no_entry_point)} "
+        f"{str(asked)!r} is not {with_article(kind)}. Read as distribution and name: {_ended(why_no_entry_point)} "
         f"Read as module and attribute: {_ended(why_no_path)}"
     )
 

@@ -294,7 +294,7 @@ def _with_selected(
             loaded = resolve(kind, selection)
             if loaded.selection is not None and loaded.selection.weight is not None and not weighed:
                 raise ConfigurationError(
-                    f"the weight {loaded.selection.weight} of {loaded.selection.name!r} would count for nothing: only "
+                    f"the weight {loaded.selection.weight} of {loaded.selection.name!r} would have no effect: only "
                     "rewards in a list have weights."
                 )
         except (ConfigurationError, PluginError) as error:

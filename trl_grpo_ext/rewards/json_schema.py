@@ -142,7 +142,7 @@ def verdict(schema: str, extract: str, max_characters: int, max_depth: int, comp
     try:
         problem = next(_validator(schema).iter_errors(instance), None)
     except RecursionError:
-        return Outcome.REFUSED.value, "the schema refers to itself without end, or deeper than can be followed"
+        return Outcome.REFUSED.value, "the schema refers to itself endlessly, or too deeply"
     if problem is None:
         return Outcome.RIGHT.value, ""
     return Outcome.WRONG.value, f"breaks {problem.validator!r} at {shown(problem.json_path)}"

@@ -246,7 +246,7 @@ def _failure(run: Run) -> Judgement | None:
     if run.ended == "timeout":
         return Judgement(Outcome.TIMEOUT, f"{run.seconds:.1f} s")
     if run.ended == "tests":
-        return Judgement(Outcome.UNPARSEABLE, "the tests take too long, without the code's doing")
+        return Judgement(Outcome.UNPARSEABLE, "the tests themselves take too long")
     for message in run.messages:
         if "unread" in message:
             return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(message['unread'])}")
@@ -264,7 +264,9 @@ def _failure(run: Run) -> Judgement | None:
         if message.get("gone") == "closed":
             return Judgement(Outcome.WRONG, "the process ended before its tests did")
         if message.get("gone"):
-            return Judgement(Outcome.WRONG, f"it answered what is no value ({shown(message['gone'])})")
+            return Judgement(
+                Outcome.WRONG, f"it answered with something that is not a value ({shown(message['gone'])})"
+            )
         if "failed" in message:
             return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
     if run.judge is not None and run.judge < 0:
@@ -279,9 +281,9 @@ def _checked_layers(name: str, require: Any, memory_mb: int) -> tuple[str, ...]:
     missing = [layer for layer in LAYERS if layer in require and layer not in holds]
     if missing:
         raise ConfigurationError(
-            f"{name}: this machine cannot hold {', '.join(missing)} back from the code (it can: "
-            f"{', '.join(holds) or 'nothing'}). Landlock (Linux 5.13) and seccomp, on x86-64 or ARM, are needed, and a "
-            f"container may forbid them. `require: {[layer for layer in require if layer in holds]}` runs the code "
-            "without; do that only where nothing on this machine is worth anything."
+            f"{name}: this machine cannot hold the layers {', '.join(missing)} (it holds: "
+            f"{', '.join(holds) or 'none'}). They need Landlock (Linux 5.13) and seccomp, on x86-64 or ARM, which a "
+            f"container may forbid. `require: {[layer for layer in require if layer in holds]}` runs the code without "
+            "them; do that only on a machine with nothing to lose."
         )
     return tuple(layer for layer in LAYERS if layer in require)

@@ -163,7 +163,7 @@ class HookChecks(Trials):
         """Exactly 0 or far from it."""
         self._deterministic_only()
         if role_of(self.plugin) != "estimator":
-            raise NotChecked("it is no estimator")
+            raise NotChecked("it is not an estimator")
 
         def judge(scene: Scene) -> None:
             exact_B_T, rounded_B_T = (
@@ -345,7 +345,7 @@ class HookChecks(Trials):
             try:
                 travelled = json.loads(json.dumps(state, allow_nan=True))
             except (TypeError, ValueError) as error:
-                raise Broken(f"state_dict() is no mapping of JSON values: {error}", f"{state!r:.200}") from error
+                raise Broken(f"state_dict() is not a mapping of JSON values: {error}", f"{state!r:.200}") from error
             if not isinstance(travelled, Mapping):
                 raise Broken(f"state_dict() must be a mapping, and is {type(state).__name__}", f"{state!r:.200}")
             resumed.load_state_dict(travelled)
