@@ -94,9 +94,9 @@ class Normalised(_Estimator):
 
     Departures: the paper has no ε and does not say which σ; as in TRL, σ is the sample's (n - 1) and ε is 1e-4. With
     the population's (n) advantages are √(n/(n-1)) times as large: for three right answers out of five .8165 and -1.2247
-    instead of .7303 and -1.0954. The floor is ours. A completion without a reward
-    gets advantage 0 and is left out of μ and σ; so does the only completion of its group with a reward. In a group of
-    equal rewards all advantages are exactly 0; TRL's are what rounding leaves of it.
+    instead of .7303 and -1.0954. The floor is ours. A completion without a reward gets advantage 0 and is left out of μ
+    and σ; so does the only completion of its group with a reward. In a group of equal rewards all advantages are
+    exactly 0; TRL's are what rounding leaves of it.
 
     Args:
         epsilon: ε, in units of the reward; positive.
@@ -133,8 +133,7 @@ class ConstantBaseline(_Estimator):
 
     Source: REINFORCE with a baseline (Williams, 1992).
 
-    Departures: Williams lets a baseline adapt; this one stays. A completion without a reward gets
-    advantage 0.
+    Departures: Williams lets a baseline adapt; this one stays. A completion without a reward gets advantage 0.
 
     Args:
         baseline: b, in units of the reward.
@@ -162,8 +161,8 @@ class QuantileBaseline(_Estimator):
     Source: Quantile Advantage Estimation (2509.22611), and its authors' code: the quantile is interpolated between the
     two rewards beside it, σ is the sample's (n - 1), about the mean.
 
-    Departures: ε is 1e-4, theirs 1e-6. A completion without a reward gets advantage 0 and is left out of
-    the statistics; so does the only completion of its group with a reward.
+    Departures: ε is 1e-4, theirs 1e-6. A completion without a reward gets advantage 0 and is left out of the
+    statistics; so does the only completion of its group with a reward.
 
     Args:
         quantile: K, above 0 and below 1. The authors use 0.4.
@@ -251,8 +250,8 @@ class LeaveOneOut(_Estimator):
 
     Source: RLOO (2402.14740), eq. 6.
 
-    Departures: a completion without a reward gets advantage 0 and is in nobody's baseline; one that is
-    the only scored completion of its group has no others to compare with and gets 0 as well.
+    Departures: a completion without a reward gets advantage 0 and is in nobody's baseline; one that is the only scored
+    completion of its group has no others to compare with and gets 0 as well.
     """
 
     __name__ = "leave_one_out"
@@ -278,8 +277,7 @@ class BatchWhitening(_Estimator):
     Departures: the floor is ours. σ is over completions; implementations of the paper (OpenRLHF, verl) take it, and a
     mean that they subtract, over tokens, so that long completions count more in it: that is `centred` (or
     `raw_reward`), then `whiten`, where a KL penalty on the tokens (`kl_in_reward`) may stand between the two. A
-    completion without a reward gets advantage 0 and is left out of b
-    and σ.
+    completion without a reward gets advantage 0 and is left out of b and σ.
 
     Args:
         baseline: What b is: "group", the mean reward of the completion's group, or "batch", the mean over all.

@@ -29,9 +29,9 @@ class PrefixTree:
     advantages are in standard deviations of the group (`scale_rewards: group`). So what it adds is the smaller beside
     them the less a group's rewards differ: with rewards of 0 and 1 a token's term is at most 1, where one success of
     eight has the advantage 2.47, and with rewards of 0 and 10 ten times as much beside the same 2.47. With
-    `scale_rewards: none`, or `centred` in front, both are in units of the reward. After the last token
-    `V` is the completion's own reward, even where a longer completion goes on from there. Completions without
-    a reward get nothing ("add": keep what came in) and are in no mean.
+    `scale_rewards: none`, or `centred` in front, both are in units of the reward. After the last token `V` is the
+    completion's own reward, even where a longer completion goes on from there. Completions without a reward get nothing
+    ("add": keep what came in) and are in no mean.
 
     Args:
         mode: "replace" the incoming advantages, or "add" to them.

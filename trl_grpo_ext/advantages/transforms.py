@@ -33,8 +33,8 @@ class Whiten:
     Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
 
     Departures: the divisor is `σ + 1e-8`, where verl has `√(σ² + 1e-8)`, which is the same but for a σ below about
-    1e-4. A completion without a reward and no hook gave an advantage stays at 0 and has no part in mean
-    and σ, nor has one without a live token.
+    1e-4. A completion that has neither a reward nor an advantage from a hook stays at 0 and is left out of mean and σ,
+    and so is one without a live token.
 
     Args:
         over: "completions" or "tokens".

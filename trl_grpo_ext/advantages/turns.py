@@ -27,8 +27,7 @@ class TurnRewards:
 
     A reward function that returns `TurnScores` gives each turn its reward. All other rewards, including shapers', form
     the outcome, which belongs to the completion's last turn (a shaper's rewards for single tokens belong to their
-    turns).
-    With `r_{i,k}` the weighted rewards of turn k of completion i, `K_i` its turns and `o_i` its outcome:
+    turns). With `r_{i,k}` the weighted rewards of turn k of completion i, `K_i` its turns and `o_i` its outcome:
 
         G_{i,k} = Σ_{j≥k} γ^(j-k) · (r_{i,j} + [j = K_i] · o_i)                  form "returns"
         A_{i,k} = (G_{i,k} - mean G_k) / (std G_k + 1e-4)
@@ -47,8 +46,7 @@ class TurnRewards:
 
     Departures: MT-GRPO has two turns, and the first has its own reward; here any turn but the last has. If a completion
     never got an answer from a tool, its authors take the advantage of the rewards' sum; here its only turn is its last
-    and gets the outcome's. γ is not in MT-GRPO. A completion without a reward gets 0 and is
-    in no mean.
+    and gets the outcome's. γ is not in MT-GRPO. A completion without a reward gets 0 and is in no mean.
 
     Args:
         form: "returns" or "turn_plus_outcome".

@@ -264,9 +264,7 @@ def _failure(run: Run) -> Judgement | None:
         if message.get("gone") == "closed":
             return Judgement(Outcome.WRONG, "the process ended before its tests did")
         if message.get("gone"):
-            return Judgement(
-                Outcome.WRONG, f"it answered with something that is not a value ({shown(message['gone'])})"
-            )
+            return Judgement(Outcome.WRONG, f"it answered with no valid value ({shown(message['gone'])})")
         if "failed" in message:
             return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
     if run.judge is not None and run.judge < 0:
