@@ -528,8 +528,8 @@ class AdvantageHook(Protocol):
     - `per_group = True`: `on_rewards` and `on_rollout` treat each group on its own and keep no state, so a group's
       advantages do not depend on the rest of the batch. `resample` requires it of shapers, and of all hooks if its
       filter reads advantages.
-    - `per_completion = True`: `on_forward` treats each completion on its own, so compact updates may put it beside
-      other completions.
+    - `per_completion = True`: `on_forward` treats each completion on its own, so compact updates may put other
+      completions next to it.
     - `state_dict()` and `load_state_dict(state)`: what must survive a checkpoint, as a mapping of JSON values.
     """
 

@@ -121,7 +121,7 @@ class TestGroupMeanGAE:
             assert values == pytest.approx(same, abs=1e-9)
 
     def test_a_lambda_that_would_have_no_effect_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"gae_lambda=0\.9 has no effect beside length_alpha=0\.05"):
+        with pytest.raises(ConfigurationError, match=r"gae_lambda=0\.9 has no effect with length_alpha=0\.05"):
             hook("group_mean_gae", gae_lambda=0.9, length_alpha=0.05)
 
 

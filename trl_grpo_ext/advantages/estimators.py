@@ -250,8 +250,8 @@ class LeaveOneOut(_Estimator):
 
     Source: RLOO (2402.14740), eq. 6.
 
-    Departures: a completion without a reward gets advantage 0 and is in nobody's baseline; one that is the only scored
-    completion of its group has no others to compare with and gets 0 as well.
+    Departures: a completion without a reward gets advantage 0 and is in no baseline; so does the only scored
+    completion of a group, which has no others to compare with.
     """
 
     __name__ = "leave_one_out"
@@ -406,7 +406,7 @@ class PassAtK(_Estimator):
 
 
 def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
-    """Advantages of a success and of a failure in a group of n completions of which c succeed.
+    """Advantages of a success and of a failure if c of a group's n completions succeed.
 
     Computed in whole numbers up to the last step, so that nothing overflows or cancels in large groups. With
     `f = 1 - R̄`, the share of the sets without a success, a success gets `f / √(f (1 - f)) = √(f / (1 - f))`. A group's

@@ -26,12 +26,12 @@ class PrefixTree:
     Source: TEMPO (2509.18314), which adds this temporal-difference term to GRPO's advantage (mode "add").
 
     Departures: in mode "replace" the term stands alone. As in the paper it is in units of the reward, while TRL's own
-    advantages are in standard deviations of the group (`scale_rewards: group`). So what it adds is the smaller beside
-    them the less a group's rewards differ: with rewards of 0 and 1 a token's term is at most 1, where one success of
-    eight has the advantage 2.47, and with rewards of 0 and 10 ten times as much beside the same 2.47. With
-    `scale_rewards: none`, or `centred` in front, both are in units of the reward. After the last token `V` is the
-    completion's own reward, even where a longer completion goes on from there. Completions without a reward get nothing
-    ("add": keep what came in) and are in no mean.
+    advantages are in standard deviations of the group (`scale_rewards: group`). So the less a group's rewards differ,
+    the smaller the term is compared with them: with rewards of 0 and 1 a token's term is at most 1, while one success
+    of eight has the advantage 2.47; with rewards of 0 and 10 the term is ten times as large, and the advantage the
+    same. With `scale_rewards: none`, or `centred` in front, both are in units of the reward. After the last token `V`
+    is the completion's own reward, even if a longer completion continues from there. Completions without a reward get
+    0 ("add": keep the incoming advantages) and are in no mean.
 
     Args:
         mode: "replace" the incoming advantages, or "add" to them.

@@ -57,7 +57,7 @@ class GroupMeanGAE:
             checked_number("group_mean_gae: length_alpha", length_alpha, "a positive number", lambda x: x > 0)
             if gae_lambda != 0.95:
                 raise ConfigurationError(
-                    f"group_mean_gae: gae_lambda={gae_lambda!r} has no effect beside length_alpha={length_alpha!r}, "
+                    f"group_mean_gae: gae_lambda={gae_lambda!r} has no effect with length_alpha={length_alpha!r}, "
                     "which gives each completion a λ of its own. Leave one of them out."
                 )
 

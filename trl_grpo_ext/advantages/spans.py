@@ -142,7 +142,7 @@ class SegmentWeights:
         think: Weight of the thoughts.
         answer: Weight of the answer.
         tags: Weight of the two markers.
-        other: Weight of what stands before the opening marker.
+        other: Weight of the text before the opening marker.
         open: The opening marker, found as it is (no regular expression).
         close: The closing marker.
 

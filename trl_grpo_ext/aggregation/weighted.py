@@ -21,7 +21,7 @@ class SignBalanced:
     token mean the longer side wins: if wrong answers are long, pushing them down outweighs pulling right ones up. Here
     the sides' weights don't depend on their lengths, and within a side every token counts the same.
 
-    Source: Balanced Aggregation (2605.04077), whose sign is that of GRPO's advantage, which is the outcome's.
+    Source: Balanced Aggregation (2605.04077). Its sign is that of GRPO's advantage, which equals the outcome's.
 
     Departures: the sign is of the rewards before any shaper, whatever hooks make of the advantages. Completions whose
     reward is the mean, or without a reward, form a third part; they may carry a KL penalty. `G_s` and `G`

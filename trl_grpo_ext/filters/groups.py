@@ -108,7 +108,7 @@ class AccuracyBetween:
 
 
 class NotAllTruncated:
-    """Drop groups of which all completions, or a large share, ended at the limit.
+    """Drop groups if all their completions, or a large share, ended at the limit.
 
     Such a group compares unfinished answers. Groups are dropped as "truncated".
 

@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import PluginOutputError
 from .outcomes import OutcomePolicy
 
-# What TRL passes to every reward function beside the dataset's columns.
+# What TRL passes to every reward function besides the dataset's columns.
 NOT_COLUMNS = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )

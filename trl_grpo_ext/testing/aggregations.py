@@ -131,7 +131,7 @@ class AggregationChecks(Trials):
         self._finite({"an ordinary batch": self.ordinary[1]})
 
     def empty_rows(self) -> None:
-        """Rows without a live token beside others."""
+        """Rows without a live token among others."""
         self._finite(with_empty_rows(self.setting))
 
     def nothing_live(self) -> None:

@@ -362,7 +362,7 @@ class RewardChecks(Checks):
         self._over([self.batch], judge)
 
     def neighbours(self) -> None:
-        """Row 0 beside others, and alone."""
+        """Row 0 with others, and alone."""
         self._independent()
 
         def judge(batch: Batch) -> None:
@@ -568,13 +568,13 @@ def _check_value(value: Any, row: int, batch: Batch) -> None:
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, int | float):
         kind = type(value).__name__
-        raise Broken(f"the value {value!r:.80} at row {row} ({kind}) is none that torch.tensor takes", str(batch))
+        raise Broken(f"the value {value!r:.80} at row {row} ({kind}) is not accepted by torch.tensor", str(batch))
     try:
         as_trl = ctypes.c_float(number).value
     except OverflowError:
         as_trl = math.inf
     if math.isnan(as_trl):
-        message = f"the value at row {row} is NaN; say None where the reward has nothing to say"
+        message = f"the value at row {row} is NaN; return None where the reward does not apply"
         raise Broken(message, str(batch), "NaN")
     if math.isinf(as_trl):
         raise Broken(f"the value {value!r:.80} at row {row} is not finite in float32", str(batch))
@@ -759,7 +759,7 @@ def ordinary_batch(
         completions: The completions; `COMPLETIONS` by default.
         prompts: The prompts, repeated.
         columns: By name a list of values, repeated; more than `COLUMNS`, or instead.
-        form: How strings are handed over.
+        form: How strings are passed.
     """
     texts = completions or COMPLETIONS
     asked = prompts or PROMPTS

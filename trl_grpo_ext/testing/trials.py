@@ -238,7 +238,7 @@ class Trials(Checks, ABC):
             self._over([scene], judge, what, breaks=("finite", None))
 
     def _in_half(self) -> None:
-        """Contexts of bfloat16 and float16 beside float32."""
+        """Contexts of bfloat16 and float16 compared with float32."""
 
         def judge(scene: Scene) -> None:
             for dtype in (torch.bfloat16, torch.float16):

@@ -49,7 +49,7 @@ class Verifier:
         timeout: CPU seconds for one pair.
         budget: CPU seconds that pairs without a verdict may use together, for 64 pairs, of all workers.
         workers: Number of processes; None is as many as there are cores, at most 8.
-        memory_mb: What a worker may use beside what it starts with, in MiB; None is no limit.
+        memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
         cache: Number of verdicts that are kept.
     """
 

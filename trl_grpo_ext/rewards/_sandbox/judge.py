@@ -295,7 +295,7 @@ class _SolutionModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules that tests import the solution from, where there is none of that name."""
+    """Provides the modules from which tests import the solution, if no real module has that name."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name in SOLUTION_MODULES:

@@ -443,7 +443,7 @@ class Codec:
         return kind
 
     def _known(self, number: Any, python: type, new: Any) -> Any:
-        """The container of this number: the one that is there, or the new one."""
+        """The container of this number, existing or new."""
         if type(number) is not int:
             raise ViolationError("no number")
         twin = self._twins.get(number)

@@ -89,7 +89,7 @@ _CAPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number as it stands in a text.
+    """One number as written in a text.
 
     Attributes:
         start: Offset of its first character (sign and currency included).

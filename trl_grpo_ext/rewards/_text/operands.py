@@ -3,7 +3,7 @@ r"""Does a number stand for itself, or is it part of an expression with another 
 Two questions, asked of the text right before and right after one number:
 
 - `is_operand`: it is one part of an expression, in signs (`18!`, `\sqrt{18}`, `18^{-1}`, `2 \cdot 18`, `18x`,
-  `\frac{18}{n}`) or in words ("18 squared", "half of 18", "3 plus 18"). What it comes to is not computed here.
+  `\frac{18}{n}`) or in words ("18 squared", "half of 18", "3 plus 18"). The expression is not evaluated here.
 - `is_denied`: the text says that it is not this number ("not 18", "isn't 18", `\neq 18`, "rather than 18", "less than
   18", "18 is not the answer").
 
