@@ -141,6 +141,7 @@ class NewDistribution:
             "package": self.package,
             "description": self.description,
             "author": self.author,
+            "ci": self.ci,
             "license_id": LICENSE_IDS[self.license],
             "year": self.year,
             "group": GROUPS[kind],
@@ -170,6 +171,10 @@ class NewDistribution:
         ]
         if self.ci == "github":
             places.append((".github/workflows/ci.yml", "common/ci", "lint, types and tests on every push"))
+            if self.license != "none":  # the index refuses it without one
+                places.append(
+                    (".github/workflows/publish.yml", "common/publish", "puts a release on the package index")
+                )
         if self.license != "none":
             places.append(("LICENSE", f"licenses/{self.license}", f"{LICENSE_IDS[self.license]}, {self.year}"))
         return self._rendered(places)
