@@ -649,10 +649,7 @@ class Report:
         if away:
             return "silver", f"have {_listed(away)} checked: what is declared takes it out"
         if not self.documentation:
-            return (
-                "silver",
-                "a page: a URL called Documentation in its distribution's metadata, or a README that names it",
-            )
+            return "silver", "a Documentation URL in its distribution's metadata, or a README that names it"
         return "gold", ""
 
     def plain(self) -> dict[str, Any]:
