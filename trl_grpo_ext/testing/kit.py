@@ -136,6 +136,8 @@ def _documentation(kind: Kind, plugin_or_selection: Any) -> str:
     if not isinstance(plugin_or_selection, str | Mapping | Selection):
         return ""
     info = find(kind, plugin_or_selection)
+    if info.builtin:
+        return "docs/plugins.md"  # which has them all: `tests/test_every_plugin.py`
     distribution = dict(installed_distributions()).get(normal(info.distribution or ""))
     return "" if distribution is None else documentation(distribution, (info.name, *info.aliases))
 

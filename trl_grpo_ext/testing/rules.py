@@ -594,7 +594,8 @@ class Report:
         unshown: Why nothing shows that the plugin does anything: it gave all texts of the kit one score, say. Empty
             where something does, and where that cannot be said.
         printed: What the plugin printed, and how many lines it was in all; it may hold anything.
-        documentation: Where its distribution documents it: a URL, or its README; empty where it does not.
+        documentation: Where its distribution documents it: a URL, its README, or docs/plugins.md of this project; empty
+            where it does not.
     """
 
     subject: str
@@ -647,7 +648,7 @@ class Report:
             return "bronze", "show that it works, see above"
         away = [rule.name for rule, why in self.skipped if rule.short in _ELSEWHERE and _DECLARED.search(why)]
         if away:
-            return "silver", f"have {_listed(away)} checked: what is declared takes it out"
+            return "silver", f"{_listed(away)} checked, and not left out for what it declares or does not"
         if not self.documentation:
             return "silver", "a Documentation URL in its distribution's metadata, or a README that names it"
         return "gold", ""
