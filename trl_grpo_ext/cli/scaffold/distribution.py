@@ -284,8 +284,6 @@ def with_plugin(text: str, new: NewDistribution, project: Path) -> str:
         text = text[: header.end()] + line + text[header.end() :]
     else:
         text = f'{text.rstrip()}\n\n[project.entry-points."{group}"]\n{line}'
-    if new.kind == "reward":
-        text = f'{text.rstrip()}\n\n[tool.trl-grpo-ext.check.{new.name}]\ncompletions = ["Yes, please.", "No."]\n'
     try:
         found = tomllib.loads(text)["project"]["entry-points"][group].get(new.name)
     except tomllib.TOMLDecodeError:
