@@ -190,7 +190,9 @@ def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbos
     if as_json:
         typer.echo(json.dumps([one.plain() for one in found], indent=2))
     console = results()
-    for one in found:
+    for place, one in enumerate(found):
+        if place and not as_json:
+            console.print()
         if isinstance(one, _Unloaded):
             messages().print(Text(printable(f"{one.subject}: {one.error}")), style="red", soft_wrap=True)
         elif not as_json:
