@@ -47,7 +47,7 @@ FORMS = (
 def college_pairs(seed: int = 0, each: int = 18) -> list[tuple[str, str]]:
     """Every form `each` times with other numbers: each expression as the answer to itself and to another one."""
     rng = random.Random(seed)
-    drawn = [_drawn(form, rng) for _ in range(each) for form in FORMS]
+    drawn = [_draw(form, rng) for _ in range(each) for form in FORMS]
     references = list(dict.fromkeys(drawn))
     others = [*references[1:], references[0]]
     return [(reference, _boxed(reference)) for reference in references] + [
@@ -55,7 +55,7 @@ def college_pairs(seed: int = 0, each: int = 18) -> list[tuple[str, str]]:
     ]
 
 
-def _drawn(form: str, rng: random.Random) -> str:
+def _draw(form: str, rng: random.Random) -> str:
     first, *rest = form.split("@")
     return first + "".join(f"{rng.randrange(2, 10)}{part}" for part in rest)
 

@@ -301,7 +301,7 @@ def cells_of(result: Result) -> list[str]:
     ]
 
 
-def shown(results: Sequence[Result], title: str) -> Table:
+def console_table(results: Sequence[Result], title: str) -> Table:
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(TITLES):
         table.add_column(column, justify="left" if number == 0 else "right")
@@ -335,7 +335,7 @@ def worst_norm(results: Sequence[Result]) -> str:
     )
 
 
-def put(path: Path, name: str, text: str) -> None:
+def write_block(path: Path, name: str, text: str) -> None:
     """Write generated text to a file: between `<!-- name -->` and `<!-- end of name -->`, or at its end with both."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -349,10 +349,10 @@ def put(path: Path, name: str, text: str) -> None:
 
 def print_page(title: str, results: Sequence[Result], said: str, path: Path | None) -> None:
     console = Console(width=150)
-    console.print(shown(results, title))
+    console.print(console_table(results, title))
     console.print(said, worst_norm(results), highlight=False)
     if path is not None:
-        put(path, title, f"{markdown(results)}\n\n{said} {worst_norm(results)}")
+        write_block(path, title, f"{markdown(results)}\n\n{said} {worst_norm(results)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ cells

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from common.errors import RecipeError, told_in_a_sentence
+from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
@@ -33,8 +33,8 @@ from common.settings import (
     embedded_or_hub,
     machine_defaults,
     measure,
+    print_task,
     read_yaml,
-    say_what,
 )
 from detox.curve import save_detox_curve
 from detox.kl_log import COEFFICIENT, KL, KLLoggingTrainer
@@ -108,13 +108,13 @@ def main() -> None:
         asked,
         rows,
         trainer_class=KLLoggingTrainer,
-        shown=shown,
+        table=table_metrics,
         eval_temperature=recipe.eval_temperature,
         curve=lambda folder, history, *_: save_detox_curve(folder, history, (kl_hook or {}).get("target")),
     )
 
 
-def shown(metrics: Mapping[str, Any]) -> dict[str, float]:
+def table_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """One evaluation by the names that the table shows: rewards, lengths, KL, its coefficient, entropy."""
     more = {"KL to the reference (nats)": KL, "KL coefficient": COEFFICIENT, "entropy (nats per token)": "entropy"}
     numbers = {label: metrics[f"eval_{key}"] for label, key in more.items() if metrics.get(f"eval_{key}") is not None}
@@ -174,10 +174,10 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     if not args.rewards:
         raise RecipeError("No reward is selected: name one (--rewards), such as a classifier.")
     data = recipe.dataset_path or recipe.dataset_name or "generated scenes"
-    say_what(model_args.model_name_or_path, EMBEDDED / "model", data, why)
+    print_task(model_args.model_name_or_path, EMBEDDED / "model", data, why)
     return recipe, args, model_args
 
 
 if __name__ == "__main__":
-    with told_in_a_sentence():
+    with exit_with_message():
         main()

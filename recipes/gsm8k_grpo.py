@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
-from common.errors import RecipeError, told_in_a_sentence
+from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import as_dataset, embedded_problems, has_chat_template, problems_from_file, problems_from_hub
 from common.progress import SUMMARY, quiet_libraries
@@ -29,8 +29,8 @@ from common.settings import (
     embedded_or_hub,
     machine_defaults,
     measure,
+    print_task,
     read_yaml,
-    say_what,
 )
 from trl import ModelConfig
 
@@ -134,10 +134,10 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     if not embedded and recipe.dataset_path is None and recipe.dataset_name is None:
         recipe.dataset_name = "openai/gsm8k"
     data = recipe.dataset_path or recipe.dataset_name or "generated word problems"
-    say_what(model_args.model_name_or_path, EMBEDDED_MODEL, data, why)
+    print_task(model_args.model_name_or_path, EMBEDDED_MODEL, data, why)
     return recipe, args, model_args
 
 
 if __name__ == "__main__":
-    with told_in_a_sentence():
+    with exit_with_message():
         main()

@@ -19,7 +19,7 @@ from typing import Any
 
 from accelerate import PartialState
 from calculator.task import calc, draw_problems, load_tokenizer, supervised_start
-from common.errors import loading_errors, told_in_a_sentence
+from common.errors import exit_with_message, loading_errors
 from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
 from common.results import held_out, save_curve
@@ -79,13 +79,13 @@ def main() -> None:
         what="problems",
         curve=partial(save_curve, reward=ACCURACY),
         trainer_class=CalculatorTrainer,
-        shown=with_calls,
-        said=[f"credit: {recipe.credit}"],
+        table=table_metrics,
+        notes=[f"credit: {recipe.credit}"],
         facts={"recipe": vars(recipe)},
     )
 
 
-def with_calls(metrics: Mapping[str, Any]) -> dict[str, float]:
+def table_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What the table shows of an evaluation: the rewards, the calls, and the share of them that failed."""
     calls, failed = (float(metrics.get(f"eval_tool_use/{name}", 0.0)) for name in ("calls", "failed"))
     share = failed / calls if calls else 0.0
@@ -104,5 +104,5 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
 
 
 if __name__ == "__main__":
-    with told_in_a_sentence():
+    with exit_with_message():
         main()

@@ -19,7 +19,7 @@ class RecipeError(TRLGRPOExtError):
 
 
 @contextmanager
-def told_in_a_sentence() -> Iterator[None]:
+def exit_with_message() -> Iterator[None]:
     """End the program with status 2 and one line on stderr for mistakes that a person can correct.
 
     A wrong setting stops all processes alike. The first one reports it, and its end makes the launcher end the others

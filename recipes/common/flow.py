@@ -36,8 +36,8 @@ def train_and_report(
     what: str = "prompts",
     dataset: Callable[[list[Row]], Dataset] = Dataset.from_list,
     trainer_class: type[RecipeTrainer] = RecipeTrainer,
-    shown: Callable[[Mapping[str, Any]], Scores] = held_out,
-    said: Sequence[str] = (),
+    table: Callable[[Mapping[str, Any]], Scores] = held_out,
+    notes: Sequence[str] = (),
     eval_temperature: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
@@ -52,8 +52,8 @@ def train_and_report(
         what: The rows' name, for people.
         dataset: What TRL gets of the rows.
         trainer_class: The trainer.
-        shown: Which numbers of an evaluation the table shows.
-        said: Printed before the training.
+        table: Picks the numbers of an evaluation that the table shows.
+        notes: Printed before the training.
         eval_temperature: That evaluations sample at, where it is not that of the training.
         facts: More about the run, for `metrics.json`.
     """
@@ -79,10 +79,10 @@ def train_and_report(
     trainer.eval_temperature = eval_temperature
     stop_at_strings(trainer)
     counts = f"{len(train_rows)} training {what}, {len(eval_rows)} held out; {processes} process(es)"
-    done = train_and_score(trainer, asked, *said, counts)
+    done = train_and_score(trainer, asked, *notes, counts)
     if trainer.is_world_process_zero():
         folder, history = Path(args.output_dir), trainer.state.log_history
-        before, after = shown(done.before), shown(done.after)
+        before, after = table(done.before), table(done.after)
         run = {
             "model": model,
             "eval_temperature": eval_temperature or args.temperature,

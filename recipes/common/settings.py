@@ -249,7 +249,7 @@ def measure(args: GRPOExtConfig, *wanted: str) -> None:
     args.rewards = rewards
 
 
-def say_what(model: str | None, embedded: Path, data: str, why: str) -> None:
+def print_task(model: str | None, embedded: Path, data: str, why: str) -> None:
     """Print which model is trained on which data, once."""
     if os.environ.get("RANK", "0") == "0":
         print(f"{'The embedded tiny model' if model == str(embedded) else model} on {data} ({why})", flush=True)

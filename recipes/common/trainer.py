@@ -116,7 +116,7 @@ def train_and_score(trainer: RecipeTrainer, asked: Asked, *lines: str) -> Scored
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=resumed)
     seconds = time.perf_counter() - started
-    end_if_stopped(trainer)
+    exit_if_stopped(trainer)
     before = first_evaluation(trainer.state.log_history)
     if resumed is None:
         seconds -= before.get("eval_runtime", 0.0)
@@ -126,7 +126,7 @@ def train_and_score(trainer: RecipeTrainer, asked: Asked, *lines: str) -> Scored
     return Scored(before, after, seconds, engine.facts)
 
 
-def end_if_stopped(trainer: RecipeTrainer) -> None:
+def exit_if_stopped(trainer: RecipeTrainer) -> None:
     """End the program where a signal ended the training; the checkpoint is there, so nothing else is worth the time.
 
     Raises:

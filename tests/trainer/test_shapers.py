@@ -348,6 +348,6 @@ def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused(
     sentence = r"of a batch with images old_logps are needed.*num_iterations above 1"
     with pytest.raises(ConfigurationError, match=sentence):
         shaping.refuse_images(with_image, run.trainer._scorer.missing({}))
-    shaping.saw_generated([*[None] * 6, ["a picture of a tool"], None])
+    shaping.record_generated([*[None] * 6, ["a picture of a tool"], None])
     with pytest.raises(ConfigurationError, match="of a batch with images old_logps are needed"):
         shaping.refuse_images([{"prompt": "a"}], ["old_logps"])

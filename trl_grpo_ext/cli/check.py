@@ -105,7 +105,7 @@ def check_command(
     if installed.unreadable:  # torch looks through all entry points for devices when it is imported, and would fail
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     if selection is not None:
-        subjects = _selected(selection, wanted, installed)
+        subjects = _select(selection, wanted, installed)
     else:
         subjects = _offered(distribution or "", wanted, installed)
     given: dict[str, Any] = {"seed": seed} if timeout is None else {"seed": seed, "timeout": timeout}
@@ -121,11 +121,11 @@ def check_command(
             def at(rule: str, number: int, count: int, status: Any = status) -> None:
                 status.update(Text(f"{rule}, rule {number} of {count}", style="dim"))
 
-            found.append(_checked(info, asked, {**_of_this_project(info), **given}, at))
+            found.append(_check(info, asked, {**_project_settings(info), **given}, at))
     _finish(found, as_json, strict, verbose)
 
 
-def _selected(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
+def _select(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
     """The plugins that a selection means, each with the selection that means it alone."""
     from ..plugins.description import named
     from ..plugins.selection import parse_selection
@@ -155,7 +155,7 @@ def _unique_name(info: PluginInfo, name: str) -> str:
     return info.target if info.dotted else f"{info.distribution}:{name}"
 
 
-def _of_this_project(info: PluginInfo) -> dict[str, Any]:
+def _project_settings(info: PluginInfo) -> dict[str, Any]:
     """What the pyproject.toml of the current folder says for the check of a plugin, if the plugin is that project's."""
     from ..plugins.metadata import normal
     from ..testing.kit import project_name, project_options
@@ -167,9 +167,7 @@ def _of_this_project(info: PluginInfo) -> dict[str, Any]:
     return project_options(here).get(info.name, {})
 
 
-def _checked(
-    info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any], progress: Any
-) -> Report | _Unloaded:
+def _check(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any], progress: Any) -> Report | _Unloaded:
     from ..testing import check
 
     try:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .console import messages, one_line, printable, results
-from .replay import shown_if_slow, step_range
+from .replay import progress_if_slow, step_range
 
 if TYPE_CHECKING:
     from ..history.gradients import GradientQuality
@@ -111,7 +111,7 @@ def gradients_command(
         device=device,
         load_in_4bit=load_in_4bit,
         say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
-        progress=lambda items, count, what: shown_if_slow(items, count, said, what),
+        progress=lambda items, count, what: progress_if_slow(items, count, said, what),
     )
     if out is not None:
         from ..history.gradients.page import write_page

@@ -128,16 +128,16 @@ def _print(made: Sequence[NewDistribution], folder: str, files: Sequence[Generat
     what = ", ".join(f"the {new.kind} {new.name}" for new in made)
     console.print(Text(f"{made[0].distribution}, with {what}, is in {folder}", overflow="fold"))
     console.print()
-    for line in _listed(files, console.width):
+    for line in _file_lines(files, console.width):
         console.print(Text(line), soft_wrap=True)
     console.print()
     console.print(Text("Next:"))
     for command in _next(made, folder):
-        for line in _folded(command, console.width):
+        for line in _fold(command, console.width):
             console.print(Text(line), soft_wrap=True)
 
 
-def _listed(files: Sequence[GeneratedFile], width: int) -> list[str]:
+def _file_lines(files: Sequence[GeneratedFile], width: int) -> list[str]:
     """Each file and what it is for, beside it where there is room, else below; a path is never broken."""
     column = max(len(file.path) for file in files) + 4
     if width - column < _PURPOSE_WIDTH:
@@ -162,7 +162,7 @@ def _next(made: Sequence[NewDistribution], folder: str) -> list[list[str]]:
     ]
 
 
-def _folded(command: Sequence[str], width: int) -> list[str]:
+def _fold(command: Sequence[str], width: int) -> list[str]:
     """A command on lines that a shell joins again, so that it can be copied from a narrow terminal too."""
     lines, line = [], "  "
     for word in map(shlex.quote, command):

@@ -92,7 +92,7 @@ def replay_command(
         num_generations=num_generations,
         show=show,
         say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
-        progress=lambda batches, count: shown_if_slow(batches, count, said),
+        progress=lambda batches, count: progress_if_slow(batches, count, said),
     )
     if as_json:
         typer.echo(json.dumps(comparison.plain(), indent=2, allow_nan=False))
@@ -118,7 +118,7 @@ def step_range(text: str | None) -> tuple[int | None, int | None]:
     return int(match[1]) if match[1] else None, int(match[2]) if match[2] else None
 
 
-def shown_if_slow(batches: Iterable[Any], count: int, console: Console, what: str = "Replaying") -> Iterator[Any]:
+def progress_if_slow(batches: Iterable[Any], count: int, console: Console, what: str = "Replaying") -> Iterator[Any]:
     """A progress bar, on a terminal, for what takes longer than a moment."""
     started, bar = time.monotonic(), None
     try:
@@ -182,7 +182,7 @@ def _conclusions(found: Comparison) -> Iterator[str]:
         if pair.moved is not None and pair.moved < _SAME and (pair.moved_between_tokens or 0.0) < _SAME:
             yield f"{pair.other} and {pair.base} train the same: no gradient mass moves to other completions or tokens."
             continue
-        to = _moved_to(found, pair)
+        to = _gaining_lengths(found, pair)
         yield (
             f"{pair.other} moves {_percent(pair.moved)} of {pair.base}'s gradient mass to other completions and "
             f"{_percent(pair.moved_between_tokens)} to other tokens{to}; {_percent(pair.same_sign)} of the completions "
@@ -191,7 +191,7 @@ def _conclusions(found: Comparison) -> Iterator[str]:
         )
 
 
-def _moved_to(found: Comparison, pair: Pair) -> str:
+def _gaining_lengths(found: Comparison, pair: Pair) -> str:
     """Which lengths gain most."""
     gains = [
         (part.mass[pair.other] - part.mass[pair.base], part.name)  # type: ignore[operator]

@@ -111,7 +111,8 @@ def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
     state = docs.state if not docs.detail else f"{docs.state}: {docs.detail}"
     where = None if docs.file is None else f"{docs.file}:{docs.line}"
     declares = [
-        (name, value if isinstance(value, str) else json.dumps(_listed(value))) for name, value in docs.declares.items()
+        (name, value if isinstance(value, str) else json.dumps(_as_json(value)))
+        for name, value in docs.declares.items()
     ]
     facts = [
         ("kind", LABELS[info.kind]),
@@ -128,11 +129,11 @@ def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
     return [(label, value) for label, value in facts if value]
 
 
-def _listed(value: object) -> object:
+def _as_json(value: object) -> object:
     if isinstance(value, list | tuple | set | frozenset):
-        return [_listed(inner) for inner in value]
+        return [_as_json(inner) for inner in value]
     if isinstance(value, dict):
-        return {str(key): _listed(inner) for key, inner in value.items()}
+        return {str(key): _as_json(inner) for key, inner in value.items()}
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 

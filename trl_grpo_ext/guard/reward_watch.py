@@ -97,7 +97,7 @@ class RewardWatch:
 
     @property
     def beside(self) -> dict[str, Any]:
-        """What the functions said beside their scores, as `Scored` has it."""
+        """What the functions said beside their scores, as `ScoredBatch` has it."""
         return {"spans": self.spans, "outcomes": self.outcomes}
 
     @contextmanager

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a file, text as UTF-8, in one step; one that is there is replaced.
 
     Raises:

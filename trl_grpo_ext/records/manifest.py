@@ -33,7 +33,7 @@ from ..plugins.loading import Kind, Loaded, LoadedList
 from ..plugins.metadata import installed_distributions, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import CONTRACT_VERSION, role_of
-from .files import write_whole
+from .files import write_atomically
 from .source import Source, SourceReader, of_text
 
 __all__ = ["FILE", "Manifest", "PluginRecord", "differences", "version_notes"]
@@ -125,10 +125,10 @@ class Manifest:
         made = _Recorder()
         records: list[PluginRecord] = []
         for loaded, name, weight in zip(
-            _loaded(trainer.reward_funcs), trainer.reward_func_names, weights, strict=False
+            _as_loaded(trainer.reward_funcs), trainer.reward_func_names, weights, strict=False
         ):
             records += made.records("reward", loaded, name=name, weight=weight)
-        for loaded in _loaded(getattr(trainer, "advantage_hooks", [])):
+        for loaded in _as_loaded(getattr(trainer, "advantage_hooks", [])):
             records += [
                 replace(record, role=role_of(loaded.object)) for record in made.records("advantage_hook", loaded)
             ]
@@ -165,7 +165,7 @@ class Manifest:
             OSError: The file cannot be written.
         """
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(self.plain(), indent=2) + "\n")
+        write_atomically(path, json.dumps(self.plain(), indent=2) + "\n")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Manifest:
@@ -310,7 +310,7 @@ class _Recorder:
         return dict(installed_distributions())
 
 
-def _loaded(plugins: Sequence[Any]) -> list[Loaded]:
+def _as_loaded(plugins: Sequence[Any]) -> list[Loaded]:
     return plugins.loaded if isinstance(plugins, LoadedList) else [Loaded(plugin) for plugin in plugins]
 
 
@@ -417,15 +417,15 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
         old: Of the checkpoint.
         new: Of this run.
     """
-    before, here = _keyed(old), _keyed(new)
+    before, here = _by_key(old), _by_key(new)
     texts = []
     for key in {**before, **here}:
         if key not in here:
-            texts.append(f"{_called(before[key])} ({_text(before[key].origin)}) is in the checkpoint and not here")
+            texts.append(f"{_describe(before[key])} ({_text(before[key].origin)}) is in the checkpoint and not here")
         elif key not in before:
-            texts.append(f"{_called(here[key])} ({_text(here[key].origin)}) is here and not in the checkpoint")
+            texts.append(f"{_describe(here[key])} ({_text(here[key].origin)}) is here and not in the checkpoint")
         else:
-            texts += [f"{_called(here[key])}: {text}" for text in _changes(before[key], here[key])]
+            texts += [f"{_describe(here[key])}: {text}" for text in _changes(before[key], here[key])]
     for kind in KINDS:
         order = [key for key in before if key[0] == kind and key in here]
         order_here = [key for key in here if key[0] == kind and key in before]
@@ -447,7 +447,7 @@ def version_notes(old: Manifest, new: Manifest) -> list[str]:
     return notes
 
 
-def _keyed(manifest: Manifest) -> dict[_Key, PluginRecord]:
+def _by_key(manifest: Manifest) -> dict[_Key, PluginRecord]:
     """The records by kind, place and name, and the how-manieth of these each one is."""
     keyed: dict[_Key, PluginRecord] = {}
     for record in manifest.plugins:
@@ -501,7 +501,7 @@ def _same(old: Any, new: Any) -> bool:
     )
 
 
-def _called(record: PluginRecord) -> str:
+def _describe(record: PluginRecord) -> str:
     within = f" (inside {_text(record.inside)})" if record.inside else ""
     return f"{LABELS[record.kind]} {_text(record.name)}{within}"
 

@@ -32,7 +32,7 @@ import torch
 from transformers import TrainerCallback
 
 from ..errors import ConfigurationError
-from .files import write_whole
+from .files import write_atomically
 
 RATES_FILE = "prompt_rates.jsonl"
 
@@ -95,7 +95,7 @@ class PromptRates(TrainerCallback):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             kept = [line for line in _lines(path) if _step_of(line) < state.global_step] if path.is_file() else []
-            write_whole(path, "".join(f"{line}\n" for line in kept))
+            write_atomically(path, "".join(f"{line}\n" for line in kept))
         except OSError as error:
             self._give_up(error)
 

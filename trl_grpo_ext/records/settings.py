@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
-from .files import write_whole
+from .files import write_atomically
 from .manifest import HIDDEN, plain_mapping, plain_value
 
 FILE = "trl_grpo_ext_settings.json"
@@ -74,7 +74,7 @@ def write_settings(trainer: Any, path: str | os.PathLike[str]) -> None:
         OSError: The file cannot be written.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"format": _FORMAT, "settings": settings_of(trainer)}, indent=2) + "\n")
+    write_atomically(path, json.dumps({"format": _FORMAT, "settings": settings_of(trainer)}, indent=2) + "\n")
 
 
 def from_plain(value: Any) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class TokenRecorder:
         """Whether any of these rows is recorded."""
         return any(place in self._records for place in places_B.tolist())
 
-    def trained(
+    def add_trained(
         self,
         places_B: torch.Tensor,
         stages: Sequence[tuple[str, torch.Tensor]],

@@ -51,7 +51,7 @@ def whole_rows(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 
 
-def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def join_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The rows of several micro-batches as one."""
     rows: dict[str, Any] = {}
     for key, value in batches[0].items():

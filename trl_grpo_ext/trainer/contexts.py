@@ -25,7 +25,7 @@ from .upstream import parsing_of
 
 
 @dataclass
-class Scored:
+class ScoredBatch:
     """What one generation batch was scored on, as `_calculate_rewards` saw it; rewards are those of all ranks."""
 
     rows: Sequence[dict[str, Any]]
@@ -38,7 +38,7 @@ class Scored:
     tool_masks: Sequence[Sequence[int]] | None = None
     by_turns: frozenset[str] | None = None
 
-    def agreed(self, facts: RunFacts) -> Scored:
+    def agreed(self, facts: RunFacts) -> ScoredBatch:
         """Let every rank know of each function that returned spans on any; here it may have had nothing to say."""
         names = facts.reward_names
         of_turns = [any(map(scores_turns, self.spans.get(name, ()))) for name in names]
@@ -104,7 +104,7 @@ def make_rollout(
     facts: RunFacts,
     moment: Moment,
     batch: dict[str, Any],
-    scored: Scored | None,
+    scored: ScoredBatch | None,
     scores: Scores,
     reward_weights_K: torch.Tensor,
     gather: Callable[[torch.Tensor], torch.Tensor],
@@ -215,7 +215,7 @@ def make_rollout(
     )
 
 
-def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: Scored) -> None:
+def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: ScoredBatch) -> None:
     """Rewards and groups are known of the rows as they were scored; a batch of other rows would get wrong ones."""
     rows = batch["completion_ids"].tolist()
     same = [row[: len(ids)] == list(ids) for row, ids in zip(rows, scored.completion_ids, strict=False)]

@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 
 from ..errors import ConfigurationError, SelfCheckError
 from . import upstream
-from .batch import BatchKeys, joined
+from .batch import BatchKeys, join_batches
 from .made_up import LossOf, loss_on, made_up_batch, wave_like
 
 RELATIVE_TOLERANCE = 1e-5
@@ -43,7 +43,7 @@ class LossKind:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LossNeeds:
     """What a run needs of its loss.
 
     Attributes:
@@ -76,7 +76,7 @@ class OwnLoss:
         ConfigurationError: The class is no `GRPOTrainer`, or one of the overrides is known not to be exact.
     """
 
-    def __init__(self, trainer: type, mixin: type, wanted: Wanted) -> None:
+    def __init__(self, trainer: type, mixin: type, wanted: LossNeeds) -> None:
         order = trainer.__mro__
         if GRPOTrainer not in order:
             raise ConfigurationError(
@@ -131,7 +131,7 @@ class OwnLoss:
             return
         batch = {key: value for key, value in inputs.items() if key != BatchKeys.parts}
         if batch["completion_ids"].size(0) == 1:  # one row cannot be mixed up with another
-            batch = joined([batch, batch])
+            batch = join_batches([batch, batch])
         kind = self._kind = try_out(batch, loss_of, trls_loss_of)
         wanted = self._wanted
         if wanted.compact and not kind.as_trl:
@@ -157,7 +157,7 @@ class OwnLoss:
             )
 
 
-def built_with(
+def constructor_arguments(
     given: Sequence[Any], sources: Sequence[Any], more: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments of the trainer below ours: by name, because a subclass may take fewer, or keywords alone.
@@ -174,7 +174,7 @@ def built_with(
     return [], {**dict(zip(("model", "reward_funcs", "args"), given, strict=True)), **present, **keywords}
 
 
-def places_of(given: Sequence[Any], functions: Sequence[Any], weights: Sequence[float]) -> list[int]:
+def reward_positions(given: Sequence[Any], functions: Sequence[Any], weights: Sequence[float]) -> list[int]:
     """Where the reward functions that were given stand in the trainer: a subclass may have put its own before them.
 
     Raises:

@@ -57,12 +57,12 @@ class PluginRecords:
         if self._main_process and (line := self._manifest.line()):
             print(f"trl-grpo-ext: {line}", file=sys.stderr, flush=True)
 
-    def beside_weights(self, output_dir: str | None) -> None:
+    def write_beside_weights(self, output_dir: str | None) -> None:
         """Write the manifest where weights were saved."""
         if self._args.should_save:
             self._manifest.write(Path(output_dir or self._args.output_dir) / FILE)
 
-    def on_the_card(self) -> None:
+    def add_to_model_card(self) -> None:
         """Add a table of the plugins to the model card."""
         card = Path(self._args.output_dir) / "README.md"
         if self._main_process and card.is_file():

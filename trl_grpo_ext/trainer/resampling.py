@@ -43,7 +43,7 @@ from ..guard.parameters import checked_flag, checked_whole
 from ..types import Rollout, implements, role_of
 from . import upstream
 from .batch import PROMPT_KEYS, counting_mask
-from .contexts import Scored, make_rollout
+from .contexts import ScoredBatch, make_rollout
 from .facts import Moment, RunFacts
 from .logps import Scores
 
@@ -95,7 +95,7 @@ def read_resample(value: Any) -> ResampleSettings | None:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledBatch:
     """A generation batch of this rank, from TRL's batch to what the rollout hooks made of it.
 
     Attributes:
@@ -109,7 +109,7 @@ class Sampled:
     """
 
     batch: dict[str, Any]
-    scored: Scored
+    scored: ScoredBatch
     scores: Scores
     rollout: Rollout
     places_B: torch.Tensor
@@ -237,9 +237,9 @@ class Resampling:
 
     # ------------------------------------------------------------------ once per generation batch
 
-    def filled(
-        self, sample: Callable[[list[Any]], Sampled], moment: Moment, reward_weights_K: torch.Tensor
-    ) -> tuple[Sampled, dict[str, float]]:
+    def fill(
+        self, sample: Callable[[list[Any]], SampledBatch], moment: Moment, reward_weights_K: torch.Tensor
+    ) -> tuple[SampledBatch, dict[str, float]]:
         """Sample rounds until the batch is full; this rank's rows of it, and metrics.
 
         Args:
@@ -257,8 +257,8 @@ class Resampling:
             sampled = sample(rows)
             _refuse_images(sampled.batch)
             with self._agreement.section():
-                verdicts = group_verdicts(self.filter, self._seen(sampled.rollout))
-            groups, said = self._gathered(sampled, verdicts)
+                verdicts = group_verdicts(self.filter, self._filter_view(sampled.rollout))
+            groups, said = self._gather_groups(sampled, verdicts)
             self._check_carried(groups[0][0])
             wanted = len(groups)
             counts.rounds += 1
@@ -270,19 +270,21 @@ class Resampling:
                     others.append(group)
                     counts.dropped[verdict or "dropped"] += 1
         counts.kept = len(kept) - counts.carried
-        self._warn_of_nothing(counts)
+        self._warn_if_none_kept(counts)
         chosen = [*kept, *others][:wanted]
         surplus = kept[wanted:] if self.settings.keep_surplus else []
         if self._carried:
             chosen = self._with_old_logps(chosen, sampled)
         surplus = self._with_old_logps(surplus, sampled)
         self._carried = surplus
-        return self._joined(chosen, sampled, moment, reward_weights_K), self._counted(counts, wanted, len(kept))
+        return self._join(chosen, sampled, moment, reward_weights_K), self._count_metrics(counts, wanted, len(kept))
 
-    def _seen(self, rollout: Rollout) -> Rollout:
+    def _filter_view(self, rollout: Rollout) -> Rollout:
         return rollout if self.reads_advantages else replace(rollout, advantages_B_T=None)
 
-    def _gathered(self, sampled: Sampled, verdicts: Sequence[bool | str]) -> tuple[list[Group], list[bool | str]]:
+    def _gather_groups(
+        self, sampled: SampledBatch, verdicts: Sequence[bool | str]
+    ) -> tuple[list[Group], list[bool | str]]:
         """The groups of all ranks, and what the filter said of each; the same on every rank."""
         rows = _rows_of(sampled)
         if self._facts.ranks > 1:
@@ -301,7 +303,7 @@ class Resampling:
                     f"same, or delete {STATE_FILE} from the checkpoint to sample new ones."
                 )
 
-    def _warn_of_nothing(self, counts: Counts) -> None:
+    def _warn_if_none_kept(self, counts: Counts) -> None:
         if counts.kept or self._facts.rank:
             return
         why = ", ".join(f"{reason} ({number})" for reason, number in counts.dropped.most_common())
@@ -313,7 +315,7 @@ class Resampling:
             stacklevel=2,
         )
 
-    def _counted(self, counts: Counts, wanted: int, kept: int) -> dict[str, float]:
+    def _count_metrics(self, counts: Counts, wanted: int, kept: int) -> dict[str, float]:
         self._reasons |= counts.dropped.keys()  # from its first time on a reason is counted where it is 0 too
         return {
             "groups/kept": min(kept, wanted) / wanted,
@@ -325,7 +327,7 @@ class Resampling:
             **{f"groups/dropped/{why.replace(' ', '_')}": float(counts.dropped[why]) for why in sorted(self._reasons)},
         }
 
-    def _with_old_logps(self, groups: list[Group], like: Sampled) -> list[Group]:
+    def _with_old_logps(self, groups: list[Group], like: SampledBatch) -> list[Group]:
         """The groups with the log-probabilities of the policy that sampled them, which those carried over have.
 
         Every rank scores its share of the rows, and as many as any other, since a sharded model needs all ranks.
@@ -354,7 +356,7 @@ class Resampling:
 
     # ------------------------------------------------------------------ rows put together
 
-    def _batch_of(self, rows: Sequence[SampledRow], like: Sampled) -> dict[str, Any]:
+    def _batch_of(self, rows: Sequence[SampledRow], like: SampledBatch) -> dict[str, Any]:
         """TRL's batch of some rows, padded as TRL would have."""
         names = [name for name in rows[0].tensors if not name.startswith(_OURS)]
         batch: dict[str, Any] = {name: self._column(rows, name) for name in names}
@@ -369,11 +371,11 @@ class Resampling:
         if value is None:
             is_ids = name.removeprefix(_OURS) in ("prompt_ids", "completion_ids")
             value = self._shape.pad_id if is_ids else _PAD.get(name, 0)
-        return upstream.padded(tensors, self._shape, value, "left" if name in PROMPT_KEYS else "right", device)
+        return upstream.pad_rows(tensors, self._shape, value, "left" if name in PROMPT_KEYS else "right", device)
 
-    def _joined(
-        self, groups: Sequence[Group], like: Sampled, moment: Moment, reward_weights_K: torch.Tensor
-    ) -> Sampled:
+    def _join(
+        self, groups: Sequence[Group], like: SampledBatch, moment: Moment, reward_weights_K: torch.Tensor
+    ) -> SampledBatch:
         """This rank's part of the batch that these groups are, in their order."""
         everybody = [row for group in groups for row in group]
         count = len(everybody) // self._facts.ranks
@@ -382,7 +384,7 @@ class Resampling:
         batch["num_items_in_batch"] = sum(
             (counting_mask(row.tensors).sum() for row in everybody), torch.zeros((), dtype=torch.long)
         ).to(like.batch["num_items_in_batch"])
-        scored = self._scored(rows, everybody)
+        scored = self._join_scored(rows, everybody)
         scored_B_T = {
             name: self._column(rows, f"{_SCORES}{name}")
             for name, value in vars(like.scores).items()
@@ -395,11 +397,11 @@ class Resampling:
             raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, :functions])
             gather = self._agreement.gather
             rollout = make_rollout(self._facts, moment, batch, raw, scores, reward_weights_K, gather)
-        ridden: dict[str, Any] = {"rewards_B_K": scored.rewards_N_K[rollout.local_rows]}
-        ridden |= {name: self._column(rows, key) for name in _RIDDEN if (key := f"{_ROLLOUT}{name}") in rows[0].tensors}
-        ridden |= {name: getattr(like.rollout, name) for name in ("reward_names", "reward_weights_K")}
-        rollout = replace(rollout, **ridden)
-        joined = Sampled(batch, scored, scores, rollout, self._column(rows, _PLACE))
+        shaped: dict[str, Any] = {"rewards_B_K": scored.rewards_N_K[rollout.local_rows]}
+        shaped |= {name: self._column(rows, key) for name in _SHAPED if (key := f"{_ROLLOUT}{name}") in rows[0].tensors}
+        shaped |= {name: getattr(like.rollout, name) for name in ("reward_names", "reward_weights_K")}
+        rollout = replace(rollout, **shaped)
+        joined = SampledBatch(batch, scored, scores, rollout, self._column(rows, _PLACE))
         if like.changes is None:
             return joined
         advantages_B_T = self._column(rows, _AFTER)
@@ -411,7 +413,7 @@ class Resampling:
         rollout = replace(rollout, advantages_B_T=advantages_B_T)
         return replace(joined, rollout=rollout, changes=changes, held_signs_B_T=held)
 
-    def _scored(self, rows: Sequence[SampledRow], everybody: Sequence[SampledRow]) -> Scored:
+    def _join_scored(self, rows: Sequence[SampledRow], everybody: Sequence[SampledRow]) -> ScoredBatch:
         values = [row.values for row in rows]
 
         def beside(what: str, silent: Callable[[SampledRow, str], Any]) -> dict[str, list[Any]]:
@@ -427,7 +429,7 @@ class Resampling:
             return None if bool(row.tensors[_REWARDS][column].isnan()) else ()
 
         masks = [one["tool_mask"] for one in values]
-        return Scored(
+        return ScoredBatch(
             rows=[one["row"] for one in values],
             prompts=[one["prompt"] for one in values],
             completions=[one["completion"] for one in values],
@@ -511,7 +513,7 @@ _OURS = "trl_grpo_ext."
 _ROLLOUT, _SCORES, _TEACHERS = f"{_OURS}rollout.", f"{_OURS}scores.", f"{_OURS}teachers."
 _REWARDS, _PLACE, _HELD = f"{_OURS}rewards", f"{_OURS}place", f"{_OURS}held"
 _BEFORE, _AFTER = f"{_OURS}before", f"{_OURS}after"
-_RIDDEN = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
+_SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
 """Entries of a rollout that shapers make and that need not be made again."""
 
 
@@ -523,12 +525,12 @@ def _by_row(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def _rows_of(sampled: Sampled) -> list[SampledRow]:
+def _rows_of(sampled: SampledBatch) -> list[SampledRow]:
     """The rows of a batch, each with all that is known of it."""
     batch, scored, rollout, scores = sampled.batch, sampled.scored, sampled.rollout, sampled.scores
     count = len(scored.prompts)
     columns: dict[str, torch.Tensor] = {key: value for key, value in batch.items() if _by_row(value)}
-    columns |= {f"{_ROLLOUT}{name}": value for name in _RIDDEN if (value := getattr(rollout, name)) is not None}
+    columns |= {f"{_ROLLOUT}{name}": value for name in _SHAPED if (value := getattr(rollout, name)) is not None}
     columns |= {f"{_SCORES}{name}": value for name, value in vars(scores).items() if isinstance(value, torch.Tensor)}
     columns |= {f"{_TEACHERS}{name}": value for name, value in scores.teachers.items()}
     columns |= {_REWARDS: scored.rewards_N_K[rollout.local_rows], _PLACE: sampled.places_B}

@@ -19,7 +19,7 @@ import torch
 from ..errors import ConfigurationError, UpstreamError
 from ..types import Rollout
 from .facts import RunFacts
-from .upstream import BatchShape, padded
+from .upstream import BatchShape, pad_rows
 
 _COMPARED = (
     "prompt_ids",
@@ -55,7 +55,7 @@ class Shaping:
         self.rollout: Rollout | None = None
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def capture(self) -> Iterator[None]:
         """Inside, TRL makes one generation batch."""
         self._generated, self._passes, self._made, self.rollout = None, [], {}, None
         self._listening = True
@@ -64,11 +64,11 @@ class Shaping:
         finally:
             self._listening = False
 
-    def saw_generated(self, generated: Sequence[Any]) -> None:
+    def record_generated(self, generated: Sequence[Any]) -> None:
         """Take what TRL's `_generate` returned."""
         self._generated, self._passes = generated, []
 
-    def saw_logps(self, logps_B_T: torch.Tensor) -> None:
+    def record_logps(self, logps_B_T: torch.Tensor) -> None:
         """Take the log-probabilities of a pass without a gradient: the old policy's, then the reference's."""
         if self._listening and not self._made:
             self._passes.append(logps_B_T)
@@ -91,16 +91,16 @@ class Shaping:
         prompt_ids, completion_ids, tool_mask, _, sampling_logps = self._generated[:5]
         device, shape = self._facts.device, self._shape
         made: dict[str, Any] = {
-            "prompt_ids": padded(prompt_ids, shape, shape.pad_id, "left", device),
-            "prompt_mask": padded([[1] * len(ids) for ids in prompt_ids], shape, 0, "left", device),
-            "completion_ids": padded(completion_ids, shape, shape.pad_id, "right", device),
-            "completion_mask": padded([[1] * len(ids) for ids in completion_ids], shape, 0, "right", device),
+            "prompt_ids": pad_rows(prompt_ids, shape, shape.pad_id, "left", device),
+            "prompt_mask": pad_rows([[1] * len(ids) for ids in prompt_ids], shape, 0, "left", device),
+            "completion_ids": pad_rows(completion_ids, shape, shape.pad_id, "right", device),
+            "completion_mask": pad_rows([[1] * len(ids) for ids in completion_ids], shape, 0, "right", device),
         }
         if tool_mask is not None:
-            made["tool_mask"] = padded(tool_mask, shape, 1, "right", device)
+            made["tool_mask"] = pad_rows(tool_mask, shape, 1, "right", device)
         if sampling_logps is not None:
             numbers = [[torch.nan if logp is None else logp for logp in row] for row in sampling_logps]
-            made["sampling_per_token_logps"] = padded(numbers, shape, 0.0, "right", device)
+            made["sampling_per_token_logps"] = pad_rows(numbers, shape, 0.0, "right", device)
         if shape.masks_truncated:
             whole_B = torch.tensor([ids[-1] in self._facts.end_ids for ids in completion_ids], device=device)
             for key in ("completion_mask", "tool_mask"):

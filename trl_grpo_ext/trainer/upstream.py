@@ -503,7 +503,7 @@ def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | No
     return lambda: use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
 
 
-def prepared_like_policy(trainer: Any, model: Any) -> Any:
+def prepare_like_policy(trainer: Any, model: Any) -> Any:
     """Put another model where the policy is, sharded as it is, with the head that TRL gives the policy."""
     if add_fused_lm_head is not None:
         add_fused_lm_head(model, temperature=trainer.temperature)
@@ -538,7 +538,7 @@ def batch_shape_of(trainer: Any) -> BatchShape:
     )
 
 
-def padded(
+def pad_rows(
     rows: Sequence[Sequence[float] | torch.Tensor], shape: BatchShape, value: float, side: str, device: torch.device
 ) -> torch.Tensor:
     """Rows of different lengths as one tensor, by TRL's own function."""
@@ -579,7 +579,7 @@ def slope_at_ratio_one(trainer: Any) -> float:
 
 
 @contextmanager
-def undisturbed(trainer: Any) -> Iterator[None]:
+def restore_after_trial(trainer: Any) -> Iterator[None]:
     """Put back what trial calls of TRL's loss leave: its metrics and the entropy controller.
 
     Entropy bonus and auxiliary loss are switched off inside: no aggregation touches them.
@@ -598,7 +598,7 @@ def undisturbed(trainer: Any) -> Iterator[None]:
             kept.update(metrics[mode])
 
 
-def leave_out_unknown(trainer: Any) -> None:
+def drop_undefined_metrics(trainer: Any) -> None:
     """Take metrics that have no value out of what TRL is about to log, as None, and which its loggers print so."""
     for kept in trainer._metrics.values():
         for name in [name for name, values in kept.items() if values and all(map(math.isnan, values))]:

@@ -275,8 +275,8 @@ def measure_gradients(
     )
     per_batch = batch_size or (compared.completions / len(compared.batches))
     group_size = compared.completions / compared.groups
-    worth_p = _corrected([found[name].worth_p if place > 1 else None for place, name in enumerate(names)])
-    bias_p = _corrected([found[name].bias_p if place > 1 else None for place, name in enumerate(names)])
+    worth_p = _holm([found[name].worth_p if place > 1 else None for place, name in enumerate(names)])
+    bias_p = _holm([found[name].bias_p if place > 1 else None for place, name in enumerate(names)])
     qualities = []
     for place, name in enumerate(names):
         one, own = found[name], compared.selections[place]
@@ -286,7 +286,7 @@ def measure_gradients(
                 name=name,
                 hooks=tuple(own.hooks),
                 aggregation=own.aggregation,
-                ratio=_times(one.ratio, per_batch / group_size),
+                ratio=_scale(one.ratio, per_batch / group_size),
                 noise_scale=group_size / ratio if ratio is not None and ratio > 0 else None,
                 worth=one.worth,
                 worth_p=worth_p[place],
@@ -446,11 +446,11 @@ def _folder(completions: str | Path, keep: str | Path | None) -> Path:
     return (path.parent if path.is_file() else path) / FOLDER
 
 
-def _corrected(p_values: Sequence[float | None]) -> list[float | None]:
+def _holm(p_values: Sequence[float | None]) -> list[float | None]:
     adjusted = iter(holm([p for p in p_values if p is not None]))
     return [None if p is None else next(adjusted) for p in p_values]
 
 
-def _times(one: Estimate, factor: float) -> Estimate:
+def _scale(one: Estimate, factor: float) -> Estimate:
     values = (one.value, one.low, one.high, one.error)
     return Estimate(*(None if value is None else value * factor for value in values))

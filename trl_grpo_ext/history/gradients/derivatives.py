@@ -34,7 +34,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...errors import ConfigurationError
-from ...records.files import write_whole
+from ...records.files import write_atomically
 from ...trainer.logps import completion_logps
 
 DIMENSIONS = 4096
@@ -171,7 +171,7 @@ class Policy:
         order = [row for row in order if len(group.completions[row])]
         for first in range(0, len(order), self.rows):
             numbers = order[first : first + self.rows]
-            ids, mask = padded([[*group.prompt, *group.completions[row]] for row in numbers], self.device)
+            ids, mask = pad_rows([[*group.prompt, *group.completions[row]] for row in numbers], self.device)
             length = ids.size(1) - len(group.prompt)
             logps_B_T = completion_logps(self.model, ids, mask, length, self.temperature)
             yield numbers, logps_B_T, mask[:, -length:]
@@ -191,7 +191,7 @@ class Policy:
         logps_n = torch.zeros(group.tokens, dtype=torch.float32)
         with self.as_in_training(), torch.enable_grad():
             for numbers, logps_B_T, mask_B_T in self.micro_batches(group):
-                places = _places_of(group, numbers)
+                places = _token_positions(group, numbers)
                 live_B_T = mask_B_T > 0
                 logps_n[places] = logps_B_T.detach()[live_B_T].float().cpu()
                 for row, coefficients_n in enumerate(rows_R_n):
@@ -240,7 +240,7 @@ class Policy:
                             f"The model's attention has no second derivative, which shares by token need: {error} Load "
                             "the model with attn_implementation='eager', or leave the shares out (--no-shares)."
                         ) from error
-                    found_D_n[number, _places_of(group, numbers)] = along_n.double().cpu()
+                    found_D_n[number, _token_positions(group, numbers)] = along_n.double().cpu()
         return found_D_n
 
     @torch.no_grad()
@@ -272,7 +272,7 @@ class Policy:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of tokens and their mask, padded on the right, where a causal model does not see it."""
     lengths = torch.tensor([len(row) for row in rows])
     mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
@@ -281,7 +281,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
     return ids.to(device), mask.to(device)
 
 
-def _places_of(group: Group, numbers: Sequence[int]) -> torch.Tensor:
+def _token_positions(group: Group, numbers: Sequence[int]) -> torch.Tensor:
     """Where the tokens of some completions stand among those of the group."""
     starts = [0]
     for row in group.completions:
@@ -300,7 +300,7 @@ def _keep_4_bit_trainable(model: Any) -> None:
 
 
 @dataclass
-class Known:
+class GroupGradients:
     """What is known of one group.
 
     Attributes:
@@ -364,7 +364,7 @@ class Groups:
     def _file(self, group: Group) -> Path | None:
         return None if self.folder is None else self.folder / f"{group.key[:32]}.safetensors"
 
-    def _read(self, group: Group) -> Known:
+    def _read(self, group: Group) -> GroupGradients:
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -373,15 +373,15 @@ class Groups:
             try:
                 tensors = load(file.read_bytes())
                 along = {key.removeprefix("along/"): tensors[key] for key in tensors if key.startswith("along/")}
-                return Known(tensors["rows"], tensors["sketches"], tensors.get("logps"), along)
+                return GroupGradients(tensors["rows"], tensors["sketches"], tensors.get("logps"), along)
             except (SafetensorError, OSError, KeyError) as error:
                 raise ConfigurationError(
                     f"{file} cannot be read ({error}). Delete it, and it is made again."
                 ) from error
         nothing = torch.zeros(0, group.tokens, dtype=torch.float64)
-        return Known(nothing, torch.zeros(0, self.sketch.dimensions, dtype=self.sketch.precision), None, {})
+        return GroupGradients(nothing, torch.zeros(0, self.sketch.dimensions, dtype=self.sketch.precision), None, {})
 
-    def _write(self, group: Group, known: Known) -> None:
+    def _write(self, group: Group, known: GroupGradients) -> None:
         from safetensors.torch import save
 
         file = self._file(group)
@@ -392,7 +392,7 @@ class Groups:
         tensors |= {f"along/{key}": along_n for key, along_n in known.along.items()}
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, save({name: one.contiguous() for name, one in tensors.items()}))
+            write_atomically(file, save({name: one.contiguous() for name, one in tensors.items()}))
         except OSError as error:
             raise ConfigurationError(
                 f"The gradients cannot be kept in {file.parent} ({error.strerror}). Name another folder by --keep."

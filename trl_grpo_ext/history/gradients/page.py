@@ -8,9 +8,9 @@ from pathlib import Path
 from markupsafe import Markup
 
 from ...errors import ConfigurationError
-from ...records.files import write_whole
+from ...records.files import write_atomically
 from ..report.drawing import COLOURS, INK, label, style
-from ..report.page import environment, joined, policy
+from ..report.page import environment, join_assets, policy
 from ..report.svg import svg_of
 from . import PLAIN, POLICY_GRADIENT, Estimate, GradientQuality
 from .tables import head, main_table, share_tables
@@ -63,7 +63,7 @@ def write_page(found: GradientQuality, path: str | os.PathLike[str]) -> Path:
     """
     with style():
         figure = draw(found)
-    sheet = joined(("page.css", "browser.css", "narrow.css"))
+    sheet = join_assets(("page.css", "browser.css", "narrow.css"))
     html = (
         environment()
         .get_template("gradients.html.jinja")
@@ -78,7 +78,7 @@ def write_page(found: GradientQuality, path: str | os.PathLike[str]) -> Path:
     )
     path = Path(path)
     try:
-        write_whole(path, html.encode("utf-8", "replace"))
+        write_atomically(path, html.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigurationError(f"The page cannot be written to {path} ({error.strerror}).") from error
     return path

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...errors import AlignmentError, ConfigurationError
-from ...records.files import write_whole
+from ...records.files import write_atomically
 from ...records.token_records import FOLDER, encodable, write_records
 from ..replay.saved import join_key, plain_messages, read_columns
 from .derivatives import Group, Policy
@@ -136,7 +136,7 @@ def _check_the_same(folder: Path, made_with: Mapping[str, Any]) -> None:
                 f"{folder} has the token records of a training; a rollout needs a folder of its own."
             )
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(there, json.dumps(made_with, indent=1))
+        write_atomically(there, json.dumps(made_with, indent=1))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{there} cannot be read or written: {error}") from error
 
@@ -149,7 +149,7 @@ def _records(prompts: list[Any], policy: Policy, tokenizer: Any, samples: int, l
     ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
     for group, prompt in enumerate(prompts):
         prompt_ids = prompt_tokens(prompt, tokenizer)
-        completions = [_cut(row, ends) for row in _sampled(policy, tokenizer, prompt_ids, samples, longest, ends)]
+        completions = [_cut(row, ends) for row in _sample(policy, tokenizer, prompt_ids, samples, longest, ends)]
         scores = policy.scores(Group(prompt_ids, completions))
         for member, (ids, (logps, entropies)) in enumerate(zip(completions, scores, strict=True)):
             text = tokenizer.decode(ids, skip_special_tokens=True)
@@ -183,7 +183,7 @@ def _records(prompts: list[Any], policy: Policy, tokenizer: Any, samples: int, l
 
 
 @torch.no_grad()
-def _sampled(
+def _sample(
     policy: Policy, tokenizer: Any, prompt_ids: list[int], samples: int, longest: int, ends: set[int]
 ) -> list[list[int]]:
     was_training = policy.model.training

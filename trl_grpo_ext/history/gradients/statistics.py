@@ -120,17 +120,17 @@ def cosine_between_halves(gram_M_M: torch.Tensor, halves_R_M: torch.Tensor, coun
 # ------------------------------------------------------------------------------------------------------- resampling
 
 
-def everything(groups: int) -> torch.Tensor:
+def full_counts(groups: int) -> torch.Tensor:
     """Each group once, `(1, M)`."""
     return torch.ones(1, groups, dtype=torch.float64)
 
 
-def all_but_one(groups: int) -> torch.Tensor:
+def jackknife_counts(groups: int) -> torch.Tensor:
     """The jackknife's counts, `(M, M)`."""
     return 1.0 - torch.eye(groups, dtype=torch.float64)
 
 
-def drawn(groups: int, resamples: int, seed: int) -> torch.Tensor:
+def bootstrap_counts(groups: int, resamples: int, seed: int) -> torch.Tensor:
     """The bootstrap's counts, `(R, M)`: groups drawn with replacement."""
     generator = torch.Generator().manual_seed(seed)
     places_R_M = torch.randint(groups, (resamples, groups), generator=generator)
@@ -139,7 +139,7 @@ def drawn(groups: int, resamples: int, seed: int) -> torch.Tensor:
     )
 
 
-def halvings(groups: int, count: int, seed: int) -> torch.Tensor:
+def random_halves(groups: int, count: int, seed: int) -> torch.Tensor:
     """Random halves, `(count, M)`, 1.0 for the first."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(count, groups, generator=generator).argsort(dim=1)
@@ -203,8 +203,12 @@ def compare(
     """
     values = {name: gradient_M_k.double() for name, gradient_M_k in gradients.items()}
     groups = len(values[plain])
-    whole, left_out, resampled = everything(groups), all_but_one(groups), drawn(groups, resamples, seed)
-    splits_R_M = halvings(groups, resamples, seed + 1)
+    whole, left_out, resampled = (
+        full_counts(groups),
+        jackknife_counts(groups),
+        bootstrap_counts(groups, resamples, seed),
+    )
+    splits_R_M = random_halves(groups, resamples, seed + 1)
     counts = torch.cat([whole, left_out, resampled])
     parts = [1, groups, resamples]
 
@@ -244,7 +248,7 @@ def shares(parts_M_P: torch.Tensor, *, resamples: int, seed: int) -> list[Estima
         resamples: Of the bootstrap.
         seed: Of what is drawn.
     """
-    counts = torch.cat([everything(len(parts_M_P)), drawn(len(parts_M_P), resamples, seed)])
+    counts = torch.cat([full_counts(len(parts_M_P)), bootstrap_counts(len(parts_M_P), resamples, seed)])
     sums_R_P = counts @ parts_M_P.double()
     whole_R_1 = sums_R_P.sum(dim=1, keepdim=True)
     shares_R_P = (sums_R_P / whole_R_1).masked_fill(whole_R_1 <= 0, torch.nan)

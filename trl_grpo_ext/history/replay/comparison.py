@@ -371,7 +371,7 @@ def pair(
     steps_N = (differences_N / (_SAME * base.shares_N.max())).round() if has_mass else torch.zeros_like(differences_N)
     worst = steps_N.argsort(descending=True, stable=True)[:show].tolist()
     rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]  # by place
-    turned = _turned(base, other, batches)
+    turned = _flips_by_group(base, other, batches)
     both_signs = [signs(one.advantages_N, _NOTHING) for one in (base, other)]
     return Pair(
         base=names[0],
@@ -431,7 +431,7 @@ def _mean_and_std(values: torch.Tensor) -> tuple[float | None, float | None]:
     return (float(known.mean()) if len(known) else None, float(known.std()) if len(known) > 1 else None)
 
 
-def _turned(base: Totals, other: Totals, batches: Sequence[SavedBatch]) -> dict[int, int]:
+def _flips_by_group(base: Totals, other: Totals, batches: Sequence[SavedBatch]) -> dict[int, int]:
     """By the place of each group's first completion, the pairs that are turned."""
     turned: dict[int, int] = {}
     first = 0

@@ -287,10 +287,10 @@ class Scorer:
                 )
             return OneReward(batch.rewards[source.saved])
         if source.key not in self._known:
-            self._known[source.key] = self._called(source, selection, batch, tokens)
+            self._known[source.key] = self._call(source, selection, batch, tokens)
         return self._known[source.key]
 
-    def _called(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
+    def _call(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
         if isinstance(source.function, torch.nn.Module):
             raise ConfigurationError(
                 f"{selection.name}: the reward {source.name!r} is a model, and a replay runs none."
@@ -317,7 +317,7 @@ class Scorer:
                     "completion_ids": [list(row) for row in tokens.id_rows],
                     "trainer_state": SavedState(batch.step),
                     "log_extra": log_extra,
-                    "log_metric": _nothing,
+                    "log_metric": _ignore_metric,
                 },
             )
         except (PluginOutputError, PluginRunError) as error:
@@ -327,7 +327,7 @@ class Scorer:
             raise RewardError(f"{selection.name}, {batch.where}: {error}{advice}") from error
         spans = watch.spans.get(source.name)
         turns = spans if any(map(scores_turns, spans or ())) else None
-        return OneReward(returned, None if spans is None else _placed(spans, batch), turns, dict(outcomes))
+        return OneReward(returned, None if spans is None else _place_spans(spans, batch), turns, dict(outcomes))
 
     def _advice(self, batch: SavedBatch) -> str:
         has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
@@ -366,10 +366,10 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
     return [name for name in required if name not in NOT_COLUMNS - {"environments"} and name not in batch.columns]
 
 
-def _placed(spans: Sequence[Sequence[Span | TurnSpan] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
+def _place_spans(spans: Sequence[Sequence[Span | TurnSpan] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
     """Spans count characters of the assistant messages; make them count those of the whole text."""
     pairs = zip(spans, batch.completions, strict=True)
-    return [None if row is None else _in_the_text(row, _said(completion)) for row, completion in pairs]
+    return [None if row is None else _in_the_text(row, _message_spans(completion)) for row, completion in pairs]
 
 
 def _in_the_text(spans: Sequence[Span | TurnSpan], said: Sequence[tuple[int, int]]) -> list[Span]:
@@ -386,7 +386,7 @@ def _in_the_text(spans: Sequence[Span | TurnSpan], said: Sequence[tuple[int, int
     return placed
 
 
-def _said(completion: Any) -> list[tuple[int, int]]:
+def _message_spans(completion: Any) -> list[tuple[int, int]]:
     """Where each assistant message stands in the whole text."""
     places, place = [], 0
     for message in [completion] if isinstance(completion, str) else completion:
@@ -401,7 +401,7 @@ def _numbers(values: Sequence[float | None]) -> torch.Tensor:
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
 
 
-def _nothing(name: str, value: float) -> None:
+def _ignore_metric(name: str, value: float) -> None:
     """A metric of a batch, which a comparison over all of them has no use for."""
 
 

@@ -138,7 +138,7 @@ def read_saved(
         raise ConfigurationError(f"{completions}: nothing to replay, {kept}.")
     parts = _without_repetitions(parts, say)
     if num_generations is None and any("group" not in part.columns for part in parts):
-        num_generations = _inferred(parts, hoped_for, say)
+        num_generations = _infer(parts, hoped_for, say)
     batches: list[SavedBatch] = []
     left = limit
     for part in parts:
@@ -231,7 +231,7 @@ def _without_repetitions(parts: Sequence[_Part], say: Say) -> list[_Part]:
     return kept
 
 
-def _inferred(parts: Sequence[_Part], hoped_for: int | None, say: Say) -> int:
+def _infer(parts: Sequence[_Part], hoped_for: int | None, say: Say) -> int:
     runs = [
         run
         for part in parts
@@ -440,7 +440,7 @@ def infer_num_generations(runs: Sequence[int]) -> int:
     size = math.gcd(*runs)
     if size == 1:
         raise ConfigurationError(
-            f"How many completions a prompt has is not clear: the prompts come in runs of {_listed(runs)}, which "
+            f"How many completions a prompt has is not clear: the prompts come in runs of {_some_of(runs)}, which "
             "have no common divisor. Give --num_generations, or files of whole groups in TRL's order."
         )
     return size
@@ -478,7 +478,7 @@ def groups_by_number(numbers: Sequence[Any], where: str) -> list[list[int]]:
     return list(rows.values())
 
 
-def _listed(runs: Sequence[int]) -> str:
+def _some_of(runs: Sequence[int]) -> str:
     distinct = sorted(set(runs))
     return ", ".join(map(str, distinct[:5])) + (", ..." if len(distinct) > 5 else "")
 
@@ -529,7 +529,7 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path, say: Say) -
             f"{len(distinct)} of the saved prompts are not in --dataset {file}, such as {distinct[0][:80]!r}. Its "
             f"column {key!r} must hold the prompts, or a text that stands in them."
         )
-    return [_joined(batch, columns, finder) for batch in batches]
+    return [_join(batch, columns, finder) for batch in batches]
 
 
 class _Finder:
@@ -555,7 +555,7 @@ class _Finder:
         return next((self._places[text] for text in self._longest_first if text.strip() and text in asked), None)
 
 
-def _joined(batch: SavedBatch, columns: Columns, finder: _Finder) -> SavedBatch:
+def _join(batch: SavedBatch, columns: Columns, finder: _Finder) -> SavedBatch:
     rows = [finder.row(prompt) for prompt in batch.prompts]
     new = {
         name: [values[row] for row in rows if row is not None]

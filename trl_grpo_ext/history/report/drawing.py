@@ -170,7 +170,7 @@ class Panel:
     evaluated: bool = True
 
 
-def lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
+def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
     """Draw panels.
 
     Args:
@@ -192,11 +192,11 @@ def lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure |
                 place = names.index(series.name) if series.name in names else number
                 colour = INK if named and series.name not in names else COLOURS[place % len(COLOURS)]
                 marker, dash = MARKERS[place % len(MARKERS)], DASHES[number % len(DASHES)]
-                _band(axis, run, series, colour)
-                _line(axis, run, series, {"color": colour, "marker": marker, "linestyle": dash})
+                _draw_band(axis, run, series, colour)
+                _draw_line(axis, run, series, {"color": colour, "marker": marker, "linestyle": dash})
                 if panel.evaluated:
-                    held_out |= _held_out(axis, run, series, {"color": colour, "marker": marker})
-        _room(axis, panel, runs)
+                    held_out |= _draw_held_out(axis, run, series, {"color": colour, "marker": marker})
+        _set_limits(axis, panel, runs)
     entries = [(name, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], DASHES[0]) for i, name in enumerate(names)]
     for i, run in enumerate(runs):
         own = (INK, "") if named else (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
@@ -213,7 +213,7 @@ def limits(runs: Sequence[Run]) -> tuple[float, float]:
     return first - room, last + room
 
 
-def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+def thin(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
     """At most `MOST_POINTS` of the points, in order: of each stretch the first, the lowest and the highest."""
     if len(steps) <= MOST_POINTS:
         return list(steps), list(values)
@@ -241,7 +241,7 @@ def _legend(figure: Figure, entries: Sequence[tuple[str, str, str, Any]], named:
     figure.legend(handles, names, loc="outside lower center", ncols=1 if max(map(len, names)) > 30 else 3)
 
 
-def _room(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
+def _set_limits(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     axis.set_xlim(*limits(runs))
     if panel.share:
         axis.set_ylim(-0.03, 1.03)
@@ -252,13 +252,13 @@ def _room(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
         axis.set_ylim(middle - 0.05 * abs(middle), middle + 0.05 * abs(middle))
 
 
-def _line(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> None:
-    steps, values = thinned(*run.series(series.key))
+def _draw_line(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> None:
+    steps, values = thin(*run.series(series.key))
     if steps:
-        axis.plot(steps, values, markevery=max(1, len(steps) // 12), label=_called(run, series), **looks)
+        axis.plot(steps, values, markevery=max(1, len(steps) // 12), label=_series_label(run, series), **looks)
 
 
-def _band(axis: Axes, run: Run, series: Series, colour: str) -> None:
+def _draw_band(axis: Axes, run: Run, series: Series, colour: str) -> None:
     low, high = (series.low, series.high) if series.low and series.high else (series.key, series.key)
     known = [dict(zip(*run.series(key), strict=True)) for key in (low, high)]
     if series.spread:
@@ -279,14 +279,14 @@ def _band(axis: Axes, run: Run, series: Series, colour: str) -> None:
         axis.fill_between(steps, lower, upper, color=colour, alpha=0.18, linewidth=0)
 
 
-def _held_out(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> bool:
-    steps, values = thinned(*run.series(f"eval_{series.key}"))
+def _draw_held_out(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> bool:
+    steps, values = thin(*run.series(f"eval_{series.key}"))
     if steps:
-        axis.plot(steps, values, linestyle="none", label=f"{_called(run, series)} (held out)", **looks, **_HOLLOW)
+        axis.plot(steps, values, linestyle="none", label=f"{_series_label(run, series)} (held out)", **looks, **_HOLLOW)
     return bool(steps)
 
 
-def _called(run: Run, series: Series) -> str:
+def _series_label(run: Run, series: Series) -> str:
     return label(f"{run.name} · {series.name}" if series.name else run.name, 80)
 
 
@@ -297,7 +297,7 @@ Parts = Mapping[str, str]
 """The name of each part, from the bottom, with its metric."""
 
 
-def stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share: bool = False) -> Figure | Absent:
+def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share: bool = False) -> Figure | Absent:
     """Draw areas on each other, one panel for each title; the same part has the same colour and hatching in all.
 
     Args:
@@ -379,7 +379,7 @@ def live_values(run: Run, path: Path, column: str) -> Any:
     except (AttributeError, TypeError, ValueError):
         values, live = np.zeros(1), np.zeros(0)
     if values.shape != live.shape:
-        run.tell(f"{path} was left out of the figures: its columns {column} and live do not fit together.")
+        run.note(f"{path} was left out of the figures: its columns {column} and live do not fit together.")
         return None
     kept = values[live & (np.abs(values) <= LARGEST_NUMBER)]
     return kept if kept.size else None

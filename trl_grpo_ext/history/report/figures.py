@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"The report needs {error.name}: pip install 'trl-grpo-ext[report]'") from error
 
-from .drawing import Absent, Panel, Series, advantages, label, lines, stacked, style, weights
+from .drawing import Absent, Panel, Series, advantages, draw_lines, draw_stacked, label, style, weights
 from .svg import svg_of
 
 _DPI = 150
@@ -61,62 +61,62 @@ class Plot:
     draw: Draw
 
 
-def _matched(runs: Sequence[Run], pattern: re.Pattern[str]) -> list[re.Match[str]]:
+def _match_keys(runs: Sequence[Run], pattern: re.Pattern[str]) -> list[re.Match[str]]:
     keys = dict.fromkeys(chain.from_iterable(run.keys() for run in runs))
     return [found for key in keys if (found := pattern.fullmatch(key))]
 
 
 def _of_metrics(*panels: Panel, reason: str = _NO_METRICS) -> Draw:
-    return lambda runs: lines(runs, panels, reason)
+    return lambda runs: draw_lines(runs, panels, reason)
 
 
 def reward_functions(runs: Sequence[Run]) -> Figure | Absent:
     """One panel per reward function: mean, and plus and minus the standard deviation."""
-    names = dict.fromkeys(found[1] for found in _matched(runs, _REWARD))
+    names = dict.fromkeys(found[1] for found in _match_keys(runs, _REWARD))
     panels = [Panel(name, [Series(f"rewards/{name}/mean", spread=f"rewards/{name}/std")]) for name in names]
-    return lines(runs, panels, "No rewards are in the history.")
+    return draw_lines(runs, panels, "No rewards are in the history.")
 
 
 def outcomes(runs: Sequence[Run]) -> Figure | Absent:
     """One panel per run and reward that knows outcomes: their shares, stacked."""
-    found = {(match[1], match[2]): match[0] for match in _matched(runs, _OUTCOME)}
+    found = {(match[1], match[2]): match[0] for match in _match_keys(runs, _OUTCOME)}
     panels = []
     for reward in dict.fromkeys(reward for reward, _ in found):
         there = [name for name in _OUTCOMES if (reward, name) in found]
         there += sorted(name for of, name in found if of == reward and name not in _OUTCOMES)
         parts = {name: found[reward, name] for name in there}
         panels += [(reward if len(runs) == 1 else f"{label(run.name)}: {reward}", run, parts) for run in runs]
-    return stacked(
+    return draw_stacked(
         panels, "No reward of these runs has outcomes; guard: {} around any reward gives it some.", share=True
     )
 
 
 def unscored(runs: Sequence[Run]) -> Figure | Absent:
     """One panel per reward function that left completions without a value."""
-    names = dict.fromkeys(found[1] for found in _matched(runs, _UNSCORED))
+    names = dict.fromkeys(found[1] for found in _match_keys(runs, _UNSCORED))
     panels = [
         Panel(name, [Series(f"rewards/{name}/none", "None"), Series(f"rewards/{name}/nan", "NaN")], share=True)
         for name in names
     ]
-    return lines(runs, panels, "Every reward function gave every completion a value.")
+    return draw_lines(runs, panels, "Every reward function gave every completion a value.")
 
 
 def at_k(runs: Sequence[Run]) -> Figure | Absent:
     """Per reward a panel of pass@k with a line for each k, and one of the mean."""
     panels: dict[tuple[str, str], list[Series]] = {}
-    for kind, k, reward in sorted({(m[1], int(m[2]), m[3] or "") for m in _matched(runs, _AT_K)}):
+    for kind, k, reward in sorted({(m[1], int(m[2]), m[3] or "") for m in _match_keys(runs, _AT_K)}):
         key = f"{kind}@{k}"
         panels.setdefault((reward, kind), []).append(Series(f"{key}/{reward}" if reward else key, key))
     shown = [
         Panel(f"{reward}: {kind}@k" if reward else f"{kind}@k", found, share=kind == "pass")
         for (reward, kind), found in sorted(panels.items(), key=lambda item: (item[0][0], item[0][1] == "mean"))
     ]
-    return lines(runs, shown, "No evaluation logged pass@k: set pass_at_k.")
+    return draw_lines(runs, shown, "No evaluation logged pass@k: set pass_at_k.")
 
 
 def hooks(runs: Sequence[Run]) -> Figure | Absent:
     """What each hook made of the advantages: one panel per measure."""
-    names = list(dict.fromkeys(found[1] for found in _matched(runs, _HOOK)))
+    names = list(dict.fromkeys(found[1] for found in _match_keys(runs, _HOOK)))
 
     def series(measure: str) -> list[Series]:
         return [Series(f"advantage/{name}/{measure}", name) for name in names]
@@ -127,7 +127,7 @@ def hooks(runs: Sequence[Run]) -> Figure | Absent:
         Panel("mean of the advantages after the hook", series("mean"), evaluated=False),
         Panel("standard deviation of the advantages after the hook", series("std"), evaluated=False),
     ]
-    return lines(runs, panels, "No advantage hook is selected.")
+    return draw_lines(runs, panels, "No advantage hook is selected.")
 
 
 def phase_times(runs: Sequence[Run]) -> Figure | Absent:
@@ -139,7 +139,7 @@ def phase_times(runs: Sequence[Run]) -> Figure | Absent:
         if not known & set(parts.values()):
             parts = {"whole step": "step_time"}
         panels.append(("seconds" if len(runs) == 1 else f"{label(run.name)}: seconds", run, parts))
-    return stacked(panels, "No times are in the history.")
+    return draw_stacked(panels, "No times are in the history.")
 
 
 _LENGTHS = [
@@ -338,7 +338,7 @@ PLOTS: tuple[Plot, ...] = (
 
 
 @dataclass(frozen=True)
-class Shown:
+class PageFigure:
     """A figure as the page shows it.
 
     Attributes:
@@ -359,20 +359,20 @@ class Shown:
     reason: str = ""
 
 
-def figures(runs: Sequence[Run]) -> list[Shown]:
+def figures(runs: Sequence[Run]) -> list[PageFigure]:
     """All figures of these runs, in the order in which they are shown.
 
     Args:
         runs: Overlaid in every figure.
     """
     shown = []
-    for plot, drawn in drawn_plots(runs):
+    for plot, drawn in draw_plots(runs):
         found = (None, drawn.reason) if isinstance(drawn, Absent) else (svg_of(drawn, plot.name, plot.title), "")
-        shown.append(Shown(plot.name, plot.theme, plot.title, plot.caption, *found))
+        shown.append(PageFigure(plot.name, plot.theme, plot.title, plot.caption, *found))
     return shown
 
 
-def drawn_plots(runs: Sequence[Run]) -> Iterator[tuple[Plot, Figure | Absent]]:
+def draw_plots(runs: Sequence[Run]) -> Iterator[tuple[Plot, Figure | Absent]]:
     """Each figure as matplotlib has it, or why there is none."""
     for plot in PLOTS:
         with style():
@@ -393,7 +393,7 @@ def save_pngs(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for plot, drawn in drawn_plots(runs):
+        for plot, drawn in draw_plots(runs):
             if isinstance(drawn, Absent):
                 continue
             unfinished = folder / f".{plot.name}.png"

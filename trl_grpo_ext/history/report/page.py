@@ -26,7 +26,7 @@ from markupsafe import Markup
 
 from ...errors import ConfigurationError
 from ...plugins.kinds import LABELS
-from ...records.files import write_whole
+from ...records.files import write_atomically
 from ...records.manifest import PluginRecord
 from .page_data import page_data, step_of
 from .run import Run
@@ -55,7 +55,7 @@ _ASSETS = Path(__file__).parent / "assets"
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPage:
     """What `write_page` wrote.
 
     Attributes:
@@ -71,7 +71,7 @@ class Written:
 
 def write_page(
     runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000, reload_seconds: float | None = None
-) -> Written:
+) -> WrittenPage:
     """Write the page, in one step, so that no half of it is ever there.
 
     Args:
@@ -91,12 +91,12 @@ def write_page(
     content = html.encode("utf-8", "replace")
     path = Path(path)
     try:
-        write_whole(path, content)
+        write_atomically(path, content)
     except OSError as error:
         raise ConfigurationError(
             f"The report cannot be written to {path} ({error.strerror}). Name another file by --out."
         ) from error
-    return Written(path, len(content), tuple(notes))
+    return WrittenPage(path, len(content), tuple(notes))
 
 
 def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -> tuple[str, list[str]]:
@@ -112,7 +112,7 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
     absent = [f"{figure.title}: {figure.reason}" for figure in shown if figure.svg is None]
     data = page_data(runs if limit else [], limit)
     notes = list(dict.fromkeys([*(sentence for run in runs for sentence in run.missing), *data.notes]))
-    style, script = joined(STYLES), joined(SCRIPTS)
+    style, script = join_assets(STYLES), join_assets(SCRIPTS)
     html = (
         environment()
         .get_template("report.html.jinja")
@@ -127,7 +127,7 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
             absent=absent,
             settings=settings(runs),
             plugins=plugins(runs),
-            index=in_script(data.index),
+            index=script_json(data.index),
             chunks={name: Markup(chunk) for name, chunk in data.chunks.items()},
             completions=any(run["steps"] for run in data.index["runs"]),
         )
@@ -143,7 +143,7 @@ def policy(style: str, script: str) -> str:
     )
 
 
-def in_script(value: Any) -> Markup:
+def script_json(value: Any) -> Markup:
     """JSON that may stand inside a script element: pure ASCII, without `<`, `>` and `&`."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
@@ -154,10 +154,10 @@ def visible(text: str) -> str:
 
     The same as `visible` in `assets/text.js`. Line breaks, tabs and what emoji are joined with stay.
     """
-    return _HIDDEN.sub(lambda found: _escaped(ord(found[0])), text)
+    return _HIDDEN.sub(lambda found: _escape(ord(found[0])), text)
 
 
-def _escaped(code: int) -> str:
+def _escape(code: int) -> str:
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"\u27e8U+{code:04X}\u27e9"
@@ -171,7 +171,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def joined(names: Sequence[str]) -> str:
+def join_assets(names: Sequence[str]) -> str:
     """Our own files as one text; a newline before and after, as it stands in the page."""
     text = "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
     if names is SCRIPTS:
@@ -239,9 +239,9 @@ def summaries(run: Run) -> list[Summary]:
         lines.append(
             Summary(
                 f"{key.removeprefix('eval_')} (held out)" if key in held_out else key,
-                shown(values[0]),
-                shown(values[-1]),
-                _ABSENT if best is None else shown(values[best]),
+                four_digits(values[0]),
+                four_digits(values[-1]),
+                _ABSENT if best is None else four_digits(values[best]),
                 _ABSENT if best is None else str(steps[best]),
             )
         )
@@ -297,7 +297,7 @@ def line(name: str, cells: Sequence[str]) -> Line:
     return Line(name, tuple(cells), len(set(cells)) > 1)
 
 
-def shown(value: float) -> str:
+def four_digits(value: float) -> str:
     """Four significant digits."""
     return f"{value:.4g}"
 
@@ -318,11 +318,11 @@ def _plugins(run: Run) -> dict[str, str]:
     for record in run.manifest.plugins:
         name = f"{LABELS[record.kind]} {record.name}" + (f", in {record.inside}" if record.inside else "")
         seen[name] += 1
-        texts[name if seen[name] == 1 else f"{name} ({seen[name]})"] = _told(record)
+        texts[name if seen[name] == 1 else f"{name} ({seen[name]})"] = _describe(record)
     return texts
 
 
-def _told(record: PluginRecord) -> str:
+def _describe(record: PluginRecord) -> str:
     parts = [record.origin, record.target, f"role {record.role}" if record.role else ""]
     if record.weight is not None:
         parts.append(f"weight {record.weight:g}")

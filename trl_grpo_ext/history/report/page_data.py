@@ -65,8 +65,8 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
     share = max(limit // max(len(runs), 1), 1)
     for run in runs:
         steps, held, there = [], 0, 0
-        for path, rows, count in _chosen(run, share, TOKENS // len(runs), CHARACTERS // len(runs)):
-            steps.append(_indexed(data, path, rows))
+        for path, rows, count in _choose(run, share, TOKENS // len(runs), CHARACTERS // len(runs)):
+            steps.append(_add_to_index(data, path, rows))
             held, there = held + len(rows), there + count
         files = _files(run)
         if steps and (held < there or len(steps) < len(files)):
@@ -89,7 +89,7 @@ def _files(run: Run) -> list[Path]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _chosen(run: Run, share: int, tokens: int, characters: int) -> Iterator[tuple[Path, list[Row], int]]:
+def _choose(run: Run, share: int, tokens: int, characters: int) -> Iterator[tuple[Path, list[Row], int]]:
     """Files with the rows to show of each, and the number of rows that it has."""
     files = _files(run)
     first = next((rows for path in files if (rows := read_rows(run, path))), None)
@@ -133,14 +133,14 @@ def _whole_groups(rows: Sequence[Row], completions: int, tokens: int, characters
 # ---------------------------------------------------------------------------------------------- one step
 
 
-def _indexed(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
+def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Add a step's chunks, and return its part of the index, one list per column."""
     names = list(dict.fromkeys(name for row in rows for name in row.rewards))
     with_tokens = all(row.tokens is not None for row in rows)
     text, numbers = f"t{len(data.chunks)}", f"n{len(data.chunks)}"
-    data.chunks[text] = squeezed(_json(_texts(rows)))
+    data.chunks[text] = compress(_json(_texts(rows)))
     if with_tokens:
-        data.chunks[numbers] = squeezed(_numbers(rows))
+        data.chunks[numbers] = compress(_numbers(rows))
     return {
         "step": step_of(path),
         "text": text,
@@ -266,7 +266,7 @@ def read_rows(run: Run, path: Path) -> list[Row]:
     try:
         return _of_records(run, path) if path in run.records else _of_table(run, path)
     except (pyarrow.ArrowException, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        run.tell(
+        run.note(
             f"{path} was left out of the completions: its columns hold something else than training writes there "
             f"({type(error).__name__}: {str(error)[:100]!a})."
         )
@@ -333,7 +333,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             truncated=_at(simple["truncated"], index),
             rewards={str(name): number(value) for name, value in dict(simple["rewards"][index] or {}).items()},
             reward=number(_at(simple["reward"], index)),
-            outcomes=_told(_at(simple["outcomes"], index)) or in_table.get((prompt, completion), {}),
+            outcomes=_short_outcomes(_at(simple["outcomes"], index)) or in_table.get((prompt, completion), {}),
             tokens=[str(token) for token in simple["tokens"][index]],
             failed_turns=[int(turn) for turn in _at(simple["failed_turns"], index) or ()],
         )
@@ -469,7 +469,7 @@ def _by_reward(outcomes: Mapping[str, str]) -> dict[str, str]:
     return {name.removesuffix(OUTCOME_SUFFIX): _short(value, 60) for name, value in outcomes.items()}
 
 
-def _told(outcomes: Any) -> dict[str, str]:
+def _short_outcomes(outcomes: Any) -> dict[str, str]:
     return {str(name): _short(value, 60) for name, value in dict(outcomes or {}).items()}
 
 
@@ -494,12 +494,12 @@ def _at(values: Sequence[Any] | None, index: int) -> Any:
 # ----------------------------------------------------------------------------------------------------------- bytes
 
 
-def squeezed(content: bytes) -> str:
+def compress(content: bytes) -> str:
     """Bytes as gzip in base64; the same for the same bytes."""
     return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode("ascii")
 
 
-def rounded(values: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+def round_mantissas(values: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
     """The numbers as the page has them: float32 with 15 bits after the leading one, to the nearest."""
     bits = numpy.ascontiguousarray(values, dtype=numpy.float32).view(numpy.uint32)
     finite = (bits & numpy.uint32(0x7F800000)) != 0x7F800000
@@ -519,7 +519,7 @@ def pack(counts: Sequence[int], columns: Mapping[str, numpy.ndarray[Any, Any]]) 
     described, planes = [], []
     for name, values in columns.items():
         whole = values.dtype.kind in "iub"
-        kept = values.astype("<i4") if whole else rounded(values).astype("<f4")
+        kept = values.astype("<i4") if whole else round_mantissas(values).astype("<f4")
         planes.append(kept.view(numpy.uint8).reshape(sum(counts), 4).T.tobytes())
         described.append([name, "integer" if whole else "float"])
     header = json.dumps({"counts": list(counts), "columns": described}).encode("ascii")

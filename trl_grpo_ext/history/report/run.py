@@ -63,7 +63,7 @@ LARGEST_NUMBER = 1e100
 LARGEST_STEP = 10**12
 """Steps beyond this are nobody's."""
 
-Tell = Callable[[str], None]
+Note = Callable[[str], None]
 """Takes one sentence on what is missing."""
 
 History = list[dict[str, Any]]
@@ -109,14 +109,14 @@ class Run:
         """The names of the metrics in the history, in the order in which they first came."""
         return list(dict.fromkeys(key for entry in self.history for key in entry))
 
-    def tell(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
         """Add a sentence to what is missing, once."""
         if sentence not in self.missing:
             self.missing.append(sentence)
 
     def columns_of(self, path: Path, columns: Sequence[str]) -> dict[str, Any] | None:
         """Columns of one of `records` or `completions` as pyarrow arrays; None where its data is damaged."""
-        return read_columns(path, columns, self.tell)
+        return read_columns(path, columns, self.note)
 
 
 def load_run(folder: str | Path) -> Run:
@@ -146,27 +146,27 @@ def load_run(folder: str | Path) -> Run:
             f"Nothing of a training is in {str(folder)!r}: no {STATE}, {LOG}, {METRICS}, {RECORDS}/, {COMPLETIONS}/ or "
             "checkpoint. Name the output_dir of a training."
         )
-    tell = missing.append
-    history = _history(folder, tell)
+    note = missing.append
+    history = _history(folder, note)
     if not history:
-        tell(
+        note(
             f"There is no history of metrics in {folder}. GRPOExtTrainer writes {LOG} while it trains, and TRL "
             f"{STATE} with every checkpoint (save_strategy, save_steps); without one there are no curves."
         )
-    records = tables_in(folder / RECORDS, _RECORD, _RECORD_COLUMNS, tell)
-    completions = tables_in(folder / COMPLETIONS, _TABLE, _TABLE_COLUMNS, tell)
+    records = tables_in(folder / RECORDS, _RECORD, _RECORD_COLUMNS, note)
+    completions = tables_in(folder / COMPLETIONS, _TABLE, _TABLE_COLUMNS, note)
     if not records:
-        tell(
+        note(
             f"There are no token records in {folder}, so nothing is shown token by token. Train with token_records: 64."
         )
     if not records and not completions:
-        tell(f"There are no completions in {folder}. Train with log_completions: true or token_records: 64.")
+        note(f"There are no completions in {folder}. Train with log_completions: true or token_records: 64.")
     return Run(
         folder=folder,
         name=folder.resolve().name or str(folder),
         history=history,
-        settings=_settings(folder, tell),
-        manifest=_manifest(folder, tell),
+        settings=_settings(folder, note),
+        manifest=_manifest(folder, note),
         records=records,
         completions=completions,
         missing=missing,
@@ -204,14 +204,14 @@ def load_runs(folders: Sequence[str | Path]) -> list[Run]:
 # ---------------------------------------------------------------------------------------------- history
 
 
-def _history(folder: Path, tell: Tell) -> History:
+def _history(folder: Path, note: Note) -> History:
     live: History = []
     if is_file(folder / LOG):
-        live = entries_of(read_json_lines(folder / LOG, tell, "Curves may lack a point."), folder / LOG, tell) or []
-    found = [history for history in (live, *_saved_histories(folder, tell)) if history]
+        live = entries_of(read_json_lines(folder / LOG, note, "Curves may lack a point."), folder / LOG, note) or []
+    found = [history for history in (live, *_saved_histories(folder, note)) if history]
     agreeing = [history for history in found if not live or _agree(live, history)]
     if len(agreeing) < len(found):
-        tell(
+        note(
             f"{folder} also holds checkpoints or metrics of another training; {LOG}, which belongs to the last one, "
             "was shown. Give every training an output_dir of its own."
         )
@@ -219,9 +219,9 @@ def _history(folder: Path, tell: Tell) -> History:
     return sorted(best, key=lambda entry: float(entry["step"]))
 
 
-def _saved_histories(folder: Path, tell: Tell) -> Iterator[History]:
+def _saved_histories(folder: Path, note: Note) -> Iterator[History]:
     lost = "Its curves are missing if no other file has them."
-    if is_file(folder / STATE) and (history := _state_history(folder / STATE, tell, lost)):
+    if is_file(folder / STATE) and (history := _state_history(folder / STATE, note, lost)):
         yield history
     try:
         names = [(int(found[1]), entry) for entry in folder.iterdir() if (found := _CHECKPOINT.fullmatch(entry.name))]
@@ -229,24 +229,24 @@ def _saved_histories(folder: Path, tell: Tell) -> Iterator[History]:
         names = []
     for _, checkpoint in sorted(names, reverse=True):
         if not is_file(checkpoint / STATE):
-            tell(f"{checkpoint} has no {STATE}, so it is not whole, or still being written. An older one was read.")
-        elif history := _state_history(checkpoint / STATE, tell, "An older checkpoint was read, if there is one."):
+            note(f"{checkpoint} has no {STATE}, so it is not whole, or still being written. An older one was read.")
+        elif history := _state_history(checkpoint / STATE, note, "An older checkpoint was read, if there is one."):
             yield history
             break
     if is_file(folder / METRICS):
-        content = read_json(folder / METRICS, tell, lost)
-        recorded = entries_of(content.get("history"), folder / METRICS, tell) if isinstance(content, dict) else None
+        content = read_json(folder / METRICS, note, lost)
+        recorded = entries_of(content.get("history"), folder / METRICS, note) if isinstance(content, dict) else None
         if recorded:
             yield recorded
         elif content is not None:
-            tell(f"{folder / METRICS} was left out: it is another program's, without a history of log entries.")
+            note(f"{folder / METRICS} was left out: it is another program's, without a history of log entries.")
 
 
-def _state_history(path: Path, tell: Tell, lost: str) -> History:
-    content = read_json(path, tell, lost)
-    history = entries_of(content.get("log_history"), path, tell) if isinstance(content, dict) else None
+def _state_history(path: Path, note: Note, lost: str) -> History:
+    content = read_json(path, note, lost)
+    history = entries_of(content.get("log_history"), path, note) if isinstance(content, dict) else None
     if history is None and content is not None:
-        tell(f"{path} is no state of transformers' Trainer: it has no log_history. {lost}")
+        note(f"{path} is no state of transformers' Trainer: it has no log_history. {lost}")
     return history or []
 
 
@@ -264,57 +264,57 @@ def _agree(live: History, other: History) -> bool:
 # ---------------------------------------------------------------------------------------------- settings and plugins
 
 
-def _settings(folder: Path, tell: Tell) -> dict[str, Any]:
+def _settings(folder: Path, note: Note) -> dict[str, Any]:
     path, remedy = folder / SETTINGS, "GRPOExtTrainer writes the hyper-parameters there when a training starts."
     if not is_file(path):
-        tell(f"There is no {SETTINGS} in {folder}, so no hyper-parameters are shown. {remedy}")
+        note(f"There is no {SETTINGS} in {folder}, so no hyper-parameters are shown. {remedy}")
         return {}
-    content = read_json(path, tell, remedy)
+    content = read_json(path, note, remedy)
     if content is None:
         return {}
     try:
         return from_plain(content)
     except ManifestError as error:
-        tell(f"{path} cannot be used: {error}. {remedy}")
+        note(f"{path} cannot be used: {error}. {remedy}")
         return {}
 
 
-def _manifest(folder: Path, tell: Tell) -> Manifest | None:
+def _manifest(folder: Path, note: Note) -> Manifest | None:
     path, remedy = folder / MANIFEST, "GRPOExtTrainer writes it when a training starts."
     if not is_file(path):
-        tell(f"There is no {MANIFEST} in {folder}, so no plugins are shown. {remedy}")
+        note(f"There is no {MANIFEST} in {folder}, so no plugins are shown. {remedy}")
         return None
     try:
         return Manifest.read(path)
     except (ManifestError, OSError) as error:
-        tell(f"The record of the plugins cannot be used, so none are shown: {error}")
+        note(f"The record of the plugins cannot be used, so none are shown: {error}")
         return None
 
 
 # ----------------------------------------------------------------------------------------------------------- files
 
 
-def read_json(path: Path, tell: Tell, what_then: str) -> Any:
+def read_json(path: Path, note: Note, what_then: str) -> Any:
     """The content of a JSON file; None, and reported, where it cannot be read. Not-a-number becomes None.
 
     Args:
         path: Of a file that is there.
-        tell: Takes the sentence.
+        note: Takes the sentence.
         what_then: What is lost by it and what would bring it back, a sentence.
     """
-    text = _text_of(path, tell, what_then)
+    text = _text_of(path, note, what_then)
     if text is None:
         return None
     try:
         return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
-        tell(f"{path} is not whole JSON ({_reason(error)}), it may be cut off or still being written. {what_then}")
+        note(f"{path} is not whole JSON ({_reason(error)}), it may be cut off or still being written. {what_then}")
         return None
 
 
-def read_json_lines(path: Path, tell: Tell, what_then: str) -> list[Any]:
+def read_json_lines(path: Path, note: Note, what_then: str) -> list[Any]:
     """The values of a file with one JSON value per line; a last line without an end is still being written."""
-    text = _text_of(path, tell, what_then)
+    text = _text_of(path, note, what_then)
     values: list[Any] = []
     lines = (text or "").split("\n")
     for number, line in enumerate(lines, start=1):
@@ -324,17 +324,17 @@ def read_json_lines(path: Path, tell: Tell, what_then: str) -> list[Any]:
             values.append(json.loads(line, parse_constant=lambda _: None))
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                tell(f"Line {number} of {path} is not JSON ({_reason(error)}), it was left out. {what_then}")
+                note(f"Line {number} of {path} is not JSON ({_reason(error)}), it was left out. {what_then}")
     return values
 
 
-def entries_of(values: Any, path: Path, tell: Tell) -> list[dict[str, Any]] | None:
+def entries_of(values: Any, path: Path, note: Note) -> list[dict[str, Any]] | None:
     """The log entries among the values of a list: mappings with a step. None where there is no list.
 
     Args:
         values: What stood in the file.
         path: The file.
-        tell: Takes a sentence where entries or numbers are too large to be used.
+        note: Takes a sentence where entries or numbers are too large to be used.
     """
     if not isinstance(values, list):
         return None
@@ -348,7 +348,7 @@ def entries_of(values: Any, path: Path, tell: Tell) -> list[dict[str, Any]] | No
         strange += [str(key) for key, number in value.items() if _is_too_large(number)]
         entries.append({str(key): None if _is_unusable(number) else number for key, number in value.items()})
     if strange:
-        tell(
+        note(
             f"{path} holds {len(strange)} numbers too large to be drawn (the first is a {escaped(strange[0])[:80]!r}): "
             f"steps beyond {LARGEST_STEP:,} or metrics beyond {LARGEST_NUMBER:g}. They were left out."
         )
@@ -376,14 +376,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def tables_in(folder: Path, name: re.Pattern[str], needed: Sequence[str], tell: Tell) -> list[Path]:
+def tables_in(folder: Path, name: re.Pattern[str], needed: Sequence[str], note: Note) -> list[Path]:
     """The parquet files of a folder whose ends are whole and that have the columns needed, by the step in their names.
 
     Args:
         folder: Need not be there.
         name: Of such a file; its first group is the step.
         needed: Columns.
-        tell: Takes a sentence on each file that is left out.
+        note: Takes a sentence on each file that is left out.
     """
     try:
         named = [(int(found[1]), file) for file in folder.iterdir() if (found := name.fullmatch(file.name))]
@@ -391,20 +391,20 @@ def tables_in(folder: Path, name: re.Pattern[str], needed: Sequence[str], tell: 
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        tell(f"{folder} cannot be looked into ({_reason(error)}). Give yourself the right to read it.")
+        note(f"{folder} cannot be looked into ({_reason(error)}). Give yourself the right to read it.")
         return []
     for file in sorted(others):
-        tell(f"{file} was left out: its name is not one that training gives to such a file.")
-    return [file for _, file in sorted(named) if is_file(file) and _usable(file, needed, tell)]
+        note(f"{file} was left out: its name is not one that training gives to such a file.")
+    return [file for _, file in sorted(named) if is_file(file) and _usable(file, needed, note)]
 
 
-def read_columns(path: Path, columns: Sequence[str], tell: Tell) -> dict[str, Any] | None:
+def read_columns(path: Path, columns: Sequence[str], note: Note) -> dict[str, Any] | None:
     """Columns of a parquet file as pyarrow arrays in one chunk each; None, and reported, where its data is damaged.
 
     Args:
         path: One of those that `tables_in` returned.
         columns: Those that the file lacks are left out.
-        tell: Takes the sentence.
+        note: Takes the sentence.
     """
     import pyarrow
     import pyarrow.parquet
@@ -415,38 +415,38 @@ def read_columns(path: Path, columns: Sequence[str], tell: Tell) -> dict[str, An
         table.validate(full=True)
         return {name: table.column(name).combine_chunks() for name in table.column_names}
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        tell(f"{path} was left out: its data is damaged ({_reason(error)}). Only training writes it again.")
+        note(f"{path} was left out: its data is damaged ({_reason(error)}). Only training writes it again.")
         return None
 
 
-def _usable(path: Path, needed: Sequence[str], tell: Tell) -> bool:
+def _usable(path: Path, needed: Sequence[str], note: Note) -> bool:
     import pyarrow
     import pyarrow.parquet
 
     try:
         names = pyarrow.parquet.read_schema(path).names
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        tell(
+        note(
             f"{path} was left out: it is no whole parquet file ({_reason(error)}), it may be cut off or still being "
             "written. If training still goes on, make the report again."
         )
         return False
     lacking = [name for name in needed if name not in names]
     if lacking:
-        tell(f"{path} was left out: it is another program's table, without {', '.join(lacking)}.")
+        note(f"{path} was left out: it is another program's table, without {', '.join(lacking)}.")
     return not lacking
 
 
-def _text_of(path: Path, tell: Tell, what_then: str) -> str | None:
+def _text_of(path: Path, note: Note, what_then: str) -> str | None:
     try:
         if (size := path.stat().st_size) > LARGEST:
-            tell(f"{path} has {size:,} bytes, more than the {LARGEST:,} that are read. {what_then}")
+            note(f"{path} has {size:,} bytes, more than the {LARGEST:,} that are read. {what_then}")
             return None
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        tell(f"{path} is not text, so it is damaged or no file of a run. {what_then}")
+        note(f"{path} is not text, so it is damaged or no file of a run. {what_then}")
     except OSError as error:
-        tell(f"{path} cannot be read ({_reason(error)}). {what_then}")
+        note(f"{path} cannot be read ({_reason(error)}). {what_then}")
     return None
 
 

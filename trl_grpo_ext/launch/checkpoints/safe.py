@@ -133,10 +133,10 @@ class SafeCheckpoints:
         """
         lock = FolderLock(Path(self.args.output_dir), self._number_of_rank_0())
         try:
-            with self._meeting():
+            with self._agree():
                 if self.args.local_process_index == 0:
                     lock.acquire()
-            with self._meeting():
+            with self._agree():
                 if self.args.local_process_index == 0:
                     remove_leftovers(Path(self.args.output_dir))
             if resume_from_checkpoint is True:
@@ -181,7 +181,7 @@ class SafeCheckpoints:
             leader=self.args.local_process_index == 0,
         )
         try:
-            with self._meeting(), staging.explained():
+            with self._agree(), staging.explain_errors():
                 staging.prepare()
             staging.elect()
             self._staging, self._push_later = staging, False
@@ -194,12 +194,12 @@ class SafeCheckpoints:
                 staging.fail(error)
             finally:
                 self._staging = None
-            with self._meeting():
+            with self._agree():
                 if staging.failure is not None:
                     raise staging.failure
-            with self._meeting(), staging.explained():
+            with self._agree(), staging.explain_errors():
                 staging.flush()
-            with self._meeting(), staging.explained():
+            with self._agree(), staging.explain_errors():
                 # On other machines a part is all there should be: transformers writes the weights on the first alone,
                 # also with save_on_each_node.
                 if self.args.process_index == 0:
@@ -245,13 +245,13 @@ class SafeCheckpoints:
         protected = {staging.final, *([Path(best)] if best is not None else [])} & {*present}
         surplus = len(present) - max(limit, len(protected))
         for checkpoint in [path for path in present if path not in protected][: max(surplus, 0)]:
-            staging.take_away(checkpoint)
+            staging.remove(checkpoint)
 
     # ------------------------------------------------------------------ what may fail on one rank alone
 
     def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
         """As in the trainer; a failure while saving waits until all ranks meet."""
-        self._kept(super().create_model_card, *arguments, **keywords)  # type: ignore[misc]
+        self._write_or_remember(super().create_model_card, *arguments, **keywords)  # type: ignore[misc]
 
     def save_model(self, *arguments: Any, **keywords: Any) -> None:
         """As in the trainer."""
@@ -259,19 +259,19 @@ class SafeCheckpoints:
             super().save_model(*arguments, **keywords)  # type: ignore[misc]
 
     def _save(self, *arguments: Any, **keywords: Any) -> None:
-        self._kept(super()._save, *arguments, **keywords)  # type: ignore[misc]
+        self._write_or_remember(super()._save, *arguments, **keywords)  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        with self._in_step(), self._kept_torch_saves():
+        with self._in_step(), self._remember_torch_save_errors():
             super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
 
     def _save_scaler(self, output_dir: str) -> None:
-        self._kept(super()._save_scaler, output_dir)  # type: ignore[misc]
+        self._write_or_remember(super()._save_scaler, output_dir)  # type: ignore[misc]
 
     def _save_rng_state(self, output_dir: str) -> None:
-        self._kept(super()._save_rng_state, output_dir)  # type: ignore[misc]
+        self._write_or_remember(super()._save_rng_state, output_dir)  # type: ignore[misc]
 
-    def _kept(self, write: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+    def _write_or_remember(self, write: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         """Write; on several ranks a failure while saving is remembered, because others wait further on."""
         staging = self._staging
         if staging is None or self.accelerator.num_processes == 1:
@@ -283,7 +283,7 @@ class SafeCheckpoints:
             staging.fail(error)
 
     @contextmanager
-    def _kept_torch_saves(self) -> Iterator[None]:
+    def _remember_torch_save_errors(self) -> Iterator[None]:
         """The same for `torch.save`, with which DeepSpeed and FSDP write between calls that all ranks take part in."""
         save, staging = torch.save, self._staging
         if staging is None or self.accelerator.num_processes == 1:
@@ -293,7 +293,7 @@ class SafeCheckpoints:
         def kept_save(obj: Any, f: Any, *arguments: Any, **keywords: Any) -> None:
             if isinstance(f, (str, Path)) and Path(f).is_relative_to(staging.folder):
                 if staging.failure is None:  # else it is lost anyway
-                    self._kept(save, obj, f, *arguments, **keywords)
+                    self._write_or_remember(save, obj, f, *arguments, **keywords)
             else:
                 save(obj, f, *arguments, **keywords)
 
@@ -316,21 +316,21 @@ class SafeCheckpoints:
     # ------------------------------------------------------------------ what ranks agree on
 
     @contextmanager
-    def _meeting(self) -> Iterator[None]:
+    def _agree(self) -> Iterator[None]:
         accelerator = self.accelerator
         with Agreement(
             accelerator.process_index, accelerator.num_processes, accelerator.gather, accelerator.device
         ).section():
             yield
 
-    def _gathered(self, number: int) -> list[int]:
+    def _gather(self, number: int) -> list[int]:
         mine = torch.tensor([number], dtype=torch.int64, device=self.accelerator.device)
         numbers: list[int] = self.accelerator.gather(mine).tolist()
         return numbers
 
     def _number_of_rank_0(self) -> int:
         """A random number that leaves all seeded generators alone."""
-        return self._gathered(secrets.randbits(60))[0]
+        return self._gather(secrets.randbits(60))[0]
 
     def _agreed_checkpoint(self) -> str:
         """The newest checkpoint that is whole on every machine."""
@@ -338,10 +338,10 @@ class SafeCheckpoints:
         step, leads = _NO_STEP, self.args.local_process_index == 0
         while True:
             found = None
-            with self._meeting():
+            with self._agree():
                 found = last_complete_checkpoint(folder, step) if leads else None
             mine = _NO_STEP if not leads else -1 if found is None else int(found.rpartition("-")[2])
-            steps = [s for s in self._gathered(mine) if s != _NO_STEP]
+            steps = [s for s in self._gather(mine) if s != _NO_STEP]
             step = min(steps)
             if step < 0:
                 there = ", ".join(f"{PREFIX_CHECKPOINT_DIR}-{s}" for s in checkpoint_steps(folder)) or "nothing"
@@ -446,7 +446,7 @@ class Staging:
             self.checkpoint.rename(self.final)
         _sync(self.run_dir)
 
-    def take_away(self, checkpoint: Path) -> None:
+    def remove(self, checkpoint: Path) -> None:
         """Delete an older checkpoint: first out of sight, so that no half of it stays under its name."""
         with suppress(OSError):
             checkpoint.rename(self.folder / f"old-{checkpoint.name}")
@@ -489,7 +489,7 @@ class Staging:
         return made
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """Make an operating system's error inside one that says what to do."""
         try:
             yield

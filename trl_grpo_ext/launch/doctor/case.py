@@ -18,7 +18,7 @@ from ..ranges import SIZES
 from .environment import Environment
 from .launch_file import LaunchPlan
 from .model import Adapters, Sizes
-from .reading import Problem, shown
+from .reading import Problem, one_line
 from .run_file import PLUGIN_FIELDS, RunPlan
 
 _KINDS: tuple[Kind, ...] = ("reward", "advantage_hook", "loss_aggregation")
@@ -200,8 +200,8 @@ def load_plugins(run: RunPlan) -> Plugins:
             try:
                 loaded = resolve(kind, selection)
             except (ConfigurationError, PluginError) as error:
-                fix = f"Correct {LABELS[kind]} {shown(label, 80)} in `{name}`."
-                problems.append(Problem("error", "plugins", shown(error, 600), fix))
+                fix = f"Correct {LABELS[kind]} {one_line(label, 80)} in `{name}`."
+                problems.append(Problem("error", "plugins", one_line(error, 600), fix))
                 continue
             key = label if loaded.selection is None else str(loaded.selection)
             place = built[kind]

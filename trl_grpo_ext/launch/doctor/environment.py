@@ -19,7 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from ...plugins.discovery import ENVIRONMENT_VARIABLE
-from .reading import shown
+from .reading import one_line
 
 PACKAGES = (
     *("trl", "transformers", "torch", "accelerate", "peft", "bitsandbytes", "math-verify", "deepspeed", "vllm"),
@@ -138,7 +138,7 @@ class Environment:
         return min((device.memory for device in self.devices), default=None)
 
 
-def look_around(
+def inspect_machine(
     *,
     output_dir: str = "trainer_output",
     model: str | None = None,
@@ -164,7 +164,7 @@ def look_around(
     lacking = [] if shutil.which("ninja") or importlib.util.find_spec("ninja") else ["ninja"]
     lacking += [] if shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") else ["a C++ compiler"]
     return Environment(
-        packages={name: Package(name, _version(name), *wanted_range(name)) for name in PACKAGES},
+        packages={name: Package(name, _version(name), *required_range(name)) for name in PACKAGES},
         devices=devices,
         elsewhere=gpu_memory is not None,
         python=".".join(map(str, sys.version_info[:3])),
@@ -179,12 +179,12 @@ def look_around(
         model=model,
         model_here=here,
         chat_template=template,
-        variables={name: shown(os.environ[name], 100) for name in VARIABLES if name in os.environ},
+        variables={name: one_line(os.environ[name], 100) for name in VARIABLES if name in os.environ},
         checkpoint_here=_checkpoint(checkpoint, output_dir),
     )
 
 
-def wanted_range(name: str) -> tuple[str, bool]:
+def required_range(name: str) -> tuple[str, bool]:
     """The range that our own metadata asks for, and whether it asks in any case."""
     try:
         lines = metadata.requires("trl-grpo-ext") or []
@@ -208,7 +208,7 @@ def _devices() -> tuple[Device, ...]:
     found = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         facts = torch.cuda.get_device_properties(index)
-        found.append(Device(shown(facts.name, 60), int(facts.total_memory), (facts.major, facts.minor)))
+        found.append(Device(one_line(facts.name, 60), int(facts.total_memory), (facts.major, facts.minor)))
     return tuple(found)
 
 
@@ -222,10 +222,10 @@ def _probe_bitsandbytes() -> tuple[str | None, bool]:
             [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return shown(error), False
+        return one_line(error), False
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return shown(lines[-1] if lines else f"it ended with status {done.returncode}"), False
+        return one_line(lines[-1] if lines else f"it ended with status {done.returncode}"), False
     return None, "avx512bf16" in done.stdout
 
 
@@ -237,12 +237,12 @@ def _disk(output_dir: str) -> tuple[int | None, str | None]:
         place = Path(output_dir).expanduser().absolute()
         while not place.is_dir():
             if place.is_file():
-                return None, f"{shown(place)} is a file, not a folder"
+                return None, f"{one_line(place)} is a file, not a folder"
             place = place.parent
-        problem = None if os.access(place, os.W_OK | os.X_OK) else f"{shown(place)} may not be written to"
+        problem = None if os.access(place, os.W_OK | os.X_OK) else f"{one_line(place)} may not be written to"
         return shutil.disk_usage(place).free, problem
     except OSError as error:
-        return None, shown(error)
+        return None, one_line(error)
 
 
 def _model(model: str | None) -> tuple[bool | None, bool | None]:

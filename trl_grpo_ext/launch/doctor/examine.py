@@ -12,13 +12,13 @@ from trl import get_peft_config
 
 from ...errors import ConfigurationError
 from .case import Batch, Case, columns_of, load_plugins
-from .environment import Environment, look_around
+from .environment import Environment, inspect_machine
 from .launch_file import LaunchPlan, read_launch_file
 from .memory import MemoryEstimate, estimate, memory_problems
 from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of
-from .reading import Problem, shown
+from .reading import Problem, one_line
 from .rules import problems_of
-from .run_file import PLUGIN_FIELDS, RunPlan, Script, configured, read_run, read_script
+from .run_file import PLUGIN_FIELDS, RunPlan, Script, build_configs, read_run, read_script
 
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
@@ -95,14 +95,14 @@ def examine(request: Request) -> Examination:
     """
     for path in (request.config_file, *request.configs, request.script):
         if path is not None and not _is_file(path):
-            raise ConfigurationError(f"There is no file {shown(path)}.")
+            raise ConfigurationError(f"There is no file {one_line(path)}.")
     found: list[Problem] = []
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     launch = _launch(request, gpus, found)
     run = _run(request, request.gpu_memory is not None or gpus > 0, found)
     machine = _machine(request, launch, run)
     plugins = load_plugins(run)
-    run = configured(run, processes=launch.processes, leave_out=PLUGIN_FIELDS if plugins.problems else ())
+    run = build_configs(run, processes=launch.processes, leave_out=PLUGIN_FIELDS if plugins.problems else ())
     found += [*launch.problems, *run.problems, *plugins.problems]
     sizes, adapters, source = _model(run, found)
     case = Case(launch, run, machine, sizes, adapters, plugins, Batch.of(run), columns_of(run))
@@ -160,7 +160,7 @@ def _run(request: Request, has_gpu: bool, found: list[Problem]) -> RunPlan:
 def _machine(request: Request, launch: LaunchPlan, run: RunPlan) -> Environment:
     optimizer, model = run.value("optim"), run["model_name_or_path"]
     quantised = run["load_in_4bit"] or run["load_in_8bit"] or "8bit" in optimizer or "bnb" in optimizer
-    return look_around(
+    return inspect_machine(
         output_dir=str(run["output_dir"] or "trainer_output"),
         model=None if model is None else str(model),
         checkpoint=run["resume_from_checkpoint"],
@@ -178,7 +178,7 @@ def _model(run: RunPlan, found: list[Problem]) -> tuple[Sizes | None, Adapters |
     config, source = load_config(str(name), str(run["model_revision"] or "main"))
     if config is None:
         fix = "Fetch its config.json, or give --model_name_or_path a folder; sizes are not checked without it."
-        found.append(Problem("warning", "model", shown(source, 400), fix))
+        found.append(Problem("warning", "model", one_line(source, 400), fix))
         return None, None, source
     try:
         model = on_meta(config)
@@ -204,4 +204,4 @@ def _plain(value: Any) -> Any:
         return float(value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    return shown(value, 2000)
+    return one_line(value, 2000)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigurationError
-from .reading import Problem, read_settings, shown
+from .reading import Problem, one_line, read_settings
 
 Engine = Literal["one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "fsdp2_hybrid"]
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
@@ -56,7 +56,7 @@ class LaunchPlan:
     @property
     def name(self) -> str:
         """The file's name, for messages."""
-        return "the launcher's defaults" if self.source is None else shown(Path(self.source).name)
+        return "the launcher's defaults" if self.source is None else one_line(Path(self.source).name)
 
     @property
     def processes_per_machine(self) -> int:
@@ -115,16 +115,16 @@ def read_launch_file(
             count = processes or max(1, gpus)
             engine: Engine = "ddp" if count > 1 else "one_process"
             return LaunchPlan(engine=engine, processes=count, distributed_type="MULTI_GPU" if count > 1 else "NO")
-    settings, name = read_settings(path), shown(path)
+    settings, name = read_settings(path), one_line(path)
     if settings.get("distributed_type") is False:
         raise ConfigurationError(f'distributed_type in {name} is NO, which YAML reads as false: write "NO" in quotes.')
     for key in ("deepspeed_config", "fsdp_config", "parallelism_config"):
         if not isinstance(settings.get(key, {}), dict):
-            raise ConfigurationError(f"{key} in {name} is {shown(repr(settings[key]), 60)}, not a mapping.")
+            raise ConfigurationError(f"{key} in {name} is {one_line(repr(settings[key]), 60)}, not a mapping.")
     try:
         cluster = config_args.load_config_from_file(str(path))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigurationError(f"Accelerate cannot use {name}: {shown(error, 600)}") from error
+        raise ConfigurationError(f"Accelerate cannot use {name}: {one_line(error, 600)}") from error
     if not isinstance(cluster, config_args.ClusterConfig):
         raise ConfigurationError(f"{name} is for SageMaker; the doctor knows launches on machines of your own.")
     kind = str(getattr(cluster.distributed_type, "value", cluster.distributed_type))
@@ -159,12 +159,12 @@ def _engine(
         stages: dict[str, Engine] = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
         stage = str(_mapping(deepspeed.get("zero_optimization")).get("stage", 2))
         if stage not in stages:
-            raise ConfigurationError(f"The ZeRO stage in {name} is {shown(stage, 60)}, not 0 to 3.")
+            raise ConfigurationError(f"The ZeRO stage in {name} is {one_line(stage, 60)}, not 0 to 3.")
         return stages[stage]
     if kind == "FSDP":
         version = str(fsdp.get("version", 1))
         if version not in ("1", "2"):
-            raise ConfigurationError(f"fsdp_version in {name} is {shown(version, 60)}, not 1 or 2.")
+            raise ConfigurationError(f"fsdp_version in {name} is {one_line(version, 60)}, not 1 or 2.")
         replicas = parallelism.get("parallelism_config_dp_replicate_size", 1)
         return "fsdp1" if version == "1" else "fsdp2" if replicas in (1, "1") else "fsdp2_hybrid"
     # Without mpirun the launcher starts one process for MULTI_CPU; a rule speaks of it.
@@ -183,7 +183,7 @@ def _ignored_keys(sections: Mapping[str, Mapping[str, Any]], name: str) -> list[
             if option in known:
                 continue
             near = difflib.get_close_matches(option, known, n=1, cutoff=0.7)
-            message = f"{section} in {name} has {shown(key)!r}, which Accelerate does not know and ignores silently."
+            message = f"{section} in {name} has {one_line(key)!r}, which Accelerate does not know and ignores silently."
             fix = f"Write {near[0]!r}." if near else "Take it out."
             problems.append(Problem("error" if near else "warning", "launch file", message, fix))
     return problems
@@ -215,14 +215,14 @@ def _precision(value: object, name: str) -> str:
     precision = "no" if value is None else str(value)
     if precision not in PRECISIONS:
         raise ConfigurationError(
-            f"mixed_precision in {name} is {shown(precision, 60)!r}, not one of {', '.join(PRECISIONS)}."
+            f"mixed_precision in {name} is {one_line(precision, 60)!r}, not one of {', '.join(PRECISIONS)}."
         )
     return precision
 
 
 def _count(value: object, key: str, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{key} in {name} must be a number from 1 up, got {shown(repr(value), 60)}.")
+        raise ConfigurationError(f"{key} in {name} must be a number from 1 up, got {one_line(repr(value), 60)}.")
     return value
 
 

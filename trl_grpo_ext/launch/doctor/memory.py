@@ -89,7 +89,7 @@ def estimate(case: Case, prompt_length: int | None = None) -> MemoryEstimate | N
     lora = case.adapters if case.run["use_peft"] else None
     if case.sizes is None or case.batch is None or (lora is not None and lora.refusal):
         return None
-    held = _Held(case, case.sizes, lora, ASSUMED_PROMPT if prompt_length is None else prompt_length)
+    held = _Storage(case, case.sizes, lora, ASSUMED_PROMPT if prompt_length is None else prompt_length)
     items = [item for item in (*_states(held), *_passes(held)) if item.bytes > 0]
     if not case.on_cpu:
         torchs = [item for item in items if item.name != "vLLM"]
@@ -123,7 +123,7 @@ def memory_problems(case: Case, memory: MemoryEstimate) -> list[Problem]:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Storage:
     """In how many bytes a run holds each kind of number, and over how many processes it is split."""
 
     case: Case
@@ -207,7 +207,7 @@ def optimizer_bytes(name: str, each: int) -> float:
     return count * (4 if "32bit" in name else each)
 
 
-def _states(held: _Held) -> Iterator[Item]:
+def _states(held: _Storage) -> Iterator[Item]:
     """What a process holds from step to step."""
     case, sizes, trainable, each = held.case, held.sizes, held.trainable, held.trained
     split = f", split over {held.weight_shards} processes" if held.weight_shards > 1 else ""
@@ -252,7 +252,7 @@ def _states(held: _Held) -> Iterator[Item]:
         yield Item("optimizer states", int(states * trainable) // shards, TRAINING, text)
 
 
-def _passes(held: _Held) -> Iterator[Item]:
+def _passes(held: _Storage) -> Iterator[Item]:
     """What forward and backward passes take while they last."""
     case, sizes, run = held.case, held.sizes, held.case.run
     assert case.batch is not None
@@ -321,7 +321,7 @@ def _of_the_device(case: Case) -> Iterator[Item]:
         yield Item("NCCL", NCCL_BUFFERS, TRAINING, "A rule of thumb.")
 
 
-def _checkpoint(held: _Held) -> int:
+def _checkpoint(held: _Storage) -> int:
     """Model or adapter; optimizer states; and DeepSpeed's and FSDP's own copies of what is trained."""
     case, weights = held.case, held.trainable * held.trained
     if case.run["save_only_model"]:

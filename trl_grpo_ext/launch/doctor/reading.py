@@ -45,7 +45,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: The file is missing, too long, no text, no YAML, or holds something else than settings.
     """
-    name = shown(path)
+    name = one_line(path)
     try:
         if not Path(path).is_file():
             raise ConfigurationError(f"There is no file {name}.")
@@ -59,11 +59,11 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
     # ValueError: a null byte in the path. PyYAML leaks it and TypeError on odd scalars and keys.
     except (yaml.YAMLError, OSError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"{name} cannot be read: {shown(error)}") from error
+        raise ConfigurationError(f"{name} cannot be read: {one_line(error)}") from error
     if _values(settings) > MOST_VALUES:
         raise ConfigurationError(f"{name} stands for more than {MOST_VALUES:,} values: is it the right file?")
     if not isinstance(settings, dict):
-        raise ConfigurationError(f"{name} holds {shown(repr(settings), 60)}, not settings (`name: value`).")
+        raise ConfigurationError(f"{name} holds {one_line(repr(settings), 60)}, not settings (`name: value`).")
     return {str(key): value for key, value in settings.items()}
 
 
@@ -79,7 +79,7 @@ def _values(value: Any, known: dict[int, int] | None = None) -> int:
     return known[id(value)]
 
 
-def shown(value: object, length: int = 300) -> str:
+def one_line(value: object, length: int = 300) -> str:
     """A text from elsewhere on one line, without control characters, not too long."""
     text = " ".join(_CONTROL.sub("\ufffd", str(value)[: 4 * length].replace("\r", " ")).split())
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from .examine import Examination
 from .memory import ASSUMED_PROMPT, GB, STAGES, MemoryEstimate
-from .reading import Severity, shown
+from .reading import Severity, one_line
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}
 _LARGEST = 4
@@ -30,10 +30,10 @@ def render(examination: Examination, console: Console, *, assumptions: bool = Fa
     memory, run = examination.memory, _run(examination)
     if not verbose:
         console.print(
-            Text.assemble(("run: ", "bold"), shown(f"{run['launch']}; {run['model']}; {run['trained']}", 600))
+            Text.assemble(("run: ", "bold"), one_line(f"{run['launch']}; {run['model']}; {run['trained']}", 600))
         )
     if memory is None:
-        console.print(Text(f"No memory estimate: {shown(examination.model_source)}, and errors first."))
+        console.print(Text(f"No memory estimate: {one_line(examination.model_source)}, and errors first."))
     elif not verbose:
         peak = f"{memory.peak_bytes / GB:.1f} GB at most for each process ({memory.peak_stage})"
         console.print(
@@ -62,7 +62,7 @@ def _facts(title: str, rows: dict[str, object]) -> Table:
     table.add_column(no_wrap=title != "batch")
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, Text(shown(value, 500)))
+        table.add_row(name, Text(one_line(value, 500)))
     return table
 
 
@@ -148,8 +148,8 @@ def _problems(examination: Examination, console: Console) -> None:
             Text.assemble(
                 (problem.severity, _STYLES[problem.severity]),
                 (f" [{problem.subject}] ", "bold"),
-                shown(problem.message, 1000),
+                one_line(problem.message, 1000),
                 ("\n  fix: ", "green"),
-                shown(problem.fix, 600),
+                one_line(problem.fix, 600),
             )
         )

@@ -25,7 +25,7 @@ from ...types import implements
 from ..ranges import wrong_values
 from .case import Case
 from .environment import Device
-from .reading import Problem, Severity, shown
+from .reading import Problem, Severity, one_line
 
 HARDLY_MOVES_BELOW = 1e-5
 """Learning rate under which updates of weights of usual size are mostly lost in bfloat16's 8 bits."""
@@ -67,7 +67,7 @@ class Rule:
             severity = "note"
         names = {"case": case, "launch": case.launch, "run": case.run, "machine": case.machine, "found": found}
         return Problem(
-            severity, self.subject, shown(self.message.format(**names), 900), shown(self.fix.format(**names), 600)
+            severity, self.subject, one_line(self.message.format(**names), 900), one_line(self.fix.format(**names), 600)
         )
 
 
@@ -287,12 +287,12 @@ def _other_engine(case: Case) -> tuple[str, str] | None:
 
 def _asked_engine(case: Case) -> str:
     asked = str(case.run.own.get("engine") or case.engine)
-    return "" if case.engine == asked or case.engine.startswith(f"{asked}_") else shown(asked, 40)
+    return "" if case.engine == asked or case.engine.startswith(f"{asked}_") else one_line(asked, 40)
 
 
 def _asked_processes(case: Case) -> str:
     asked = str(case.run.own.get("processes") or case.launch.processes)
-    return "" if asked == str(case.launch.processes) else shown(asked, 40)
+    return "" if asked == str(case.launch.processes) else one_line(asked, 40)
 
 
 def _ignored_rendezvous(case: Case) -> str:
@@ -695,7 +695,7 @@ def _lacking_columns(case: Case) -> str:
 def _compares(case: Case) -> tuple[str, str] | None:
     data = case.run.get("dataset_path") or case.run.get("dataset_name")
     names = [name for name, reward in case.plugins.rewards.items() if getattr(reward, "reference_column", None)]
-    return (names[0], shown(data, 100)) if names and data else None
+    return (names[0], one_line(data, 100)) if names and data else None
 
 
 def _too_few_weights(case: Case) -> bool:

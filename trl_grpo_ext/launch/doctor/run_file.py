@@ -23,7 +23,7 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 from ...errors import ConfigurationError
 from ...trainer.config import GRPOExtConfig
 from ..ranges import wrong_values
-from .reading import MOST_BYTES, Problem, read_settings, shown
+from .reading import MOST_BYTES, Problem, one_line, read_settings
 
 PLUGIN_FIELDS = ("rewards", "advantage_hooks", "loss_aggregation")
 _OF_THE_LAUNCH = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "accelerator_config")
@@ -122,7 +122,7 @@ class _Parser(TrlParser):
 
     def error(self, message: str) -> NoReturn:
         """In place of argparse's page of usage."""
-        raise ConfigurationError(shown(message, 500).rstrip("."))
+        raise ConfigurationError(one_line(message, 500).rstrip("."))
 
     def read(self, name: str, value: Any) -> Any:
         """Return the value of a file as the command line would have it.
@@ -140,7 +140,7 @@ class _Parser(TrlParser):
         if isinstance(value, dict | list):
             if any(kind in str(hint) for kind in ("dict", "list", "Any")):
                 return value
-            raise ConfigurationError(f"{name} is {shown(repr(value), 60)}, not a single value")
+            raise ConfigurationError(f"{name} is {one_line(repr(value), 60)}, not a single value")
         if action.nargs in ("+", "*") and not isinstance(value, str):
             raise ConfigurationError(f"{name} is {value!r}, which is not a list")
         return self._one(name, value)
@@ -177,7 +177,7 @@ def read_run(
     given = {**_defaults(script, {**given, **from_words}, has_gpu), **given}
     env = given.pop("env", {})
     if not isinstance(env, dict):
-        message = f"`env` is {shown(repr(env), 60)}, not a mapping."
+        message = f"`env` is {one_line(repr(env), 60)}, not a mapping."
         problems.append(Problem("error", "env", message, "Write a mapping of names and values."))
     settings = {name: _default_of(f) for name, f in parser.fields.items()}
     own: dict[str, Any] = {}
@@ -205,7 +205,7 @@ def read_run(
     )
 
 
-def configured(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) -> RunPlan:
+def build_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) -> RunPlan:
     """Build the real configuration objects; what they refuse becomes a problem.
 
     The objects describe a run of `processes` processes on a machine that need not be this one, so settings that
@@ -233,7 +233,7 @@ def configured(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) 
     values["output_dir"] = values["output_dir"] or "trainer_output"
     made: list[Any] = []
     problems = list(plan.problems)
-    with _quietly():
+    with _silence():
         for make, settings in ((Described, values), (ModelConfig, of(ModelConfig))):
             try:
                 made.append(make(**settings))
@@ -250,12 +250,12 @@ def configured(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) 
                 if isinstance(error, ArithmeticError) and wrong_values(plan.settings):
                     continue  # a size of 0, which its name says
                 fix = "Change that setting: the run would stop at once."
-                problems.append(Problem("error", "settings", shown(error, 600), fix))
+                problems.append(Problem("error", "settings", one_line(error, 600), fix))
     return dataclasses.replace(plan, config=made[0], model=made[1], problems=tuple(problems))
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Without warnings, and without the variables of a launcher: they would make this process wait for others."""
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_LAUNCHER_VARIABLES)}
     level = logging.root.manager.disable
@@ -307,7 +307,7 @@ def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], 
         try:
             parsed, rest = parser.parse_known_args(group)
         except (ConfigurationError, TypeError, ValueError) as error:
-            problems.append(Problem("error", "command line", f"{shown(error, 500)}.", "Change that word."))
+            problems.append(Problem("error", "command line", f"{one_line(error, 500)}.", "Change that word."))
             continue
         given.update(vars(parsed))
         if rest:
@@ -318,23 +318,23 @@ def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], 
 def _unknown_word(word: str, parser: _Parser) -> Problem:
     name = word.lstrip("-").split("=")[0].replace("-", "_")
     if name == "config":
-        message = f"TRL's parser ignores {shown(word)!r}: it knows `--config FILE` in two words alone."
+        message = f"TRL's parser ignores {one_line(word)!r}: it knows `--config FILE` in two words alone."
         fix = "Give files to the doctor with --config FILE, before the `--`."
         return Problem("error", "command line", message, fix)
     near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2)
     fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Take it out, or name the --script."
-    return Problem("error", "command line", f"There is no setting {shown(word)!r} (command line).", fix)
+    return Problem("error", "command line", f"There is no setting {one_line(word)!r} (command line).", fix)
 
 
 def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]:
     if script is not None and name in script.settings:
         return []
     near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2, cutoff=0.8)
-    message = f"There is no setting {shown(name)!r} in TRL, transformers or trl-grpo-ext"
+    message = f"There is no setting {one_line(name)!r} in TRL, transformers or trl-grpo-ext"
     if near:
         return [Problem("error", "settings", f"{message}.", f"Did you mean {' or '.join(map(repr, near))}?")]
     if script is not None:
-        message += f", nor in {shown(Path(script.path).name)}."
+        message += f", nor in {one_line(Path(script.path).name)}."
         return [Problem("error", "settings", message, "Take it out: TRL's parser refuses what it does not know.")]
     message += ": the training script must know it."
     return [Problem("note", "settings", message, "Name the script with --script, and this is checked.")]
@@ -349,13 +349,13 @@ def read_script(path: str | Path) -> Script:
     Raises:
         ConfigurationError: The file is missing or no Python.
     """
-    name, here = shown(path), Path(path)
+    name, here = one_line(path), Path(path)
     try:
         if not here.is_file() or here.stat().st_size > MOST_BYTES:
             raise ConfigurationError(f"There is no script {name} (--script).")
         tree = ast.parse(here.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, RecursionError, OSError) as error:
-        raise ConfigurationError(f"{name} (--script) is not Python: {shown(error)}") from error
+        raise ConfigurationError(f"{name} (--script) is not Python: {one_line(error)}") from error
     settings: dict[str, Any] = {}
     constants: dict[str, ast.expr] = {}
     imported: set[str] = set()
@@ -371,14 +371,14 @@ def read_script(path: str | Path) -> Script:
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported |= {f"{node.module}.{alias.name}" for alias in node.names}
     literal = _literal(constants.get("SCRIPT_DEFAULTS"))
-    files = {name: _beside(here, value) for name, value in constants.items() if name.endswith("DEFAULTS")}
+    files = {name: _path_from_here(here, value) for name, value in constants.items() if name.endswith("DEFAULTS")}
     return Script(
         path=str(path),
         settings=settings,
         defaults={str(k): v for k, v in literal.items()} if isinstance(literal, dict) else {},
         defaults_file=next((p for name, p in files.items() if p and not name.startswith("EMBEDDED")), None),
         embedded_defaults=next((p for name, p in files.items() if p and name.startswith("EMBEDDED")), None),
-        embedded_model=_beside(here, constants.get("EMBEDDED_MODEL")),
+        embedded_model=_path_from_here(here, constants.get("EMBEDDED_MODEL")),
         script_arguments=any(name.endswith(".ScriptArguments") for name in imported),
         is_recipe="common.settings.check_setup" in imported,
     )
@@ -398,7 +398,7 @@ def _literal(value: ast.expr | None) -> Any:
         return None
 
 
-def _beside(script: Path, value: ast.expr | None) -> Path | None:
+def _path_from_here(script: Path, value: ast.expr | None) -> Path | None:
     """`HERE / "a" / "b"` as a path, where `HERE` is the script's folder; None for anything else."""
     parts: list[str] = []
     while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):

@@ -18,7 +18,7 @@ from ..batch import PROMPT_KEYS
 from .shared import Lengths
 
 
-def dealt_rows(lengths_R_B: npt.NDArray[np.int64], runs_R_B: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
+def deal_rows(lengths_R_B: npt.NDArray[np.int64], runs_R_B: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
     """Which rows each rank gets.
 
     Args:
@@ -35,7 +35,7 @@ def dealt_rows(lengths_R_B: npt.NDArray[np.int64], runs_R_B: npt.NDArray[np.bool
     return [order[rank :: len(lengths_R_B)] for rank in range(len(lengths_R_B))]
 
 
-def exchanged(
+def exchange_rows(
     rows: dict[str, Any],
     mine: npt.NDArray[np.int64],
     gather: Callable[[torch.Tensor], torch.Tensor],
@@ -45,7 +45,7 @@ def exchanged(
 
     Args:
         rows: This rank's; tensors `(B, ...)`, lists of `B`, and what belongs to no row.
-        mine: Which to keep, see `dealt_rows`.
+        mine: Which to keep, see `deal_rows`.
         gather: Concatenates equally shaped tensors over all ranks, in rank order.
         gather_object: The same for lists.
 
@@ -72,7 +72,7 @@ def exchanged(
     return kept
 
 
-def shown_rows(
+def rows_to_plan(
     lengths_R_B: npt.NDArray[np.int64], dealt: Sequence[npt.NDArray[np.int64]]
 ) -> tuple[list[npt.NDArray[np.int64]], list[tuple[Lengths, npt.NDArray[np.bool_]]]]:
     """What `plan_block` sees of the rows dealt. A rank that got none is shown one, which does not run.

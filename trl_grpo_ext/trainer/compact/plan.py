@@ -107,7 +107,7 @@ def plan_block(
     assert best is not None
     _, sizes, orders = best
     return [
-        _dealt(lengths, order, sizes, micro_steps, None if shared is None else (shared.groups[rank], shared))
+        _deal(lengths, order, sizes, micro_steps, None if shared is None else (shared.groups[rank], shared))
         for rank, ((lengths, _), order) in enumerate(zip(ranks, orders, strict=True))
     ]
 
@@ -192,7 +192,7 @@ def _costs_with_shared(
     """Of `_costs`, by price: of each part the cheaper layout, on the rank where it is dearest.
 
     In the shared layout the rows of a part fill rows of some size in turn, in the order of the block, see
-    `shared.filled_rows`. How many there are then and how wide is found for all sizes, ranks and starts at once, the
+    `shared.fill_rows`. How many there are then and how wide is found for all sizes, ranks and starts at once, the
     next row of each part at a time. In the end `shared.shared_rows` finds that layout or a cheaper one.
     """
     price, rows = shared.price, tokens.shape[1]
@@ -275,7 +275,7 @@ def _parts(costs: npt.NDArray[np.float64], micro_steps: int) -> int:
     return max(min(micro_steps, rows), parts)
 
 
-def _dealt(
+def _deal(
     lengths: Lengths,
     order: npt.NDArray[np.int64],
     sizes: Sequence[int],
@@ -323,7 +323,7 @@ def distinct_tokens(lengths: Lengths, groups: Groups) -> int:
     return sum(prompts.values()) + int(lengths[:, 1].sum())
 
 
-def unmoved(lengths: Lengths, shared: tuple[Groups, Shared] | None = None) -> Plan:
+def plan_in_place(lengths: Lengths, shared: tuple[Groups, Shared] | None = None) -> Plan:
     """The plan of a block of one micro-step whose rows stay as they are."""
     part, live = tuple(range(len(lengths))), int(lengths.sum())
     distinct = 0 if shared is None else distinct_tokens(lengths, shared[0])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...credit.signal import has_signal
-from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, joined
+from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
 from .plan import Plan, Shared, plan_block, token_limit
 from .shared import Lengths, SharedPrompts, rows_of
 
@@ -41,7 +41,7 @@ def row_table(batch: dict[str, Any]) -> torch.Tensor:
     return torch.stack([*lengths, kind_B], dim=1)
 
 
-def laid_out(
+def make_micro_steps(
     micro_batches: Sequence[dict[str, Any]],
     plan: Plan,
     lengths: Lengths,
@@ -60,7 +60,7 @@ def laid_out(
     Returns:
         One dict for each micro-step; parts that run before it are under `BatchKeys.parts`.
     """
-    rows = joined(micro_batches)
+    rows = join_batches(micro_batches)
     if came_from is None:
         came_from = [batch for batch in micro_batches for _ in range(len(lengths) // len(micro_batches))]
     steps = []
@@ -70,7 +70,7 @@ def laid_out(
     return steps
 
 
-def trimmed(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str, Any]:
+def trim_to_longest(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str, Any]:
     """A micro-batch as TRL dealt it, without columns that are padding in every row of the block."""
     left, right = (max(1, int(longest)) for longest in lengths.max(axis=0))
     kept = dict(batch)
@@ -137,7 +137,7 @@ def _width(mask_B_T: torch.Tensor) -> torch.Tensor:
     return (columns * (mask_B_T != 0)).amax(dim=1)
 
 
-def in_order_of_length(
+def logps_by_length(
     method: Any, given: dict[str, Any], chunk: int, trim_left: bool, sharing: SharedPrompts | None = None
 ) -> Any:
     """Log-probabilities without a gradient, with as many forward passes, each over rows of like length.
@@ -172,7 +172,7 @@ def in_order_of_length(
         entropies = given.get("compute_entropy", False)
         layout = None if sharing is None else sharing.layout(*arguments[1:], limit)
         if sharing is not None and layout is not None:
-            output = sharing.scored(method, {**some, "compute_entropy": entropies}, layout)
+            output = sharing.logps(method, {**some, "compute_entropy": entropies}, layout)
         else:
             output = method(*arguments, batch_size=len(rows), compute_entropy=entropies)
         for number, values in enumerate(output[:2]):

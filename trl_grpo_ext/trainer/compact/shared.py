@@ -90,7 +90,7 @@ def sizes_of(lengths: Lengths, groups: Groups) -> list[int]:
     return LADDER[bisect.bisect_right(LADDER, longest) - 1 : bisect.bisect_left(LADDER, whole) + 1]
 
 
-def filled_rows(
+def fill_rows(
     lengths: Lengths, groups: Groups, size: int, order: npt.NDArray[np.int64] | None = None
 ) -> list[list[int]]:
     """Rows of a shared layout: those of a group in turn, as many as fit into `size` tokens.
@@ -145,7 +145,7 @@ def shared_rows(
     best: list[list[int]] | None = None
     fewest: tuple[int, list[list[int]]] | None = None
     for size, order in itertools.product(sizes_of(lengths, groups), (None, np.arange(len(lengths)))):
-        filled = filled_rows(lengths, groups, size, order)
+        filled = fill_rows(lengths, groups, size, order)
         if not filled:
             return None
         wide = width_of(lengths, filled)
@@ -376,7 +376,7 @@ class SharedPrompts:
         self._measured = False
         self._said: set[str] = set()
 
-    def say(self, reason: str) -> None:
+    def _warn_once(self, reason: str) -> None:
         """Log once why a prompt is not shared."""
         if reason not in self._said:
             self._said.add(reason)
@@ -386,7 +386,7 @@ class SharedPrompts:
         """Whether rows are short enough for the model's sliding window."""
         longest = int(lengths.sum(axis=1).max(initial=0))
         if self._window is not None and longest > self._window:
-            self.say(f"a row of {longest} tokens is longer than the sliding window of {self._window}")
+            self._warn_once(f"a row of {longest} tokens is longer than the sliding window of {self._window}")
             return False
         return True
 
@@ -409,7 +409,7 @@ class SharedPrompts:
         filled = shared_rows(lengths, groups, self.price, max_tokens)
         return None if filled is None else SharedLayout.of(ids, keep, lengths, filled)
 
-    def scored(self, method: Callable[..., Any], given: dict[str, Any], layout: SharedLayout) -> Any:
+    def logps(self, method: Callable[..., Any], given: dict[str, Any], layout: SharedLayout) -> Any:
         """What TRL's method returns, with each prompt computed once for its row of the layout.
 
         Args:
@@ -482,12 +482,12 @@ class SharedPrompts:
         with torch.no_grad():
             expected = separate(rows)
             noise = float((separate(padded) - expected).abs().max())
-            gap = float((self.scored(method, rows, together)[0] - expected).abs().max())
+            gap = float((self.logps(method, rows, together)[0] - expected).abs().max())
             flat = {**rows, "input_ids": ids.reshape(1, -1), "attention_mask": torch.ones_like(ids).reshape(1, -1)}
             calls = (
-                lambda: self.scored(method, rows, long),
-                lambda: self.scored(method, rows, alone),
-                lambda: self.scored(method, rows, together),
+                lambda: self.logps(method, rows, long),
+                lambda: self.logps(method, rows, alone),
+                lambda: self.logps(method, rows, together),
                 lambda: separate(rows),
                 lambda: separate(flat),
             )
@@ -495,7 +495,7 @@ class SharedPrompts:
         noise, gap, *seconds = self._agree([noise, gap, *seconds])
         floor = 1e-9 if expected.dtype == torch.float64 else 1e-4
         if not gap <= max(floor, 20 * noise):
-            self.say(
+            self._warn_once(
                 f"on made-up rows the log-probabilities differ by {gap:.2g}, where padding alone changes them by "
                 f"{noise:.2g}"
             )

@@ -32,11 +32,11 @@ from accelerate.utils import gather_object
 from ...errors import ConfigurationError
 from ...types import implements
 from .. import upstream
-from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, joined
+from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
 from ..facts import LossSettings, RunFacts
-from .exchange import dealt_rows, exchanged, shown_rows
-from .plan import Plan, Shared, plan_block, saves_nothing, token_limit, unmoved
-from .rows import Layout, in_order_of_length, laid_out, row_table, trimmed
+from .exchange import deal_rows, exchange_rows, rows_to_plan
+from .plan import Plan, Shared, plan_block, plan_in_place, saves_nothing, token_limit
+from .rows import Layout, logps_by_length, make_micro_steps, row_table, trim_to_longest
 from .shared import Groups, Lengths, SharedPrompts, prompt_groups
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class CompactUpdates:
 
     # ------------------------------------------------------------------ once per generation batch
 
-    def planned(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
+    def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         """The micro-batches of a generation batch as they are to run; those planned before come back as they are.
 
         Args:
@@ -186,13 +186,13 @@ class CompactUpdates:
             return micro_batches
         images = sorted(upstream.MULTIMODAL_KEYS & {key for key, v in micro_batches[0].items() if v is not None})
         if images:
-            _say_once(f"multimodal inputs ({', '.join(images)}) run as TRL deals them")
+            _warn_once(f"multimodal inputs ({', '.join(images)}) run as TRL deals them")
             self._planned = micro_batches
         else:
-            self._planned = self._replanned(micro_batches, precision)
+            self._planned = self._replan(micro_batches, precision)
         return self._planned
 
-    def _replanned(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
+    def _replan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         freedom, count = self.freedom, len(micro_batches)
         # Wherever optimizer windows begin, this many micro-steps in a row are in one of them.
         block = math.gcd(self._facts.accumulation, count) if freedom.sort else 1
@@ -201,13 +201,13 @@ class CompactUpdates:
         if not freedom.trim_left:  # what stays in front of a prompt is computed like the prompt
             table_B_3[:, 0] = micro_batches[0]["prompt_ids"].size(1)
         if self._sharing is not None:
-            prompts = joined([{key: batch[key] for key in PROMPT_KEYS} for batch in micro_batches])
+            prompts = join_batches([{key: batch[key] for key in PROMPT_KEYS} for batch in micro_batches])
             groups_B = prompt_groups(prompts["prompt_ids"], prompts["prompt_mask"])
         else:
             groups_B = torch.arange(len(table_B_3), device=table_B_3.device)
         tables_N_4 = self._facts.gather(torch.cat([table_B_3, groups_B.unsqueeze(1)], dim=1)).cpu().numpy()
         ranks = tables_N_4.reshape(self._facts.ranks, count // block, block * rows, 4)
-        sharing = self._measured(ranks[..., :2].reshape(-1, 2))
+        sharing = self._usable_sharing(ranks[..., :2].reshape(-1, 2))
         layout = Layout(
             factor=functools.partial(row_factor, self._loss_type),
             precision=precision,
@@ -217,13 +217,13 @@ class CompactUpdates:
         plans: list[Plan] = []
         for number in range(count // block):
             steps, table_R_B_4 = micro_batches[number * block : (number + 1) * block], ranks[:, number]
-            lengths_R_B, runs_R_B = table_R_B_4[:, :, :2], _has_to_run(table_R_B_4[:, :, 2], freedom)
+            lengths_R_B, runs_R_B = table_R_B_4[:, :, :2], _must_run(table_R_B_4[:, :, 2], freedom)
             shared = None
             if sharing is not None and sharing.price is not None:
                 limit = token_limit(list(zip(lengths_R_B, runs_R_B, strict=True)), block, self._max_tokens)
                 self._limit = limit if number == 0 else max(limit, self._limit or 0)
                 shared = Shared([*table_R_B_4[:, :, 3]], sharing.price, limit)
-            made, own = self._planned_block(steps, lengths_R_B, runs_R_B, layout, shared)
+            made, own = self._plan_block(steps, lengths_R_B, runs_R_B, layout, shared)
             if (table_R_B_4[:, :, 2] == 0).all():  # no completion has a token that counts: TRL logs zeros, so do these
                 own = [{key: value for key, value in step.items() if key != BatchKeys.idle} for step in own]
             plans += made
@@ -231,7 +231,7 @@ class CompactUpdates:
         self._log_plan(plans, rows_of_all=tables_N_4.shape[0])
         return planned
 
-    def _measured(self, lengths: Lengths) -> SharedPrompts | None:
+    def _usable_sharing(self, lengths: Lengths) -> SharedPrompts | None:
         """What shares prompts, once it has been measured, where the rows let it."""
         if self._sharing is None or not self._sharing.fits(lengths):
             return None
@@ -239,7 +239,7 @@ class CompactUpdates:
         self._sharing.measure(*self._policy(), int(lengths.sum(axis=1).max()))
         return self._sharing
 
-    def _planned_block(
+    def _plan_block(
         self,
         steps: Sequence[dict[str, Any]],
         lengths_R_B: Lengths,
@@ -253,11 +253,11 @@ class CompactUpdates:
             sharing: Sequence[tuple[Groups, Shared] | None] = [None] * len(lengths_R_B)
             if shared is not None:
                 sharing = [(groups, shared) for groups in shared.groups]
-            made = list(map(unmoved, lengths_R_B, sharing))
-            return made, laid_out(steps, made[rank], lengths_R_B[rank], layout)
+            made = list(map(plan_in_place, lengths_R_B, sharing))
+            return made, make_micro_steps(steps, made[rank], lengths_R_B[rank], layout)
         numbers, blocks = None, list(zip(lengths_R_B, runs_R_B, strict=True))
         if self._balances:
-            numbers, blocks = shown_rows(lengths_R_B, dealt_rows(lengths_R_B, runs_R_B))
+            numbers, blocks = rows_to_plan(lengths_R_B, deal_rows(lengths_R_B, runs_R_B))
         made = plan_block(
             blocks,
             len(steps),
@@ -266,13 +266,13 @@ class CompactUpdates:
             shared=shared,
         )
         if numbers is None and all(map(saves_nothing, made, lengths_R_B)):
-            return made, [trimmed(step, lengths_R_B[rank], layout) for step in steps]
+            return made, [trim_to_longest(step, lengths_R_B[rank], layout) for step in steps]
         if numbers is None:
-            return made, _with_idle(laid_out(steps, made[rank], lengths_R_B[rank], layout), made)
-        kept = exchanged(joined(steps), numbers[rank], self._facts.gather, gather_object)
+            return made, _mark_idle(make_micro_steps(steps, made[rank], lengths_R_B[rank], layout), made)
+        kept = exchange_rows(join_batches(steps), numbers[rank], self._facts.gather, gather_object)
         # What the rows' own micro-batches counted, their rows, is the same on every rank.
-        own = laid_out([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
-        return made, _with_idle(own, made)
+        own = make_micro_steps([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
+        return made, _mark_idle(own, made)
 
     def _log_plan(self, plans: Sequence[Plan], rows_of_all: int) -> None:
         live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
@@ -313,14 +313,14 @@ class CompactUpdates:
         if sharing is not None and not torch.is_grad_enabled():
             sharing.measure(method, given["model"], given["input_ids"].size(1))
         if rows > chunk and not torch.is_grad_enabled():
-            return in_order_of_length(method, given, chunk, self.freedom.trim_left, sharing)
+            return logps_by_length(method, given, chunk, self.freedom.trim_left, sharing)
         layout = None
         if sharing is not None and rows <= chunk:
             limit = self._limit if torch.is_grad_enabled() else None
             layout = sharing.layout(given["input_ids"], given["attention_mask"], given["logits_to_keep"], limit)
         if sharing is None or layout is None:
             return method(model, *arguments, **keywords)
-        return sharing.scored(method, given, layout)
+        return sharing.logps(method, given, layout)
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
@@ -395,18 +395,18 @@ _LOGPS_ARGUMENTS = ("input_ids", "attention_mask", "logits_to_keep", "batch_size
 
 
 @functools.cache
-def _say_once(reason: str) -> None:
+def _warn_once(reason: str) -> None:
     logger.warning("compact_updates: %s.", reason)
 
 
-def _with_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[str, Any]]:
+def _mark_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[str, Any]]:
     """Mark the micro-steps that have placeholders only, on all ranks: nothing of them is to be logged."""
     for step, of_ranks in zip(steps, zip(*(plan.steps for plan in plans), strict=True), strict=True):
         step[BatchKeys.idle] = all(row < 0 for parts in of_ranks for part in parts for row in part)
     return steps
 
 
-def _has_to_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> npt.NDArray[np.bool_]:
+def _must_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> npt.NDArray[np.bool_]:
     """Rows where nothing counts contribute nothing whatever the loss; rows without a signal where that is so."""
     least = 2 if freedom.drop else 1 if freedom.any_count else 0
     runs_B: npt.NDArray[np.bool_] = kind_B >= least

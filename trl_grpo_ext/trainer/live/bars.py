@@ -119,7 +119,7 @@ def _late_bar(label: str, count: int, unit: str) -> Iterator[Callable[[int, int]
     thread = threading.Thread(target=bar.draw, name=f"bar: {label}", daemon=True)
     thread.start()
     try:
-        yield bar.heard
+        yield bar.update
     finally:
         bar.ended.set()
         thread.join(_EVERY_SECONDS * 4)  # a terminal that takes no more output is no reason to wait
@@ -132,7 +132,7 @@ class _Bar:
         self._began, self._done = time.monotonic(), 0
         self._total: int | None = None  # a bar at 0, where nothing is heard, would say that it hangs
 
-    def heard(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int) -> None:
         self._done = round(min(max(done / total, 0.0), 1.0) * self._count) if total > 0 else 0
         self._total = self._count if total > 0 else None
 

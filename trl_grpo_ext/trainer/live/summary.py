@@ -84,7 +84,7 @@ class ConsoleSummary(TrainerCallback):
             return
         if "eval_reward" in logs:
             found = {key.removeprefix("eval_"): value for key, value in logs.items() if key.startswith("eval_")}
-            self._show("evaluation", averaged([found]), state, cells=[])
+            self._show("evaluation", average([found]), state, cells=[])
         elif "reward" in logs or "loss" in logs:
             self._waiting.append(dict(logs))
             generated = any("reward" in log for log in self._waiting)
@@ -93,7 +93,7 @@ class ConsoleSummary(TrainerCallback):
                 self._training_summary(state)
 
     def _training_summary(self, state: Any) -> None:
-        metrics, now = averaged(self._waiting), time.monotonic()
+        metrics, now = average(self._waiting), time.monotonic()
         self._waiting, self._last_step = [], int(state.global_step)
         done, ahead = state.global_step - self._first_step, state.max_steps - state.global_step
         left = (now - self._started) / done * ahead if done > 0 and ahead >= 0 else math.nan
@@ -112,19 +112,19 @@ class ConsoleSummary(TrainerCallback):
         if stream is None:
             return
         arrows = "".join(_MARKS)
-        marks = _MARKS if _written(stream, arrows) == arrows else _ASCII_MARKS
+        marks = _MARKS if _encodable(stream, arrows) == arrows else _ASCII_MARKS
         before = self._before.setdefault(kind, {})
         # Nothing is learnt from an evaluation, and groups of one completion never differ.
         values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != NO_SIGNAL]
         shown: dict[str, Text] = {}
         for cell in [*values[:1], *cells[:1], *values[1:], *cells[1:]]:
-            text = Text(_written(stream, cell.text))
+            text = Text(_encodable(stream, cell.text))
             if cell.followed:  # the mark has a place of its own, so that the numbers stay under one another
                 mark = arrow(cell, before, marks)
                 text.append(mark or " ", _STYLES[marks.index(mark)] if mark else "")
-            shown[_written(stream, cell.name)] = text
+            shown[_encodable(stream, cell.name)] = text
         before.update({cell.name: cell.value for cell in values})
-        notes = [_written(stream, note) for note in notable_outcomes(metrics)]
+        notes = [_encodable(stream, note) for note in notable_outcomes(metrics)]
         laid_out = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
         looks: Any = {"highlight": False, "markup": False, "emoji": False, "width": None if laid_out else _UNLIMITED}
         console = LiveConsole(file=stream, **looks)
@@ -218,7 +218,7 @@ def _print_below(texts: Sequence[str], style: str, notes: Sequence[str], console
             console.print(Padding(folded, (0, 0, 0, indent)))
 
 
-def _written(stream: Any, text: str) -> str:
+def _encodable(stream: Any, text: str) -> str:
     """What the stream's encoding has no form for is written as an escape."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
@@ -243,7 +243,7 @@ class Cell(NamedTuple):
     followed: bool = False
 
 
-def averaged(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def average(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of every metric over several log entries, without NaN; counters keep their last value."""
     values: dict[str, list[float]] = {}
     for log in logs:
