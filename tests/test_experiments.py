@@ -180,4 +180,4 @@ def test_a_command_without_its_markers_on_the_page_stops(tmp_path: Path) -> None
     page = tmp_path / "page.md"
     page.write_text("nothing")
     with pytest.raises(SystemExit, match="has no place for them: a line <!-- naive -->"):
-        study.study_report.put(page, "naive", "x")
+        study.study_report.write_block(page, "naive", "x")

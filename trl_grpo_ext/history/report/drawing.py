@@ -39,8 +39,8 @@ DASHES: tuple[tuple[float, tuple[float, ...] | None], ...] = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "///", "\\\\\\", "---")
 
-WIDTH, HEIGHT, MARGIN = 6.4, 1.9, 0.5
-"""Inches: of a figure, of one of its panels, and of what stands below them."""
+WIDTH, HEIGHT, MARGIN = 5.0, 1.7, 0.5
+"""Inches: of a figure, of one of its panels, and of what stands below them. Narrow, so that text is legible on a phone."""
 
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text
@@ -109,11 +109,22 @@ def panels_figure(titles: list[str], unit: str = "optimizer step", below: int = 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes: list[Axes] = list(figure.subplots(len(titles), 1, squeeze=False, sharex=True)[:, 0])
     for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(label(title, 72))
+        axis.set_title(label(title, 60))
         axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes[-1].set_xlabel(unit)
     return figure, axes
+
+
+def legend_columns(names: Sequence[str]) -> int:
+    """How many columns of a legend with these names fit into the width of a figure."""
+    longest = max(len(label(name)) for name in names)
+    return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
+
+
+def legend_rows(names: Sequence[str]) -> int:
+    """How many rows that legend has."""
+    return -(-len(names) // legend_columns(names))
 
 
 # ---------------------------------------------------------------------------------------------- metrics over steps
@@ -184,7 +195,8 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
         return Absent(reason)
     names = list(dict.fromkeys(one.name for _, shown in there for one in shown if one.name))
     named = bool(names)
-    figure, axes = panels_figure([panel.title for panel, _ in there], below=2 + (len(names) + len(runs)) // 3)
+    below = legend_rows([*names, *(run.name for run in runs), "held out"])
+    figure, axes = panels_figure([panel.title for panel, _ in there], below=below)
     held_out = False
     for (panel, shown), axis in zip(there, axes, strict=True):
         for number, run in enumerate(runs):
@@ -238,7 +250,7 @@ def _legend(figure: Figure, entries: Sequence[tuple[str, str, str, Any]], named:
     if held_out:
         handles.append(Line2D([], [], color=INK, marker="o", linestyle="none", **_HOLLOW))
         names.append("held out")
-    figure.legend(handles, names, loc="outside lower center", ncols=1 if max(map(len, names)) > 30 else 3)
+    figure.legend(handles, names, loc="outside lower center", ncols=legend_columns(names))
 
 
 def _set_limits(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
@@ -309,7 +321,7 @@ def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share
     if not tables:
         return Absent(reason)
     order = list(dict.fromkeys(name for _, (_, parts) in tables for name in parts))
-    figure, axes = panels_figure([title for title, _ in tables], below=-(-len(order) // 4))
+    figure, axes = panels_figure([title for title, _ in tables], below=legend_rows(order))
     legend: dict[str, Any] = {}
     for (_, (steps, parts)), axis in zip(tables, axes, strict=True):
         numbers = [order.index(name) for name in parts]
@@ -330,7 +342,7 @@ def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share
             legend.setdefault(str(area.get_label()), area)
         axis.set_ylim(0, 1 if share else None)
         axis.set_xlim(*limits([run for _, run, _ in panels]))
-    figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=min(4, len(legend)))
+    figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=legend_columns(list(legend)))
     return figure
 
 
