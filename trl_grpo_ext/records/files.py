@@ -1,4 +1,4 @@
-"""Files that are never half there: written beside their place, and put there in one step."""
+"""Atomic file writes: each file is written beside its place, then renamed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file, text as UTF-8, in one step; one that is there is replaced.
+    """Write or replace a file in one step; text is encoded as UTF-8.
 
     Raises:
-        OSError: It cannot be written; nothing is left of it then.
+        OSError: It cannot be written. No partial file remains.
     """
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")

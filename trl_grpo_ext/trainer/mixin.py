@@ -1,4 +1,4 @@
-"""The adapter to TRL's trainer: every method of TRL that is overridden, each in one place, and none of them copied.
+"""The adapter to TRL's trainer: every override of a TRL method, each in one place, none of them a copy.
 
 | TRL calls | we add, in this order |
 | --- | --- |
@@ -82,20 +82,21 @@ from .shaping import Shaping
 class GRPOExtMixin:
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
-    Takes `GRPOTrainer`'s arguments and three more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`, then
+    Takes `GRPOTrainer`'s arguments and three more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`; then
     plugins can only be given here).
 
     Args:
         model: As in TRL.
-        reward_funcs: As in TRL. What `load_rewards` returns brings its weights along, unless `args.reward_weights` are
-            set. Rewards selected by `args.rewards` follow them.
+        reward_funcs: As in TRL. A list from `load_rewards` brings its weights, unless `args.reward_weights` is set.
+            Rewards selected by `args.rewards` follow them.
         args: As in TRL.
         train_dataset: As in TRL.
         eval_dataset: As in TRL.
         processing_class: As in TRL.
         reward_processing_classes: As in TRL, for the `reward_funcs` given here.
         *arguments: As in TRL.
-        advantage_hooks: Selections or hook objects. They act by their roles, those of one role in this order.
+        advantage_hooks: Selections or hook objects. They run in order of their roles; hooks of one role run in this
+            order.
         loss_aggregation: A selection or an aggregation object.
         resample: As in `GRPOExtConfig`; its `filter` may be a filter object.
         **keywords: As in TRL.
@@ -107,7 +108,7 @@ class GRPOExtMixin:
         plugin_manifest: The plugins that this trainer was constructed with.
 
     Raises:
-        UpstreamError: The installed TRL is not one that we can stand on.
+        UpstreamError: The installed TRL is not supported.
         ConfigurationError: A plugin is given twice, or cannot be exact with these settings.
         PluginError: A selected plugin does not load.
     """
@@ -129,7 +130,7 @@ class GRPOExtMixin:
     _loss_path_ran = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse, when a class is made, bases in an order in which none of our methods would run."""
+        """Refuse an order of base classes in which none of our methods would run."""
         super().__init_subclass__(**keywords)
         order = cls.__mro__
         if GRPOTrainer in order and order.index(GRPOExtMixin) > order.index(GRPOTrainer):
@@ -237,8 +238,8 @@ class GRPOExtMixin:
     def _make_compact_updates(self) -> CompactUpdates:
         if self.args.use_liger_kernel:
             raise ConfigurationError(
-                "compact_updates: exact does not go with use_liger_kernel, whose loss counts the rows of each "
-                "micro-batch. Switch one of them off."
+                "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each "
+                "micro-batch. Turn one of them off."
             )
         settings = upstream.loss_settings_of(self)
         freedom = freedom_of(settings, self.loss_aggregation, self.advantage_hooks, self.model.config)
@@ -288,7 +289,7 @@ class GRPOExtMixin:
         def policy_pass(
             batch: dict[str, Any], rows_at_once: int, entropies: bool
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            """By TRL's own method, so these are the numbers that TRL itself would have computed."""
+            """Use TRL's own method, so that the numbers are TRL's."""
             images = {key: batch[key] for key in upstream.MULTIMODAL_KEYS if batch.get(key) is not None}
             length = batch["completion_ids"].size(1)
             with torch.no_grad():
@@ -355,7 +356,7 @@ class GRPOExtMixin:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Evaluate as transformers does, and add pass@k and mean@k to the metrics, where they are asked for.
+        """Evaluate as transformers does, and add pass@k and mean@k to the metrics if configured.
 
         Args:
             dataloader: As in transformers.
@@ -375,7 +376,7 @@ class GRPOExtMixin:
         return output
 
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
-        """Do TRL's step, and at the end of an optimizer step log the seconds of its phases."""
+        """Run TRL's step; at the end of an optimizer step log the seconds of its phases."""
         if not self._has_plugins:
             return super().training_step(*arguments, **keywords)  # type: ignore[misc]
         with self._phases.during("update"):
@@ -410,7 +411,7 @@ class GRPOExtMixin:
         return inputs
 
     def _deal_totals(self, totals: Totals, micro_batches: Sequence[dict[str, Any]], moment: Moment) -> None:
-        """Let every micro-batch know the counts of its generation batch and, for `reduce`, of its optimizer step."""
+        """Give every micro-batch the counts of its generation batch and, for `reduce`, of its optimizer step."""
         assert self._reaggregation is not None
         steps: Sequence[Any] = [None] * len(micro_batches)
         if not self._reaggregation.by_weights:
@@ -492,7 +493,7 @@ class GRPOExtMixin:
 
     @contextmanager
     def _watch_rewards(self, watch: RewardWatch, rows: int) -> Iterator[None]:
-        """Inside, TRL finds the reward functions watched and, where somebody looks on, with bars."""
+        """Inside, TRL's reward functions are watched and, on a terminal, show progress bars."""
         trl: Any = self
         functions, names = trl.reward_funcs, self._facts.reward_names
         watched = [watch.around(*pair) for pair in zip(functions, names, strict=True)]
@@ -530,13 +531,13 @@ class GRPOExtMixin:
     def _scored_batch(
         self, below: Callable[[Any], dict[str, Any]], inputs: Any
     ) -> tuple[dict[str, Any], ScoredBatch | None]:
-        """TRL's batch, and what it was scored on."""
+        """TRL's batch, and what `_calculate_rewards` saw of it."""
         batch = below(inputs) if self._shaping is None else self._with_shaper_columns(below, inputs, self._shaping)
         scored, self._scored = self._scored, None
         return batch, scored
 
     def _sample(self, below: Callable[[Any], dict[str, Any]], inputs: Any, moment: Moment) -> SampledBatch:
-        """What TRL samples and scores, as rollout hooks are to see it."""
+        """Let TRL sample and score a batch, and make its rollout."""
         batch, scored = self._scored_batch(below, inputs)
         upstream.check_batch(batch)
         scores = Scores()
@@ -549,7 +550,7 @@ class GRPOExtMixin:
                 rollout = make_rollout(self._facts, moment, batch, scored, scores, weights_K, collective)
             else:
                 rollout = self._shaping.check(batch)
-            assert scored is not None  # or there would be no rollout
+            assert scored is not None  # otherwise there would be no rollout
             selected = (self._reaggregation, self._compact, self._resampling)
             if self._changes_advantages or any(one is not None for one in selected):
                 self._zero_rounding(batch, scored)
@@ -559,7 +560,7 @@ class GRPOExtMixin:
         return SampledBatch(batch, scored, scores, rollout, places_B)
 
     def _apply_rollout_hooks(self, sampled: SampledBatch) -> SampledBatch:
-        """The same with the advantages that the rollout hooks make."""
+        """Apply the rollout hooks to the advantages."""
         with self._agreement.section():
             advantages_B_T, changes = self._chain.on_rollout(sampled.batch["advantages"], sampled.rollout)
             held_signs_B_T = self._chain.held_signs(sampled.rollout)
@@ -567,7 +568,7 @@ class GRPOExtMixin:
         return replace(sampled, rollout=rollout, changes=changes, held_signs_B_T=held_signs_B_T)
 
     def _finish_batch(self, sampled: SampledBatch, moment: Moment) -> dict[str, Any]:
-        """The batch that is trained on: hooks, the aggregation's weights, what rows take along, records, metrics."""
+        """Finish the batch to train on: hooks, the aggregation's weights, entries of rows, records, metrics."""
         sampled = self._apply_rollout_hooks(sampled) if sampled.changes is None else sampled
         batch, rollout, changes, scored = sampled.batch, sampled.rollout, sampled.changes or [], sampled.scored
         advantages_B_T = rollout.advantages_B_T
@@ -595,7 +596,7 @@ class GRPOExtMixin:
     def _with_shaper_columns(
         self, below: Callable[[Any], dict[str, Any]], inputs: Any, shaping: Shaping
     ) -> dict[str, Any]:
-        """TRL's batch, of rewards that have a column for each shaper."""
+        """Make TRL's batch from rewards with a column for each shaper."""
         try:
             with upstream.reward_columns(self) as self._show_columns, shaping.capture():
                 return below(inputs)
@@ -603,7 +604,7 @@ class GRPOExtMixin:
             self._show_columns = None
 
     def _zero_rounding(self, batch: dict[str, Any], scored: ScoredBatch) -> None:
-        """Make TRL's own advantages exactly 0 where they are 0 but for rounding: where a group's rewards are equal."""
+        """Set TRL's own advantages to exactly 0 if a group's rewards are equal, where rounding may leave a rest."""
         if not self._trls_advantages:
             return
         trl: Any = self
@@ -617,11 +618,12 @@ class GRPOExtMixin:
         batch["advantages"] = torch.where(equal_B, torch.zeros_like(advantages_B), advantages_B)
 
     def _check_one_batch(self) -> None:
-        """Refuse weights of a second generation batch before those of the first are dealt."""
+        """Refuse a second generation batch before the first one's weights are dealt."""
         if self._undealt_totals is not None:
             raise ConfigurationError(
-                f"_generate_and_score_completions of {type(self).__qualname__} makes one batch out of several, and the "
-                "loss aggregation has weighed each by itself. Let it call super() once, or put GRPOExtMixin in front "
+                f"_generate_and_score_completions of {type(self).__qualname__} makes one batch out of several, but "
+                f"the loss aggregation has weighted each by itself. Let it call super() once, or put GRPOExtMixin in "
+                f"front "
                 "of it."
             )
 
@@ -638,19 +640,19 @@ class GRPOExtMixin:
     # ------------------------------------------------------------------ at every loss forward
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Compute TRL's loss, part by part, and stop if the selected plugins had no part in it."""
+        """Compute TRL's loss, part by part, and stop if the selected plugins were bypassed."""
         below: Callable[..., Any] = super().compute_loss  # type: ignore[misc]
         self._loss_path_ran = False
         idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
-        with upstream.restore_after_trial(self) if idle else nullcontext():  # nothing is logged of placeholders alone
+        with upstream.restore_after_trial(self) if idle else nullcontext():  # placeholders alone log nothing
             loss = loss_of_parts(
                 lambda batch: below(model, batch, *arguments, **keywords), model, inputs, self.accelerator
             )
         needed = self._acts_at_forward or (self._changes_advantages and not self._own_loss.owners)  # those were tried
         if needed and not self._loss_path_ran:
             raise UpstreamError(
-                f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) does not go "
-                "through TRL's _compute_loss, so the selected loss aggregation and advantage hooks would be ignored. "
+                f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) bypasses "
+                f"TRL's _compute_loss, so the selected loss aggregation and advantage hooks would be ignored. "
                 "Put GRPOExtMixin in front of that override, or remove it, or the plugins."
             )
         return loss
@@ -690,7 +692,7 @@ class GRPOExtMixin:
             self._loss_forward = None
 
     def _loss_with_pass(self, loss: Callable[..., torch.Tensor]) -> LossOf:
-        """A loss that takes numbers in place of the policy's forward pass."""
+        """A loss that takes a replacement for the policy's forward pass."""
 
         def of(batch: dict[str, Any], forward_pass: ForwardPass) -> torch.Tensor:
             self._replaced_pass = forward_pass
@@ -715,12 +717,12 @@ class GRPOExtMixin:
             return result
         acts = self._chain.acts("on_forward")
         if acts and len(arguments) <= upstream.ENTROPY_ARGUMENT:
-            keywords.setdefault("compute_entropy", True)  # which a loss of somebody's own may not have asked for
+            keywords.setdefault("compute_entropy", True)  # which a subclass's loss may not have asked for
         with torch.set_grad_enabled(forward.keep_graph):
             result = policy_pass(model, *arguments, **keywords)
         self._loss_path_ran = True
         forward.logps_B_T, forward.entropies_B_T = result[:2]
-        # TRL reads the advantages after this call, from the same dict: here is where they can still change.
+        # TRL reads the advantages from this dict after this call, so they can still change here.
         if acts:
             self._apply_forward_hooks(forward, *result[:2])
         if self._reaggregation is not None:
@@ -768,7 +770,7 @@ class GRPOExtMixin:
         self._plugin_records.add_to_model_card()
 
     def _record(self, forward: LossForward, settings: LossSettings, moment: Moment) -> None:
-        """Hand what this loss forward used to the token records."""
+        """Record what this loss forward used."""
         places_B, inputs = forward.inputs[BatchKeys.place], forward.inputs
         if self._recorder is None or not self._recorder.wants(places_B):
             return
@@ -776,7 +778,7 @@ class GRPOExtMixin:
         if self._reaggregation is None and not self._own_loss.owners and settings.loss_type in upstream.LOSS_TYPES:
             forward.weights_B_T = trl_weights(forward, settings, self._facts, moment) / self._facts.ranks
         if (factor_B := inputs.get(BatchKeys.factor)) is not None and forward.weights_B_T is not None:
-            used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # as it was before it was put into a part
+            used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # undo the factor of its part
             forward.weights_B_T = forward.weights_B_T * factor_B.unsqueeze(1)
         seen = {"weight": forward.weights_B_T, "logp": forward.logps_B_T, "entropy": forward.entropies_B_T}
         used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
@@ -784,9 +786,9 @@ class GRPOExtMixin:
         self._recorder.add_trained(places_B, stages, used)
 
     def _log_changes(self, changes: Sequence[Change], places_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-        """Log what each hook did, and let TRL's table of completions show the advantage that the loss gets.
+        """Log what each hook did, and put the advantages that the loss gets into TRL's table of completions.
 
-        The table has one number for a completion: the mean over its live tokens.
+        The table has one number per completion: the mean over its live tokens.
         """
         means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
         places_N = self._facts.gather(places_B).tolist()

@@ -40,7 +40,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "///", "\\\\\\", "---")
 
 WIDTH, HEIGHT, MARGIN = 5.0, 1.7, 0.5
-"""Inches: of a figure, of one of its panels, and of what stands below them. Narrow, so that text is legible on a phone."""
+"""Inches: of a figure, of one of its panels, and of what stands below them. Narrow figures stay legible on a phone."""
 
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text

@@ -1,13 +1,13 @@
 """Cheaper updates with the same gradient: rows in order of length, trimmed, and without those that have no signal.
 
-TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches, so one long
-completion makes all of them pay, and rows whose advantages are zero run forward and backward for nothing. The loss of
-an optimizer step is a sum over its tokens with weights that are fixed beforehand. So its rows may run in any order and
-any number at a time, and rows that contribute nothing need not run. `Freedom` says how much of that is exact in a run.
+TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches. So one long
+completion slows all of them, and rows with zero advantages run forward and backward for nothing. The loss of an
+optimizer step is a sum over its tokens with weights that are fixed beforehand. So its rows may run in any order and in
+batches of any size, and rows that contribute nothing can be left out. `Freedom` says how much of that is exact in a
+run.
 
-| TRL calls | `CompactUpdates` adds |
-| --- | --- |
-| `_prepare_inputs` | the buffered micro-batches, planned again (`plan`, `rows`) |
+| TRL calls | `CompactUpdates` adds | | --- | --- | | `_prepare_inputs` | the buffered micro-batches, rearranged
+(`plan`, `rows`) |
 | `compute_loss` | a micro-step of several parts: the gradient of each is accumulated |
 | `_get_per_token_logps_and_entropies` | the old policy's and the reference's forward passes, in order of length too |
 | the same | with `share_prompts`, each prompt once for its completions, in all three passes (`shared`) |
@@ -44,14 +44,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Freedom:
-    """How much may be changed about a run's micro-batches without changing its gradient.
+    """What may change about a run's micro-batches without changing its gradient.
 
     Attributes:
         sort: Rows may move between the micro-batches of an optimizer window.
         drop: Rows whose advantages are all zero may be left out.
         any_count: Micro-batches may have any number of rows.
         trim_left: Padding in front of the prompts may be cut away; it moves the positions that a model sees.
-        reasons: Why something may not.
+        reasons: Why something may not change.
     """
 
     sort: bool
@@ -62,7 +62,7 @@ class Freedom:
 
 
 def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], config: Any) -> Freedom:
-    """What is exact in a run.
+    """Find out what is exact in a run.
 
     Args:
         loss: TRL's.
@@ -80,11 +80,11 @@ def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], confi
     if loss.top_entropy_quantile < 1.0:
         stuck.append("top_entropy_quantile is taken over each micro-batch")
     if aggregation is not None and not by_weights:
-        stuck.append("the selected aggregation reduces each micro-batch")
+        stuck.append("the selected aggregation reduces each micro-batch by itself")
     if any(not getattr(hook, "per_completion", False) for hook in forward_hooks):
         stuck.append("a forward hook may look at its whole micro-batch (it has no `per_completion = True`)")
     counts = not by_weights and loss.loss_type not in upstream.GLOBAL_TOKEN_MEAN
-    # What keeps the advantages from being multiplied by what a part's reduction divides by too much; see `_row_factor`.
+    # What forbids scaling the advantages to undo a part's different denominator; see `row_factor`.
     unscaled = "a KL penalty" if loss.beta != 0.0 else "forward hooks" if forward_hooks else None
     if counts and unscaled and loss.loss_type in upstream.LOCAL_TOKEN_MEAN:
         stuck.append(f"with {unscaled} {loss.loss_type} is a mean over each micro-batch")
@@ -110,10 +110,10 @@ def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], confi
 
 
 def positions_are_relative(config: Any) -> bool:
-    """Whether attention sees distances alone, so that a row may move within its padding.
+    """Whether attention depends on distances alone, so that a row may move within its padding.
 
-    True for rotary embeddings whose frequencies do not depend on the length, in models of nothing but attention. TRL
-    passes no positions, so models count them from the first column, padding included.
+    True for rotary embeddings whose frequencies do not depend on the length, in models whose layers are all attention.
+    TRL passes no positions, so models count them from the first column, padding included.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = set(getattr(text, "layer_types", None) or ())
@@ -133,7 +133,7 @@ class CompactUpdates:
     Args:
         freedom: What is exact in this run.
         facts: Of the run.
-        loss_type: Whose reduction divides by what is in a micro-batch; None where an aggregation takes its place.
+        loss_type: TRL's loss type, if its reduction divides by what is in a micro-batch; None under an aggregation.
         max_tokens: Tokens that one part may compute, or None.
         balance: Move rows between ranks.
         keeps_records: Token records are kept on the rank that generated a row.
@@ -176,11 +176,12 @@ class CompactUpdates:
     # ------------------------------------------------------------------ once per generation batch
 
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        """The micro-batches of a generation batch as they are to run; those planned before come back as they are.
+        """Rearrange the micro-batches of a generation batch; micro-batches from an earlier call are returned as they
+        are.
 
         Args:
             micro_batches: TRL's buffered inputs.
-            precision: Of advantages that are multiplied.
+            precision: Of scaled advantages.
         """
         if micro_batches is self._planned:
             return micro_batches
@@ -194,11 +195,11 @@ class CompactUpdates:
 
     def _replan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         freedom, count = self.freedom, len(micro_batches)
-        # Wherever optimizer windows begin, this many micro-steps in a row are in one of them.
+        # Wherever optimizer windows begin, this many consecutive micro-steps lie in one.
         block = math.gcd(self._facts.accumulation, count) if freedom.sort else 1
         rows = micro_batches[0]["completion_ids"].size(0)
         table_B_3 = torch.cat([row_table(batch) for batch in micro_batches])
-        if not freedom.trim_left:  # what stays in front of a prompt is computed like the prompt
+        if not freedom.trim_left:  # padding that stays in front of a prompt is computed too
             table_B_3[:, 0] = micro_batches[0]["prompt_ids"].size(1)
         if self._sharing is not None:
             prompts = join_batches([{key: batch[key] for key in PROMPT_KEYS} for batch in micro_batches])
@@ -224,7 +225,7 @@ class CompactUpdates:
                 self._limit = limit if number == 0 else max(limit, self._limit or 0)
                 shared = Shared([*table_R_B_4[:, :, 3]], sharing.price, limit)
             made, own = self._plan_block(steps, lengths_R_B, runs_R_B, layout, shared)
-            if (table_R_B_4[:, :, 2] == 0).all():  # no completion has a token that counts: TRL logs zeros, so do these
+            if (table_R_B_4[:, :, 2] == 0).all():  # no token counts: log zeros, as TRL does
                 own = [{key: value for key, value in step.items() if key != BatchKeys.idle} for step in own]
             plans += made
             planned += own
@@ -232,7 +233,7 @@ class CompactUpdates:
         return planned
 
     def _usable_sharing(self, lengths: Lengths) -> SharedPrompts | None:
-        """What shares prompts, once it has been measured, where the rows let it."""
+        """The measured `SharedPrompts`, if the rows allow sharing."""
         if self._sharing is None or not self._sharing.fits(lengths):
             return None
         assert self._policy is not None
@@ -270,7 +271,7 @@ class CompactUpdates:
         if numbers is None:
             return made, _mark_idle(make_micro_steps(steps, made[rank], lengths_R_B[rank], layout), made)
         kept = exchange_rows(join_batches(steps), numbers[rank], self._facts.gather, gather_object)
-        # What the rows' own micro-batches counted, their rows, is the same on every rank.
+        # The rows' own micro-batches have the same number of rows on every rank.
         own = make_micro_steps([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
         return made, _mark_idle(own, made)
 
@@ -292,7 +293,8 @@ class CompactUpdates:
     # ------------------------------------------------------------------ at every forward pass
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities; those of several passes without a gradient in order of length, and prompts shared.
+        """TRL's log-probabilities, with rows sorted by length if there are several passes without a gradient, and with
+        shared prompts.
 
         Args:
             method: TRL's `_get_per_token_logps_and_entropies`.
@@ -324,10 +326,10 @@ class CompactUpdates:
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
-    """By how much the rows of a micro-batch of TRL's count too little in a part.
+    """The factor by which rows of TRL's micro-batch would count too little in a part.
 
-    TRL's reduction divides by what is in the part. The loss is homogeneous in the advantages, so multiplying them puts
-    back what it would have divided by. None where that is the same for any part.
+    TRL's reduction divides by a count over the part. The loss is homogeneous in the advantages, so multiplying them by
+    this factor restores the original denominator. None if the denominator is the same for any part.
     """
     if loss_type is None or loss_type in upstream.GLOBAL_TOKEN_MEAN:
         return None
@@ -338,7 +340,7 @@ def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, An
 
 
 def loss_of_parts(compute: Callable[[dict[str, Any]], torch.Tensor], model: Any, inputs: Any, accelerator: Any) -> Any:
-    """The loss of a micro-step; of one that has several parts, with the gradient of all but one done.
+    """The loss of a micro-step. If it has several parts, all but one have run their backward already.
 
     Args:
         compute: The loss of a batch.
@@ -361,10 +363,10 @@ def loss_of_parts(compute: Callable[[dict[str, Any]], torch.Tensor], model: Any,
 
 @contextmanager
 def _accumulating(accelerator: Any, model: Any) -> Iterator[None]:
-    """A backward inside only adds to the gradients; whatever makes ranks meet or weights move waits.
+    """Inside, a backward only adds to the gradients; synchronisation and optimizer steps wait.
 
-    Where the whole micro-step only accumulates, the trainer's own `no_sync` is around it. A second one inside would end
-    it under FSDP2, whose `no_sync` sets a switch back and not to what it was: each micro-step would exchange gradients.
+    If the whole micro-step only accumulates, the trainer's own `no_sync` is active. Under FSDP2 a nested one would end
+    it, because its `no_sync` resets a switch rather than restoring it, and each micro-step would exchange gradients.
     With `sync_each_batch`, which keeps FSDP's gradients sharded at all times, every part exchanges.
     """
     state = accelerator.gradient_state
@@ -387,7 +389,7 @@ def _check_balance(freedom: Freedom, loss_type: str | None, keeps_records: bool)
     if reasons:
         raise ConfigurationError(
             f"balance_ranks moves rows to other ranks, which cannot be done in this run: {'; '.join(reasons)}. "
-            "Take it out, or what stands in its way."
+            "Remove it, or what conflicts with it."
         )
 
 
@@ -400,14 +402,15 @@ def _warn_once(reason: str) -> None:
 
 
 def _mark_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """Mark the micro-steps that have placeholders only, on all ranks: nothing of them is to be logged."""
+    """Mark micro-steps with only placeholders on all ranks; they log nothing."""
     for step, of_ranks in zip(steps, zip(*(plan.steps for plan in plans), strict=True), strict=True):
         step[BatchKeys.idle] = all(row < 0 for parts in of_ranks for part in parts for row in part)
     return steps
 
 
 def _must_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> npt.NDArray[np.bool_]:
-    """Rows where nothing counts contribute nothing whatever the loss; rows without a signal where that is so."""
+    """Which rows must run: rows without live tokens never contribute, and rows without signal only under some
+    losses."""
     least = 2 if freedom.drop else 1 if freedom.any_count else 0
     runs_B: npt.NDArray[np.bool_] = kind_B >= least
     return runs_B
