@@ -128,7 +128,7 @@ class Shaping:
         made = self._generated[6] if len(self._generated) > 6 else None
         if missing and (made is not None or any(rows[0].get(key) for key in ("image", "images"))):
             raise ConfigurationError(
-                f"A hook that shapes rewards is selected, and for a batch with images it needs {' and '.join(missing)}, "
+                f"A hook that shapes rewards is selected. For a batch with images it needs {' and '.join(missing)}, "
                 "which only TRL can compute at that point: the old policy's with num_iterations above 1, the "
                 "reference's with beta above 0. Set these, or remove the hook that needs them."
             )

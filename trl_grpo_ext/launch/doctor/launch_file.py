@@ -1,4 +1,4 @@
-"""What an Accelerate launch file starts: read by Accelerate itself, as one plan."""
+"""What an Accelerate launch file starts, as read by Accelerate itself."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class LaunchPlan:
     """What `accelerate launch` starts.
 
     Attributes:
-        source: The launch file; None where there is none and the launcher's own defaults hold.
-        engine: What trains, if the launcher and the script agree.
-        processes: Of all machines together.
+        source: The launch file; None for the launcher's own defaults.
+        engine: The engine, if launcher and script agree.
+        processes: On all machines together.
         machines: Computers in the job.
         machine_rank: The number that the launcher's command line gives this machine; None where it gives none.
         distributed_type: As the file has it.
-        mixed_precision: Of the launcher; the run's own bf16 or fp16 beats it.
+        mixed_precision: Of the launcher; the run's own bf16 or fp16 overrides it.
         use_cpu: The launcher's `use_cpu`, which is not the script's.
-        main_process_ip: Where the machines meet; None where nobody says.
-        rdzv_backend: Of the command line; accelerate ignores it in a file.
+        main_process_ip: Address where the machines meet; None if not given.
+        rdzv_backend: From the command line; accelerate ignores it in a file.
         deepspeed_config_file: The JSON file that it names.
         deepspeed: DeepSpeed's settings in DeepSpeed's own shape.
         fsdp: FSDP's settings, without their prefix.
         raw: All of the file.
-        problems: What can be said of the file alone.
+        problems: Problems of the file by itself.
     """
 
     source: str | None = None
@@ -60,7 +60,7 @@ class LaunchPlan:
 
     @property
     def processes_per_machine(self) -> int:
-        """Of one machine, at least one."""
+        """Processes on one machine, at least one."""
         return max(1, self.processes // max(1, self.machines))
 
     @property
@@ -70,17 +70,17 @@ class LaunchPlan:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """DeepSpeed keeps it on the CPU or a disk."""
+        """Whether DeepSpeed keeps it on the CPU or a disk."""
         return str(_mapping(self.zero.get("offload_optimizer")).get("device", "none")) in ("cpu", "nvme")
 
     @property
     def offloads_parameters(self) -> bool:
-        """DeepSpeed keeps them on the CPU or a disk."""
+        """Whether DeepSpeed keeps them on the CPU or a disk."""
         return str(_mapping(self.zero.get("offload_param")).get("device", "none")) in ("cpu", "nvme")
 
     @property
     def accumulation(self) -> int | None:
-        """Gradient accumulation that the file fixes; None where it leaves it to the script."""
+        """Gradient accumulation that the file sets; None if it leaves it to the script."""
         value = self.deepspeed.get("gradient_accumulation_steps")
         return value if isinstance(value, int) else None
 
@@ -97,9 +97,9 @@ def read_launch_file(
     """Read a launch file with Accelerate's own reader.
 
     Args:
-        path: The file of `--config_file`; None: Accelerate's default file if there is one, else its defaults.
+        path: The file of `--config_file`; None for Accelerate's default file, or else its defaults.
         gpus: GPUs that the launcher would see, for its defaults.
-        processes: `--num_processes` of the launcher, which beats the file.
+        processes: `--num_processes` of the launcher, which overrides the file.
         machine_rank: `--machine_rank` of the launcher.
         main_process_ip: `--main_process_ip` of the launcher.
         rdzv_backend: `--rdzv_backend` of the launcher.
@@ -126,7 +126,7 @@ def read_launch_file(
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigurationError(f"Accelerate cannot use {name}: {one_line(error, 600)}") from error
     if not isinstance(cluster, config_args.ClusterConfig):
-        raise ConfigurationError(f"{name} is for SageMaker; the doctor knows launches on machines of your own.")
+        raise ConfigurationError(f"{name} is for SageMaker; the doctor only knows launches on your own machines.")
     kind = str(getattr(cluster.distributed_type, "value", cluster.distributed_type))
     sections = {key: _mapping(settings.get(key)) for key in ("deepspeed_config", "fsdp_config", "parallelism_config")}
     given = sections["deepspeed_config"]
@@ -167,12 +167,12 @@ def _engine(
             raise ConfigurationError(f"fsdp_version in {name} is {one_line(version, 60)}, not 1 or 2.")
         replicas = parallelism.get("parallelism_config_dp_replicate_size", 1)
         return "fsdp1" if version == "1" else "fsdp2" if replicas in (1, "1") else "fsdp2_hybrid"
-    # Without mpirun the launcher starts one process for MULTI_CPU; a rule speaks of it.
+    # Without mpirun the launcher starts one process for MULTI_CPU; a rule reports it.
     return "ddp" if kind.startswith("MULTI_") and kind != "MULTI_CPU" else "one_process"
 
 
 def _ignored_keys(sections: Mapping[str, Mapping[str, Any]], name: str) -> list[Problem]:
-    """Keys of the inner mappings that no option of the launcher has: Accelerate ignores them without a word."""
+    """Keys of the inner mappings that the launcher does not know: Accelerate silently ignores them."""
     from accelerate.commands.launch import launch_command_parser
 
     known = {action.dest for action in launch_command_parser()._actions}
@@ -190,7 +190,7 @@ def _ignored_keys(sections: Mapping[str, Mapping[str, Any]], name: str) -> list[
 
 
 def _json_settings(path: str) -> Mapping[str, Any]:
-    """DeepSpeed's JSON file; the launcher looks for it from the folder where it is started."""
+    """DeepSpeed's JSON file; its path is relative to the folder of the launch."""
     try:
         return read_settings(path)
     except ConfigurationError as error:

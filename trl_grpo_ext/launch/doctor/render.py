@@ -1,6 +1,5 @@
-"""The examination on a terminal: the verdict, what is wrong, what would run; tables where they are asked for.
-
-What files hold is never markup.
+"""The examination on a terminal: the verdict, what is wrong, what would run; and tables on request. Content of files is
+never markup.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ def render(examination: Examination, console: Console, *, assumptions: bool = Fa
     Args:
         examination: What was found.
         console: Where to.
-        assumptions: Also each item of the memory estimate with its formula.
-        verbose: Also the tables of the machine, the run, its batches and its memory.
+        assumptions: Also print each item of the memory estimate with its formula.
+        verbose: Also print tables of the machine, the run, its batches and its memory.
     """
     _problems(examination, console)
     memory, run = examination.memory, _run(examination)
@@ -33,7 +32,7 @@ def render(examination: Examination, console: Console, *, assumptions: bool = Fa
             Text.assemble(("run: ", "bold"), one_line(f"{run['launch']}; {run['model']}; {run['trained']}", 600))
         )
     if memory is None:
-        console.print(Text(f"No memory estimate: {one_line(examination.model_source)}, and errors first."))
+        console.print(Text(f"No memory estimate: {one_line(examination.model_source)}. Correct the errors first."))
     elif not verbose:
         peak = f"{memory.peak_bytes / GB:.1f} GB at most for each process ({memory.peak_stage})"
         console.print(
@@ -141,7 +140,7 @@ def _problems(examination: Examination, console: Console) -> None:
     for problem in examination.problems:
         counts[problem.severity] += 1
     listed = ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count)
-    verdict = "It will not work: " if counts["error"] else "Nothing stands in the way" + (": " if listed else ".")
+    verdict = "This run will fail: " if counts["error"] else "No problems found" + (": " if listed else ".")
     console.print(Text.assemble((verdict, _STYLES["error"] if counts["error"] else "bold green"), (listed, "bold")))
     for problem in examination.problems:
         console.print(
