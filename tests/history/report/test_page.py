@@ -46,8 +46,8 @@ from trl_grpo_ext.records.token_records import write_records
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 KNOWN = (
     "html head meta title style body a header div h1 h2 h3 h4 p bdi b button kbd nav noscript main section table "
-    "caption thead tbody tr th td ul wbr li figure figcaption details summary form label select option span input ol em "
-    "dialog dl dt dd script svg defs path g use text clippath rect tspan desc"
+    "caption thead tbody tr th td ul li figure figcaption details summary form label select option span input ol em "
+    "wbr dialog dl dt dd script svg defs path g use text clippath rect tspan desc"
 )
 """The elements of a page."""
 

@@ -1,10 +1,10 @@
 """How figures are drawn: metrics as lines, parts of a whole stacked, single tokens as bands, all in one style.
 
-The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on one of the two backgrounds.
-Text, axes and grid are drawn in `INK`, which `svg` makes `currentColor`, so that they are readable on light and dark.
-Runs and series also differ by dashes and markers, stacked parts by hatching, for who sees no colours. Names of rewards
-and runs may be anything: `label` takes out what is not printable, and `text.parse_math` is off, so that a dollar sign
-is a dollar sign.
+The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on a dark or a light background.
+Text, axes and grid are drawn in `INK`, which `svg` makes `currentColor`, so that they are legible on both. Runs and
+series also differ by dashes and markers, and stacked parts by hatching, for readers who see no colours. Names of
+rewards and runs are untrusted: `label` escapes what is not printable, and `text.parse_math` is off, so that a dollar
+sign stays one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "///", "\\\\\\", "---")
 
 WIDTH, HEIGHT, MARGIN = 5.0, 1.7, 0.5
-"""Inches: of a figure, of one of its panels, and of what stands below them. Narrow figures stay legible on a phone."""
+"""Inches: width of a figure, height of a panel, and of what stands below the panels. Narrow figures stay legible on a
+phone."""
 
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text
@@ -82,16 +83,16 @@ _SETTINGS = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The settings under which figures are made and saved; needed around both."""
+    """Matplotlib settings for making and for saving figures."""
     with mpl.rc_context(), warnings.catch_warnings():
-        mpl.rcdefaults()  # whatever the user's own file says
+        mpl.rcdefaults()  # ignore the user's own file
         mpl.rcParams.update(_SETTINGS)
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has more fonts than we
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # browsers have more fonts than matplotlib
         yield
 
 
 def label(text: str, longest: int = 36) -> str:
-    """A name as it may stand in a figure: on one line, printable, not too long, and never left out of a legend."""
+    """A name made fit for a figure: one line, printable, not too long, never hidden from a legend."""
     shown = escaped(text[: longest + 1])
     shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
     return f" {shown}" if shown.startswith("_") else shown or "(no name)"
@@ -117,13 +118,13 @@ def panels_figure(titles: list[str], unit: str = "optimizer step", below: int = 
 
 
 def legend_columns(names: Sequence[str]) -> int:
-    """How many columns of a legend with these names fit into the width of a figure."""
+    """The number of legend columns that fit into the width of a figure."""
     longest = max(len(label(name)) for name in names)
     return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
 
 
 def legend_rows(names: Sequence[str]) -> int:
-    """How many rows that legend has."""
+    """The number of rows of that legend."""
     return -(-len(names) // legend_columns(names))
 
 
@@ -131,7 +132,7 @@ def legend_rows(names: Sequence[str]) -> int:
 
 
 MOST_POINTS = 1000
-"""Points of a line in a figure; of more, the lowest and highest of each stretch are drawn."""
+"""Most points of a line; of more, the lowest and highest of each stretch are drawn."""
 
 MOST_PANELS = 12
 
@@ -151,7 +152,7 @@ class Series:
 
     Attributes:
         key: The metric, as it is logged.
-        name: What the legend says; needed where a panel has several.
+        name: What the legend says; needed if a panel has several.
         spread: A metric that is drawn as a band of plus and minus it.
         low: A metric that is drawn as the lower edge of a band.
         high: Its upper edge.
@@ -186,8 +187,8 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
 
     Args:
         runs: In every panel.
-        panels: From the top; those without any data are left out, and those past the twelfth.
-        reason: Why there is no figure where no panel has data.
+        panels: From the top; panels without data, and those beyond the twelfth, are left out.
+        reason: Reported if no panel has data.
     """
     known = [(panel, [one for one in panel.series if any(_has_data(run, one) for run in runs)]) for panel in panels]
     there = [(panel, shown) for panel, shown in known if shown][:MOST_PANELS]
@@ -242,7 +243,7 @@ def _has_data(run: Run, series: Series) -> bool:
 
 
 def _legend(figure: Figure, entries: Sequence[tuple[str, str, str, Any]], named: bool, held_out: bool) -> None:
-    """One for all panels, below them; none where there is a single line without a name."""
+    """Add one legend below all panels; none for a single line without a name."""
     if not named and len(entries) + held_out < 2:
         return
     handles = [Line2D([], [], color=colour, marker=mark, linestyle=dash) for _, colour, mark, dash in entries]
@@ -260,7 +261,7 @@ def _set_limits(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
         return
     low, high = axis.get_ylim()
     middle = (low + high) / 2
-    if high - low < 1e-4 * abs(middle):  # what rounding leaves is no curve
+    if high - low < 1e-4 * abs(middle):  # rounding errors are no curve
         axis.set_ylim(middle - 0.05 * abs(middle), middle + 0.05 * abs(middle))
 
 
@@ -310,11 +311,11 @@ Parts = Mapping[str, str]
 
 
 def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share: bool = False) -> Figure | Absent:
-    """Draw areas on each other, one panel for each title; the same part has the same colour and hatching in all.
+    """Draw stacked areas, one panel per title; a part has the same colour and hatching in all.
 
     Args:
-        panels: Title, run and parts; without any data it is left out, and so are those past the twelfth.
-        reason: Why there is no figure where none has data.
+        panels: Title, run and parts; panels without data, and those beyond the twelfth, are left out.
+        reason: Reported if none has data.
         share: Whether the whole is 1.
     """
     tables = [(title, table) for title, run, parts in panels if (table := _table(run, parts))[0]][:MOST_PANELS]
@@ -327,7 +328,7 @@ def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share
         numbers = [order.index(name) for name in parts]
         places: list[float] = [*steps]
         heights = list(parts.values())
-        if len(steps) == 1:  # which has no extent, so it is drawn from half a step before to half a step after
+        if len(steps) == 1:  # a single step has no extent, so draw it from half a step before to half a step after
             places, heights = [steps[0] - 0.5, steps[0] + 0.5], [[value, value] for [value] in heights]
         areas = axis.stackplot(
             places,
@@ -347,7 +348,7 @@ def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share
 
 
 def _table(run: Run, parts: Parts) -> tuple[list[int], dict[str, list[float]]]:
-    """The steps at which a part is known, and each part's values there; what is not known counts as nothing."""
+    """The steps with any known part, and each part's values there; unknown ones count as 0."""
     known = {name: dict(zip(*run.series(key), strict=True)) for name, key in parts.items()}
     known = {name: values for name, values in known.items() if any(values.values())}
     steps = sorted({step for values in known.values() for step in values})
@@ -359,7 +360,7 @@ def _table(run: Run, parts: Parts) -> tuple[list[int], dict[str, list[float]]]:
 
 
 MOST_FILES = 200
-"""Token record files that are read for a figure, evenly over the training."""
+"""Most token record files to read for a figure, spread evenly over the training."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _NONE = "No token records with trained rows: train with token_records: 64 to see single tokens."
@@ -376,9 +377,8 @@ def weights(runs: Sequence[Run]) -> Figure | Absent:
 
 
 def live_values(run: Run, path: Path, column: str) -> Any:
-    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None where it has none.
-
-    What does not fit together, as many values as tokens, is reported as damage.
+    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None if it has none. Columns of
+    different lengths are reported as damage.
     """
     columns = run.columns_of(path, [column, "live"])
     if columns is None or columns.keys() != {column, "live"}:
@@ -398,7 +398,7 @@ def live_values(run: Run, path: Path, column: str) -> Any:
 
 
 def evenly(paths: Sequence[Path], most: int = MOST_FILES) -> list[Path]:
-    """At most so many of the files, the first and the last among them."""
+    """At most this many of the files, evenly spread, including the first and the last."""
     if len(paths) <= most:
         return list(paths)
     return [paths[round(index * (len(paths) - 1) / (most - 1))] for index in range(most)]

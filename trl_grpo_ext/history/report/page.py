@@ -1,9 +1,8 @@
-"""One HTML page that shows runs: curves, settings, plugins, and every completion token by token. It needs nothing else.
+"""One self-contained HTML page of runs: curves, settings, plugins, and every completion token by token.
 
-Everything that came from a run is hostile: a completion is what a model wrote, a folder may be anybody's. The page
-therefore forbids itself, by a content security policy, every connection, every script and every style but its own two,
-which are named by their hashes. The template escapes, the scripts write data as text only, and the figures come without
-styles and links (`svg`).
+Everything from a run is untrusted: a model wrote the completions, and the folder may be anybody's. So the page's
+content security policy forbids all connections, and all scripts and styles but its own, which are named by their
+hashes. The template escapes, the scripts write data only as text, and the figures have no styles and no links (`svg`).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SCRIPTS = (
     "reload.js",
     "start.js",
 )
-"""In this order they make one style and one script."""
+"""Joined in this order into one style and one script."""
 
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164"
@@ -61,7 +60,7 @@ class WrittenPage:
     Attributes:
         path: The page.
         bytes: Its size.
-        notes: Sentences: what is not on the page, and why.
+        notes: Sentences on what is missing from the page, and why.
     """
 
     path: Path
@@ -72,13 +71,13 @@ class WrittenPage:
 def write_page(
     runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000, reload_seconds: float | None = None
 ) -> WrittenPage:
-    """Write the page, in one step, so that no half of it is ever there.
+    """Write the page atomically.
 
     Args:
         runs: At least one.
         path: The HTML file; replaced if it is there.
-        limit: Completions at most, over all runs, in whole groups; 0 leaves the completions out.
-        reload_seconds: The page loads itself again so often, unless somebody uses it; None: never.
+        limit: Most completions over all runs, in whole groups; 0 for none.
+        reload_seconds: The page reloads at this interval unless somebody is using it; None for never.
 
     Raises:
         ConfigurationError: No run is given, `limit` is negative, or the page cannot be written there.
@@ -100,7 +99,7 @@ def write_page(
 
 
 def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -> tuple[str, list[str]]:
-    """The page as text, and the sentences of `Written.notes`."""
+    """The page as text, and the sentences of `WrittenPage.notes`."""
     from .figures import figures
 
     shown = figures(runs)
@@ -144,13 +143,13 @@ def policy(style: str, script: str) -> str:
 
 
 def script_json(value: Any) -> Markup:
-    """JSON that may stand inside a script element: pure ASCII, without `<`, `>` and `&`."""
+    """JSON that is safe inside a script element: pure ASCII, without `<`, `>` and `&`."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def visible(text: str) -> str:
-    """Text of any origin with its control characters as symbols, and what turns or hides other characters as escapes.
+    """Show control characters in untrusted text as symbols, and characters that reverse or hide others as escapes.
 
     The same as `visible` in `assets/text.js`. Line breaks, tabs and what emoji are joined with stay.
     """
@@ -172,18 +171,18 @@ def _hash(text: str) -> str:
 
 
 def join_assets(names: Sequence[str]) -> str:
-    """Our own files as one text; a newline before and after, as it stands in the page."""
+    """Our own files joined, with a newline before and after, as in the page."""
     text = "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
     if names is SCRIPTS:
         text = f'(() => {{\n"use strict";\n{text}\n}})();'
     if "</" in text:
-        raise AssertionError("Our own styles and scripts may not hold '</': it would end their element.")
+        raise AssertionError("Our own styles and scripts must not contain '</', which would end their element.")
     return text
 
 
 @cache
 def environment() -> Environment:
-    """Of the templates: everything that comes from outside is escaped, and made visible."""
+    """The templates' environment, which escapes all untrusted content."""
     return Environment(
         loader=PackageLoader("trl_grpo_ext.history.report"),
         undefined=StrictUndefined,
@@ -218,7 +217,7 @@ class Summary:
 
 
 def summaries(run: Run) -> list[Summary]:
-    """What a reader wants to know first: held-out evaluation, the reward, each reward, length, entropy, KL."""
+    """The key metrics: held-out evaluation, total reward, each reward, length, entropy, KL."""
     keys = run.keys()
     held_out = [
         key
@@ -271,7 +270,7 @@ def _date(time: float) -> str:
     try:
         return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):  # a damaged disk, or a clock set by somebody
-        return f"at a time that no calendar has (time stamp {time:.0f})"
+        return f"at an impossible time (time stamp {time:.0f})"
 
 
 def settings(runs: Sequence[Run]) -> list[Line]:
@@ -282,7 +281,7 @@ def settings(runs: Sequence[Run]) -> list[Line]:
 
 
 def plugins(runs: Sequence[Run]) -> list[Line]:
-    """The plugins of each run in the order in which they act, those that differ first, and the versions beneath."""
+    """The plugins of each run in order, those that differ first, and the versions of libraries."""
     tables = [_plugins(run) for run in runs]
     names = list(dict.fromkeys(name for table in tables for name in table))
     lines = [line(name, [table.get(name, _ABSENT) for table in tables]) for name in names]
@@ -293,7 +292,7 @@ def plugins(runs: Sequence[Run]) -> list[Line]:
 
 
 def line(name: str, cells: Sequence[str]) -> Line:
-    """A line with what it says on the difference."""
+    """A line, marked if its cells differ."""
     return Line(name, tuple(cells), len(set(cells)) > 1)
 
 
@@ -310,7 +309,7 @@ def _value(values: Mapping[str, Any], name: str) -> str:
 
 
 def _plugins(run: Run) -> dict[str, str]:
-    """By kind and name what is known of a plugin, one text each."""
+    """A description of each plugin, by kind and name."""
     if run.manifest is None:
         return {}
     seen: Counter[str] = Counter()

@@ -38,8 +38,7 @@ class FolderLock:
 
     Args:
         folder: The `output_dir`; created if missing.
-        number: Of this run, the same on all its machines, so that they do
-            not refuse each other.
+        number: Of this run; the same on all its machines, so that they don't refuse each other.
     """
 
     def __init__(self, folder: Path, number: int) -> None:

@@ -50,8 +50,7 @@ class Package:
         name: Of the distribution.
         version: None if it is not installed.
         wanted: The range that this package's own metadata asks for; empty if there is none.
-        required: Whether nothing
-            runs without it.
+        required: Whether every run needs it.
     """
 
     name: str
