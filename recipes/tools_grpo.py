@@ -44,10 +44,12 @@ CREDIT: dict[str, list[Any] | None] = {
 class RecipeArguments:
     """The task and the credit; everything else is TRL's."""
 
-    credit: str = field(default="turns", metadata={"help": "To whom the rewards go.", "choices": tuple(CREDIT)})
+    credit: str = field(default="turns", metadata={"help": "How rewards are credited.", "choices": tuple(CREDIT)})
     train_problems: int = field(default=2048, metadata={"help": "Training problems."})
-    eval_problems: int = field(default=256, metadata={"help": "Held-out problems, at most."})
-    supervised_steps: int = field(default=300, metadata={"help": "Of the supervised start, where no model is named."})
+    eval_problems: int = field(default=256, metadata={"help": "Most held-out problems."})
+    supervised_steps: int = field(
+        default=300, metadata={"help": "Steps of the supervised start, if no model is named."}
+    )
 
 
 class CalculatorTrainer(RecipeTrainer):
@@ -86,14 +88,14 @@ def main() -> None:
 
 
 def table_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What the table shows of an evaluation: the rewards, the calls, and the share of them that failed."""
+    """An evaluation's metrics for the table: the rewards, the calls, and the share of calls that failed."""
     calls, failed = (float(metrics.get(f"eval_tool_use/{name}", 0.0)) for name in ("calls", "failed"))
     share = failed / calls if calls else 0.0
     return {**held_out(metrics), "calls per completion": calls, "share of failed calls": share}
 
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
-    """Command line over `--config` over `configs/tools.yaml`, and the hooks that the credit comes down to."""
+    """Command line over `--config` over `configs/tools.yaml`, and the hooks of the chosen credit."""
     recipe: RecipeArguments
     args: GRPOExtConfig
     parser = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig])

@@ -1,4 +1,4 @@
-"""One HTML page with the figure and the tables, in the style of the report and as closed as it: no script at all."""
+"""One HTML page with the figure and the tables, in the style of the report and as locked down, without any script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 
 
 def draw(found: GradientQuality) -> Figure:
-    """The worth of each selection and its cosine to the policy gradient, with intervals; to be made under `style`."""
+    """The worth of each selection and its cosine to the policy gradient, with intervals; call it under `style`."""
     shown = [one for one in found.selections if one.name != PLAIN]
     figure = Figure(figsize=(6.4, 1.0 + 0.26 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -52,7 +52,7 @@ def _bar(axes: Axes, one: Estimate, place: int, filled: bool) -> None:
 
 
 def write_page(found: GradientQuality, path: str | os.PathLike[str]) -> Path:
-    """Write the page, in one step.
+    """Write the page atomically.
 
     Args:
         found: What was measured.

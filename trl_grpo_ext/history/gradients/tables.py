@@ -24,7 +24,7 @@ def head(found: GradientQuality) -> list[str]:
 
 
 def main_table(found: GradientQuality) -> Titled:
-    """Each selection in a line."""
+    """One line per selection."""
     columns = (
         f"signal / noise of {found.batch_size} completions",
         "worth x completions",
@@ -51,7 +51,7 @@ def main_table(found: GradientQuality) -> Titled:
 
 
 def share_tables(found: GradientQuality) -> list[Titled]:
-    """Where the squared norm of the batch gradient comes from, each selection in a column."""
+    """The sources of the batch gradient's squared norm, one column per selection."""
     tables: list[Titled] = []
     names = [one.name for one in found.selections]
     for title, kind in (

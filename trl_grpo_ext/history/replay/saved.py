@@ -523,9 +523,7 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path, say: Say) -
         first = places.setdefault(join_key(prompt), row)
         conflicts += any(values[first] != values[row] for values in columns.values())
     if conflicts:
-        say(
-            f"{conflicts} rows of {file.name} repeat an earlier row's prompt with other columns; the earlier one counts."
-        )
+        say(f"{conflicts} rows of {file.name} repeat an earlier row's prompt with other columns; the first counts.")
     finder = _Finder(places)
     missing = [prompt for batch in batches for prompt in batch.prompts if finder.row(prompt) is None]
     if missing:
