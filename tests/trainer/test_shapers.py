@@ -318,7 +318,7 @@ def test_a_base_class_that_changes_the_batch_afterwards_is_refused(tiny_model: P
     class Mine(GRPOExtMixin, Cuts):
         pass
 
-    with pytest.raises(UpstreamError, match=r"saw another 'completion_mask' than the batch that .*Mine made"):
+    with pytest.raises(UpstreamError, match=r"saw a different 'completion_mask' than is in the batch that .*Mine made"):
         shaped(tiny_model, tmp_path, ByTokens(), trainer_class=Mine, max_steps=1)
 
 

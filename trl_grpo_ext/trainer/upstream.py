@@ -550,8 +550,10 @@ def pad_rows(
 
 @contextmanager
 def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
-    """A context in which TRL's reward functions, names and weights match the columns of rewards. Yields: A function
-    that takes the names of the columns beyond the reward functions, of weight 1.
+    """A context in which TRL's reward functions, names and weights match the columns of rewards.
+
+    Yields:
+        A function that takes the names of the columns beyond the reward functions, of weight 1.
     """
     names, functions, weights = trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights
 

@@ -315,7 +315,7 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs log-probabilities under a reference"),
     "teacher": (
         {"advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "some/model"}]},
-        "'teacher_log_ratio' asks the model 'some/model', and a replay runs no model",
+        "'teacher_log_ratio' needs the model 'some/model', but a replay runs no model",
     ),
     "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy needs the dataset column 'answer'.*--dataset FILE"),
     "column in the signature": (

@@ -128,7 +128,7 @@ def test_rewards_are_as_logged_with_their_spread_and_the_held_out_points(
         ("optimisation", "gradient norm before clipping", "grad_norm"),
         ("optimisation", "loss", "loss"),
         ("lengths", "share cut off at the limit", "completions/clipped_ratio"),
-        ("lengths", "tokens of those that ended by themselves", "completions/mean_terminated_length"),
+        ("lengths", "tokens of completions that ended by themselves", "completions/mean_terminated_length"),
         ("no_signal", "groups without spread in the reward", "frac_reward_zero_std"),
         ("tokens", "tokens seen in all, prompts included", "num_tokens"),
     ],
@@ -140,7 +140,7 @@ def test_a_curve_is_the_metric(two: list[Run], trained_once: Any, figure: str, p
 
 
 def test_what_hooks_changed_is_one_line_per_hook_and_run(two: list[Run], trained_once: Any) -> None:
-    axis = panels(drawn(two, "hooks"))["mass moved: sum of changes / sum of advantages before"]
+    axis = panels(drawn(two, "hooks"))["mass moved: sum of changes / sum of advantages"]
     expected = {"one · centred": "one", "one · entropy_shaping": "one", "two · leave_one_out": "two"}
     for name, run in expected.items():
         assert points(axis, name) == logged(trained_once[1][run], f"advantage/{name.split(' · ')[1]}/mass_moved")

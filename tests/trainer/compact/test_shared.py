@@ -334,7 +334,7 @@ PREFIX = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
             None,
             "(alibi)",
         ),
-        (LlamaConfig(**SIZES), adapted(PREFIX), "PREFIX_TUNING puts tokens of its own"),
+        (LlamaConfig(**SIZES), adapted(PREFIX), "PREFIX_TUNING prepends tokens of its own"),
         (MambaConfig(vocab_size=42, hidden_size=16, num_hidden_layers=1), None, "takes no position_ids"),
     ],
 )
@@ -411,7 +411,7 @@ def test_ranks_whose_rows_differ_in_length_try_out_the_same_rows() -> None:
     ("given_", "said"),
     [
         ({"compact_updates": "off"}, "share_prompts needs compact_updates: exact"),
-        ({"compact_updates": "exact", "balance_ranks": True}, "Choose one of them"),
+        ({"compact_updates": "exact", "balance_ranks": True}, "Choose one"),
     ],
 )
 def test_settings_that_do_not_go_together(tiny_model: Path, tmp_path: Path, given_: dict[str, Any], said: str) -> None:

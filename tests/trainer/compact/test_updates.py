@@ -234,7 +234,7 @@ def test_multimodal_batches_run_as_trl_deals_them(bench: Bench, caplog: pytest.L
 
 def test_a_liger_loss_is_refused() -> None:
     stand_in = SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True))
-    with pytest.raises(ConfigurationError, match="does not go with use_liger_kernel"):
+    with pytest.raises(ConfigurationError, match="does not work with use_liger_kernel"):
         GRPOExtMixin._make_compact_updates(stand_in)  # type: ignore[arg-type]
 
 
