@@ -227,8 +227,7 @@ def samples_per_problem(args: GRPOConfig) -> int:
 
 
 def measure(args: GRPOExtConfig, *wanted: str) -> None:
-    """Add rewards with weight 0 to the selected ones: they are measured, not trained on. If none is selected, train on
-    the first.
+    """Add rewards with weight 0: they are measured, not trained on. If none is selected, train on the first.
 
     By default pass@k and prompt rates use the first, too.
     """

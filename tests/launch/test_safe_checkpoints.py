@@ -191,7 +191,9 @@ def test_a_header_that_lies_is_no_reason_to_fall_over(plain: Path, tmp_path: Pat
 
 def test_resuming_from_nothing_is_refused_with_what_is_there(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoint-5").mkdir()
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* complete on all machines; this one has checkpoint-5"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .* complete on all machines; this one has checkpoint-5"
+    ):
         make(tiny_model, tmp_path).train(resume_from_checkpoint=True)
 
 

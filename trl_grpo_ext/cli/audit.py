@@ -397,8 +397,7 @@ def audit_command(
     show: Annotated[int, typer.Option(min=0, help="Findings of each kind to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
 ) -> None:
-    """Find references that a reward cannot read, that score wrong against themselves or that are ambiguous, and time
-    the reward.
+    """Find references that a reward cannot read, scores as wrong or finds ambiguous; and time the reward.
 
     Exits with 1 if it finds any.
     """

@@ -38,8 +38,9 @@ def messages() -> Console:
 
 
 def printable(text: str) -> str:
-    """Escape control and format characters and lone surrogates in untrusted text; keep newlines. Format characters can
-    reverse the direction of writing, so that a line reads as something else.
+    """Escape control and format characters and lone surrogates in untrusted text; keep newlines.
+
+    Format characters can reverse the direction of writing, so that a line reads as something else.
     """
     return "".join(
         character if character == "\n" or unicodedata.category(character) not in _ESCAPED else _escaped(character)
@@ -97,8 +98,9 @@ def complete_distribution(incomplete: str) -> list[str]:
 
 
 def complete_name(incomplete: str) -> list[tuple[str, str]]:
-    """Shell completion: plugin names and aliases with this prefix, and their kinds. Shells may evaluate what they get
-    here, so only names of letters, digits and `._+:-` are offered.
+    """Shell completion: plugin names and aliases with this prefix, and their kinds.
+
+    Shells may evaluate what they get here, so only names of letters, digits and `._+:-` are offered.
     """
     from ..plugins.discovery import available
 

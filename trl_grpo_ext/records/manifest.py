@@ -335,8 +335,9 @@ def _switches(wrapper: Any) -> dict[str, Any]:
 
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:
-    """Simple values that an object keeps under the names of its constructor's parameters, as many classes do. Objects
-    with a state are skipped, because their values change during training. None if there are none.
+    """Simple values that an object keeps under the names of its constructor's parameters, as many classes do.
+
+    Objects with a state are skipped, because their values change during training. None if there are none.
     """
     try:
         names = inspect.signature(type(thing)).parameters

@@ -1,5 +1,4 @@
-"""Make what hooks and aggregations see, the `Rollout` and the `Forward`, from TRL's batch and what was captured
-earlier.
+"""Make the `Rollout` and the `Forward`, which hooks and aggregations see.
 
 TRL shuffles a generation batch before it is trained on. What must stay with a row travels in the batch itself, under
 `BatchKeys`.
@@ -287,8 +286,9 @@ def make_forward(
 def step_totals(
     facts: RunFacts, moment: Moment, micro_batches: Sequence[dict[str, Any]]
 ) -> list[StepTotals] | list[None]:
-    """The counts of each micro-batch's optimizer step over all ranks, with one collective. None if a step reaches
-    beyond this generation batch.
+    """The counts of each micro-batch's optimizer step over all ranks, with one collective.
+
+    None if a step reaches beyond this generation batch.
     """
     length = facts.accumulation if moment.training else 1
     if len(micro_batches) % length:

@@ -73,8 +73,7 @@ class PassAtK:
             self._rewards = None
 
     def add(self, rewards_N_K: torch.Tensor) -> None:
-        """Collect the rewards of an evaluation batch of all ranks, in the order of the data; ignored outside an
-        evaluation.
+        """Collect the rewards of an evaluation batch of all ranks, in data order; ignored outside an evaluation.
 
         Args:
             rewards_N_K: As TRL gathered them, NaN for none.

@@ -84,8 +84,7 @@ class CountSketch:
         return both[0::2] - both[1::2]
 
     def direction(self, sketch_k: torch.Tensor) -> list[torch.Tensor]:
-        """The direction, in the shapes of the parameters, whose inner product with a gradient is that of their
-        sketches."""
+        """The direction, shaped like the parameters, whose product with a gradient is that of their sketches."""
         sketch_k = sketch_k.to(self.precision)
         if self.exact:
             parts = torch.split(sketch_k, [one.numel() for one in self._parameters.values()])
@@ -167,8 +166,7 @@ class Policy:
             self.model.train(was_training)
 
     def micro_batches(self, group: Group) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-        """Micro-batches of rows of similar length: their indices, their log-probabilities `(b, T)`, and the mask `(b,
-        T)`."""
+        """Micro-batches of rows of similar length: indices, log-probabilities `(b, T)`, and the mask `(b, T)`."""
         order = sorted(range(len(group.completions)), key=lambda row: -len(group.completions[row]))
         order = [row for row in order if len(group.completions[row])]
         for first in range(0, len(order), self.rows):

@@ -61,8 +61,9 @@ Progress = Callable[[Iterable[SavedBatch], int], Iterable[SavedBatch]]
 
 
 def _dataset_of(selection: str | Path | Mapping[str, Any]) -> Path | None:
-    """The existing file that a selection's run was trained on, if the selection names it. A relative path counts from
-    the working directory, as for a recipe, or from the selection's folder.
+    """The existing file that a selection's run was trained on, if the selection names it.
+
+    A relative path counts from the working directory, as for a recipe, or from the selection's folder.
     """
     held: Any = selection
     places = [Path()]

@@ -215,8 +215,7 @@ def _parts(file: Path) -> list[_Part]:
 
 
 def _without_repetitions(parts: Sequence[_Part], say: Say) -> list[_Part]:
-    """Keep the last copy of a generation batch that was saved several times, because it feeds several steps or was
-    logged twice."""
+    """Keep the last copy of a generation batch that was saved for several steps or logged twice."""
     kept: list[_Part] = []
     before: tuple[list[str], list[str]] | None = None
     repeated = 0

@@ -377,8 +377,9 @@ def weights(runs: Sequence[Run]) -> Figure | Absent:
 
 
 def live_values(run: Run, path: Path, column: str) -> Any:
-    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None if it has none. Columns of
-    different lengths are reported as damage.
+    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None if it has none.
+
+    Columns of different lengths are reported as damage.
     """
     columns = run.columns_of(path, [column, "live"])
     if columns is None or columns.keys() != {column, "live"}:

@@ -500,8 +500,9 @@ class Staging:
 
 
 def remove_leftovers(run_dir: Path, keep: str = "") -> None:
-    """Remove what killed saves left, after restoring a checkpoint that was being replaced. Several processes may do
-    this at once.
+    """Remove what killed saves left, after restoring a checkpoint that was being replaced.
+
+    Several processes may do this at once.
 
     Args:
         run_dir: The folder of the checkpoints.

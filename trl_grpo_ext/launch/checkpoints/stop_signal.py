@@ -135,8 +135,7 @@ class SaveOnSignal(TrainerCallback):
             control.should_evaluate = False
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """After a stop, cancel the second save and the evaluation that the default flow requests at the end of an
-        epoch."""
+        """After a stop, cancel the second save and the evaluation that the default flow requests here."""
         if self.stopped_by is not None:
             control.should_save = control.should_evaluate = False
             # With save_total_limit 1 transformers ends a training by deleting all but the best checkpoint, so also the

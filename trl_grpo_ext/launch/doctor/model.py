@@ -75,8 +75,9 @@ def known_config(name: str) -> Any | None:
 
 
 def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | None, str]:
-    """Find a model's config in its folder, in the hub's cache or in our table; return it with its source, or why there
-    is none. Runs no code of the model and uses no network.
+    """Find a model's config in its folder, the hub's cache or our table, and its source or why there is none.
+
+    Runs no code of the model and uses no network.
     """
     here = Path(model_name_or_path).is_dir()
     try:

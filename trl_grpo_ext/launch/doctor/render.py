@@ -1,5 +1,6 @@
-"""The examination on a terminal: the verdict, what is wrong, what would run; and tables on request. Content of files is
-never markup.
+"""The examination on a terminal: the verdict, what is wrong, what would run; and tables on request.
+
+Content of files is never markup.
 """
 
 from __future__ import annotations

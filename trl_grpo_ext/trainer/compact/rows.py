@@ -184,8 +184,9 @@ def logps_by_length(
 def _passes_with_shared(
     ids: torch.Tensor, mask: torch.Tensor, keep: int, passes: int, sharing: SharedPrompts
 ) -> tuple[list[torch.Tensor], int] | None:
-    """The rows of each pass, and the tokens that one may compute; None if prompts are not shared. A pass without rows
-    repeats the first row, since every rank runs the same number.
+    """The rows of each pass, and the tokens that one may compute; None if prompts are not shared.
+
+    A pass without rows repeats the first row, since every rank runs the same number.
     """
     if sharing.price is None:
         return None

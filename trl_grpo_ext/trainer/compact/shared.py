@@ -78,8 +78,9 @@ class Price:
 
 
 def sizes_of(lengths: Lengths, groups: Groups) -> list[int]:
-    """Candidate sizes of shared rows: from about the longest row to the longest whole group. They come from `LADDER`,
-    so that a part has the same choices in every block.
+    """Candidate sizes of shared rows: from about the longest row to the longest whole group.
+
+    They come from `LADDER`, so that a part has the same choices in every block.
     """
     live = lengths[:, 1] > 0
     longest, whole = int(lengths[live].sum(axis=1).max(initial=1)), 1
@@ -445,8 +446,9 @@ class SharedPrompts:
     # ------------------------------------------------------------------ once
 
     def measure(self, method: Callable[..., Any], model: Any, width: int) -> None:
-        """Try sharing on made-up rows, once: check that the log-probabilities stay the same, and measure what passes
-        cost. All ranks call it and reach the same result. The costs are those of forward passes without a gradient; a
+        """Try sharing on made-up rows, once: check the log-probabilities, and measure what passes cost.
+
+        All ranks call it and reach the same result. The costs are those of forward passes without a gradient; a
         backward costs in proportion.
 
         Args:
@@ -559,8 +561,9 @@ def _seconds(
 
 
 def rows_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths | None, npt.NDArray[np.int64]]:
-    """Lengths of rows, and a group number for each, the same for rows of one prompt. The lengths are None if a prompt
-    is empty or a row has padding inside.
+    """Lengths of rows, and a group number for each, the same for rows of one prompt.
+
+    The lengths are None if a prompt is empty or a row has padding inside.
     """
     start = ids.size(1) - keep
     prompts, completions = mask[:, :start], mask[:, start:]

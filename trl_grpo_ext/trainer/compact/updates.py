@@ -176,8 +176,7 @@ class CompactUpdates:
     # ------------------------------------------------------------------ once per generation batch
 
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        """Rearrange the micro-batches of a generation batch; micro-batches from an earlier call are returned as they
-        are.
+        """Rearrange the micro-batches of a generation batch; those of an earlier call come back unchanged.
 
         Args:
             micro_batches: TRL's buffered inputs.
@@ -293,8 +292,7 @@ class CompactUpdates:
     # ------------------------------------------------------------------ at every forward pass
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities, with rows sorted by length if there are several passes without a gradient, and with
-        shared prompts.
+        """TRL's log-probabilities, with shared prompts; rows are sorted by length in passes without a gradient.
 
         Args:
             method: TRL's `_get_per_token_logps_and_entropies`.
@@ -409,8 +407,7 @@ def _mark_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[
 
 
 def _must_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> npt.NDArray[np.bool_]:
-    """Which rows must run: rows without live tokens never contribute, and rows without signal only under some
-    losses."""
+    """Rows that must run: never those without live tokens; those without signal only under some losses."""
     least = 2 if freedom.drop else 1 if freedom.any_count else 0
     runs_B: npt.NDArray[np.bool_] = kind_B >= least
     return runs_B

@@ -258,8 +258,7 @@ def average(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def metric_cells(metrics: Mapping[str, float]) -> list[Cell]:
-    """Reward, each function's, pass@k, length, entropy, KL, clipping, share of groups without signal: those that are
-    logged."""
+    """Reward, each function's, pass@k, length, entropy, KL, clipping, groups without signal: what is logged."""
     cells = [_reward("reward", metrics["reward"])] if "reward" in metrics else []
     means = {name: value for name, value in metrics.items() if name.startswith("rewards/") and name.endswith("/mean")}
     if len(means) > 1:
