@@ -1,4 +1,4 @@
-r"""Answers as college-level problem sets give them, with drawn numbers: what a verifier of MATH answers seldom meets.
+r"""Answers as college-level problem sets give them, with drawn numbers: rare in MATH, on which verifiers are tried.
 
 The forms are those of public sets of college problems (algebra, calculus, differential equations, linear algebra,
 series, vectors); the numbers are drawn. Some take math-verify a second, and none is meant to harm it.
@@ -45,7 +45,7 @@ FORMS = (
 
 
 def college_pairs(seed: int = 0, each: int = 18) -> list[tuple[str, str]]:
-    """Every form `each` times with other numbers: each expression as the answer to itself and to another one."""
+    """Every form `each` times with new numbers: each expression as the answer to itself and to a different one."""
     rng = random.Random(seed)
     drawn = [_draw(form, rng) for _ in range(each) for form in FORMS]
     references = list(dict.fromkeys(drawn))

@@ -1,4 +1,4 @@
-"""What `share_prompts` adds to `compact_updates: exact`, over the length of the prompt, on the CPU.
+"""What `share_prompts` saves beyond `compact_updates: exact`, by prompt length, on the CPU.
 
     python -m bench.compact_shared [--updates 3] [--threads 1] [--prompts 32 128 512 600 2048] [--markdown FILE]
 
@@ -43,7 +43,7 @@ LENGTHS = ("uniform short", "log-normal", "all equal")
 
 @dataclass(frozen=True)
 class LongPrompts(Cell):
-    """A line of the table: how long completions are, and how long every prompt is."""
+    """A line of the table: the profile of completions, and the length of every prompt."""
 
     prompt: int = 0
 
@@ -91,7 +91,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def measure(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
-    """The best of some updates of each arm."""
+    """The fastest of some updates of each arm."""
     result = match.measure(cell, updates)
     prompts, completions = match.script.lengths()
     size = match.script.size

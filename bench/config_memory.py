@@ -2,7 +2,7 @@
 
     python -m bench.config_memory
 
-Prints the table of docs/recipes.md, and the files whose header says something else.
+Prints the table of docs/recipes.md, and the files whose headers differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GIB = 2**30
 
 @cache
 def run_doctor(path: Path, command: int = 0, gpu_memory: float = 80) -> tuple[int, dict[str, Any]]:
-    """The doctor's status and everything that it says, as JSON, for GPUs of so many GiB."""
+    """The doctor's status and its report as JSON, for GPUs with this many GiB."""
     words = launches(path)[command]
     script = next(place for place, word in enumerate(words) if word.endswith(".py"))
     front, after = words[:script], words[script + 1 :]
@@ -40,7 +40,7 @@ def run_doctor(path: Path, command: int = 0, gpu_memory: float = 80) -> tuple[in
 
 
 def peak(path: Path) -> tuple[float, str, float] | None:
-    """Gigabytes of each GPU at the peak, its stage, and gigabytes of a checkpoint; None where sizes are unknown."""
+    """Gigabytes of each GPU at the peak, its stage, and gigabytes of a checkpoint; None if sizes are unknown."""
     memory = run_doctor(path)[1]["memory"]
     if memory is None:
         return None
@@ -73,7 +73,7 @@ def table() -> str:
 
 
 def stale() -> list[str]:
-    """What the headers would have to say where they do not."""
+    """What outdated headers should say."""
     wrong = []
     for path in RUN_FILES:
         text = " ".join(line.strip() for line in header(path))

@@ -1,8 +1,8 @@
-"""The experiments of the texts that this project comes from: each a command, a table and a figure.
+"""Experiments from the texts behind this project: each a command, a table and a figure.
 
-    python -m bench.experiments naive                    # runs what is missing, then draws; the others the same way
+    python -m bench.experiments naive                    # runs what is missing, then draws
     python -m bench.experiments all --jobs 2
-    python -m bench.experiments all --draw               # the figures and tables again, from the runs that are there
+    python -m bench.experiments all --draw               # redraws figures and tables from the existing runs
 
 `EXPERIMENTS` has them all. Every finished run is one line of `bench/runs/EXPERIMENT.jsonl`, so a command that was
 stopped goes on where it was; drawing writes `docs/images/experiment_NAME.svg` and the table between the markers of
@@ -99,7 +99,7 @@ class Meter:
 
 
 class At(TrainerCallback):
-    """Calls a function after the optimizer steps that were named, with the model; ends the training after the last."""
+    """Calls a function with the model after given optimizer steps; ends the training after the last."""
 
     def __init__(self, steps: Iterable[int], call: Callable[[int, Any], None]) -> None:
         self.steps, self.call = sorted(set(steps)), call

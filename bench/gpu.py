@@ -260,7 +260,7 @@ def markers(section: Section) -> tuple[str, str]:
 
 
 def read_figures(path: Path) -> dict[str, dict[str, Any]]:
-    """What a page holds: by section and run, its rows, how it came, and whether it is whole."""
+    """The figures in a page: by section and run its rows, their origin, and whether they are complete."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     found = re.findall(r"<!-- figures of (\S+): (.*) -->", text)
     return {name: json.loads(figures) for name, figures in found}
@@ -337,7 +337,7 @@ def format_figure(value: Any) -> str:
 
 
 def provenance(runs: Mapping[str, Any]) -> str:
-    """Where, when and how the figures came."""
+    """Where, when and how the figures were measured."""
     ways: dict[str, list[str]] = {}
     for run in runs.values():
         versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
@@ -363,7 +363,7 @@ def write(path: Path, sections: Sequence[Section], found: Mapping[str, Any]) -> 
 
 
 def write_text(path: Path, text: str) -> None:
-    """All at once, so that a run that is killed leaves a whole file."""
+    """Write a file atomically, so that a killed run leaves a complete one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text, encoding="utf-8")
@@ -389,7 +389,7 @@ QUOTE = "# On a GPU (docs/gpu.md): "
 
 
 def quote_in_header(path: Path, found: Mapping[str, Mapping[str, Any]]) -> str:
-    """A run file whose header says what the page does."""
+    """A run file with the page's figures in its header."""
     said, places = [], set()
     for section, row, column, words in QUOTED[path.name]:
         for run in found.get(section, {}).values():
@@ -414,7 +414,7 @@ def all_sections() -> tuple[Section, ...]:
 
 @dataclass(frozen=True)
 class Here:
-    """What a figure belongs to: on another device, with other versions or with other code it is measured again."""
+    """The conditions of a figure: with another device, other versions or other code it is measured again."""
 
     device: str
     versions: dict[str, str]
@@ -472,7 +472,7 @@ class Work:
     folder: Path
 
     def todo(self, sections: Sequence[Section]) -> list[tuple[Section, Run]]:
-        """What is missing, in order, and after it what failed."""
+        """What is missing, in order, and then what failed."""
         missing, failed = [], []
         for section in sections:
             for run in section.runs:
@@ -540,7 +540,7 @@ class Work:
 def start_process(
     words: Sequence[str], environment: Mapping[str, str], log: Path, grace: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, of which nothing is left at the end.
+    """A process in its own group, which is gone at the end.
 
     A launcher gets some seconds of grace: its workers are in groups of their own, and it ends them itself.
     """
@@ -582,7 +582,7 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] | None 
     write(options.file, everything, found)
     if options.page:
         return
-    # A call that is ended ends what it started: `start_process` does it on the way out.
+    # A killed call ends what it started: `start_process` does it on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wanted = sections or (LEARN if options.learn else SECTIONS)
     chosen = [section for section in wanted if options.only is None or section.name in options.only]

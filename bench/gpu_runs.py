@@ -82,7 +82,7 @@ TINY: dict[str, Any] = {
 
 @dataclass
 class Job:
-    """One run: where, how large, and what it has said so far."""
+    """One run: its folder, its sizes, and its figures so far."""
 
     folder: Path
     device: str
@@ -95,7 +95,7 @@ class Job:
         return self.device == "cuda"
 
     def say(self, row: str, figures: Mapping[str, Any]) -> None:
-        """Hand over figures of a row, at once."""
+        """Report figures of a row at once."""
         assert row in self.rows, row
         self.said["rows"].setdefault(row, {}).update(figures)
         self.put()
@@ -318,7 +318,7 @@ def run_recipe(words: Sequence[str], arm: str) -> None:
 
 
 def estimate(words: Sequence[str], stage: str) -> float:
-    """Bytes that the doctor expects in `load`, `generation` or `update`. Not to be asked while a trainer is at work."""
+    """Bytes that the doctor expects in `load`, `generation` or `update`. Don't call it while a trainer runs."""
     request = Request(
         config_file=str(RECIPES / "accelerate" / "one_process.yaml"),
         configs=(words[words.index("--config") + 1],),
@@ -469,7 +469,7 @@ def stages(job: Job, config: str, shape: str, gigabytes: float | None = None, lo
     put = WATCH.turn_to
 
     def after_stage(stage: str | None) -> None:
-        """Say what a stage took as soon as it is over."""
+        """Report a stage as soon as it ends."""
         ended = WATCH.stage
         put(stage)
         if ended == "load" and "load" not in job.said["rows"]:
@@ -685,7 +685,7 @@ def resume(job: Job) -> None:
 
 
 def learn(job: Job, task: str, where: str) -> None:
-    """A recipe to its end, launched as a person would; before, after, seconds and the curve."""
+    """A whole recipe, launched as a user would; before, after, seconds and the curve."""
     folder, sorting = job.out("learn"), task.startswith("sorting")
     words = [sys.executable, "-m", "accelerate.commands.launch"]
     words += ["--config_file", str(RECIPES / "accelerate" / "one_process.yaml")]

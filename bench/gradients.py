@@ -3,8 +3,8 @@
     python -m bench.gradients --output outputs/gradients [--tasks sorting] [--points 0 0.5 1]
 
 Each point is plain TRL's training of the study (seed 1) up to a share of the token budget; there new completions are
-sampled of new problems, and all methods are measured on these. What is finished is kept: started again, it goes on.
-The table of each task is printed, and written to `OUTPUT/TASK.md`.
+sampled of new problems, and all methods are measured on these. Finished parts are kept, so a restart resumes. The table
+of each task is printed, and written to `OUTPUT/TASK.md`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it would save if the ranks exchanged rows before an update, so that each has as many tokens: a simulation.
+"""Simulate what ranks would save by exchanging rows before an update, to have equally many tokens.
 
     python -m bench.rank_balance [--draws 20] [--markdown FILE]
 
@@ -80,12 +80,12 @@ def exchange(blocks: Sequence[Block]) -> tuple[list[Block], int]:
 
 
 def row_bytes(row: npt.NDArray[np.int64]) -> int:
-    """What TRL keeps of a row, without padding."""
+    """Bytes that TRL keeps of a row, without padding."""
     return int(row.sum()) * sum(BYTES_PER_TOKEN.values()) + int(row[1]) * sum(BYTES_PER_COMPLETION_TOKEN.values())
 
 
 def planned_time(blocks: Sequence[Block], budget: int) -> tuple[float, float]:
-    """Tokens that an update takes as long as, sharded and with DDP."""
+    """Time of an update in tokens, sharded and with DDP."""
     plans: list[Plan] = plan_block(blocks, GROUPS, max_tokens=budget)
     tokens = np.array(
         [
@@ -97,7 +97,7 @@ def planned_time(blocks: Sequence[Block], budget: int) -> tuple[float, float]:
 
 
 def plain_time(blocks: Sequence[Block]) -> float:
-    """Tokens that plain TRL's update takes as long as: every row as long as the longest of its rank, or of all."""
+    """Time of plain TRL's update in tokens: every row as long as the longest of its rank, or of all."""
     widths = [int(lengths.max(axis=0).sum()) for lengths, _ in blocks]
     return float(max(widths) * GROUPS * MEMBERS)
 

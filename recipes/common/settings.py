@@ -89,6 +89,7 @@ def value_of(name: str, command_line: Sequence[str], config: Mapping[str, Any]) 
 
 def embedded_or_hub(command_line: Sequence[str], config: Mapping[str, Any]) -> tuple[bool, str]:
     """Whether to use the embedded model and data, and why: as given, or else if no model is named and there is no GPU.
+
     Read before the rest is parsed, because the defaults depend on it.
     """
     named = value_of("model_name_or_path", command_line, config)

@@ -1,8 +1,9 @@
 """Where the time of an optimizer step goes: seconds in generation, in rewards and in the update.
 
-| metric | seconds of an optimizer step on the main process | | --- | --- | | `time/generation` | preparing its
-micro-batches but for rewards: generating, log-probabilities, hooks, weights | | `time/rewards` | in the reward
-functions, including the wait for other ranks |
+| metric | seconds of an optimizer step on the main process |
+| --- | --- |
+| `time/generation` | preparing its micro-batches but for rewards: generating, log-probabilities, hooks, weights |
+| `time/rewards` | in the reward functions, including the wait for other ranks |
 | `time/update` | all the rest: the loss, its gradient |
 
 A GPU works asynchronously. So the clock waits for the device twice in an optimizer step: before the first phase, when

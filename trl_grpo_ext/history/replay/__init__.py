@@ -2,8 +2,9 @@
 
     from trl_grpo_ext.history.replay import replay
 
-    comparison = replay("outputs/run", ["a.yaml", "b.yaml"]) comparison.pairs[0].moved      # share of the gradient mass
-    that moves to other completions comparison.plain()             # everything, for JSON
+    comparison = replay("outputs/run", ["a.yaml", "b.yaml"])
+    comparison.pairs[0].moved      # share of the gradient mass that moves to other completions
+    comparison.plain()             # everything, for JSON
 
 The parts: `saved` and `tokens` read, `selections` loads the plugins, `played` runs them in the trainer's order, and
 `comparison` has the numbers.

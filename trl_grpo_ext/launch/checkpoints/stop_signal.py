@@ -7,10 +7,12 @@ signal, the checkpoint is saved and the loop ends.
 - A signal during generation, the backward pass, saving or an evaluation waits for the end of the step. Give the
   scheduler at least that long plus the time of a save. An evaluation due at that step is skipped, to save time, and the
   resumed run does not make up for it. Since its sampling would have drawn random numbers, later samples differ from
-  those of an uninterrupted run. - The same signal again invokes the earlier handler, which normally ends the process at
-  once. Within `SAME_SECONDS` it counts as the same signal: if a scheduler signals every process of a job, workers get
-  it twice, because their launcher passes it on. - The earlier handler is not called at the first signal, since it would
-  end the run before the checkpoint. It is restored after training, and gets a signal that came after the last step.
+  those of an uninterrupted run.
+- The same signal again invokes the earlier handler, which normally ends the process at once. Within `SAME_SECONDS` it
+  counts as the same signal: if a scheduler signals every process of a job, workers get it twice, because their launcher
+  passes it on.
+- The earlier handler is not called at the first signal, since it would end the run before the checkpoint. It is
+  restored after training, and gets a signal that came after the last step.
 - A child process that inherits the handler (a fork of a worker pool) dies of the signal as it would without it.
 
 Where TRL generates once for several optimizer steps (`steps_per_generation` above `gradient_accumulation_steps`, or

@@ -6,8 +6,9 @@ optimizer step is a sum over its tokens with weights that are fixed beforehand. 
 batches of any size, and rows that contribute nothing can be left out. `Freedom` says how much of that is exact in a
 run.
 
-| TRL calls | `CompactUpdates` adds | | --- | --- | | `_prepare_inputs` | the buffered micro-batches, rearranged
-(`plan`, `rows`) |
+| TRL calls | `CompactUpdates` adds |
+| --- | --- |
+| `_prepare_inputs` | the buffered micro-batches, rearranged (`plan`, `rows`) |
 | `compute_loss` | a micro-step of several parts: the gradient of each is accumulated |
 | `_get_per_token_logps_and_entropies` | the old policy's and the reference's forward passes, in order of length too |
 | the same | with `share_prompts`, each prompt once for its completions, in all three passes (`shared`) |
