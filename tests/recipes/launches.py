@@ -240,7 +240,7 @@ FAILURES = {
         "--processes", "8", says=("made for 8 process(es)", "but 1 run", "Launch 8, or change `processes`")
     ),
     "made for another engine": failing(
-        "--engine", "zero3", says=("made for zero3", "what was launched is one_process", "--config_file")
+        "--engine", "zero3", says=("made for zero3", "the launch is one_process", "--config_file")
     ),
     "no such engine": failing("--engine", "zero4", says=("--engine", "'zero4'", "zero3")),
     "FSDP on the CPU": failing(

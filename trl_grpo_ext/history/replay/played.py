@@ -292,7 +292,7 @@ class Scorer:
     def _call(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
         if isinstance(source.function, torch.nn.Module):
             raise ConfigurationError(
-                f"{selection.name}: the reward {source.name!r} is a model, and a replay runs none."
+                f"{selection.name}: the reward {source.name!r} is a model, but a replay runs none."
             )
         lacking = _missing(source.function, batch)
         if lacking:
@@ -331,10 +331,10 @@ class Scorer:
     def _advice(self, batch: SavedBatch) -> str:
         has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
         if self._joined:
-            return f"{has}, those of --dataset among them."
+            return f"{has}, including those of --dataset."
         return (
-            f"{has}; files of completions have few. Name the training data with --dataset FILE, and they are joined by "
-            "the prompt. Or write saved:NAME for a reward whose values were saved."
+            f"{has}; files of completions have few. Pass the training data with --dataset FILE to join its columns "
+            f"by prompt. Or write saved:NAME for a reward whose values were saved."
         )
 
 
@@ -343,7 +343,7 @@ def _saved_sources(selection: ReplaySelection, batch: SavedBatch) -> list[Reward
     names = [name for name in batch.reward_names if name not in shapers]  # what these added is computed again
     if not names:
         raise ConfigurationError(
-            f"{selection.name} lists no rewards, and {batch.where} has none either. Add `rewards:` to the selection."
+            f"{selection.name} lists no rewards, and {batch.where} has none. Add `rewards:` to the selection."
         )
     weights = selection.settings["reward_weights"]
     weights = [1.0] * len(names) if weights is None else weights

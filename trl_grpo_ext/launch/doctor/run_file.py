@@ -37,7 +37,7 @@ class Script:
     Attributes:
         path: Its file.
         settings: The fields of its dataclasses, with their defaults where these are plain values, else None.
-        defaults: Its `SCRIPT_DEFAULTS`: settings that hold where neither file nor command line says otherwise.
+        defaults: Its `SCRIPT_DEFAULTS`: settings that neither a file nor the command line overrides.
         defaults_file: The settings file of a constant such as `DEFAULTS = HERE / "folder" / "file.yaml"`, whose name
             ends in `DEFAULTS`.
         embedded_defaults: The same for a constant whose name begins with `EMBEDDED`: settings of runs on the embedded
@@ -64,13 +64,13 @@ class RunPlan:
     Attributes:
         sources: The files that were read.
         given: What files, script and command line set, as they set it.
-        settings: Every setting of `GRPOExtConfig` and `ModelConfig`, with its default where nothing was given; those
-            whose value has the wrong type are at their default.
-        own: Settings that are the script's own, and those that nobody is known to have.
-        script: The training script, where one was named.
-        config: The real configuration object; None where it could not be made.
-        model: The real `ModelConfig`; None where it could not be made.
-        problems: What can be said of the settings alone.
+        settings: Every setting of `GRPOExtConfig` and `ModelConfig`, with its default if not given or if the value has
+            the wrong type.
+        own: The script's own settings, and unknown ones.
+        script: The training script, if named.
+        config: The real configuration object; None if it could not be made.
+        model: The real `ModelConfig`; None if it could not be made.
+        problems: Problems of the settings by themselves.
     """
 
     sources: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class RunPlan:
         return self.settings[name]
 
     def get(self, name: str) -> Any:
-        """A setting, or what is set for the script; None for neither."""
+        """A setting of the run or of the script; else None."""
         return self.settings.get(name, self.own.get(name))
 
     def value(self, name: str) -> str:
@@ -95,12 +95,12 @@ class RunPlan:
 
     @property
     def is_recipe(self) -> bool:
-        """The script is one of the recipes."""
+        """Whether the script is one of the recipes."""
         return self.script is not None and self.script.is_recipe
 
 
 class _Parser(TrlParser):
-    """TRL's parser, asked setting by setting, so that every mistake is found: an error is an exception."""
+    """TRL's parser, called for one setting at a time to find every mistake; errors are exceptions."""
 
     def __init__(self, script: Script | None) -> None:
         classes: list[Any] = [GRPOExtConfig, ModelConfig]
@@ -125,10 +125,10 @@ class _Parser(TrlParser):
         raise ConfigurationError(one_line(message, 500).rstrip("."))
 
     def read(self, name: str, value: Any) -> Any:
-        """Return the value of a file as the command line would have it.
+        """Return a file's value as the command line would parse it.
 
         Raises:
-            ConfigurationError: TRL's parser takes it from a file without a check, and the run fails later.
+            ConfigurationError: The value is wrong, which TRL's parser would not notice in a file.
         """
         hint, action = self.hints[name], self.actions[name]
         if value is None:
@@ -158,7 +158,7 @@ class _Parser(TrlParser):
 def read_run(
     paths: Sequence[str | Path], words: Sequence[str] = (), *, script: Script | None = None, has_gpu: bool = True
 ) -> RunPlan:
-    """Read a run's settings; a later file beats an earlier one, and the command line beats all.
+    """Read a run's settings; later files override earlier ones, and the command line overrides all.
 
     Args:
         paths: YAML files.
@@ -167,7 +167,7 @@ def read_run(
         has_gpu: Whether the run has a GPU: recipes choose their defaults by it.
 
     Raises:
-        ConfigurationError: A file cannot be read. What is wrong inside is among the plan's problems.
+        ConfigurationError: A file cannot be read. Problems inside it are in the plan.
     """
     parser = _Parser(script)
     given: dict[str, Any] = {}
@@ -189,7 +189,7 @@ def read_run(
         try:
             settings[name] = parser.read(name, value)
         except ConfigurationError as error:
-            fix = "Write a value that fits; TRL's parser does not check those of a file."
+            fix = "Write a valid value; TRL's parser does not check those of a file."
             if isinstance(value, bool) and parser.actions[name].choices:
                 fix += f' YAML reads no, off, yes and on as truth values: write {name}: "no" in quotes.'
             problems.append(Problem("error", "settings", f"{error}.", fix))
@@ -206,15 +206,15 @@ def read_run(
 
 
 def build_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) -> RunPlan:
-    """Build the real configuration objects; what they refuse becomes a problem.
+    """Build the real configuration objects; their errors become problems.
 
-    The objects describe a run of `processes` processes on a machine that need not be this one, so settings that
-    `TrainingArguments` compares with this machine's GPU are left out where there is none.
+    The objects describe a run of `processes` processes possibly on another machine, so settings that
+    `TrainingArguments` checks against this machine's GPU are left out if it has none.
 
     Args:
         plan: As read.
         processes: Of the run; TRL's batch sizes depend on it.
-        leave_out: Settings about which problems are known already: with their defaults, the next problem shows.
+        leave_out: Settings with known problems; their defaults are used, so that further problems show.
     """
 
     class Described(GRPOExtConfig):
@@ -256,7 +256,7 @@ def build_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = (
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Without warnings, and without the variables of a launcher: they would make this process wait for others."""
+    """A context without warnings and without a launcher's variables, which would make this process wait for others."""
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_LAUNCHER_VARIABLES)}
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -276,7 +276,7 @@ def _default_of(f: dataclasses.Field[Any]) -> Any:
 
 
 def _defaults(script: Script | None, given: Mapping[str, Any], has_gpu: bool) -> dict[str, Any]:
-    """What the script itself sets where nobody does."""
+    """The script's own defaults."""
     if script is None:
         return {}
     wanted = given.get("embedded")
@@ -294,7 +294,7 @@ def _defaults(script: Script | None, given: Mapping[str, Any], has_gpu: bool) ->
 
 
 def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], list[Problem]]:
-    """Read a command line, option by option, so that every mistake in it is found."""
+    """Read a command line option by option, to find every mistake."""
     groups: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not groups:
@@ -318,11 +318,11 @@ def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], 
 def _unknown_word(word: str, parser: _Parser) -> Problem:
     name = word.lstrip("-").split("=")[0].replace("-", "_")
     if name == "config":
-        message = f"TRL's parser ignores {one_line(word)!r}: it knows `--config FILE` in two words alone."
+        message = f"TRL's parser ignores {one_line(word)!r}: it only knows `--config FILE` as two words."
         fix = "Give files to the doctor with --config FILE, before the `--`."
         return Problem("error", "command line", message, fix)
     near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2)
-    fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Take it out, or name the --script."
+    fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Remove it, or name the --script."
     return Problem("error", "command line", f"There is no setting {one_line(word)!r} (command line).", fix)
 
 
@@ -335,9 +335,9 @@ def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]
         return [Problem("error", "settings", f"{message}.", f"Did you mean {' or '.join(map(repr, near))}?")]
     if script is not None:
         message += f", nor in {one_line(Path(script.path).name)}."
-        return [Problem("error", "settings", message, "Take it out: TRL's parser refuses what it does not know.")]
+        return [Problem("error", "settings", message, "Remove it: TRL's parser refuses unknown settings.")]
     message += ": the training script must know it."
-    return [Problem("note", "settings", message, "Name the script with --script, and this is checked.")]
+    return [Problem("note", "settings", message, "Name the script with --script to have this checked.")]
 
 
 # --------------------------------------------------------------------------------------------------------- the script
@@ -347,7 +347,7 @@ def read_script(path: str | Path) -> Script:
     """Read a script's dataclasses and constants; nothing is imported or run.
 
     Raises:
-        ConfigurationError: The file is missing or no Python.
+        ConfigurationError: The file is missing or not Python.
     """
     name, here = one_line(path), Path(path)
     try:

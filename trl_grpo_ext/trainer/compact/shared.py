@@ -336,7 +336,7 @@ def shared_prompts(
     if not relative:
         reason = "the model's positions are absolute or depend on the length, or some of its layers are recurrent"
     if auxiliary_loss:
-        reason = "the router's auxiliary loss is computed over rows by themselves"
+        reason = "the router's auxiliary loss is computed over separate rows"
     if compiled:
         reason = "the model is compiled (torch_compile)"
     if reason is not None:
@@ -352,7 +352,7 @@ def shared_prompts(
 
 
 class SharedPrompts:
-    """Shares prompts in TRL's forward passes, once it is known that this is exact and what it costs.
+    """Shares prompts in TRL's forward passes, after measuring that this is exact and what it costs.
 
     Args:
         attention: Name of the attention implementation.
@@ -379,7 +379,7 @@ class SharedPrompts:
         self._said: set[str] = set()
 
     def _warn_once(self, reason: str) -> None:
-        """Log once why a prompt is not shared."""
+        """Warn once that prompts are not shared, and why."""
         if reason not in self._said:
             self._said.add(reason)
             logger.warning("share_prompts: prompts are not shared: %s.", reason)
