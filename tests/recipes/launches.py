@@ -199,7 +199,9 @@ FAILURES = {
         says=("--load_in_4bit needs bitsandbytes", "pip install bitsandbytes"),
     ),
     "4-bit without LoRA": failing("--load_in_4bit", says=("--load_in_4bit", "--use_peft")),
-    "4-bit with vLLM": failing("--load_in_4bit", "--use_peft", "--use_vllm", says=("--use_vllm", "as they are packed")),
+    "4-bit with vLLM": failing(
+        "--load_in_4bit", "--use_peft", "--use_vllm", says=("--use_vllm", "packed quantised weights")
+    ),
     "4-bit of no type": failing("--load_in_4bit", "--use_peft", "--dtype", "auto", says=("--dtype auto", "bfloat16")),
     "LoRA of no module": failing("--use_peft", "--lora_target_modules", "nope", says=("nope", "not found")),
     "model neither here nor cached": failing(

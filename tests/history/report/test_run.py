@@ -149,10 +149,10 @@ def test_a_line_being_written_is_left_out_in_silence_and_a_broken_one_is_told(tm
 DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a state": (STATE, b'{"log_history": [{"step": 1, "lo', "not complete JSON"),
     "garbage for a state": (STATE, bytes(range(256)), "not text"),
-    "a state of something else": (STATE, b"[1, 2]", "no state of transformers"),
+    "a state of something else": (STATE, b"[1, 2]", "not a state of transformers"),
     "very deep JSON": (STATE, b"[" * 200_000, "not complete JSON"),
-    "another program's metrics": ("metrics.json", b'{"accuracy": 0.5}', "another program's"),
-    "metrics with a strange history": ("metrics.json", b'{"history": "long"}', "another program's"),
+    "another program's metrics": ("metrics.json", b'{"accuracy": 0.5}', "another program wrote it"),
+    "metrics with a strange history": ("metrics.json", b'{"history": "long"}', "another program wrote it"),
     "half a manifest": ("trl_grpo_ext_plugins.json", b'{"format": 1', "record of plugins is unusable"),
     "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "record of plugins is unusable"),
     "half the settings": ("trl_grpo_ext_settings.json", b'{"format"', "not complete JSON"),
