@@ -75,7 +75,7 @@ def test_a_checkpoint_that_is_not_whole_leaves_the_one_before(own_runs: Path, da
         state.unlink()
     run = load_run(folder)
     assert run.last_step == 2
-    assert told(run, "checkpoint-4", "incomplete", "An older")  # which was read
+    assert told(run, "checkpoint-4", "complete", "An older")  # which was read
 
 
 def test_the_source_that_goes_furthest_counts_a_recipes_history_too(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_table_that_is_cut_off_missing_or_foreign_is_a_sentence(own_runs: Path
     assert run.completions == []
     assert told(run, str(cut), "truncated or still being written")
     assert told(run, str(foreign), "it has no columns", "prompt")
-    assert told(run, "notes.parquet", "its name")
+    assert told(run, "notes.parquet", "such a name")
     for table in (folder / "token_records").iterdir():
         table.unlink()
     run = load_run(folder)
