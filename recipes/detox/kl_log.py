@@ -1,4 +1,4 @@
-"""How far the policy is from the reference, and what a nat costs: measured and logged beside the rewards."""
+"""Log the KL from the reference and its coefficient beside the rewards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KLMeter:
     of all ranks that have any: what the adaptive coefficient of `kl_in_reward` steers by.
 
     Args:
-        reference: As in `kl_in_reward`. The same model is loaded once for both.
+        reference: As in `kl_in_reward`. The model is loaded once for both.
     """
 
     __name__ = "kl_meter"
@@ -44,7 +44,7 @@ class KLMeter:
         return advantages_B_T
 
     def take(self, training: bool) -> float | None:
-        """The mean since it was last taken; None where there was no completion."""
+        """The mean since the last call; None if there was no completion."""
         seen, self._seen[training] = self._seen[training], []
         values = torch.cat(seen) if seen else torch.empty(0)
         return float(values.mean()) if len(values) else None
@@ -54,7 +54,7 @@ class KLLoggingTrainer(RecipeTrainer):
     """Logs what the trainer's `KLMeter` measured, and the coefficient of its `kl_in_reward`."""
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        """Log as ever, and both numbers in every line about rollouts."""
+        """Log as usual, with both numbers in every line about rollouts."""
         training = bool(self.model.training)
         for hook in self.advantage_hooks:
             prefix = "" if training else "eval_"

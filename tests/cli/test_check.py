@@ -226,7 +226,7 @@ def test_what_to_check_must_be_said_once() -> None:
     for words in ((), ("clip", "--distribution", "trl-grpo-ext")):
         done = invoke("check", *words)
         assert (done.status, done.out) == (2, "")
-        assert "Say what to check: a selection, or --distribution NAME; and not both." in done.err
+        assert "Say what to check: either a selection or --distribution NAME." in done.err
     done = invoke("check", "--distribution", "trl-grpo-exd")
     assert (done.status, done.out) == (2, "")
     assert "Did you mean 'trl-grpo-ext'?" in done.err

@@ -496,7 +496,7 @@ def test_the_card_says_how_parameters_were_given() -> None:
     text = section(Manifest((mine, FOCAL), {"trl-grpo-ext": "0.1.0"}))
     assert "| reward | `mine` |  |  | `weight: 0.5`, given in Python |" in text
     assert "| loss aggregation | `focal` | `grpo-focal` | `0.1.0` | `gamma: 2.0` |" in text
-    assert "In no distribution, so not to be installed: `mine:f`." in text
+    assert "In no distribution, so pip cannot install them: `mine:f`." in text
     assert "pip install trl-grpo-ext==0.1.0 grpo-focal==0.1.0" in text
     long = section(Manifest((replace(FOCAL, parameters={"text": "x" * 1000}),)))
     assert "x" * 380 + " ... (all of it is in the file of the checkpoint)" in long

@@ -97,7 +97,7 @@ class RewardWatch:
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What the functions returned besides scores, as arguments of `Scored`."""
+        """What the functions returned besides scores, as arguments of `ScoredBatch`."""
         return {"spans": self.spans, "outcomes": self.outcomes}
 
     @contextmanager

@@ -21,7 +21,7 @@ from ..plugins.building import import_plugin
 from ..plugins.discovery import find, find_and_explain
 from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
-from ..plugins.metadata import documentation, installed_distributions, normal
+from ..plugins.metadata import documentation, installed_distributions, normalise
 from ..plugins.selection import Selection, parse_selection
 from .apart import Outcome, Progress, check_apart, check_here
 from .rules import Checks, ConformanceError, Report, fresh_copy, rules_of, with_roots
@@ -138,7 +138,7 @@ def _documentation(kind: Kind, plugin_or_selection: Any) -> str:
     info = find(kind, plugin_or_selection)
     if info.builtin:
         return "docs/plugins.md"  # which has them all: `tests/test_every_plugin.py`
-    distribution = dict(installed_distributions()).get(normal(info.distribution or ""))
+    distribution = dict(installed_distributions()).get(normalise(info.distribution or ""))
     return "" if distribution is None else documentation(distribution, (info.name, *info.aliases))
 
 

@@ -160,7 +160,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, width: int, terminal
     assert "[bold]loud[/bold]" in " ".join(plain.split())
     assert "assumption" in plain
     first = plain.strip().splitlines()[0]
-    assert re.fullmatch(r"It will not work: \d+ errors(, \d+ (warning|note)s?)+", first), first
+    assert re.fullmatch(r"This run will fail: \d+ errors(, \d+ (warning|note)s?)+", first), first
     assert examination.exit_code == 1
 
 
