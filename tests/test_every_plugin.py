@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from docs.site import plugins_directory
 from docs.site.worked import WITHOUT, all_worked
 from tests.contexts import make_forward, make_rollout
 from tests.tiny_classifier import save_tiny_classifier
@@ -24,6 +25,7 @@ from trl_grpo_ext.guard.calls import checked_scores
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 from trl_grpo_ext.testing import Report, check
+from trl_grpo_ext.testing.kit import project_options
 from trl_grpo_ext.types import StepTotals, implements
 
 ROOT = Path(__file__).parent.parent
@@ -202,12 +204,13 @@ def test_an_aggregation_gives_masked_tokens_no_gradient(info: PluginInfo) -> Non
 
 # ---------------------------------------------------------------------------------------------- the conformance kit
 
-ACTIVE: dict[str, dict[str, Any]] = {
-    "clip_advantages": {"low": -0.1, "high": 0.1},
-    "covariance_clip": {"low": 0.0, "high": 5.0, "ratio": 0.2},
-    "repetition_penalty": {"ngram": 1},
+LEVELS = {
+    (kind, name.strip("`")): level
+    for tried in plugins_directory.read(plugins_directory.PAGE.read_text(encoding="utf-8"))
+    if tried.known["name"] == "trl-grpo-ext"
+    for name, kind, level, _ in tried.plugins
 }
-"""Parameters with which a hook does something to the kit's small batches, where those of the documentation do not."""
+"""What `docs/plugins-directory.md` says, by label and name."""
 
 
 def kept(report: Report) -> Report:
@@ -215,31 +218,16 @@ def kept(report: Report) -> Report:
     return report
 
 
-@of_kind("reward")
-def test_a_reward_keeps_every_rule_as_the_command_checks_it(info: PluginInfo, classifier_model: Path) -> None:
-    if info.name == "classifier":  # its model is nothing that it could declare
-        report = kept(check("reward", runnable_reward(info, classifier_model)))
-    else:
-        report = kept(check("reward", info.name))
+@pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
+def test_it_keeps_every_rule_as_the_command_checks_it_and_has_its_level_in_the_directory(
+    info: PluginInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # as the command does, whose options are in pyproject.toml there
+    report = kept(check(info.kind, f"trl-grpo-ext:{info.name}", **project_options(ROOT).get(info.name, {})))
+    assert not report.unshown, str(report)
+    assert report.level == LEVELS[FACTS[info.kind].label, info.name], str(report)
     compares = "reward.outcomes" in {rule.name for rule in report.passed}
     assert compares == (info.name in {"gsm8k_accuracy", "math_accuracy", "reasoning_accuracy"})
-
-
-@of_kind("advantage_hook")
-def test_a_hook_keeps_every_rule_on_batches_where_it_acts(info: PluginInfo) -> None:
-    example = documented_example(info)[0]
-    selection = {**({"name": example} if isinstance(example, str) else example), **ACTIVE.get(info.name, {})}
-    assert kept(check("advantage_hook", selection)).measured["share_of_tokens_changed"] > 0
-
-
-@of_kind("loss_aggregation")
-def test_an_aggregation_keeps_every_rule(info: PluginInfo) -> None:
-    kept(check("loss_aggregation", documented_example(info)))
-
-
-@of_kind("group_filter")
-def test_a_filter_keeps_every_rule(info: PluginInfo) -> None:
-    kept(check("group_filter", documented_example(info)))
 
 
 @of_kind("advantage_hook")

@@ -23,7 +23,17 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("troubleshooting", "examples/README"),
     ),
     "Reference": (
-        *("catalogue/index", "plugins", "metrics", "command_line", "conformance", "manifest", "hook_pairs", "api"),
+        *(
+            "catalogue/index",
+            "plugins",
+            "plugins-directory",
+            "metrics",
+            "command_line",
+            "conformance",
+            "manifest",
+            "hook_pairs",
+            "api",
+        ),
         *("compatibility", "stability", "changelog", "contributing", "readme"),
     ),
     "Explanations": ("how_it_works", "parity", "study", "experiments", "gpu", "comparison"),

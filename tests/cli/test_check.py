@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.cli.distributions import write_distribution
 from tests.cli.terminal import Finished, assert_readable, invoke
 from trl_grpo_ext.plugins.kinds import KINDS
+from trl_grpo_ext.testing.rules import badge
 
 REWARDS = '''
 print("chatter at import")
@@ -81,6 +83,28 @@ def test_a_reward_that_keeps_the_rules(folder: Path) -> None:
     assert "the first: chatter at import" in done.out
     assert "reward.length" in check(folder, "fine", "--verbose").out
     assert "Checking fine, 1 of 1" in done.err
+
+
+def test_levels_are_printed_and_are_in_the_json_and_the_badge_has_the_lowest(folder: Path, tmp_path: Path) -> None:
+    write_distribution(tmp_path, "ch-gold", {"reward": {"golden": "ch_rewards:fine", "leaden": "ch_rewards:short"}})
+    path = f"{tmp_path}{os.pathsep}{folder}"
+
+    def checked(*words: str) -> Finished:
+        return invoke("check", *words, env={"PYTHONPATH": path})
+
+    assert "level: silver; for gold: a Documentation URL" in checked("golden").out
+    metadata = tmp_path / "ch_gold-1.0.dist-info" / "METADATA"
+    for header, readme in (("Project-URL: Documentation, https://x.y/z", ""), ("Summary: x", "Select `golden`.")):
+        metadata.write_text(f"Metadata-Version: 2.1\nName: ch-gold\nVersion: 1.0\n{header}\n\n{readme}\n")
+        one = checked("golden", "--badge")
+        assert one.out.splitlines()[-2:] == ["  level: gold", badge("gold")], one
+    (report,) = json.loads(checked("golden", "--json").out)
+    assert (report["level"], report["missing"], report["badge"]) == ("gold", None, badge("gold"))
+    both = checked("--distribution", "ch-gold", "--badge")
+    assert (both.status, both.out.splitlines()[-1]) == (1, badge("none"))
+    unloaded = check(folder, "raises", "--badge")
+    assert (unloaded.status, unloaded.out.splitlines()) == (2, [badge("none")])
+    assert "each report has its own `badge`" in checked("golden", "--badge", "--json").err
 
 
 @pytest.mark.parametrize("width", [60, 100, None])

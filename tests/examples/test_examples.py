@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from docs.site import plugins_directory
 from tests.plugins_env import Environment, make_environment
 from tests.recipes.launching import RECIPES, environment
 
@@ -32,6 +33,7 @@ OFFERS = {
     "grpo-equation-credit": [("advantage_hook", "equation_credit"), ("reward", "equation_accuracy")],
     "grpo-difficulty-softmax": [("loss_aggregation", "difficulty_softmax")],
 }
+DIRECTORY = plugins_directory.read(plugins_directory.PAGE.read_text(encoding="utf-8"))
 STEPS, BATCH = 3, 32
 SQL_STEPS = 8
 
@@ -111,10 +113,16 @@ def test_they_are_listed_with_a_line_of_docs_each(installed: Environment) -> Non
     assert ["dgpo_dqw"] in [entry["aliases"] for entry in ours]
 
 
-@pytest.mark.parametrize("name", [name for plugins in OFFERS.values() for _, name in plugins])
-def test_check_passes(installed: Environment, name: str) -> None:
-    report = json.loads(finished(run(installed, "-m", "trl_grpo_ext.cli.main", "check", name, "--json")))
-    assert name in json.dumps(report)
+@pytest.mark.parametrize(
+    ("distribution", "name"), [(distribution, name) for distribution, all_ in OFFERS.items() for _, name in all_]
+)
+def test_check_passes_and_its_level_is_that_of_the_directory(
+    installed: Environment, distribution: str, name: str
+) -> None:
+    words = ("-m", "trl_grpo_ext.cli.main", "check", f"{distribution}:{name}", "--json", "--strict")
+    (report,) = json.loads(finished(run(installed, *words, folder=EXAMPLES / distribution)))
+    (level,) = [row[2] for tried in DIRECTORY for row in tried.plugins if row[0] == f"`{name}`"]
+    assert report["level"] == level, report
 
 
 @pytest.mark.parametrize("name", OFFERS)

@@ -17,6 +17,8 @@ from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.testing import (
     RULES,
     ConformanceError,
+    Report,
+    Violation,
     assert_conforms,
     check,
     check_advantage_hook,
@@ -27,6 +29,7 @@ from trl_grpo_ext.testing import (
 )
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
 from trl_grpo_ext.testing.kit import project_name, project_options
+from trl_grpo_ext.testing.rules import badge, lowest, rules_of
 
 
 class Wants:
@@ -94,6 +97,47 @@ def test_assert_conforms_raises_with_the_report() -> None:
         assert_conforms("loss_aggregation", wrong_aggregations.TokensOfThisRank())
     assert isinstance(failed.value, AssertionError)
     assert isinstance(failed.value, TRLGRPOExtError)
+
+
+def test_levels_from_none_to_silver_and_what_the_next_one_needs() -> None:
+    def level(kind: Any, plugin: Any, **options: Any) -> tuple[str | None, str]:
+        report = check(kind, plugin, isolated=False, **options)
+        assert report.plain()["level"] == report.level
+        assert f"level: {report.level}" in str(report) or report.level is None
+        return report.level, report.missing
+
+    types = level("reward", wrong_rewards.InWords())
+    assert types[0] == "none"
+    assert types[1].startswith("keep reward.types")
+    ranks = level("loss_aggregation", wrong_aggregations.TokensOfThisRank())
+    assert ranks[0] == "bronze"
+    assert "aggregation.ranks" in ranks[1]
+    constant = level("reward", lambda completions, **columns: [0.5 for _ in completions], rules=None)
+    assert constant[0] == "bronze"  # a lambda does not pickle either
+    random = level("reward", wrong_rewards.Declared())
+    assert random[0] == "silver"
+    assert "reward.determinism" in random[1]
+    assert "reward.formats" not in random[1]
+    right = level("loss_aggregation", wrong_aggregations.Right())
+    assert right == ("silver", "a Documentation URL in its distribution's metadata, or a README that names it")
+    assert level("loss_aggregation", wrong_aggregations.Right(), rules=["aggregation.run"]) == (None, "")
+
+
+def test_a_contract_that_a_lost_process_left_unchecked_is_not_taken_for_kept() -> None:
+    rules = rules_of("loss_aggregation")
+    ended = Violation(rules[-1], "it ended the process", "")
+    unchecked = tuple((rule, "its process had to be ended 2 times") for rule in rules[1:-1])
+    report = Report("lost", "loss_aggregation", rules[:1], (ended,), unchecked)
+    assert report.level == "none"
+    assert "aggregation.shape" in report.missing
+    assert Report("kept", "loss_aggregation", rules, documentation="its README").level == "gold"
+    assert Report("idle", "loss_aggregation", rules, unshown="no token changed", documentation="x").level == "bronze"
+
+
+def test_a_distribution_has_the_lowest_level_and_its_badge_says_so() -> None:
+    assert lowest(["gold", "bronze", "silver"]) == "bronze"
+    assert lowest([]) == "none"
+    assert badge("gold").startswith("![trl-grpo-ext: gold](https://img.shields.io/badge/trl--grpo--ext-gold-")
 
 
 def test_a_selection_gets_the_parameters_and_columns_that_its_plugin_declares() -> None:

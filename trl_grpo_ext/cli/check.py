@@ -84,9 +84,15 @@ def check_command(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name every rule, and all that follow.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of reports.")] = False,
+    with_badge: Annotated[
+        bool, typer.Option("--badge", help="End with the lowest level found, as a badge in Markdown for a README.")
+    ] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="Print the rules, of one kind or all.")] = False,
 ) -> None:
     """Check that a plugin keeps the rules that training relies on.
+
+    Each gets a level: bronze loads and keeps what a run enforces, silver keeps all rules and is shown to work, gold is
+    also compared on several ranks and after resuming, and documented.
 
     Exits with 1 where one is broken, with 2 where a plugin cannot be loaded, and with --strict with 3 where all are
     kept and nothing shows that a plugin does anything.
@@ -95,6 +101,8 @@ def check_command(
     if list_rules:
         _print_rules(wanted, as_json)
         return
+    if with_badge and as_json:
+        raise ConfigurationError("--badge is a line of text; with --json each report has its own `badge`.")
     if (selection is None) == (distribution is None):
         raise ConfigurationError("Say what to check: a selection, or --distribution NAME; and not both.")
     from ..plugins.discovery import scan
@@ -122,7 +130,7 @@ def check_command(
                 status.update(Text(f"{rule}, rule {number} of {count}", style="dim"))
 
             found.append(_checked(info, asked, {**_of_this_project(info), **given}, at))
-    _finish(found, as_json, strict, verbose)
+    _finish(found, as_json, strict, verbose, with_badge)
 
 
 def _selected(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
@@ -178,16 +186,20 @@ def _checked(
         return _Unloaded(info.kind, info.name, str(error))
 
 
-def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbose: bool) -> None:
+def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbose: bool, with_badge: bool) -> None:
     if as_json:
         typer.echo(json.dumps([one.plain() for one in found], indent=2))
     console = results()
-    for one in found:
+    for place, one in enumerate(found):
+        if place and not as_json:
+            console.print()
         if isinstance(one, _Unloaded):
             messages().print(Text(printable(f"{one.subject}: {one.error}")), style="red", soft_wrap=True)
         elif not as_json:
             _print(one, console, verbose)
     reports = [one for one in found if not isinstance(one, _Unloaded)]
+    if with_badge:
+        _print_badge(reports if len(reports) == len(found) else [])
     if len(reports) < len(found):
         raise typer.Exit(FAILED)
     if not all(one.ok for one in reports):
@@ -231,6 +243,14 @@ def _print(report: Report, console: Console, verbose: bool) -> None:
     for name, value in report.measured.items():
         text = f"{value:.3g}" if isinstance(value, float) else one_line(str(value))
         paragraph(console, Text.assemble(("measured ", "dim"), f"{name}: {text}"), indent=2)
+    if report.level:
+        paragraph(console, Text(report.standing()), indent=2)
+
+
+def _print_badge(reports: list[Report]) -> None:
+    from ..testing.rules import badge, lowest
+
+    typer.echo(badge(lowest(report.level or "none" for report in reports)))
 
 
 def _print_rules(kind: Kind | None, as_json: bool) -> None:

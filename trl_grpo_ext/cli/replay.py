@@ -198,8 +198,9 @@ def _moved_to(found: Comparison, pair: Pair) -> str:
         for part in found.by_length
         if part.mass[pair.other] is not None and part.mass[pair.base] is not None
     ]
-    most = max(gains, default=(0.0, ""))
-    return f", most of it to those that are {most[1]} (+{_percent(most[0])})" if most[0] > _SAME else ""
+    gain, name = max(gains, default=(0.0, ""))
+    quarter, _, tokens = name.partition(" (")
+    return f", most of it to the {quarter} by length ({tokens.rstrip(')')}, +{_percent(gain)})" if gain > _SAME else ""
 
 
 def _unit(found: Comparison) -> str:
@@ -281,11 +282,11 @@ def _print_pair(pair: Pair, console: Console) -> None:
 
 def _print_examples(pair: Pair, console: Console, most: int | None = None) -> None:
     if pair.disagreements:
-        console.print(Text("where they disagree most: completions", style="bold"))
+        console.print(Text("Completions on which they disagree most", style="bold"))
     for number, one in enumerate(pair.disagreements[:most], start=1):
         _print_disagreement(number, one, pair, console)
     if pair.flips:
-        console.print(Text("where they disagree most: rankings within a group", style="bold"))
+        console.print(Text("Groups whose rankings differ most", style="bold"))
     for number, flip in enumerate(pair.flips[:most], start=1):
         _print_flip(number, flip, pair, console)
 

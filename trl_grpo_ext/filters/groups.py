@@ -7,8 +7,8 @@ comes to the same answer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -204,6 +204,7 @@ class AllOf(_Several):
     """
 
     __name__ = "all_of"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"filters": ["signal", "not_all_truncated"]}}
 
     def keep(self, rollout: Rollout) -> Verdicts:
         """Say of each completion whether all filters keep its group."""
@@ -227,6 +228,7 @@ class AnyOf(_Several):
     """
 
     __name__ = "any_of"
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"filters": ["signal", "not_all_truncated"]}}
 
     def keep(self, rollout: Rollout) -> Verdicts:
         """Say of each completion whether any filter keeps its group."""

@@ -46,7 +46,10 @@ class ToolUse:
     """
 
     __name__ = "tool_use"
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"marker": "<tool_call>"}}
+    conformance: ClassVar[Mapping[str, Any]] = {
+        "parameters": {"marker": "<tool_call>"},
+        "completions": ["<tool_call>{", "Wait. <tool_call>add(1, 2", "18", "", "I need no tool for that."],
+    }
 
     def __init__(
         self,

@@ -18,9 +18,10 @@ from typing import Any, TypedDict, Unpack
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number
 from ..plugins.building import import_plugin
-from ..plugins.discovery import find_and_explain
+from ..plugins.discovery import find, find_and_explain
 from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
+from ..plugins.metadata import documentation, installed_distributions, normal
 from ..plugins.selection import Selection, parse_selection
 from .apart import Outcome, Progress, check_apart, check_here
 from .rules import Checks, ConformanceError, Report, fresh, rules_of, with_roots
@@ -121,13 +122,24 @@ def check(
         outcome = check_apart(rules, prepare, timeout, progress)
     else:
         outcome = check_here(rules, prepare, progress)
-    return _report(kind, outcome)
+    return _report(kind, outcome, _documentation(kind, plugin_or_selection))
 
 
-def _report(kind: Kind, found: Outcome) -> Report:
+def _report(kind: Kind, found: Outcome, documentation: str) -> Report:
     violations = with_roots(found.violations)
     parts = tuple(found.passed), violations, tuple(found.skipped), found.measured, found.unshown, found.printed
-    return Report(found.name, kind, *parts)
+    return Report(found.name, kind, *parts, documentation)
+
+
+def _documentation(kind: Kind, plugin_or_selection: Any) -> str:
+    """Where the distribution of a selected plugin documents it; an object is of no distribution."""
+    if not isinstance(plugin_or_selection, str | Mapping | Selection):
+        return ""
+    info = find(kind, plugin_or_selection)
+    if info.builtin:
+        return "docs/plugins.md"  # which has them all: `tests/test_every_plugin.py`
+    distribution = dict(installed_distributions()).get(normal(info.distribution or ""))
+    return "" if distribution is None else documentation(distribution, (info.name, *info.aliases))
 
 
 def _may_fork() -> bool:

@@ -882,8 +882,9 @@ def global_state() -> dict[str, Any]:
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What has changed, in words."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    # A library that was imported meanwhile has not changed its generator.
-    return [name for name in names if not (name.startswith(("numpy", "torch")) and name not in before)]
+    # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
+    imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
+    return [name for name in names if not (name.startswith(imports) and name not in before)]
 
 
 def helpers() -> tuple[int, int]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import linecache
 import pickle
+import re
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
 from ..guard.outcomes import said, shown
@@ -53,6 +54,25 @@ class Rule:
 
 GATES = frozenset({"call", "length", "types", "form", "run", "shape"})
 """Rules without which the others make no sense: where one is broken, those after it are not checked."""
+
+Level = Literal["none", "bronze", "silver", "gold"]
+LEVELS: tuple[Level, ...] = ("none", "bronze", "silver", "gold")
+"""How much of what is asked of a plugin it has been shown to keep, from nothing to everything; `Report.level`."""
+
+_CONTRACT = GATES | {"inputs", "gradient", "finite", "non_negative", "mask", "groups"}
+"""Bronze: what a run stops for when it meets it."""
+
+_ELSEWHERE = frozenset(
+    {"determinism", "neighbours", "pickle", "split", "micro_batches", "ranks", "gathers", "state", "evaluation"}
+)
+"""Gold: what makes a run on several processes, or one that was resumed, the same run. None may be declared away."""
+
+_UNKNOWN = re.compile(r" is broken$|^its process had to be ended")
+_DECLARED = re.compile(r"\bdeclares?\b")
+"""Reasons for which a rule was not checked: another one is broken; the plugin's own declaration, or the lack of one.
+Any other reason is that it does not apply."""
+
+_COLOURS: Mapping[Level, str] = {"none": "c0392b", "bronze": "cd7f32", "silver": "a8a9ad", "gold": "d4af37"}
 
 _RESTS_ON: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
     "reward": {
@@ -574,6 +594,8 @@ class Report:
         unshown: Why nothing shows that the plugin does anything: it gave all texts of the kit one score, say. Empty
             where something does, and where that cannot be said.
         printed: What the plugin printed, and how many lines it was in all; it may hold anything.
+        documentation: Where its distribution documents it: a URL, its README, or docs/plugins.md of this project; empty
+            where it does not.
     """
 
     subject: str
@@ -584,6 +606,7 @@ class Report:
     measured: Mapping[str, float | str] = field(default_factory=dict)
     unshown: str = ""
     printed: tuple[tuple[str, ...], int] = ((), 0)
+    documentation: str = ""
 
     @property
     def ok(self) -> bool:
@@ -599,12 +622,46 @@ class Report:
         """The broken rules that follow from this one."""
         return tuple(broken for broken in self.violations if broken.follows == root.rule.name)
 
+    @property
+    def level(self) -> Level | None:
+        """One of `LEVELS`; None where only some of the rules were asked for."""
+        return None if self._short_of is None else self._short_of[0]
+
+    @property
+    def missing(self) -> str:
+        """What the next level needs, in words; empty at the highest."""
+        return "" if self._short_of is None else self._short_of[1]
+
+    @property
+    def _short_of(self) -> tuple[Level, str] | None:
+        """The level, and what keeps the plugin from the next one."""
+        if len(self.passed) + len(self.violations) + len(self.skipped) < len(rules_of(self.kind)):
+            return None
+        broken = [one.rule.name for one in self.violations]
+        contract = [one.rule.name for one in self.violations if one.rule.short in _CONTRACT]
+        contract += [rule.name for rule, why in self.skipped if rule.short in _CONTRACT and _UNKNOWN.search(why)]
+        if contract:
+            return "none", f"keep {_listed(contract)}"
+        if broken:
+            return "bronze", f"keep {_listed(broken)}"
+        if self.unshown:
+            return "bronze", "show that it works, see above"
+        away = [rule.name for rule, why in self.skipped if rule.short in _ELSEWHERE and _DECLARED.search(why)]
+        if away:
+            return "silver", f"{_listed(away)} checked, and not left out for what it declares or does not"
+        if not self.documentation:
+            return "silver", "a Documentation URL in its distribution's metadata, or a README that names it"
+        return "gold", ""
+
     def plain(self) -> dict[str, Any]:
         """Everything, as JSON takes it."""
         return {
             "subject": self.subject,
             "kind": self.kind,
             "ok": self.ok,
+            "level": self.level,
+            "missing": self.missing or None,
+            "badge": None if self.level is None else badge(self.level),
             "passed": [rule.name for rule in self.passed],
             "violations": [
                 {
@@ -646,7 +703,23 @@ class Report:
         lines += [f"  not checked: {self.not_checked()}"] if self.skipped else []
         lines += [f"  not shown to work: {self.unshown}"] if self.unshown else []
         lines += [f"  measured: {name}: {_shown(value)}" for name, value in self.measured.items()]
+        lines += [f"  {self.standing()}"] if self.level else []
         return "\n".join(lines)
+
+    def standing(self) -> str:
+        """The level and what the next one needs, in a line."""
+        following = LEVELS[LEVELS.index(self.level) + 1] if self.level and self.missing else ""
+        return f"level: {self.level}" + (f"; for {following}: {self.missing}" if following else "")
+
+
+def lowest(levels: Iterable[Level]) -> Level:
+    """The level of several plugins, such as those of a distribution; "none" where there are none."""
+    return min(levels, key=LEVELS.index, default="none")
+
+
+def badge(level: Level) -> str:
+    """A level as an image in Markdown, for a README. Nothing is fetched here; whoever shows the README does."""
+    return f"![trl-grpo-ext: {level}](https://img.shields.io/badge/trl--grpo--ext-{level}-{_COLOURS[level]})"
 
 
 def following(count: int) -> str:

@@ -184,7 +184,8 @@ class Trials(Checks, ABC):
         def judge(scene: Scene) -> None:
             ((_, whole_B_T), *_) = self._results(scene)
             for count, parts_B_T in self._on_ranks(scene):
-                what = f"on one rank and on {count} (rows {len(scene.rows) // count} each)"
+                each = len(scene.rows) // count
+                what = f"on one rank and on {count} ranks ({each} row{'s' * (each != 1)} each)"
                 same(whole_B_T, parts_B_T, what, scene, scene.mask())
 
         self._over(self.varied, judge)

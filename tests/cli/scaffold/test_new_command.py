@@ -10,12 +10,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cli.terminal import assert_readable, invoke
 
 FILES = [
     *("src/grpo_polite/polite.py", "tests/test_polite.py", "pyproject.toml", "README.md", "CHANGELOG.md"),
-    *("src/grpo_polite/__init__.py", "src/grpo_polite/py.typed", ".gitignore", ".github/workflows/ci.yml", "LICENSE"),
+    *("src/grpo_polite/__init__.py", "src/grpo_polite/py.typed", ".gitignore", ".github/workflows/ci.yml"),
+    *(".github/workflows/publish.yml", "LICENSE"),
 ]
 
 
@@ -100,6 +102,29 @@ def test_a_folder_is_never_taken_for_an_option(tmp_path: Path) -> None:
     assert (tmp_path / "-r" / "pyproject.toml").is_file()
 
 
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [((), ["ci.yml", "publish.yml"]), (("--license", "none"), ["ci.yml"]), (("--ci", "none"), [])],
+)
+def test_its_workflows_are_yaml_and_none_publishes_what_no_index_takes(
+    words: list[str], files: list[str], tmp_path: Path
+) -> None:
+    assert invoke("new", "reward", "polite", "--directory", "polite", *words, cwd=tmp_path).status == 0
+    found = sorted((tmp_path / "polite").glob(".github/workflows/*"))
+    assert [file.name for file in found] == files
+    workflows = {file.name: yaml.safe_load(file.read_text()) for file in found}
+    assert ("publish.yml" in (tmp_path / "polite" / "README.md").read_text()) == ("publish.yml" in workflows)
+    if "publish.yml" in workflows:
+        build, publish = workflows["publish.yml"]["jobs"].values()
+        assert (publish["needs"], publish["environment"], publish["permissions"]) == (
+            *("build", "release"),
+            {"id-token": "write"},
+        )
+        assert "permissions" not in build, "what builds and tests may not publish"
+        steps = [step.get("run", "") for step in build["steps"]]
+        assert "trl-grpo-ext check --distribution grpo-polite --strict" in steps
+
+
 def test_an_empty_folder_may_be_there_already(tmp_path: Path) -> None:
     done = invoke("new", "reward", "polite", "--directory", ".", cwd=tmp_path)
     assert done.status == 0, done
@@ -138,7 +163,6 @@ def test_a_plugin_is_added_to_a_distribution_and_nothing_else_of_it_changes(tmp_
         },
         "trl_grpo_ext.advantage_hooks": {"polite_credit": "grpo_polite_words.polite_credit:PoliteCredit"},
     }
-    assert project["tool"]["trl-grpo-ext"]["check"].keys() == {"polite_words", "brief"}
     added = {file.name for file in folder.rglob("*") if file.is_file() and file not in before}
     assert added == {"polite_credit.py", "test_polite_credit.py", "brief.py", "test_brief.py"}
     assert {file.name for file, text in before.items() if file.read_bytes() != text} == {"pyproject.toml"}

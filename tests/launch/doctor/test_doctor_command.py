@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.first_plugin_walk import differences
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.doctor.command import register
 from trl_grpo_ext.launch.doctor.examine import Request, examine
@@ -61,8 +62,21 @@ def test_a_shipped_run_is_fine_on_the_machine_that_it_names(monkeypatch: pytest.
     said = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["doctor", *words])
     assert said.exit_code == 0, said.output
     assert "494,032,768 parameters" in said.stdout
-    assert "one_process, 1 process(es) (one_process.yaml)" in said.stdout
+    assert "one_process, 1 process (one_process.yaml)" in said.stdout
     assert not re.search(r"^(error|warning) ", said.stdout, re.MULTILINE)
+
+
+def test_the_page_s_example_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8").partition("## An example")[2]
+    command, shown = re.findall(r"`trl-grpo-ext (doctor .*?)`|^```\n(.*?)```", page, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    said = CliRunner(env={"COLUMNS": "100"}).invoke(app, command[0].split())
+    assert said.exit_code == 1
+    assert differences(shown[1], said.stdout) == [], said.stdout
 
 
 def test_several_mistakes_of_several_kinds_are_found_in_one_run_as_json(tmp_path: Path) -> None:

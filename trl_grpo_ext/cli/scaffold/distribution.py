@@ -141,6 +141,7 @@ class NewDistribution:
             "package": self.package,
             "description": self.description,
             "author": self.author,
+            "ci": self.ci,
             "license_id": LICENSE_IDS[self.license],
             "year": self.year,
             "group": GROUPS[kind],
@@ -170,6 +171,10 @@ class NewDistribution:
         ]
         if self.ci == "github":
             places.append((".github/workflows/ci.yml", "common/ci", "lint, types and tests on every push"))
+            if self.license != "none":  # the index refuses it without one
+                places.append(
+                    (".github/workflows/publish.yml", "common/publish", "puts a release on the package index")
+                )
         if self.license != "none":
             places.append(("LICENSE", f"licenses/{self.license}", f"{LICENSE_IDS[self.license]}, {self.year}"))
         return self._rendered(places)
@@ -279,8 +284,6 @@ def with_plugin(text: str, new: NewDistribution, project: Path) -> str:
         text = text[: header.end()] + line + text[header.end() :]
     else:
         text = f'{text.rstrip()}\n\n[project.entry-points."{group}"]\n{line}'
-    if new.kind == "reward":
-        text = f'{text.rstrip()}\n\n[tool.trl-grpo-ext.check.{new.name}]\ncompletions = ["Yes, please.", "No."]\n'
     try:
         found = tomllib.loads(text)["project"]["entry-points"][group].get(new.name)
     except tomllib.TOMLDecodeError:

@@ -330,12 +330,13 @@ class Scorer:
         return OneReward(returned, None if spans is None else _placed(spans, batch), turns, dict(outcomes))
 
     def _advice(self, batch: SavedBatch) -> str:
-        has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
         if self._joined:
-            return f"{has}, those of --dataset among them."
+            return (
+                f"The columns there are, those of --dataset among them: {', '.join(sorted(batch.columns)) or 'none'}."
+            )
         return (
-            f"{has}; files of completions have few. Name the training data with --dataset FILE, and they are joined by "
-            "the prompt. Or write saved:NAME for a reward whose values were saved."
+            "Files of completions have few columns: name the training data with --dataset FILE, and they are joined by "
+            "the prompt, or write saved:NAME for a reward whose values were saved."
         )
 
 

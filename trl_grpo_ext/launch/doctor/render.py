@@ -33,7 +33,7 @@ def render(examination: Examination, console: Console, *, assumptions: bool = Fa
             Text.assemble(("run: ", "bold"), shown(f"{run['launch']}; {run['model']}; {run['trained']}", 600))
         )
     if memory is None:
-        console.print(Text(f"No memory estimate: {shown(examination.model_source)}, and errors first."))
+        console.print(Text(f"No memory estimate: {shown(_why_no_estimate(examination))}."))
     elif not verbose:
         peak = f"{memory.peak_bytes / GB:.1f} GB at most for each process ({memory.peak_stage})"
         console.print(
@@ -55,6 +55,11 @@ def render(examination: Examination, console: Console, *, assumptions: bool = Fa
     more = ["--verbose for tables"] * (not verbose) + ["--assumptions for each item's formula"] * (not assumptions)
     if more:
         console.print(Text(f"More: {', '.join(more)}. GB are 10^9 bytes.", style="dim"))
+
+
+def _why_no_estimate(examination: Examination) -> str:
+    """Without sizes where the model was looked for; with them the configuration has errors."""
+    return examination.model_source if examination.case.sizes is None else "the errors above come first"
 
 
 def _facts(title: str, rows: dict[str, object]) -> Table:
@@ -94,9 +99,12 @@ def _run(examination: Examination) -> dict[str, object]:
     weights += f", on {examination.case.bits}-bit weights" if examination.case.bits else ""
     weights += "" if examination.memory is None else f": {examination.memory.trainable:,} parameters"
     return {
-        "launch": f"{launch.engine}, {launch.processes} process(es){machines}{offload} ({launch.name})",
+        "launch": f"{launch.engine}, {launch.processes} process{'es' * (launch.processes != 1)}{machines}{offload} "
+        f"({launch.name})",
         "settings": ", ".join(run.sources) or "defaults",
-        "model": f"{run['model_name_or_path'] or 'not named'}{count}; sizes from {examination.model_source}",
+        "model": f"{run['model_name_or_path']}{count}; sizes from {examination.model_source}"
+        if sizes is not None
+        else examination.model_source,
         "trained": weights,
         **{name: run[name] for name in ("rewards", "advantage_hooks", "loss_aggregation") if run[name]},
     }

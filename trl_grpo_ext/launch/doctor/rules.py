@@ -373,7 +373,7 @@ _LAUNCH = (
     ),
     Rule(
         "not_the_processes_of_the_settings", "error", "engine", _asked_processes,
-        "The settings were made for {found} processes, but {launch.name} starts {launch.processes}.",
+        "The settings were made for `processes: {found}`, but {launch.name} starts {launch.processes}.",
         "Launch with --num_processes {found}, or change `processes` and the batch sizes.",
     ),
     Rule(
