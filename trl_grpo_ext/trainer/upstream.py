@@ -66,6 +66,9 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """Methods of `GRPOTrainer` that we wrap, or call to draw prompts, with their leading parameters."""
 
+CALLED = frozenset({"_get_train_sampler", "_remove_unused_columns"})
+"""Those that are called and not wrapped."""
+
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 """Those that make the loss; whoever overrides one has a loss of their own."""
 

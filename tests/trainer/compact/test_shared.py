@@ -195,7 +195,8 @@ def test_flex_attention_takes_the_mask_in_blocks(monkeypatch: pytest.MonkeyPatch
     batch, share = batch_of(ROWS), sharing("flex_attention")
     layout = share.layout(*batch.values())
     assert layout is not None
-    assert_same(alone, model, batch, share, layout, EXACT["float64"])
+    with torch.compiler.set_stance("force_eager"):  # or else one compiles for a minute
+        assert_same(alone, model, batch, share, layout, EXACT["float64"])
 
 
 def test_a_mask_that_lets_completions_see_each_other_would_be_noticed() -> None:

@@ -381,7 +381,9 @@ def _read_parquet(file: Path) -> Columns:
     try:
         names = [name for name in pyarrow.parquet.read_schema(file).names if not name.startswith("__index_level_")]
         skipped = _NOT_READ if "token_ids" in names else set()
-        table = pyarrow.parquet.read_table(file, columns=[name for name in names if name not in skipped])
+        kept = [name for name in names if name not in skipped]
+        # By this thread alone, as in a report: what is damaged in one column is not read on by another thread.
+        table = pyarrow.parquet.read_table(file, columns=kept, use_threads=False, pre_buffer=False)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise ConfigurationError(
             f"{file} cannot be read as parquet, it may be cut off: {_first_line(error)}"

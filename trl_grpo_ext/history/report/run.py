@@ -411,7 +411,9 @@ def read_columns(path: Path, columns: Sequence[str], tell: Tell) -> dict[str, An
 
     try:
         names = pyarrow.parquet.read_schema(path).names
-        table = pyarrow.parquet.read_table(path, columns=[name for name in columns if name in names])
+        # By this thread alone: where one column is damaged, no other thread may still be reading what is then freed.
+        kept = [name for name in columns if name in names]
+        table = pyarrow.parquet.read_table(path, columns=kept, use_threads=False, pre_buffer=False)
         table.validate(full=True)
         return {name: table.column(name).combine_chunks() for name in table.column_names}
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:

@@ -79,7 +79,6 @@ def doctor_command(
     for name in ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    logging.getLogger().setLevel(logging.ERROR)
     from .examine import Request, examine
     from .render import render
 
@@ -95,8 +94,14 @@ def doctor_command(
         rdzv_backend=rdzv_backend,
         prompt_length=prompt_length,
     )
-    with Console(stderr=True).status("Looking around"):
-        examination = examine(request)
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        with Console(stderr=True).status("Looking around"):
+            examination = examine(request)
+    finally:
+        root.setLevel(level)
     if as_json:
         typer.echo(json.dumps(examination.plain(), indent=2))
     else:
