@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from common.trainer import RecipeTrainer
 
-from trl_grpo_ext.advantages.policies import KLInReward, checked_model, logps_of, needed, needs_of
+from trl_grpo_ext.advantages.policies import KLInReward, check_model, logps_of, needs_of, require
 
 if TYPE_CHECKING:
     from trl_grpo_ext.types import Rollout
@@ -30,13 +30,13 @@ class KLMeter:
     role = "transform"
 
     def __init__(self, *, reference: str = "reference") -> None:
-        self.reference = checked_model("kl_meter: reference", reference)
+        self.reference = check_model("kl_meter: reference", reference)
         self.needs, self.teachers = needs_of(reference)
         self._seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Measure; return the advantages `(B, T)` as they are."""
-        logps_B_T = needed("kl_meter", "old_logps_B_T", rollout.old_logps_B_T).float()
+        logps_B_T = require("kl_meter", "old_logps_B_T", rollout.old_logps_B_T).float()
         ref_logps_B_T = logps_of("kl_meter", self.reference, rollout).float()
         kl_B = torch.where(rollout.mask_B_T > 0, logps_B_T - ref_logps_B_T, 0.0).sum(dim=1)
         kl_N, lengths_N = rollout.gather(kl_B), rollout.gather(rollout.lengths_B)

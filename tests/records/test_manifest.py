@@ -431,7 +431,7 @@ def test_a_list_remembers_what_it_was_made_of_and_a_copy_does_not() -> None:
     rewards.reverse()
     rewards.append(reward)
     assert [loaded.info is not None for loaded in rewards.loaded] == [False, True, True, False]
-    joined = LoadedList.joined([reward], rewards)
+    joined = LoadedList.join([reward], rewards)
     assert [loaded.info is not None for loaded in joined.loaded] == [False, False, True, True, False]
     for copied in (copy.copy(rewards), pickle.loads(pickle.dumps(rewards))):
         assert copied.weights == rewards.weights == [1.0, 0.3, 1.0]

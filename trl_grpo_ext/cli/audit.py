@@ -181,7 +181,7 @@ class _Judge:
         self.own_column: str | None = getattr(reward, "reference_column", None)
 
     def __call__(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Judgement]:
-        from ..guard.calls import call, checked_scores, reward_name  # slow to import
+        from ..guard.calls import call, check_scores, reward_name  # slow to import
 
         self.calls += len(completions)
         columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name not in _NOT_COLUMNS}
@@ -195,7 +195,7 @@ class _Judge:
             if hasattr(self.reward, "judge"):
                 judgements: list[Judgement] = call(self.reward.judge, columns)
                 return [self._read(judged) for judged in judgements]
-            scores = checked_scores(call(self.reward, columns), len(completions), reward_name(self.reward))
+            scores = check_scores(call(self.reward, columns), len(completions), reward_name(self.reward))
         return [self._read(Judgement(Outcome.NONE if s is None else Outcome.SCORED, score=s)) for s in scores]
 
     def of(self, asked: Sequence[tuple[int, Mapping[str, Any], str | None]]) -> list[Judgement]:

@@ -135,26 +135,26 @@ def check_command(
 
 def _selected(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
     """The plugins that a selection means, each with the selection that means it alone."""
-    from ..plugins.description import named
+    from ..plugins.description import find_named
     from ..plugins.selection import parse_selection
 
     asked = parse_selection(kind or "reward", selection)
     plain = asked.plain()
     given: dict[str, Any] = plain if isinstance(plain, dict) else {}
-    found = named(str(asked), kind, installed)
+    found = find_named(str(asked), kind, installed)
     return [(info, {**given, "name": _unique_name(info, asked.name)}) for info in found]
 
 
 def _offered(distribution: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
-    from ..plugins.discovery import near
-    from ..plugins.metadata import normal
+    from ..plugins.discovery import suggest_names
+    from ..plugins.metadata import normalise
 
-    offered = [info for info in installed.plugins if normal(info.distribution or "") == normal(distribution)]
+    offered = [info for info in installed.plugins if normalise(info.distribution or "") == normalise(distribution)]
     found = [(info, {"name": _unique_name(info, info.name)}) for info in offered if kind in (None, info.kind)]
     if not found:
         names = {info.distribution or "" for info in installed.plugins}
         raise ConfigurationError(
-            f"No distribution {distribution!r} with such plugins is installed.{near(distribution, names)}"
+            f"No distribution {distribution!r} with such plugins is installed.{suggest_names(distribution, names)}"
         )
     return found
 
@@ -165,12 +165,12 @@ def _unique_name(info: PluginInfo, name: str) -> str:
 
 def _of_this_project(info: PluginInfo) -> dict[str, Any]:
     """What the pyproject.toml of the current folder says for the check of a plugin, if the plugin is that project's."""
-    from ..plugins.metadata import normal
+    from ..plugins.metadata import normalise
     from ..testing.kit import project_name, project_options
 
     here = Path.cwd()
     name = project_name(here)
-    if name is None or normal(name) != normal(info.distribution or ""):
+    if name is None or normalise(name) != normalise(info.distribution or ""):
         return {}
     return project_options(here).get(info.name, {})
 

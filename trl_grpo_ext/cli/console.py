@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from ..plugins.kinds import KINDS, LABELS, WORDS, Kind, words
+from ..plugins.kinds import KINDS, LABELS, WORDS, Kind, kind_words
 
 PIPED_WIDTH = 200
 """Columns where stdout is no terminal and COLUMNS says nothing: a pipe has no edge, so lines are not folded at 80."""
 
-KIND_HELP = f"{words()}."
+KIND_HELP = f"{kind_words()}."
 _WORDS: dict[str, Kind] = {
     **WORDS,
     **{kind: kind for kind in KINDS},
@@ -81,7 +81,7 @@ def kind_of(word: str | None) -> Kind | None:
         return _WORDS[folded]
     close = difflib.get_close_matches(folded, _WORDS, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {words('and')}.{hint}")
+    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {kind_words('and')}.{hint}")
 
 
 def complete_kind(incomplete: str) -> list[str]:

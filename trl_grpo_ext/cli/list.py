@@ -71,13 +71,13 @@ def list_command(
 
 
 def _of_distribution(shown: list[PluginInfo], distribution: str, installed: Installed) -> list[PluginInfo]:
-    from ..plugins.discovery import near
-    from ..plugins.metadata import normal
+    from ..plugins.discovery import suggest_names
+    from ..plugins.metadata import normalise
 
-    if normal(distribution) not in installed.distributions:
+    if normalise(distribution) not in installed.distributions:
         names = {info.distribution or "" for info in installed.plugins}
-        raise ConfigurationError(f"No distribution {distribution!r} is installed.{near(distribution, names)}")
-    return [info for info in shown if normal(info.distribution or "") == normal(distribution)]
+        raise ConfigurationError(f"No distribution {distribution!r} is installed.{suggest_names(distribution, names)}")
+    return [info for info in shown if normalise(info.distribution or "") == normalise(distribution)]
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

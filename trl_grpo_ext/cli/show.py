@@ -46,12 +46,13 @@ def show_command(
 
     All plugins of that name are shown. Exits with 1 where one had to be imported and could not be.
     """
-    from ..plugins.description import describe, named
+    from ..plugins.description import describe, find_named
     from ..plugins.discovery import scan
 
     installed = scan()
     found = [
-        describe(info, installed.plugins, importing=not no_import) for info in named(name, kind_of(kind), installed)
+        describe(info, installed.plugins, importing=not no_import)
+        for info in find_named(name, kind_of(kind), installed)
     ]
     if as_json:
         typer.echo(json.dumps([docs.plain() for docs in found], indent=2))

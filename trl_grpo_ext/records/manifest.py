@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
-from ..guard.printable import escaped
+from ..guard.printable import escape
 from ..plugins.kinds import KINDS, LABELS
 from ..plugins.loading import Kind, Loaded, LoadedList
 from ..plugins.metadata import installed_distributions, owner_of, provenance
@@ -512,7 +512,7 @@ def _value(value: Any) -> str:
 
 def _text(value: str | None) -> str:
     """A string from a file or a plugin, without what a terminal would obey."""
-    return _cut(escaped(str(value)))
+    return _cut(escape(str(value)))
 
 
 def _cut(text: str) -> str:
@@ -591,7 +591,7 @@ def _cell(text: str | None) -> str:
         return ""
     if text == text.strip() and _PLAIN.fullmatch(text):
         return f"`{text}`"
-    text = escaped(text)
+    text = escape(text)
     return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ..credit.alignment import token_offsets
 from ..credit.groups import group_mean, weighted_rewards
-from ..credit.turns import placed_spans, read_turns, scores_turns, turn_values
+from ..credit.turns import place_spans, read_turns, scores_turns, turn_values
 from ..errors import ConfigurationError, UpstreamError
 from ..types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, turn_numbers
 from .batch import BatchKeys, counting_mask
@@ -159,7 +159,7 @@ def make_rollout(
     def spans_of(name: str) -> Sequence[Sequence[Span] | None]:
         read = zip(scored.spans[name], scored.completions, texts, strict=True)
         return [
-            None if spans is None else placed_spans(spans, functools.partial(turns, row), completion, text, row)
+            None if spans is None else place_spans(spans, functools.partial(turns, row), completion, text, row)
             for row, (spans, completion, text) in enumerate(read)
         ]
 

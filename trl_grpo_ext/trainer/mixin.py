@@ -186,7 +186,7 @@ class GRPOExtMixin:
             classes = classes if isinstance(classes, list) else [classes]
             reward_processing_classes = [*classes, *([None] * len(selected))]
         chosen = [*given, *selected]  # as they are now: TRL adds an environment's reward to the list that it was given
-        functions = LoadedList.joined(given, selected) if selected else reward_funcs
+        functions = LoadedList.join(given, selected) if selected else reward_funcs
         if (prompt_weights := read_prompt_weights(getattr(args, "prompt_weights", None))) is not None:
             train_dataset = upstream.weighted_prompts(train_dataset, prompt_weights, args)
         sources = (train_dataset, eval_dataset, processing_class, reward_processing_classes)
@@ -440,7 +440,7 @@ class GRPOExtMixin:
         if self._show_columns is not None:
             self._show_columns(())
         try:
-            with self._phases.during("rewards"), self._watched_rewards(watch, len(prompts)), watch.limited():
+            with self._phases.during("rewards"), self._watched_rewards(watch, len(prompts)), watch.time_limit():
                 rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
         except KeyboardInterrupt:
             raise
@@ -458,7 +458,7 @@ class GRPOExtMixin:
         self._log_metrics(watch.counts(rewards_N_K, self._facts.reward_names, self._facts.gather))
         if self._needs_rollout or self._compact is not None:
             seen = (inputs, prompts, completions, completion_ids_list, rewards_N_K)
-            self._scored = Scored(*seen, **watch.beside, tool_masks=self._tool_masks)
+            self._scored = Scored(*seen, **watch.extras, tool_masks=self._tool_masks)
         return rewards_N_K if self._shaping is None else self._shaped(self._shaping)
 
     def _write_rates(self, rates: PromptRates, prompts: Sequence[Any], rewards_N_K: torch.Tensor) -> None:
@@ -495,7 +495,7 @@ class GRPOExtMixin:
         """Inside, TRL finds the reward functions watched and, where somebody looks on, with bars."""
         trl: Any = self
         functions, names = trl.reward_funcs, self._facts.reward_names
-        watched = [watch.around(*pair) for pair in zip(functions, names, strict=True)]
+        watched = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
         if bars_wanted(self.args, self.accelerator.is_main_process):
             watched = [
                 with_bar(function, name, rows, self._newest(f"rewards/{name}/mean"))

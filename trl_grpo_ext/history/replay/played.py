@@ -309,7 +309,7 @@ class Scorer:
         watch = RewardWatch()
         try:
             returned = call(
-                watch.around(source.function, source.name),
+                watch.wrap(source.function, source.name),
                 {
                     **{name: list(values) for name, values in batch.columns.items()},
                     "prompts": list(batch.prompts),

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ...guard.printable import escaped
+from ...guard.printable import escape
 from .run import LARGEST_NUMBER, Run
 
 INK = "#010203"
@@ -92,7 +92,7 @@ def style() -> Iterator[None]:
 
 def label(text: str, longest: int = 36) -> str:
     """A name as it may stand in a figure: on one line, printable, not too long, and never left out of a legend."""
-    shown = escaped(text[: longest + 1])
+    shown = escape(text[: longest + 1])
     shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
     return f" {shown}" if shown.startswith("_") else shown or "(no name)"
 

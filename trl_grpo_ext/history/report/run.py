@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
-from ...guard.printable import escaped
+from ...guard.printable import escape
 from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
 from ...records.settings import FILE as SETTINGS
@@ -349,7 +349,7 @@ def entries_of(values: Any, path: Path, tell: Tell) -> list[dict[str, Any]] | No
         entries.append({str(key): None if _is_unusable(number) else number for key, number in value.items()})
     if strange:
         tell(
-            f"{path} holds {len(strange)} numbers too large to be drawn (the first is a {escaped(strange[0])[:80]!r}): "
+            f"{path} holds {len(strange)} numbers too large to be drawn (the first is a {escape(strange[0])[:80]!r}): "
             f"steps beyond {LARGEST_STEP:,} or metrics beyond {LARGEST_NUMBER:g}. They were left out."
         )
     return entries

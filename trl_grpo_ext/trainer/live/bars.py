@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ...guard.calls import is_async
 from ...guard.printable import printable_name
-from ...guard.progress import listening
+from ...guard.progress import listen
 
 AFTER_SECONDS = 2.0
 _EVERY_SECONDS = 0.5
@@ -96,13 +96,13 @@ def with_bar(function: Any, name: str, count: int, before: float | None = None) 
     if is_async(function):
 
         async def shown_async(*arguments: Any, **columns: Any) -> Any:
-            with _late_bar(label, count, "completions") as heard, listening(heard):
+            with _late_bar(label, count, "completions") as heard, listen(heard):
                 return await function(*arguments, **columns)
 
         return shown_async
 
     def shown(*arguments: Any, **columns: Any) -> Any:
-        with _late_bar(label, count, "completions") as heard, listening(heard):
+        with _late_bar(label, count, "completions") as heard, listen(heard):
             return function(*arguments, **columns)
 
     return shown
