@@ -247,12 +247,12 @@ LEARN = (
 
 INTRODUCTION = """# On a GPU
 
-What only a GPU can show. `make gpu` measures it and writes each figure into this page: in order, for nine and a half
-minutes at most; it goes on where it stopped. It downloads nothing: models have the shapes of Qwen2.5 and random
-weights. (`make` sets up `.venv` first; `python -m bench.gpu` does the same with a Python that has the packages.)
-`make gpu LEARN=1` makes the trainings near the end. A cell that says "not run yet" was never measured, one that says
-"failed" was tried, and "–" is a figure that there is not on this device (a CPU has no peaks of torch's allocator and
-no synchronisations). GB are 10⁹ bytes."""
+What only a GPU can show. `make gpu` measures it and writes each figure into this page, in order, for at most nine and
+a half minutes; the next call continues where it stopped. It downloads nothing: models have the shapes of Qwen2.5 and
+random weights. (`make` sets up `.venv` first; `python -m bench.gpu` does the same with a Python that has the packages.)
+`make gpu LEARN=1` runs the trainings near the end. A cell that says "not run yet" was never measured, "failed" means it
+was tried, and "–" that the device has no such figure (a CPU has no peaks of torch's allocator and no synchronisations).
+GB are 10⁹ bytes."""
 
 
 def markers(section: Section) -> tuple[str, str]:
