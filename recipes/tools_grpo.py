@@ -47,7 +47,7 @@ class RecipeArguments:
     credit: str = field(default="turns", metadata={"help": "To whom the rewards go.", "choices": tuple(CREDIT)})
     train_problems: int = field(default=2048, metadata={"help": "Training problems."})
     eval_problems: int = field(default=256, metadata={"help": "Held-out problems, at most."})
-    supervised_steps: int = field(default=300, metadata={"help": "Of the supervised start, where no model is named."})
+    supervised_steps: int = field(default=120, metadata={"help": "Of the supervised start, where no model is named."})
 
 
 class CalculatorTrainer(RecipeTrainer):
