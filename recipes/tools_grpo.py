@@ -48,7 +48,7 @@ class RecipeArguments:
     train_problems: int = field(default=2048, metadata={"help": "Training problems."})
     eval_problems: int = field(default=256, metadata={"help": "Most held-out problems."})
     supervised_steps: int = field(
-        default=300, metadata={"help": "Steps of the supervised start, if no model is named."}
+        default=120, metadata={"help": "Steps of the supervised start, if no model is named."}
     )
 
 

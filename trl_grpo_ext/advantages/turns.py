@@ -61,6 +61,7 @@ class TurnRewards:
 
     __name__ = "turn_rewards"
     role = "estimator"
+    per_group = True
 
     def __init__(
         self,
@@ -164,6 +165,7 @@ class GiGPO:
 
     __name__ = "gigpo"
     role = "estimator"
+    per_group = True
 
     def __init__(
         self,
@@ -264,6 +266,7 @@ class ToolErrors:
 
     __name__ = "tool_errors"
     role = "transform"
+    per_group = True
     needs = ("offsets",)
 
     def __init__(self, *, penalty: float = 0.5, over: str = "call", unparsed: bool = True, raised: bool = True) -> None:
@@ -318,6 +321,7 @@ class MaskedTurns:
 
     __name__ = "masked_turns"
     role = "transform"
+    per_group = True
     last = True
 
     def __init__(self, *, pick: str | None = None, pattern: str | None = None) -> None:
