@@ -1,4 +1,4 @@
-"""Experiments from the texts after this project: each a command, a table and a figure.
+"""Experiments from the texts that this project is based on: each a command, a table and a figure.
 
     python -m bench.experiments naive                    # runs what is missing, then draws
     python -m bench.experiments all --jobs 2
