@@ -4,8 +4,8 @@ A completion with calls is a conversation of up to three turns: `<<calc sum=4*17
 `<<calc sum=23+68>>`, answered by `=91`, then `#### 91`. Train and held-out problems are divided by a hash of their
 template and numbers, as in `embedded/word_problems.py`.
 
-The supervised start goes on from the tiny model in `embedded/model`, which can read and copy. At first every answer uses
-the calculator and is right. Then one in four does, and half of these have a broken call: a sum without its second
+The supervised start goes on from the tiny model in `embedded/model`, which can read and copy. At first every answer
+uses the calculator and is right. Then one in four does, and half of these have a broken call: a sum without its second
 number, a tool that does not exist, a call that never closes. The others guess the answer at once.
 """
 
