@@ -193,7 +193,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no string": (SimpleNamespace(role=["shaper"], on_rewards=len), r"role = \['shaper'\]; it must be one of"),
     "not its method": (
         SimpleNamespace(role="shaper", on_rollout=len),
-        "role = 'shaper' but not that role.s method, on_rewards",
+        "role = 'shaper' but not that role.s method",
     ),
     "a forward hook's rollout": (
         SimpleNamespace(role="forward", on_forward=len, on_rollout=len),
