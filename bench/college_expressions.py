@@ -1,4 +1,4 @@
-r"""Answers as college-level problem sets give them, with drawn numbers: what a verifier of MATH answers seldom meets.
+r"""Answers as college-level problem sets give them, with drawn numbers: rare in MATH, on which verifiers are tried.
 
 The forms are those of public sets of college problems (algebra, calculus, differential equations, linear algebra,
 series, vectors); the numbers are drawn. Some take math-verify a second, and none is meant to harm it.
@@ -45,9 +45,9 @@ FORMS = (
 
 
 def college_pairs(seed: int = 0, each: int = 18) -> list[tuple[str, str]]:
-    """Every form `each` times with other numbers: each expression as the answer to itself and to another one."""
+    """Every form `each` times with new numbers: each expression as the answer to itself and to a different one."""
     rng = random.Random(seed)
-    drawn = [_drawn(form, rng) for _ in range(each) for form in FORMS]
+    drawn = [_draw(form, rng) for _ in range(each) for form in FORMS]
     references = list(dict.fromkeys(drawn))
     others = [*references[1:], references[0]]
     return [(reference, _boxed(reference)) for reference in references] + [
@@ -55,7 +55,7 @@ def college_pairs(seed: int = 0, each: int = 18) -> list[tuple[str, str]]:
     ]
 
 
-def _drawn(form: str, rng: random.Random) -> str:
+def _draw(form: str, rng: random.Random) -> str:
     first, *rest = form.split("@")
     return first + "".join(f"{rng.randrange(2, 10)}{part}" for part in rest)
 

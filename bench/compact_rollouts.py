@@ -20,7 +20,7 @@ SPREAD = 0.4
 
 @dataclass(frozen=True)
 class Size:
-    """How much one update is: `groups` prompts with `members` completions of up to `limit` tokens."""
+    """Size of one update: `groups` prompts with `members` completions of up to `limit` tokens."""
 
     groups: int = 10
     members: int = 8
@@ -33,7 +33,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Cell:
-    """A line of the table: how long the completions are, and how many percent of them have no signal."""
+    """A line of the table: the profile of lengths, and the percentage of completions without signal."""
 
     profile: str
     share: int
@@ -69,7 +69,7 @@ def prompt_lengths(profile: str, size: Size) -> list[int]:
 
 
 class Script:
-    """Rollouts and rewards of the cell that `cell` names at the moment."""
+    """Rollouts and rewards of the current `cell`."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
@@ -80,7 +80,7 @@ class Script:
         return self.size.groups - round(self.size.groups * self.cell.share / 100)
 
     def lengths(self) -> tuple[list[int], list[int]]:
-        """Tokens of each row's prompt, and of its completion."""
+        """Tokens in each row's prompt and completion."""
         prompts = prompt_lengths(self.cell.profile, self.size)
         rows = [length for length in prompts for _ in range(self.size.members)]
         return rows, completion_lengths(self.cell.profile, self.size, self.groups_with_signal)

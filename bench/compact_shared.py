@@ -1,4 +1,4 @@
-"""What `share_prompts` adds to `compact_updates: exact`, over the length of the prompt, on the CPU.
+"""What `share_prompts` saves beyond `compact_updates: exact`, by prompt length, on the CPU.
 
     python -m bench.compact_shared [--updates 3] [--threads 1] [--prompts 32 128 512 600 2048] [--markdown FILE]
 
@@ -36,14 +36,14 @@ import torch
 from rich.console import Console
 
 from bench.compact_rollouts import Cell, Script, Size
-from bench.compact_updates import EXACT, PLAIN, SHARED, Match, Meter, put, save_model
+from bench.compact_updates import EXACT, PLAIN, SHARED, Match, Meter, save_model, write_block
 
 LENGTHS = ("uniform short", "log-normal", "all equal")
 
 
 @dataclass(frozen=True)
 class LongPrompts(Cell):
-    """A line of the table: how long completions are, and how long every prompt is."""
+    """A line of the table: the profile of completions, and the length of every prompt."""
 
     prompt: int = 0
 
@@ -90,8 +90,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def measured(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
-    """The best of some updates of each arm."""
+def measure(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
+    """The fastest of some updates of each arm."""
     result = match.measure(cell, updates)
     prompts, completions = match.script.lengths()
     size = match.script.size
@@ -127,7 +127,7 @@ def main(given: Sequence[str] | None = None) -> None:
         match = Match(save_model(Path(folder)), Path(folder), size, arms=(PLAIN, EXACT, SHARED), script=LongScript)
         for profile, prompt in itertools.product(options.completions, options.prompts):
             if not any((found["completions"], found["prompt"]) == (profile, prompt) for found in results):
-                results.append(measured(match, LongPrompts(profile, 0, prompt), options.updates))
+                results.append(measure(match, LongPrompts(profile, 0, prompt), options.updates))
                 if options.json is not None:
                     options.json.write_text(json.dumps(results), encoding="utf-8")
         match.close()
@@ -141,7 +141,7 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     Console(width=200).print(table(results), said, sep="\n\n", highlight=False)
     if options.markdown is not None:
-        put(options.markdown, "shared prompts on the CPU", f"{table(results)}\n\n{said}")
+        write_block(options.markdown, "shared prompts on the CPU", f"{table(results)}\n\n{said}")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 class Meter:
-    """Time and memory. Time is the processor's with one thread, else the clock's."""
+    """Time and memory. Time is CPU time with one thread, else wall-clock time."""
 
     def now(self) -> float:
         return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
@@ -74,7 +74,7 @@ class Meter:
 
     @contextmanager
     def peak(self) -> Iterator[list[int]]:
-        """The most bytes that torch's allocator held inside, above what it held at the start."""
+        """Peak bytes of torch's allocator inside, above those at the start."""
         found: list[int] = []
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             yield found
@@ -99,7 +99,7 @@ class Enough(Exception):  # noqa: N818 (not an error)
 
 
 class Turns(TrainerCallback):
-    """Lets one of several trainings, each in a thread of its own, make its next update, and measures it."""
+    """Lets several trainings, each in its own thread, take turns to update, and measures each update."""
 
     def __init__(self, meter: Meter, conductor: threading.Semaphore) -> None:
         self.meter, self.conductor, self.own = meter, conductor, threading.Semaphore(0)
@@ -134,7 +134,7 @@ class Turns(TrainerCallback):
 
 
 class TimedRollouts(GRPOTrainer):
-    """TRL's trainer; it says how long it took to generate and score."""
+    """TRL's trainer, which also times generation and scoring."""
 
     meter: Meter
     rollout_seconds = 0.0
@@ -147,7 +147,7 @@ class TimedRollouts(GRPOTrainer):
 
 
 class TimedExact(GRPOExtMixin, TimedRollouts):
-    """Ours around the timed trainer: whatever ours adds anywhere counts as update."""
+    """Ours around the timed trainer: everything that ours adds counts as update."""
 
 
 @dataclass
@@ -187,7 +187,7 @@ class Match:
 
         Args:
             model: Folder of a model and its tokenizer.
-            folder: For what the trainers write.
+            folder: For the trainers' output.
             size: Of an update.
             arms: Of `OWN`.
             script: Makes the rollouts.
@@ -246,7 +246,7 @@ class Match:
         return turns
 
     def measure(self, cell: Cell, updates: int) -> Result:
-        """One update of each arm to warm up, in which memory is measured, and `updates` that are timed."""
+        """Run one warm-up update of each arm, which measures memory, and `updates` timed ones."""
         self.script.cell = cell
         result = Result(cell, {arm: [] for arm in self.turns}, padding={PLAIN: self.script.padding()})
         for number in range(updates + 1):
@@ -301,7 +301,7 @@ def cells_of(result: Result) -> list[str]:
     ]
 
 
-def shown(results: Sequence[Result], title: str) -> Table:
+def console_table(results: Sequence[Result], title: str) -> Table:
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(TITLES):
         table.add_column(column, justify="left" if number == 0 else "right")
@@ -335,7 +335,7 @@ def worst_norm(results: Sequence[Result]) -> str:
     )
 
 
-def put(path: Path, name: str, text: str) -> None:
+def write_block(path: Path, name: str, text: str) -> None:
     """Write generated text to a file: between `<!-- name -->` and `<!-- end of name -->`, or at its end with both."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -349,10 +349,10 @@ def put(path: Path, name: str, text: str) -> None:
 
 def print_page(title: str, results: Sequence[Result], said: str, path: Path | None) -> None:
     console = Console(width=150)
-    console.print(shown(results, title))
+    console.print(console_table(results, title))
     console.print(said, worst_norm(results), highlight=False)
     if path is not None:
-        put(path, title, f"{markdown(results)}\n\n{said} {worst_norm(results)}")
+        write_block(path, title, f"{markdown(results)}\n\n{said} {worst_norm(results)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ cells

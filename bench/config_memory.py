@@ -2,7 +2,7 @@
 
     python -m bench.config_memory
 
-Prints the table of docs/recipes.md, and the files whose header says something else.
+Prints the table of docs/recipes.md, and the files whose headers differ.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ GIB = 2**30
 
 
 @cache
-def examined(path: Path, command: int = 0, gpu_memory: float = 80) -> tuple[int, dict[str, Any]]:
-    """The doctor's status and everything that it says, as JSON, for GPUs of so many GiB."""
+def run_doctor(path: Path, command: int = 0, gpu_memory: float = 80) -> tuple[int, dict[str, Any]]:
+    """The doctor's status and its report as JSON, for GPUs with this many GiB."""
     words = launches(path)[command]
     script = next(place for place, word in enumerate(words) if word.endswith(".py"))
     front, after = words[:script], words[script + 1 :]
@@ -40,8 +40,8 @@ def examined(path: Path, command: int = 0, gpu_memory: float = 80) -> tuple[int,
 
 
 def peak(path: Path) -> tuple[float, str, float] | None:
-    """Gigabytes of each GPU at the peak, its stage, and gigabytes of a checkpoint; None where sizes are unknown."""
-    memory = examined(path)[1]["memory"]
+    """Gigabytes of each GPU at the peak, its stage, and gigabytes of a checkpoint; None if sizes are unknown."""
+    memory = run_doctor(path)[1]["memory"]
     if memory is None:
         return None
     stages = memory["device_bytes"]
@@ -49,7 +49,7 @@ def peak(path: Path) -> tuple[float, str, float] | None:
     return stages[stage] / 1e9, stage, memory["checkpoint_bytes"] / 1e9
 
 
-def gpu_named(path: Path) -> float | None:
+def named_gpu(path: Path) -> float | None:
     """Gigabytes of the smallest GPU that the line `# Hardware:` names; None for files that need none."""
     text = " ".join(line.lstrip("# ") for line in header(path))
     found = re.search(r"Hardware:.*?(\d+) GB", text)
@@ -63,9 +63,9 @@ def table() -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for path in RUN_FILES:
-        found, said = peak(path), examined(path)[1]
+        found, said = peak(path), run_doctor(path)[1]
         of_gsm8k = any(word.endswith("gsm8k_grpo.py") for word in launches(path)[0])
-        if of_gsm8k and found is not None and gpu_named(path) is not None:
+        if of_gsm8k and found is not None and named_gpu(path) is not None:
             launch = option(launches(path)[0], "--config_file")
             cells = [f"`{path.name}`", f"`{Path(launch or 'none').name}`", str(said["launch"]["processes"])]
             rows.append(f"| {' | '.join([*cells, f'{found[0]:.0f}', found[1], f'{found[2]:.1f}'])} |")
@@ -73,7 +73,7 @@ def table() -> str:
 
 
 def stale() -> list[str]:
-    """What the headers would have to say where they do not."""
+    """What outdated headers should say."""
     wrong = []
     for path in RUN_FILES:
         text = " ".join(line.strip() for line in header(path))

@@ -1,10 +1,10 @@
-"""How long the commands take that answer at once, with no third-party plugin installed and with 200.
+"""Time of the quick commands, with no third-party plugin installed and with 200.
 
     python bench/discovery.py [--plugins 200] [--repeats 5]
 
 Every time is that of a fresh process, from its start to its end; the first of each series is shown by itself, since the
 files may not be in the page cache yet. `available()` is timed inside its process, without Python's own start. The last
-column is the processor's time, which says more than the clock on a machine that does other work.
+column is CPU time, which is more reliable than wall-clock time on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The experiments of the texts that this project comes from: each a command, a table and a figure.
+"""Experiments from the texts that this project is based on: each a command, a table and a figure.
 
-    python -m bench.experiments naive                    # runs what is missing, then draws; the others the same way
+    python -m bench.experiments naive                    # runs what is missing, then draws
     python -m bench.experiments all --jobs 2
-    python -m bench.experiments all --draw               # the figures and tables again, from the runs that are there
+    python -m bench.experiments all --draw               # redraws figures and tables from the existing runs
 
 `EXPERIMENTS` has them all. Every finished run is one line of `bench/runs/EXPERIMENT.jsonl`, so a command that was
 stopped goes on where it was; drawing writes `docs/images/experiment_NAME.svg` and the table between the markers of
@@ -99,7 +99,7 @@ class Meter:
 
 
 class At(TrainerCallback):
-    """Calls a function after the optimizer steps that were named, with the model; ends the training after the last."""
+    """Calls a function with the model after given optimizer steps; ends the training after the last."""
 
     def __init__(self, steps: Iterable[int], call: Callable[[int, Any], None]) -> None:
         self.steps, self.call = sorted(set(steps)), call
@@ -111,13 +111,13 @@ class At(TrainerCallback):
         control.should_training_stop |= state.global_step >= self.steps[-1]
 
 
-def rounded(value: Any) -> Any:
+def round_rows(value: Any) -> Any:
     """Four decimals or five digits: what is written down."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: rounded(item) for key, item in value.items()}
-    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: round_rows(item) for key, item in value.items()}
+    return [round_rows(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -187,7 +187,7 @@ def run_naive(cell: Cell, epochs: int = EPOCHS) -> dict[str, Any]:
         watching = [ResponseLog(file=str(Path(folder) / name))]
     with tempfile.TemporaryDirectory() as folder:
         model = lecture_model(Path(folder), cell.seed)
-        trainer = study.trained(LECTURE_TASK, LECTURE_ROWS, model, cell.seed, chosen, watching=watching)
+        trainer = study.train_once(LECTURE_TASK, LECTURE_ROWS, model, cell.seed, chosen, watching=watching)
     rewards = [log["reward"] for log in trainer.state.log_history if "reward" in log]
     return {"rewards": rewards, "last": statistics.fmean(rewards[-10:])}
 
@@ -287,7 +287,7 @@ def run_baselines(cell: Cell, checkpoints: Sequence[int] = CHECKPOINTS) -> dict[
         measure(0, AutoModelForCausalLM.from_pretrained(model, **eager))
         chosen = {**LECTURE_SETTINGS, **naive_settings("naive, centred"), "model_init_kwargs": eager}
         plain = partial(_with_plain_forward, call=measure)
-        study.trained(LECTURE_TASK, LECTURE_ROWS, model, cell.seed, chosen, callbacks=[At(checkpoints[1:], plain)])
+        study.train_once(LECTURE_TASK, LECTURE_ROWS, model, cell.seed, chosen, callbacks=[At(checkpoints[1:], plain)])
     last = [row for row in found if row["step"] == checkpoints[-1]]
     share = statistics.fmean(row["variance b*"] / max(row["variance mean reward"], 1e-300) for row in last)
     return {"found": found, "b*/mean": share}
@@ -352,7 +352,7 @@ def run_reuse(cell: Cell, rollouts: int = EQUAL_ROLLOUTS, updates: int = EQUAL_U
     model = study.model_of("sorting", ROOT / "outputs" / "experiments")
     tokenizer = AutoTokenizer.from_pretrained(model)
     at = {"tokens": rollouts * int(steps), "updates": updates}
-    trainer = study.trained(
+    trainer = study.train_once(
         task,
         study.problems("sorting", "train", task.train_problems, cell.seed),
         model,
@@ -439,7 +439,7 @@ LENGTHS = {
 def run_length(cell: Cell, rollouts: int = LENGTH_ROLLOUTS) -> dict[str, Any]:
     """The word problems with one aggregation; lengths of right and wrong completions, rollout by rollout."""
     task, meter = replace(study.TASKS["word problems"], max_completion_length=LONGEST), Meter()
-    trainer = study.trained(
+    trainer = study.train_once(
         task,
         study.problems("word problems", "train", task.train_problems, cell.seed),
         study.EMBEDDED_MODEL,
@@ -639,7 +639,13 @@ def work(cell: Cell) -> dict[str, Any]:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         found = EXPERIMENTS[cell.experiment].run(cell)
     seconds = round(time.perf_counter() - started, 1)
-    return {**asdict(cell), **rounded(found), "seconds": seconds, "versions": study.versions(), "on": study.machine()}
+    return {
+        **asdict(cell),
+        **round_rows(found),
+        "seconds": seconds,
+        "versions": study.versions(),
+        "on": study.machine(),
+    }
 
 
 def draw(name: str, lines: Sequence[Line], docs: Path) -> None:
@@ -659,7 +665,7 @@ def draw(name: str, lines: Sequence[Line], docs: Path) -> None:
     said = f"{mean if len(seeds) > 1 else f'Seed {seeds[0]}'}. {len(lines)} runs, {minutes:.1f} minutes in all"
     where = f"one thread each, on {lines[0]['on']}, beside other work; {versions}."
     figure_line = f"![{experiment.about}](images/experiment_{name}.svg)"
-    study_report.put(docs / "experiments.md", name, f"{figure_line}\n\n{found}\n\n{said}, {where}")
+    study_report.write_block(docs / "experiments.md", name, f"{figure_line}\n\n{found}\n\n{said}, {where}")
     print(docs / "images" / f"experiment_{name}.svg")
 
 
@@ -680,7 +686,7 @@ def main(words: list[str] | None = None) -> None:
             cells = [Cell(name, one, seed) for seed in seeds for one in EXPERIMENTS[name].names]
             if name == "reuse":
                 study.model_of("sorting", ROOT / "outputs" / "experiments")  # made once, before the workers
-            study.carry_out(cells, results, options.jobs, work, EXPERIMENTS[name].shown)
+            study.run_missing(cells, results, options.jobs, work, EXPERIMENTS[name].shown)
         if results.lines:
             draw(name, results.lines, options.docs)
 

@@ -32,7 +32,7 @@ def main() -> None:
         print(f"| `{' '.join(done.step.text.split()[:3])}` | {done.seconds:.1f} |")
         if done.status:
             raise SystemExit(f"{done.step.text}exited with {done.status}:\n{done.err}")
-    print(f"| all of them | {sum(done.seconds for done in walked):.1f} |\n")
+    print(f"| total | {sum(done.seconds for done in walked):.1f} |\n")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     print(f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}, {versions}")
 

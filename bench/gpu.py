@@ -247,20 +247,20 @@ LEARN = (
 
 INTRODUCTION = """# On a GPU
 
-What only a GPU can show. `make gpu` measures it and writes each figure into this page: in order, for nine and a half
-minutes at most; it goes on where it stopped. It downloads nothing: models have the shapes of Qwen2.5 and random
-weights. (`make` sets up `.venv` first; `python -m bench.gpu` does the same with a Python that has the packages.)
-`make gpu LEARN=1` makes the trainings near the end. A cell that says "not run yet" was never measured, one that says
-"failed" was tried, and "–" is a figure that there is not on this device (a CPU has no peaks of torch's allocator and
-no synchronisations). GB are 10⁹ bytes."""
+What only a GPU can show. `make gpu` measures it and writes each figure into this page, in order, for at most nine and
+a half minutes; the next call continues where it stopped. It downloads nothing: models have the shapes of Qwen2.5 and
+random weights. (`make` sets up `.venv` first; `python -m bench.gpu` does the same with a Python that has the packages.)
+`make gpu LEARN=1` runs the trainings near the end. A cell that says "not run yet" was never measured, "failed" means it
+was tried, and "–" that the device has no such figure (a CPU has no peaks of torch's allocator and no synchronisations).
+GB are 10⁹ bytes."""
 
 
 def markers(section: Section) -> tuple[str, str]:
     return f"<!-- section {section.name} -->", f"<!-- end of section {section.name} -->"
 
 
-def known(path: Path) -> dict[str, dict[str, Any]]:
-    """What a page holds: by section and run, its rows, how it came, and whether it is whole."""
+def read_figures(path: Path) -> dict[str, dict[str, Any]]:
+    """The figures in a page: by section and run its rows, their origin, and whether they are complete."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     found = re.findall(r"<!-- figures of (\S+): (.*) -->", text)
     return {name: json.loads(figures) for name, figures in found}
@@ -273,7 +273,7 @@ def page(sections: Sequence[Section], found: Mapping[str, Mapping[str, Any]]) ->
         numbered = f"{section.name}. {section.title}" if section.name.isdigit() else section.title
         begin, end = markers(section)
         runs = found.get(section.name, {})
-        body = [begin, table(section, runs), said(runs), kept(section, runs), end]
+        body = [begin, table(section, runs), provenance(runs), figures_comment(section, runs), end]
         if curves(section, runs):
             body.insert(2, f"![Right answers in training batches, on the GPU and on the CPU]({CURVES})")
         parts += [f"## {numbered}", section.text, "\n\n".join(part for part in body if part)]
@@ -294,7 +294,7 @@ def table(section: Section, runs: Mapping[str, Any]) -> str:
                     figures[TIMES] = other[column] / figures[column]
             elif section.against:
                 figures[TIMES] = None
-            cells = [shown(figures[name]) if name in figures else NOT_YET for name in section.columns]
+            cells = [format_figure(figures[name]) if name in figures else NOT_YET for name in section.columns]
             if failed and NOT_YET in cells:
                 cells[cells.index(NOT_YET)] = f"failed: {failed}"
             elif failed and whole and row == run.rows[-1]:
@@ -328,7 +328,7 @@ def draw(path: Path, found: Mapping[str, Any]) -> None:
     figure.savefig(path.with_name(CURVES), dpi=120)
 
 
-def shown(value: Any) -> str:
+def format_figure(value: Any) -> str:
     if value is None:
         return NONE_HERE
     if isinstance(value, float):
@@ -336,8 +336,8 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def said(runs: Mapping[str, Any]) -> str:
-    """Where, when and how the figures came."""
+def provenance(runs: Mapping[str, Any]) -> str:
+    """Where, when and how the figures were measured."""
     ways: dict[str, list[str]] = {}
     for run in runs.values():
         versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
@@ -345,7 +345,7 @@ def said(runs: Mapping[str, Any]) -> str:
     return "\n\n".join(f"{way}; {min(dates)}." for way, dates in ways.items())
 
 
-def kept(section: Section, runs: Mapping[str, Any]) -> str:
+def figures_comment(section: Section, runs: Mapping[str, Any]) -> str:
     if not runs:
         return ""
     written = json.dumps(runs, ensure_ascii=False, sort_keys=True).replace("<", "\\u003c").replace(">", "\\u003e")
@@ -354,16 +354,16 @@ def kept(section: Section, runs: Mapping[str, Any]) -> str:
 
 def write(path: Path, sections: Sequence[Section], found: Mapping[str, Any]) -> None:
     """The page, its picture, and the headers of the run files that quote it."""
-    put(path, page(sections, found))
+    write_text(path, page(sections, found))
     draw(path, found)
     if path == PAGE:
         for name in QUOTED:
             file = ROOT / "recipes" / "configs" / name
-            put(file, quoting(file, found))
+            write_text(file, quote_in_header(file, found))
 
 
-def put(path: Path, text: str) -> None:
-    """All at once, so that a run that is killed leaves a whole file."""
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically, so that a killed run leaves a complete one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text, encoding="utf-8")
@@ -388,13 +388,13 @@ QUOTED: dict[str, tuple[tuple[str, str, str, str], ...]] = {
 QUOTE = "# On a GPU (docs/gpu.md): "
 
 
-def quoting(path: Path, found: Mapping[str, Mapping[str, Any]]) -> str:
-    """A run file whose header says what the page does."""
+def quote_in_header(path: Path, found: Mapping[str, Mapping[str, Any]]) -> str:
+    """A run file with the page's figures in its header."""
     said, places = [], set()
     for section, row, column, words in QUOTED[path.name]:
         for run in found.get(section, {}).values():
             if isinstance(figure := run["rows"].get(row, {}).get(column), float | int):
-                said.append(words.format(shown(figure)))
+                said.append(words.format(format_figure(figure)))
                 places.add(run["device"])
     quote = f"{', '.join(said)}; {', '.join(sorted(places))}" if said else NOT_YET
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -414,7 +414,7 @@ def all_sections() -> tuple[Section, ...]:
 
 @dataclass(frozen=True)
 class Here:
-    """What a figure belongs to: on another device, with other versions or with other code it is measured again."""
+    """The conditions of a figure: with another device, other versions or other code it is measured again."""
 
     device: str
     versions: dict[str, str]
@@ -425,7 +425,7 @@ class Here:
         return (run["device"], run["versions"], run["code"]) == (self.device, self.versions, self.code)
 
 
-def here(options: argparse.Namespace, command: str) -> Here:
+def describe_here(options: argparse.Namespace, command: str) -> Here:
     if options.device == "cpu":
         device = f"{platform.machine()} CPU{', tiny shapes' if options.tiny else ''}"
     else:  # in a process of its own: this one must hold nothing on the device
@@ -472,7 +472,7 @@ class Work:
     folder: Path
 
     def todo(self, sections: Sequence[Section]) -> list[tuple[Section, Run]]:
-        """What is missing, in order, and after it what failed."""
+        """What is missing, in order, and then what failed."""
         missing, failed = [], []
         for section in sections:
             for run in section.runs:
@@ -501,7 +501,7 @@ class Work:
         if not run.launcher:  # TRL spreads a model over all GPUs that one process sees
             environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         deadline, seen, state = time.monotonic() + min(left, own), 0.0, self._state()
-        with started(words, environment, log, grace) as process:
+        with start_process(words, environment, log, grace) as process:
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.2)
                 if answer.exists() and (changed := answer.stat().st_mtime) != seen:
@@ -537,10 +537,10 @@ class Work:
 
 
 @contextmanager
-def started(
+def start_process(
     words: Sequence[str], environment: Mapping[str, str], log: Path, grace: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, of which nothing is left at the end.
+    """A process in its own group, which is gone at the end.
 
     A launcher gets some seconds of grace: its workers are in groups of their own, and it ends them itself.
     """
@@ -578,11 +578,11 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] | None 
     options = parser.parse_args(given)
     if options.device == "cpu" and not (options.tiny and options.file != PAGE) and not options.page:
         parser.error("--device cpu needs --tiny and another --file: docs/gpu.md is for GPUs")
-    everything, found = all_sections(), known(options.file)
+    everything, found = all_sections(), read_figures(options.file)
     write(options.file, everything, found)
     if options.page:
         return
-    # A call that is ended ends what it started: `started` does it on the way out.
+    # A killed call ends what it started: `start_process` does it on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wanted = sections or (LEARN if options.learn else SECTIONS)
     chosen = [section for section in wanted if options.only is None or section.name in options.only]
@@ -590,7 +590,7 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] | None 
     command = shlex.join(["python", "-m", module, *(sys.argv[1:] if given is None else given)])
     until = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="gpu_") as folder:
-        work = Work(options.file, everything, found, here(options, command), options, until, Path(folder))
+        work = Work(options.file, everything, found, describe_here(options, command), options, until, Path(folder))
         todo = work.todo(chosen)
         print(f"{work.here.device}; {len(todo)} run(s) to make", flush=True)
         for section, run in todo:

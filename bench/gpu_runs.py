@@ -82,7 +82,7 @@ TINY: dict[str, Any] = {
 
 @dataclass
 class Job:
-    """One run: where, how large, and what it has said so far."""
+    """One run: its folder, its sizes, and its figures so far."""
 
     folder: Path
     device: str
@@ -95,7 +95,7 @@ class Job:
         return self.device == "cuda"
 
     def say(self, row: str, figures: Mapping[str, Any]) -> None:
-        """Hand over figures of a row, at once."""
+        """Report figures of a row at once."""
         assert row in self.rows, row
         self.said["rows"].setdefault(row, {}).update(figures)
         self.put()
@@ -115,12 +115,12 @@ class Job:
         if not (folder / "whole").exists():
             shutil.rmtree(folder, ignore_errors=True)
             save_tiny_model(folder)
-            self.built(shape).save_pretrained(folder)
+            self.build(shape).save_pretrained(folder)
             (folder / "whole").touch()
             free()
         return folder
 
-    def built(self, shape: str) -> Any:
+    def build(self, shape: str) -> Any:
         torch.manual_seed(0)
         with torch.device(self.device):
             config = Qwen2Config(**{**QWEN, **SHAPES[shape], **(TINY if self.tiny else {})})
@@ -317,8 +317,8 @@ def run_recipe(words: Sequence[str], arm: str) -> None:
     )
 
 
-def estimated(words: Sequence[str], stage: str) -> float:
-    """Bytes that the doctor expects in `load`, `generation` or `update`. Not to be asked while a trainer is at work."""
+def estimate(words: Sequence[str], stage: str) -> float:
+    """Bytes that the doctor expects in `load`, `generation` or `update`. Don't call it while a trainer runs."""
     request = Request(
         config_file=str(RECIPES / "accelerate" / "one_process.yaml"),
         configs=(words[words.index("--config") + 1],),
@@ -332,7 +332,7 @@ def estimated(words: Sequence[str], stage: str) -> float:
 
 
 def estimate_beside(words: Sequence[str], stage: str, reserved: float | None) -> dict[str, float | None]:
-    expected = estimated(words, stage) / GB
+    expected = estimate(words, stage) / GB
     ratio = None if reserved is None else expected / (reserved + beside_torch() / GB)
     return {"doctor's estimate, GB": expected, "estimate / measured": ratio}
 
@@ -469,7 +469,7 @@ def stages(job: Job, config: str, shape: str, gigabytes: float | None = None, lo
     put = WATCH.turn_to
 
     def after_stage(stage: str | None) -> None:
-        """Say what a stage took as soon as it is over."""
+        """Report a stage as soon as it ends."""
         ended = WATCH.stage
         put(stage)
         if ended == "load" and "load" not in job.said["rows"]:
@@ -484,7 +484,7 @@ def stages(job: Job, config: str, shape: str, gigabytes: float | None = None, lo
         job.say(stage, estimate_beside(words, stage, WATCH.memory(stage)["reserved, GB"]))
 
 
-def rolled(lengths: Callable[[], list[int]], prompt: int = 32) -> Callable[..., dict[str, Any]]:
+def scripted_rollout(lengths: Callable[[], list[int]], prompt: int = 32) -> Callable[..., dict[str, Any]]:
     """A `rollout_func` that makes completions of these lengths."""
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -499,7 +499,7 @@ def rolled(lengths: Callable[[], list[int]], prompt: int = 32) -> Callable[..., 
     return rollout
 
 
-def made_trainer(job: Job, model: Path, arm: str, rollout: Any, name: str, **settings: Any) -> Any:
+def make_trainer(job: Job, model: Path, arm: str, rollout: Any, name: str, **settings: Any) -> Any:
     """A trainer of one process, with a reward that always has a signal."""
     plain = arm == PLAIN
     shared = {
@@ -560,11 +560,11 @@ def overhead(job: Job) -> None:
     for arm in job.rows:
         global WATCH
         WATCH = Watch(job.cuda)
-        trainer = made_trainer(
+        trainer = make_trainer(
             job,
             model,
             arm,
-            rolled(lambda: [tokens] * rows),
+            scripted_rollout(lambda: [tokens] * rows),
             "overhead",
             per_device_train_batch_size=rows // 4,
             gradient_accumulation_steps=4,
@@ -598,11 +598,11 @@ def shapes(job: Job) -> None:
         longest = drawn.randint(max(1, most // 16), most)
         return [drawn.randint(1, longest) for _ in range(rows)]
 
-    trainer = made_trainer(
+    trainer = make_trainer(
         job,
         job.model("0.5B"),
         OURS,
-        rolled(lengths),
+        scripted_rollout(lengths),
         "shapes",
         per_device_train_batch_size=rows // 2,
         gradient_accumulation_steps=2,
@@ -624,7 +624,7 @@ def teacher(job: Job) -> None:
     accelerator = Accelerator(mixed_precision="bf16" if job.cuda else "no", cpu=not job.cuda)
     prompt = job.size(64, 4)
     for head in ("in tiles", "all logits"):
-        model = job.built("0.5B").requires_grad_(False)
+        model = job.build("0.5B").requires_grad_(False)
         vocabulary = model.config.vocab_size
         if head == "in tiles":
             assert upstream.add_fused_lm_head is not None, "this TRL has no such head"
@@ -670,7 +670,7 @@ def resume(job: Job) -> None:
     }
 
     def trained(name: str, checkpoint: Path | None = None) -> tuple[dict[str, torch.Tensor], Path]:
-        trainer = made_trainer(job, model, OURS, None, name, **settings)
+        trainer = make_trainer(job, model, OURS, None, name, **settings)
         trainer.train(None if checkpoint is None else str(checkpoint))
         weights = {n: p.detach().cpu().clone() for n, p in trainer.model.named_parameters()}
         folder = Path(trainer.args.output_dir)
@@ -685,7 +685,7 @@ def resume(job: Job) -> None:
 
 
 def learn(job: Job, task: str, where: str) -> None:
-    """A recipe to its end, launched as a person would; before, after, seconds and the curve."""
+    """A whole recipe, launched as a user would; before, after, seconds and the curve."""
     folder, sorting = job.out("learn"), task.startswith("sorting")
     words = [sys.executable, "-m", "accelerate.commands.launch"]
     words += ["--config_file", str(RECIPES / "accelerate" / "one_process.yaml")]

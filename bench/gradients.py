@@ -3,8 +3,8 @@
     python -m bench.gradients --output outputs/gradients [--tasks sorting] [--points 0 0.5 1]
 
 Each point is plain TRL's training of the study (seed 1) up to a share of the token budget; there new completions are
-sampled of new problems, and all methods are measured on these. What is finished is kept: started again, it goes on.
-The table of each task is printed, and written to `OUTPUT/TASK.md`.
+sampled of new problems, and all methods are measured on these. Finished parts are kept, so a restart resumes. The table
+of each task is printed, and written to `OUTPUT/TASK.md`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 
 from bench import study
 from trl_grpo_ext.history.gradients import PLAIN, GradientQuality, measure_gradients
-from trl_grpo_ext.history.gradients.tables import p_shown, shown
+from trl_grpo_ext.history.gradients.tables import format_estimate, format_p
 
 SEED = 1
 RATES = {"sorting": 2e-4, "word problems": 1e-4}
 """Plain TRL's tuned rates in the study."""
 
 
-def trained_to(task: str, share: float, folder: Path, start: Path) -> Path:
+def train_to(task: str, share: float, folder: Path, start: Path) -> Path:
     """The folder of plain TRL's policy after a share of the task's token budget."""
     if share == 0:
         return start
@@ -43,7 +43,7 @@ def trained_to(task: str, share: float, folder: Path, start: Path) -> Path:
 def measure(task: str, share: float, folder: Path, groups: int, dimensions: int) -> GradientQuality:
     """All methods of a task at one point."""
     settings = study.TASKS[task]
-    model = trained_to(task, share, folder, study.model_of(task, folder))
+    model = train_to(task, share, folder, study.model_of(task, folder))
     prompts = folder / f"{task.replace(' ', '_')}.jsonl"
     rows = study.problems(task, "train", groups, 1000 + SEED)
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -80,8 +80,12 @@ def table(points: dict[float, GradientQuality]) -> str:
         cells = [one.name if one.name == PLAIN else f"`{one.name}`"]
         for found in points.values():
             own = found.selections[place]
-            worth = "1" if own.name == PLAIN else shown(own.worth, 2)
-            cells += [worth, "" if own.name == PLAIN else p_shown(own.worth_p), shown(own.to_policy_gradient, 2)]
+            worth = "1" if own.name == PLAIN else format_estimate(own.worth, 2)
+            cells += [
+                worth,
+                "" if own.name == PLAIN else format_p(own.worth_p),
+                format_estimate(own.to_policy_gradient, 2),
+            ]
         lines.append(cells)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -100,7 +104,12 @@ def main(words: list[str] | None = None) -> None:
         points = {}
         for share in options.points:
             points[share] = measure(task, share, options.output, options.groups, options.dimensions)
-            print(task, share, [(one.name, shown(one.ratio)) for one in points[share].selections[:2]], flush=True)
+            print(
+                task,
+                share,
+                [(one.name, format_estimate(one.ratio)) for one in points[share].selections[:2]],
+                flush=True,
+            )
         text = table(points)
         (options.output / f"{task.replace(' ', '_')}.md").write_text(text + "\n")
         print(text, flush=True)

@@ -1,4 +1,4 @@
-"""What it would save if the ranks exchanged rows before an update, so that each has as many tokens: a simulation.
+"""Simulate what ranks would save by exchanging rows before an update, to have equally many tokens.
 
     python -m bench.rank_balance [--draws 20] [--markdown FILE]
 
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.compact_rollouts import PROFILES, SHARES, SPREAD
-from bench.compact_updates import put
+from bench.compact_updates import write_block
 from trl_grpo_ext.trainer.compact.plan import Lengths, Plan, part_tokens, plan_block
 
 RANKS = (2, 4, 8, 16, 32)
@@ -42,7 +42,7 @@ BANDWIDTH, FLOPS = 10e9, 400e12
 Block = tuple[Lengths, npt.NDArray[np.bool_]]
 
 
-def drawn(profile: str, share: int, ranks: int, generator: np.random.Generator) -> list[Block]:
+def draw_blocks(profile: str, share: int, ranks: int, generator: np.random.Generator) -> list[Block]:
     """Each rank's rows, and which of them run."""
     groups, mean = ranks * GROUPS, LIMIT / 3
     normal = generator.standard_normal
@@ -61,7 +61,7 @@ def drawn(profile: str, share: int, ranks: int, generator: np.random.Generator) 
     return list(zip(lengths, runs, strict=True))
 
 
-def exchanged(blocks: Sequence[Block]) -> tuple[list[Block], int]:
+def exchange(blocks: Sequence[Block]) -> tuple[list[Block], int]:
     """Deal the rows that run to the ranks in order of length.
 
     Returns:
@@ -80,12 +80,12 @@ def exchanged(blocks: Sequence[Block]) -> tuple[list[Block], int]:
 
 
 def row_bytes(row: npt.NDArray[np.int64]) -> int:
-    """What TRL keeps of a row, without padding."""
+    """Bytes that TRL keeps of a row, without padding."""
     return int(row.sum()) * sum(BYTES_PER_TOKEN.values()) + int(row[1]) * sum(BYTES_PER_COMPLETION_TOKEN.values())
 
 
-def planned(blocks: Sequence[Block], budget: int) -> tuple[float, float]:
-    """Tokens that an update takes as long as, sharded and with DDP."""
+def planned_time(blocks: Sequence[Block], budget: int) -> tuple[float, float]:
+    """Time of an update in tokens, sharded and with DDP."""
     plans: list[Plan] = plan_block(blocks, GROUPS, max_tokens=budget)
     tokens = np.array(
         [
@@ -96,8 +96,8 @@ def planned(blocks: Sequence[Block], budget: int) -> tuple[float, float]:
     return float(tokens.max(axis=0).sum()), float(tokens.sum(axis=1).max())
 
 
-def untouched(blocks: Sequence[Block]) -> float:
-    """Tokens that plain TRL's update takes as long as: every row as long as the longest of its rank, or of all."""
+def plain_time(blocks: Sequence[Block]) -> float:
+    """Time of plain TRL's update in tokens: every row as long as the longest of its rank, or of all."""
     widths = [int(lengths.max(axis=0).sum()) for lengths, _ in blocks]
     return float(max(widths) * GROUPS * MEMBERS)
 
@@ -124,12 +124,12 @@ def line_of(profile: str, share: int, ranks: int, draws: int) -> Line:
     generator = np.random.default_rng([PROFILES.index(profile), share, ranks])
     plain, own, pooled, live, moved = [], [], [], [], []
     for _ in range(draws):
-        blocks = drawn(profile, share, ranks, generator)
+        blocks = draw_blocks(profile, share, ranks, generator)
         budget = GROUPS * max(int(lengths.max(axis=0).sum()) for lengths, _ in blocks)
-        dealt, size = exchanged(blocks)
-        plain.append(untouched(blocks))
-        own.append(planned(blocks, budget))
-        pooled.append(planned(dealt, budget))
+        dealt, size = exchange(blocks)
+        plain.append(plain_time(blocks))
+        own.append(planned_time(blocks, budget))
+        pooled.append(planned_time(dealt, budget))
         live.append(sum(int(lengths[runs].sum()) for lengths, runs in blocks) / ranks)
         moved.append(size / ranks / 1e6)
     mean = statistics.fmean
@@ -207,7 +207,7 @@ def main(given: Sequence[str] | None = None) -> None:
     console.print(table)
     console.print(said, highlight=False)
     if options.markdown is not None:
-        put(options.markdown, "balance between ranks", f"{markdown(rows)}\n\n{said}")
+        write_block(options.markdown, "balance between ranks", f"{markdown(rows)}\n\n{said}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m bench.report_page [--rounds 5] [--folder FOLDER]
 
 Trains a tiny model twice for five steps of 100 completions (about two minutes), then prints how long the page takes to
-write, its size, how long Chromium takes until it can be used, and what it had to say on its console. The time runs from
-the start of the navigation to the performance mark that the page sets when the first group of completions stands there.
+write, its size, how long Chromium takes until the page is usable, and its console messages. The time runs from the
+start of the navigation to the performance mark that the page sets when the first group of completions stands there.
 """
 
 from __future__ import annotations

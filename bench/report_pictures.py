@@ -2,8 +2,8 @@
 
     python -m bench.report_pictures [--folder FOLDER] [--into docs/images]
 
-The two trainings take a few minutes; with `--folder` they are kept, and found again the next time. The hostile run is
-the one of the browser tests.
+The two trainings take a few minutes; with `--folder` they are kept and reused. The hostile run is the one of the
+browser tests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ select.dispatchEvent(new Event('change', {bubbles: true}));
 
 
 def main() -> None:
-    """Train what is not there yet, and take the pictures."""
+    """Train what is missing, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="for the trainings and pages; default: a temporary one")
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "images", help="for the pictures")
@@ -118,7 +118,7 @@ def look_at_a_token(driver: Any, top: str) -> None:
 
 
 def save(driver: Any, path: Path) -> None:
-    """Take the picture, once what is drawn stands."""
+    """Take the picture once the drawing is stable."""
     driver.execute_async_script("const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))")
     driver.save_screenshot(str(path))
     sys.stdout.write(f"{path}\n")

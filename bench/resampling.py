@@ -132,7 +132,7 @@ def work(task: str, method: str, seed: int, model: Path) -> dict[str, Any]:
 
 
 def run(folder: Path, tasks: Sequence[str], seeds: Sequence[int], jobs: int) -> None:
-    """Do the missing trainings."""
+    """Run the missing trainings."""
     lines, file = read(folder), folder / "results.jsonl"
     done = {(line["task"], line["method"], line["seed"]) for line in lines}
     wanted = [(task, method, seed) for seed in seeds for task in tasks for method in METHODS]

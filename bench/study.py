@@ -236,7 +236,7 @@ class TokenBudget(TrainerCallback):
             control.should_training_stop = self.generated >= self.tokens
 
 
-def trained(
+def train_once(
     task: Task,
     rows: Sequence[Mapping[str, Any]],
     model: Path,
@@ -306,7 +306,7 @@ def train(run: Run, model: Path, *, task: Task | None = None, save_to: Path | No
     budget = TokenBudget(task.token_budget, task.batch_size)
     rows = problems(run.task, "train", task.train_problems, run.seed)
     chosen = {"learning_rate": run.learning_rate, **METHODS[run.method]}
-    trainer = trained(task, rows, model, run.seed, chosen, callbacks=[budget], plain=run.method == PLAIN)
+    trainer = train_once(task, rows, model, run.seed, chosen, callbacks=[budget], plain=run.method == PLAIN)
     losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
     if save_to is not None:
         trainer.save_model(str(save_to))
@@ -426,7 +426,7 @@ def machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
-def carry_out(
+def run_missing(
     runs: Sequence[Any], results: Results, jobs: int, work: Callable[[Any], dict[str, Any]], shown: str
 ) -> None:
     """Do the missing runs. One that fails is printed and left missing: the next start tries it again.
@@ -478,10 +478,10 @@ def main(words: list[str] | None = None) -> None:
         methods = [method for method in TASKS[task].methods if method in options.methods]
         if options.rate is None:
             runs = [run for run in tuning_runs(task) if run.method in methods]
-            carry_out(runs, results, options.jobs, one, "accuracy")
+            run_missing(runs, results, options.jobs, one, "accuracy")
         rates = chosen_rates(task, results.lines) if options.rate is None else dict.fromkeys(methods, options.rate)
         runs = [run for run in evaluation_runs(task, rates) if run.method in (*methods, START)]
-        carry_out(runs, results, options.jobs, one, "accuracy")
+        run_missing(runs, results, options.jobs, one, "accuracy")
 
 
 if __name__ == "__main__":

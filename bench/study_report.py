@@ -225,11 +225,11 @@ def write(
     if not rows:
         raise SystemExit("error: no method has two evaluation seeds yet; there is nothing to report.")
     plot(docs / "images" / "study.png", rows)
-    put(docs / "study.md", "results", page(lines, rows, settings, start))
+    write_block(docs / "study.md", "results", page(lines, rows, settings, start))
     print(f"{docs / 'study.md'}\n{docs / 'images' / 'study.png'}")
 
 
-def put(page: Path, name: str, content: str) -> None:
+def write_block(page: Path, name: str, content: str) -> None:
     """Write between the markers that a page has under this name."""
     marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, begin, rest = page.read_text(encoding="utf-8").partition(marks[0])

@@ -54,10 +54,10 @@ def main() -> None:
     print(f"\n{'completion':<16}  {'tokens':>7}  {'method':<9}  {'median':>7}  {'worst':>7}  CPU seconds")
     for name, tokens in (("as written", ids), ("every eighth any", mixed)):
         for count in (len(tokens) // 4, len(tokens)):
-            timed(name, tokenizer, tokens[:count], asked.repeats)
+            time_methods(name, tokenizer, tokens[:count], asked.repeats)
     print(f"\n{'tokenizer':<26}  {'same':>5}  {'other':>5}  {'none':>5}")
     for name in BUILDERS:
-        answered(name, draw)
+        compare_methods(name, draw)
 
 
 def byte_level(texts: list[str], vocabulary: int) -> Any:
@@ -78,7 +78,7 @@ def methods(tokenizer: Any, ids: list[int]) -> dict[str, Callable[[], Any]]:
     }
 
 
-def timed(name: str, tokenizer: Any, ids: list[int], repeats: int) -> None:
+def time_methods(name: str, tokenizer: Any, ids: list[int], repeats: int) -> None:
     for method, run in methods(tokenizer, ids).items():
         seconds = []
         for _ in range(repeats):
@@ -88,7 +88,7 @@ def timed(name: str, tokenizer: Any, ids: list[int], repeats: int) -> None:
         print(f"{name:<16}  {len(ids):>7}  {method:<9}  {statistics.median(seconds):>7.3f}  {max(seconds):>7.3f}")
 
 
-def answered(name: str, draw: random.Random) -> None:
+def compare_methods(name: str, draw: random.Random) -> None:
     tokenizer, counts = trained(name), {"same": 0, "other": 0, "none": 0}
     for _ in range(200):
         ways = methods(tokenizer, [draw.randrange(len(tokenizer)) for _ in range(draw.randrange(1, 30))])

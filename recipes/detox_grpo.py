@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from common.errors import RecipeError, told_in_a_sentence
+from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
@@ -33,8 +33,8 @@ from common.settings import (
     embedded_or_hub,
     machine_defaults,
     measure,
+    print_task,
     read_yaml,
-    say_what,
 )
 from detox.curve import save_detox_curve
 from detox.kl_log import COEFFICIENT, KL, KLLoggingTrainer
@@ -69,19 +69,25 @@ class RecipeArguments:
         metadata={"help": "Data set on the hub. Default: allenai/real-toxicity-prompts, if nothing else is given."},
     )
     prompt_toxicity: float = field(
-        default=0.5, metadata={"help": "The least toxicity of a prompt, where the data set has it."}
+        default=0.5, metadata={"help": "Least toxicity of a prompt, if the data set has it."}
     )
-    train_prompts: int = field(default=2048, metadata={"help": "Prompts to train on, at most."})
-    eval_prompts: int = field(default=512, metadata={"help": "Held-out prompts, at most."})
+    train_prompts: int = field(default=2048, metadata={"help": "Most prompts to train on."})
+    eval_prompts: int = field(default=512, metadata={"help": "Most held-out prompts."})
     eval_temperature: float | None = field(
-        default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}
+        default=None, metadata={"help": "Temperature of evaluations. Default: that of the training."}
     )
     engine: str | None = field(
         default=None,
-        metadata={"help": "What the settings are made for; the run stops if another engine runs.", "choices": ENGINES},
+        metadata={
+            "help": "The engine that the settings are made for; the run stops if another one runs.",
+            "choices": ENGINES,
+        },
     )
     processes: int | None = field(
-        default=None, metadata={"help": "The same for the number of processes, on all nodes."}
+        default=None,
+        metadata={
+            "help": "The number of processes on all nodes that the settings are made for; the run stops otherwise."
+        },
     )
 
 
@@ -94,13 +100,13 @@ def main() -> None:
     kl_hook = use_reference(args, model_args)
 
     model, counts = str(model_args.model_name_or_path), (recipe.train_prompts, recipe.eval_prompts)
-    has_chat_template(model, model_args.model_revision, args.trust_remote_code)  # is the model there at all?
+    has_chat_template(model, model_args.model_revision, args.trust_remote_code)  # does the model exist?
     if recipe.dataset_path is not None:
         rows = prompts_from_file(recipe.dataset_path, *counts)
     elif recipe.dataset_name is not None:
         rows = prompts_from_hub(recipe.dataset_name, *counts, recipe.prompt_toxicity)
     else:
-        measure(args, *TRUTHS)  # the grammar's verdict, whatever is trained on
+        measure(args, *TRUTHS)  # measure the grammar's verdict, whatever is trained on
         rows = embedded_prompts(*counts, args.seed)
     train_and_report(
         args,
@@ -108,27 +114,27 @@ def main() -> None:
         asked,
         rows,
         trainer_class=KLLoggingTrainer,
-        shown=shown,
+        table=table_metrics,
         eval_temperature=recipe.eval_temperature,
         curve=lambda folder, history, *_: save_detox_curve(folder, history, (kl_hook or {}).get("target")),
     )
 
 
-def shown(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """One evaluation by the names that the table shows: rewards, lengths, KL, its coefficient, entropy."""
+def table_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """An evaluation's metrics for the table: rewards, lengths, KL, its coefficient, entropy."""
     more = {"KL to the reference (nats)": KL, "KL coefficient": COEFFICIENT, "entropy (nats per token)": "entropy"}
     numbers = {label: metrics[f"eval_{key}"] for label, key in more.items() if metrics.get(f"eval_{key}") is not None}
     return {**held_out(metrics), **numbers}
 
 
 def use_reference(args: GRPOExtConfig, model_args: ModelConfig) -> dict[str, Any] | None:
-    """Name the starting model as the reference of `kl_in_reward`, where nothing else is; have the KL measured.
+    """Make the starting model the default reference of `kl_in_reward`, and measure the KL.
 
     With an adapter the reference is the model without it, which takes no memory; else the starting model is loaded a
     second time.
 
     Returns:
-        The selection of `kl_in_reward`; None where it is not selected.
+        The selection of `kl_in_reward`; None if it is not selected.
 
     Raises:
         RecipeError: The penalty would count twice, or the reference would not be the starting model.
@@ -174,10 +180,10 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     if not args.rewards:
         raise RecipeError("No reward is selected: name one (--rewards), such as a classifier.")
     data = recipe.dataset_path or recipe.dataset_name or "generated scenes"
-    say_what(model_args.model_name_or_path, EMBEDDED / "model", data, why)
+    print_task(model_args.model_name_or_path, EMBEDDED / "model", data, why)
     return recipe, args, model_args
 
 
 if __name__ == "__main__":
-    with told_in_a_sentence():
+    with exit_with_message():
         main()

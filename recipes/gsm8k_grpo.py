@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
-from common.errors import RecipeError, told_in_a_sentence
+from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import as_dataset, embedded_problems, has_chat_template, problems_from_file, problems_from_hub
 from common.progress import SUMMARY, quiet_libraries
@@ -29,8 +29,8 @@ from common.settings import (
     embedded_or_hub,
     machine_defaults,
     measure,
+    print_task,
     read_yaml,
-    say_what,
 )
 from trl import ModelConfig
 
@@ -67,24 +67,30 @@ class RecipeArguments:
     )
     dataset_path: str | None = field(default=None, metadata={"help": "JSON Lines file with GSM8K's columns."})
     dataset_name: str | None = field(
-        default=None, metadata={"help": "Data set on the hub. Default: openai/gsm8k, where nothing else is given."}
+        default=None, metadata={"help": "Data set on the hub. Default: openai/gsm8k, if nothing else is given."}
     )
     dataset_config: str | None = field(default="main", metadata={"help": "Its configuration."})
     train_problems: int = field(default=4096, metadata={"help": "Generated training problems (embedded only)."})
-    eval_problems: int = field(default=512, metadata={"help": "Held-out problems, at most."})
+    eval_problems: int = field(default=512, metadata={"help": "Most held-out problems."})
     system_prompt: str = field(default=SYSTEM_PROMPT, metadata={"help": "For models with a chat template."})
     user_prompt: str = field(
         default="{question}", metadata={"help": "The user's message, with the problem in place of {question}."}
     )
     eval_temperature: float | None = field(
-        default=None, metadata={"help": "Evaluations sample at it. Default: the temperature of the training."}
+        default=None, metadata={"help": "Temperature of evaluations. Default: that of the training."}
     )
     engine: str | None = field(
         default=None,
-        metadata={"help": "What the settings are made for; the run stops if another engine runs.", "choices": ENGINES},
+        metadata={
+            "help": "The engine that the settings are made for; the run stops if another one runs.",
+            "choices": ENGINES,
+        },
     )
     processes: int | None = field(
-        default=None, metadata={"help": "The same for the number of processes, on all nodes."}
+        default=None,
+        metadata={
+            "help": "The number of processes on all nodes that the settings are made for; the run stops otherwise."
+        },
     )
 
 
@@ -106,7 +112,7 @@ def main() -> None:
         rows = embedded_problems(recipe.train_problems, recipe.eval_problems, args.seed)
     if "{question}" not in recipe.user_prompt:
         raise RecipeError(
-            f"--user_prompt must hold {{question}}, the place of the problem; got {recipe.user_prompt!r}."
+            f"--user_prompt must contain {{question}}, the place of the problem; got {recipe.user_prompt!r}."
         )
     system_prompt = recipe.system_prompt if conversational else None
     train_and_report(
@@ -134,10 +140,10 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     if not embedded and recipe.dataset_path is None and recipe.dataset_name is None:
         recipe.dataset_name = "openai/gsm8k"
     data = recipe.dataset_path or recipe.dataset_name or "generated word problems"
-    say_what(model_args.model_name_or_path, EMBEDDED_MODEL, data, why)
+    print_task(model_args.model_name_or_path, EMBEDDED_MODEL, data, why)
     return recipe, args, model_args
 
 
 if __name__ == "__main__":
-    with told_in_a_sentence():
+    with exit_with_message():
         main()

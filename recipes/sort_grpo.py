@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import PartialState
-from common.errors import loading_errors, told_in_a_sentence
+from common.errors import exit_with_message, loading_errors
 from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
 from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, value_of
@@ -73,7 +73,7 @@ def main() -> None:
         asked,
         rows,
         curve=save_curves,
-        said=[f"{recipe.reward}, {recipe.variant} advantages, {recipe.objective} objective, KL {args.beta:g}"],
+        notes=[f"{recipe.reward}, {recipe.variant} advantages, {recipe.objective} objective, KL {args.beta:g}"],
         eval_temperature=recipe.eval_temperature,
         facts={"recipe": vars(recipe), "beta": args.beta},
     )
@@ -96,5 +96,5 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
 
 
 if __name__ == "__main__":
-    with told_in_a_sentence():
+    with exit_with_message():
         main()

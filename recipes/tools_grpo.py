@@ -19,7 +19,7 @@ from typing import Any
 
 from accelerate import PartialState
 from calculator.task import calc, draw_problems, load_tokenizer, supervised_start
-from common.errors import loading_errors, told_in_a_sentence
+from common.errors import exit_with_message, loading_errors
 from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
 from common.results import held_out, save_curve
@@ -44,10 +44,12 @@ CREDIT: dict[str, list[Any] | None] = {
 class RecipeArguments:
     """The task and the credit; everything else is TRL's."""
 
-    credit: str = field(default="turns", metadata={"help": "To whom the rewards go.", "choices": tuple(CREDIT)})
+    credit: str = field(default="turns", metadata={"help": "How rewards are credited.", "choices": tuple(CREDIT)})
     train_problems: int = field(default=2048, metadata={"help": "Training problems."})
-    eval_problems: int = field(default=256, metadata={"help": "Held-out problems, at most."})
-    supervised_steps: int = field(default=300, metadata={"help": "Of the supervised start, where no model is named."})
+    eval_problems: int = field(default=256, metadata={"help": "Most held-out problems."})
+    supervised_steps: int = field(
+        default=120, metadata={"help": "Steps of the supervised start, if no model is named."}
+    )
 
 
 class CalculatorTrainer(RecipeTrainer):
@@ -79,21 +81,21 @@ def main() -> None:
         what="problems",
         curve=partial(save_curve, reward=ACCURACY),
         trainer_class=CalculatorTrainer,
-        shown=with_calls,
-        said=[f"credit: {recipe.credit}"],
+        table=table_metrics,
+        notes=[f"credit: {recipe.credit}"],
         facts={"recipe": vars(recipe)},
     )
 
 
-def with_calls(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What the table shows of an evaluation: the rewards, the calls, and the share of them that failed."""
+def table_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """An evaluation's metrics for the table: the rewards, the calls, and the share of calls that failed."""
     calls, failed = (float(metrics.get(f"eval_tool_use/{name}", 0.0)) for name in ("calls", "failed"))
     share = failed / calls if calls else 0.0
     return {**held_out(metrics), "calls per completion": calls, "share of failed calls": share}
 
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
-    """Command line over `--config` over `configs/tools.yaml`, and the hooks that the credit comes down to."""
+    """Command line over `--config` over `configs/tools.yaml`, and the hooks of the chosen credit."""
     recipe: RecipeArguments
     args: GRPOExtConfig
     parser = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig])
@@ -104,5 +106,5 @@ def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
 
 
 if __name__ == "__main__":
-    with told_in_a_sentence():
+    with exit_with_message():
         main()

@@ -21,7 +21,7 @@ from tests.contexts import make_forward, make_rollout
 from tests.tiny_classifier import save_tiny_classifier
 from trl_grpo_ext import available, load_advantage_hooks, load_group_filter, load_loss_aggregation, load_rewards
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.guard.calls import checked_scores
+from trl_grpo_ext.guard.calls import check_scores
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 from trl_grpo_ext.testing import Report, check
@@ -130,7 +130,7 @@ def test_a_reward_gives_one_number_per_completion_whatever_the_completion(
     for completions in (texts, [[{"role": "assistant", "content": text}] for text in texts]):
         columns: dict[str, Any] = {"prompts": ["p"] * len(texts), **columns_of(len(texts))}
         returned = reward(completions=completions, completion_ids=[[1] * len(t) for t in texts], **columns)
-        scores = checked_scores(returned, len(texts), info.name)
+        scores = check_scores(returned, len(texts), info.name)
         assert isinstance(returned, list)
         if info.name not in OFTEN_SILENT:
             assert all(isinstance(score, float) and math.isfinite(score) for score in scores)

@@ -145,7 +145,7 @@ def test_the_response_log_has_every_response_with_its_delta(lecture_model: Path,
     file = tmp_path / "log.txt"
     chosen = {**LECTURE_SETTINGS, **experiments.naive_settings("naive, centred"), "max_steps": 6}
     log = ResponseLog(file=str(file), every=5)
-    trainer = study.trained(LECTURE_TASK, LECTURE_ROWS, lecture_model, 1, chosen, watching=[log])
+    trainer = study.train_once(LECTURE_TASK, LECTURE_ROWS, lecture_model, 1, chosen, watching=[log])
     steps = re.split(r"^step = ", file.read_text(), flags=re.MULTILINE)[1:]
     assert [int(step.split(",")[0]) for step in steps] == [0, 5]
     tokenizer, model = trainer.processing_class, AutoModelForCausalLM.from_pretrained(lecture_model)
@@ -180,4 +180,4 @@ def test_a_command_without_its_markers_on_the_page_stops(tmp_path: Path) -> None
     page = tmp_path / "page.md"
     page.write_text("nothing")
     with pytest.raises(SystemExit, match="has no place for them: a line <!-- naive -->"):
-        study.study_report.put(page, "naive", "x")
+        study.study_report.write_block(page, "naive", "x")

@@ -28,9 +28,9 @@ from bench.gpu import (
     Work,
     all_sections,
     code_hash,
-    known,
     page,
-    quoting,
+    quote_in_header,
+    read_figures,
 )
 
 ANSWER = """
@@ -51,7 +51,7 @@ def work(path: Path, section: Section, *, code: str = "1", minutes: float = 1.0,
     options = argparse.Namespace(tiny=False, device="cpu", again=again)
     here = Here("a device", {"torch": "9"}, code, "a command")
     path.parent.mkdir(exist_ok=True)
-    return Work(path, (section,), known(path), here, options, time.monotonic() + 60 * minutes, path.parent)
+    return Work(path, (section,), read_figures(path), here, options, time.monotonic() + 60 * minutes, path.parent)
 
 
 def measured(path: Path, section: Section, **how: Any) -> list[str]:
@@ -67,17 +67,19 @@ def cells(path: Path) -> dict[str, list[str]]:
 
 
 def test_the_page_of_the_repository_is_what_the_script_makes_of_its_figures() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(all_sections(), known(PAGE))
+    assert PAGE.read_text(encoding="utf-8") == page(all_sections(), read_figures(PAGE))
 
 
 def test_the_headers_of_run_files_say_what_the_page_does(tmp_path: Path) -> None:
     for name, quotes in QUOTED.items():
         file = ROOT / "recipes" / "configs" / name
-        assert file.read_text(encoding="utf-8") == quoting(file, known(PAGE))
+        assert file.read_text(encoding="utf-8") == quote_in_header(file, read_figures(PAGE))
         columns = {section.name: (section.rows, section.columns) for section in SECTIONS}
         assert all(row in columns[section][0] and column in columns[section][1] for section, row, column, _ in quotes)
     found = {"5": {"run": {"device": "a device", "rows": {"generation": {"seconds": 31.04, "reserved, GB": None}}}}}
-    assert "\n# On a GPU (docs/gpu.md): generation 31 s; a device.\nNot" in quoting(file, found).replace("# Not", "Not")
+    assert "\n# On a GPU (docs/gpu.md): generation 31 s; a device.\nNot" in quote_in_header(file, found).replace(
+        "# Not", "Not"
+    )
 
 
 def test_a_header_that_quotes_the_page_does_not_make_it_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -183,7 +185,10 @@ def test_all_sections_on_the_cpu_and_an_interrupted_call_goes_on(tmp_path: Path)
     first.send_signal(signal.SIGTERM)
     first.communicate()
     assert first.returncode == 128 + signal.SIGTERM
-    assert {name for name, runs in known(path).items() if any(run["done"] for run in runs.values())} == {"1", "2"}
+    assert {name for name, runs in read_figures(path).items() if any(run["done"] for run in runs.values())} == {
+        "1",
+        "2",
+    }
 
     runs_left = sum(len(section.runs) for section in SECTIONS) - 2
     for arguments, runs in (([], runs_left), (["--learn"], 4)):
@@ -195,7 +200,7 @@ def test_all_sections_on_the_cpu_and_an_interrupted_call_goes_on(tmp_path: Path)
             said = done.stdout
             assert f"{expected} run(s) to make" in said, said
         assert "complete" in said
-    found = known(path)
+    found = read_figures(path)
     for section in (*SECTIONS, *LEARN):
         assert {name for name, run in found[section.name].items() if run["done"]} == {r.name for r in section.runs}
         rows = {row: figures for run in found[section.name].values() for row, figures in run["rows"].items()}

@@ -50,7 +50,7 @@ class AmbiguousPluginError(PluginError, LookupError):
 
 
 class BrokenPluginError(PluginError, ImportError):
-    """The plugin was asked for, and importing it or reading its attribute failed. The cause is chained."""
+    """A selected plugin could not be imported, or its module lacks the attribute. The cause is chained."""
 
 
 class PluginTypeError(PluginError, TypeError):
@@ -77,8 +77,8 @@ class PluginOutputError(TRLGRPOExtError, ValueError):
     """A plugin ran and returned something that breaks its contract: wrong shape, not finite, off the mask.
 
     Attributes:
-        breaks: Which part of the contract, as the conformance kit's rules are called ("shape", "finite", "mask", ...);
-            None where nobody said.
+        breaks: The part of the contract, named as the conformance kit names its rules ("shape", "finite", "mask", ...);
+            None if unknown.
     """
 
     breaks: str | None = None
@@ -94,23 +94,23 @@ class PluginRunError(TRLGRPOExtError, RuntimeError):
 
 
 class UpstreamError(TRLGRPOExtError, RuntimeError):
-    """The installed TRL is not one that this package can stand on."""
+    """This package does not work with the installed TRL."""
 
 
 class SelfCheckError(UpstreamError):
-    """The pieces recovered from TRL's loss do not add up to TRL's loss; training must not go on."""
+    """The terms recovered from TRL's loss do not add up to that loss; training stops."""
 
 
 class EngineError(TRLGRPOExtError, RuntimeError):
-    """The run is not the one that was asked for: another engine, number of processes, precision or quantisation."""
+    """The run differs from what was requested: in its engine, number of processes, precision or quantisation."""
 
 
 class AlignmentError(TRLGRPOExtError, ValueError):
-    """A completion's tokens cannot be matched with its text, so character spans have no tokens."""
+    """A completion's tokens cannot be matched with its text, so spans cannot be mapped to tokens."""
 
 
 class CheckpointError(TRLGRPOExtError, OSError):
-    """A checkpoint could not be written or found; what was there before is as it was."""
+    """A checkpoint could not be written or found; existing files are unchanged."""
 
 
 class ManifestError(TRLGRPOExtError, ValueError):

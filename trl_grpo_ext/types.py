@@ -1,4 +1,4 @@
-"""Everything a plugin author meets: the two contexts, the totals, and the four protocols, on one page.
+"""The interface for plugin authors on one page: two contexts, the totals and four protocols.
 
 Dimensions: `B` completions on this rank, `N` completions of the generation batch on all ranks, `G` completions of one
 prompt (a group), `Q` prompts, `K` reward functions, `P` prompt tokens, `T` completion tokens (padded on the right).
@@ -46,17 +46,17 @@ __all__ = [
 ]
 
 CONTRACT_VERSION = 2
-"""Raised when a field of `Rollout`, `Forward` or `Totals` changes its meaning, or when something more is asked of a
-plugin; adding a field does not raise it. Version 2: advantage hooks with `on_rollout` say their `role`, rewards are
-those after the shapers, and `Forward.zero_variance_B` asks the advantages."""
+"""Goes up when a field of `Rollout`, `Forward` or `Totals` changes its meaning, or when plugins must do more; not when
+a field is added. Version 2: advantage hooks with `on_rollout` declare their `role`, rewards are those after the
+shapers, and the advantages decide `Forward.zero_variance_B`."""
 
 
 Span = tuple[int, int, float]
-"""`(start, end, value)`: the characters `text[start:end]` of a completion, and what they are worth."""
+"""`(start, end, value)`: the value of the characters `text[start:end]` of a completion."""
 
 TurnSpan = tuple[int, int, int | None, float]
-"""`(turn, start, end, value)`: the characters `content[start:end]` of the completion's `turn`-th assistant message,
-counted from 0. An `end` of None is the whole turn, its tool calls and special tokens among it, whatever `start` is."""
+"""`(turn, start, end, value)`: the value of the characters `content[start:end]` of the completion's `turn`-th assistant
+message, counted from 0. If `end` is None, the span is the whole turn, with its tool calls and special tokens."""
 
 NEEDS = ("old_logps", "old_entropies", "ref_logps", "sampling_logps", "offsets", "entropies", "several_updates")
 """What a hook may list in its `needs`."""
@@ -67,24 +67,24 @@ ROLES: Mapping[str, str] = {
     "transform": "on_rollout",
     "forward": "on_forward",
 }
-"""The roles of advantage hooks, in the order in which they act, and the method that each must have."""
+"""The roles of advantage hooks, in the order in which they act, and the method that each requires."""
 
 
 class SpanScore(float):
-    """A completion's reward that also says which characters earned it. To plain TRL it is the number that it is.
+    """A completion's reward, with the characters that earned it. Plain TRL sees an ordinary float.
 
     Args:
         value: The reward.
-        spans: `(start, end, value)` each, in characters of the completion's text; of a list of messages, in characters
-            of the last assistant message that has any. Or `(turn, start, end, value)`, in characters of the
-            `turn`-th assistant message, counted from 0; with None for `end` it is that whole turn. The spans' values
-            need not sum to the reward; what they are used for is the hook's affair (`span_credit`, `process_rewards`).
+        spans: Either `(start, end, value)`, in characters of the completion's text (for a list of messages: of the last
+            assistant message that has content), or `(turn, start, end, value)`, in characters of the `turn`-th
+            assistant message, counted from 0, where an `end` of None means the whole turn. The values need not sum to
+            the reward; the hook decides how to use them (`span_credit`, `process_rewards`).
     """
 
     spans: tuple[Span | TurnSpan, ...]
 
     def __new__(cls, value: float, spans: Sequence[Span | TurnSpan] = ()) -> SpanScore:
-        """Make the number, and keep the spans beside it."""
+        """Make the number and attach the spans."""
         score = super().__new__(cls, value)
         score.spans = tuple(_checked_span(*span) for span in spans)
         return score
@@ -103,15 +103,15 @@ def _checked_span(*span: Any) -> Span | TurnSpan:
 
 
 class TurnScores(SpanScore):
-    """A completion's reward that has a value for each of its turns. To plain TRL it is the number that it is.
+    """A completion's reward, with a value for each turn. Plain TRL sees an ordinary float.
 
     Args:
-        turns: The values, that of the first assistant message first. Turns after the last of them have 0.
+        turns: The values, in the order of the assistant messages. Turns without a value get 0.
         value: The reward; by default the sum of the values.
     """
 
     def __new__(cls, turns: Sequence[float], value: float | None = None) -> TurnScores:
-        """Make the number, and keep the values beside it, as spans that are whole turns."""
+        """Make the number and attach the values, as spans of whole turns."""
         spans: list[TurnSpan] = [(number, 0, None, worth) for number, worth in enumerate(turns)]
         score = super().__new__(cls, math.fsum(turns) if value is None else value, spans)
         assert isinstance(score, TurnScores)
@@ -128,14 +128,14 @@ class ToolCall:
     """One tool call of a turn.
 
     Attributes:
-        name: Of the tool; empty where it cannot be read.
-        arguments: As they were parsed; None where they cannot be.
-        outcome: "returned", "raised" (the tool raised, or there is none of that name), "unparsed" (what the model wrote
-            is no call that can be read), "not_run" (the completion ended before, or another call of the turn could not
-            be read), or "unknown" (of several calls of one asynchronous tool, some raised, and which cannot be known).
-        result: What came back, as text; None where nothing did or it is not known what.
-        tokens: `(first, end)`, the completion's tokens that are the call, its markers among them. The whole turn where
-            the tokenizer has no `response_template` to find it by.
+        name: The tool's name; empty if it cannot be read.
+        arguments: The parsed arguments; None if they cannot be parsed.
+        outcome: "returned", "raised" (the tool raised, or no tool has that name), "unparsed" (the model wrote something
+            that cannot be read as a call), "not_run" (the completion ended first, or another call of the turn could not
+            be read), or "unknown" (some of several calls of one asynchronous tool raised, and it is unclear which).
+        result: The tool's answer as text; None if there is none or it is not known.
+        tokens: `(first, end)`, the completion's tokens that make up the call, markers included. The whole turn if the
+            tokenizer has no `response_template` to locate the call.
     """
 
     name: str
@@ -152,18 +152,18 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the model wrote from one answer of a tool, an environment or the user to the next.
+    """What the model wrote between two answers of a tool, an environment or the user.
 
     Attributes:
-        number: Of the turn, from 0: its tokens have it in `Rollout.turns_B_T`.
-        tokens: `(first, end)` in the completion; the turn has all from the first on and none from `end` on.
+        number: The turn's number, from 0, as in `Rollout.turns_B_T`.
+        tokens: `(first, end)` in the completion; `end` is not part of the turn.
         text: Their text, without special tokens.
-        characters: `(start, end)` of it in the completion's text.
-        content: `(start, end)` of the message's content in the completion's text; None where there is no message of
-            the turn, as of a rollout function, or its content has no place of its own in the text.
-        calls: The tool calls that it made.
-        observation: The text of what came after it, up to the next turn, as the chat template has written it, without
-            special tokens; empty where nothing did.
+        characters: `(start, end)` of that text in the completion's text.
+        content: `(start, end)` of the message's content in the completion's text; None if the turn has no message (as
+            with a rollout function), or if its content cannot be located in the text.
+        calls: The turn's tool calls.
+        observation: The text between this turn and the next, as the chat template wrote it, without special tokens;
+            empty if there is none.
     """
 
     number: int
@@ -176,19 +176,19 @@ class Turn:
 
     @property
     def failed(self) -> bool:
-        """Whether one of its calls failed."""
+        """Whether any of its calls failed."""
         return any(call.failed for call in self.calls)
 
 
 def span_reward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a reward function of one that returns spans: a completion's reward is the sum of its spans' values.
+    """Turn a function that returns spans into a reward function: a completion's reward is the sum of its spans' values.
 
     Args:
-        function: Takes what a reward function takes and returns, for each completion, a list of
-            spans as `SpanScore` takes them, or None where it has nothing to say. It may be async.
+        function: Takes a reward function's arguments and returns, for each completion, a list of spans as in
+            `SpanScore`, or None for no reward. It may be async.
 
     Returns:
-        A reward function, async if `function` is, of `SpanScore`s, which plain TRL takes as the numbers that they are.
+        A reward function (async if `function` is) that returns `SpanScore`s, which plain TRL treats as floats.
     """
 
     def scores(rows: Sequence[Sequence[Span | TurnSpan] | None]) -> list[SpanScore | None]:
@@ -211,11 +211,11 @@ def span_reward(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """Counts over one optimizer step: its part of the generation batch, on all ranks and micro-batches.
+    """Counts over one optimizer step: its part of the generation batch, over all ranks and micro-batches.
 
     Attributes:
         tokens: Completion tokens that count in the loss.
-        sequences: Completions; those whose mask is empty count too.
+        sequences: Completions, including those with an empty mask.
         micro_batches: Loss forwards of one rank in this step.
     """
 
@@ -226,19 +226,19 @@ class StepTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Counts over one generation batch on all ranks: what an aggregation may divide by, however the batch is cut.
+    """Counts over one generation batch on all ranks: denominators that do not depend on how the batch is cut.
 
     Attributes:
         tokens: Completion tokens that count in the loss (on the loss mask), over all ranks.
-        sequences: Completions over all ranks, `N`. Completions whose mask is empty count here too, as in TRL.
+        sequences: Completions over all ranks, `N`, including those with an empty mask, as in TRL.
         prompts: Groups over all ranks, `Q = N / G`.
         max_completion_length: The generation limit, in tokens.
         processes: Number of ranks.
-        micro_batches: Loss forwards that one rank cuts this generation batch into.
-        optimizer_steps: Optimizer steps that one pass over this generation batch makes,
-            `steps_per_generation / gradient_accumulation_steps`. A half where a step takes two generation batches.
-        step: Counts of the optimizer step at hand, for `reduce`. None for `weights`, which runs before TRL shuffles the
-            batch and deals its rows to the steps.
+        micro_batches: Loss forwards of one rank in this generation batch.
+        optimizer_steps: Optimizer steps in one pass over this generation batch,
+            `steps_per_generation / gradient_accumulation_steps`: one half if a step spans two generation batches.
+        step: Counts of the current optimizer step, for `reduce`. None for `weights`, which runs before TRL shuffles the
+            batch and distributes its rows over the steps.
     """
 
     tokens: int
@@ -264,7 +264,7 @@ def _no_turns(row: int) -> Sequence[Turn]:
 
 
 def turn_numbers(wrote_B_T: torch.Tensor) -> torch.Tensor:
-    """Number the runs of tokens that the model wrote, from 0 in each row; -1 elsewhere, integer.
+    """Number each row's runs of model-written tokens from 0; -1 elsewhere, integer.
 
     Args:
         wrote_B_T: Whether the model wrote a token, bool.
@@ -282,63 +282,61 @@ class Rollout:
         prompts: The `B` prompts as the dataset gives them (strings or lists of messages).
         completions: The `B` completions as reward functions get them (strings or lists of messages).
         columns: The dataset's other columns, each a list of `B` values.
-        texts: The completions' texts, `B` strings: what a reward function sees, or, of a list of messages, the content
-            of all of them, one after the other. Spans count its characters.
+        texts: The completions' texts, `B` strings: the completion itself or, for a list of messages, their contents
+            joined. Spans count its characters.
         prompt_ids_B_P: Prompt tokens, padded on the left.
         prompt_mask_B_P: 1.0 where there is a prompt token.
         completion_ids_B_T: Completion tokens, padded on the right.
-        mask_B_T: Loss mask as a float tensor, 1.0 where a token counts (completion, not written by a tool, not cut
-            away by `mask_truncated_completions`) and 0.0 elsewhere.
-        completion_mask_B_T: 1.0 where there is a completion token, whoever wrote it and whether it counts or not.
+        mask_B_T: Loss mask as a float tensor: 1.0 where a token counts (part of the completion, not written by a tool,
+            not removed by `mask_truncated_completions`), else 0.0.
+        completion_mask_B_T: 1.0 at every completion token, whoever wrote it, in the loss or not.
         tool_mask_B_T: 1.0 where the model wrote the token and 0.0 where a tool or an environment did; None without
             tools.
-        turns_B_T: The number of the turn that wrote a token, from 0, and -1 where the model did not write it, integer.
-            A turn is what the model wrote between two answers of a tool or an environment; without these, the whole
-            completion is turn 0.
-        turns: For a row, its turns with their texts, tool calls and results. Raises where the completion's messages and
-            its tokens cannot be matched.
+        turns_B_T: The number of a token's turn, from 0; -1 where the model did not write the token. Integer. Answers of
+            a tool or an environment separate turns; without them the whole completion is turn 0.
+        turns: Returns a row's turns with their texts, tool calls and results. Raises if the completion's messages
+            cannot be matched with its tokens.
         truncated_B: Whether a completion ended at the limit, without an end-of-sequence token.
-        rewards_B_K: Each function's reward; NaN where the function returned None. Each shaper has a column of its own
-            after the functions', with what it added; NaN where no function gave a value.
+        rewards_B_K: Each function's reward; NaN where the function returned None. After them, a column per shaper with
+            what it added; NaN where no function gave a value.
         reward_names: The `K` names.
         reward_weights_K: The `K` weights; 1 for shapers.
-        rewards_B: Weighted sum over the columns that have a value, so the reward after the shapers; NaN where no
-            function gave one. For a shaper, the reward after the shapers before it.
-        raw_rewards_B: Weighted sum of the reward functions alone: `rewards_B` before any shaper.
-        token_rewards_B_T: What shapers added token by token, zero off the mask; its sums over the tokens are in
-            `rewards_B`. None where no shaper gave tokens their own.
-        reward_spans: By name of a reward function that returned `SpanScore`s, on whichever rank, each completion's
-            spans; None where the function had nothing to say, empty where it gave a plain number. Functions that return
-            plain numbers only are not in here. Reading one raises where a completion's text cannot be found in its
-            tokens.
-        reward_turns: By name of a reward function that returned `TurnScores`, on whichever rank, each completion's
-            values, one for each of its turns; None where the function gave a plain number, or None. The functions in
-            here are in `reward_spans` too, their turns as spans.
+        rewards_B: The reward after the shapers: the weighted sum over the columns that have a value; NaN where no
+            function gave one. A shaper sees the reward after the shapers before it.
+        raw_rewards_B: `rewards_B` before any shaper: the weighted sum of the reward functions alone.
+        token_rewards_B_T: What shapers added to each token, zero off the mask; its sums over tokens are part of
+            `rewards_B`. None if no shaper rewards single tokens.
+        reward_spans: Each completion's spans, by the name of the reward function that returned them as `SpanScore`s (on
+            any rank); None where it returned None, empty where it returned a plain number. Functions that only return
+            plain numbers are missing. Reading an entry raises if a completion's text cannot be found in its tokens.
+        reward_turns: Each completion's values, one per turn, by the name of the reward function that returned them as
+            `TurnScores` (on any rank); None where it returned a plain number or None. `reward_spans` has the same
+            functions, with their turns as spans.
         group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
-        group_baselines_B: Mean of `rewards_B` over the completion's group, whichever ranks its members are on; NaN
-            where none of them has a reward. The mean of equal rewards is that very number.
+        group_baselines_B: Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a
+            reward. The mean of equal rewards is exactly that number.
         num_generations: `G`.
         totals: Counts over all ranks.
-        old_logps_B_T: Log-probabilities under the policy that generated, where TRL has computed them, or where a hook
-            has "old_logps" among its `needs`.
-        old_entropies_B_T: Entropies of the next-token distributions of the policy that generated, in nats, where a hook
-            has "old_entropies" among its `needs`.
-        ref_logps_B_T: Log-probabilities under the reference policy, where TRL has computed them, or where a hook has
-            "ref_logps" among its `needs`.
-        sampling_logps_B_T: Log-probabilities that the sampler (vLLM, a rollout function) reported.
-        teacher_logps_B_T: By the name in a hook's `teachers`, log-probabilities under that model.
+        old_logps_B_T: Log-probabilities under the policy that generated; None unless TRL computes them or a hook lists
+            "old_logps" in its `needs`.
+        old_entropies_B_T: Entropies of that policy's next-token distributions, in nats; None unless a hook lists
+            "old_entropies" in its `needs`.
+        ref_logps_B_T: Log-probabilities under the reference policy; None unless TRL computes them or a hook lists
+            "ref_logps" in its `needs`.
+        sampling_logps_B_T: Log-probabilities reported by the sampler (vLLM, a rollout function).
+        teacher_logps_B_T: Log-probabilities under each of the hooks' `teachers`, by its name there.
         advantages_B_T: For an aggregation, the advantages after the rollout stage of the hooks, zero off the mask. None
-            for a hook, which is handed them as its argument.
+            for a hook, which gets them as its argument.
         step: Optimizer steps done so far.
         training: False in evaluation.
         tokenizer: The tokenizer of the policy.
-        gather: Concatenates a tensor `(B,)` or `(B, T)` over all ranks to `(N,)` or `(N, T')`, in rank order; `T'` is
-            the largest `T` of all ranks and what is added is zero. Every rank must call it equally often: the run
-            stops with an error, and does not hang, where they don't.
-        local_rows: Where this rank's rows stand in a gathered tensor.
-        offsets: For a row, the characters `(start, end)` of `texts[row]` that each of its completion tokens wrote.
-            A character whose bytes are cut over several tokens belongs to all of them; a token that wrote no character
-            (a special token) has an empty range. Raises where the tokens cannot be matched with the text.
+        gather: Concatenates a tensor `(B,)` or `(B, T)` over all ranks to `(N,)` or `(N, T')`, in rank order, padded
+            with zeros to the largest `T`, `T'`. Every rank must call it equally often; otherwise the run stops with an
+            error instead of hanging.
+        local_rows: This rank's rows in a gathered tensor.
+        offsets: Returns, for a row, the characters `(start, end)` of `texts[row]` that each completion token wrote. A
+            character split over several tokens belongs to all of them; a token that wrote no character (a special
+            token) has an empty range. Raises if the tokens cannot be matched with the text.
     """
 
     prompts: Sequence[Any]
@@ -380,7 +378,7 @@ class Rollout:
     offsets: Callable[[int], Sequence[tuple[int, int]]] = _no_offsets
 
     def __post_init__(self) -> None:
-        """Where nothing else is said, no shaper has acted, and the turns are those of the masks."""
+        """By default no shaper has acted, and the masks determine the turns."""
         if vars(self)["raw_rewards_B"] is None:
             object.__setattr__(self, "raw_rewards_B", self.rewards_B)
         if vars(self)["turns_B_T"] is None:
@@ -391,18 +389,18 @@ class Rollout:
 
     @property
     def lengths_B(self) -> torch.Tensor:
-        """Number of tokens that count, per completion, `(B,)`, as a float tensor."""
+        """Number of tokens in the loss per completion, `(B,)`, as a float tensor."""
         return self.mask_B_T.sum(dim=1)
 
     def span_values(self, spans: Sequence[Sequence[Span] | None]) -> torch.Tensor:
         """Map characters to tokens: every token that wrote a character of a span gets the span's value.
 
         Args:
-            spans: For each of the `B` completions, its spans `(start, end, value)`; None is no span. Where spans
-                overlap their values add up.
+            spans: For each of the `B` completions, its spans `(start, end, value)`; None means none. Values of
+                overlapping spans add up.
 
         Returns:
-            `(B, T)`, zero where no span is.
+            `(B, T)`, zero outside the spans.
 
         Raises:
             PluginOutputError: There is not one list per completion, a span is outside its text, or its value is not
@@ -435,22 +433,22 @@ class Rollout:
 class Forward:
     """One micro-batch at its loss forward: the context of `on_forward`. All tensors are detached.
 
-    TRL shuffles the generation batch after the rollout stage, so a row here is not that row of the `Rollout`, and the
-    rows of one group may be in different micro-batches. What is known of a row from the rollout comes along.
+    TRL shuffles the generation batch after the rollout stage, so row `i` here is not row `i` of the `Rollout`, and a
+    group's rows may be in different micro-batches. The fields carry what is known of each row from the rollout.
 
     Attributes:
         logps_B_T: Log-probabilities under the policy being trained.
         entropies_B_T: Entropy of the policy's next-token distribution, in nats.
-        old_logps_B_T: Log-probabilities under the policy that generated; `logps_B_T` itself when TRL has none, which
-            means that the two policies are the same.
-        ref_logps_B_T: Log-probabilities under the reference policy, where there is one.
+        old_logps_B_T: Log-probabilities under the policy that generated; `logps_B_T` itself when TRL has none, because
+            the two policies are the same.
+        ref_logps_B_T: Log-probabilities under the reference policy, if there is one.
         mask_B_T: Loss mask as a float tensor.
         completion_ids_B_T: Completion tokens, padded on the right.
         rewards_B: As in `Rollout`.
         raw_rewards_B: As in `Rollout`.
         group_baselines_B: As in `Rollout`.
-        zero_variance_B: Whether the completion's group is without signal: every advantage of every completion in it was
-            exactly 0 after the rollout stage of the hooks, as where all rewards of the group are equal.
+        zero_variance_B: Whether the completion's group has no signal: all its advantages were exactly 0 after the
+            rollout stage of the hooks, for instance because its rewards are equal.
         step: Optimizer steps done so far.
         training: False in evaluation.
         gather: As in `Rollout`, over this micro-batch of every rank.
@@ -471,7 +469,7 @@ class Forward:
     gather: Callable[[torch.Tensor], torch.Tensor] = _identity
 
     def __post_init__(self) -> None:
-        """Where nothing else is said, no shaper has acted."""
+        """By default no shaper has acted."""
         if vars(self)["raw_rewards_B"] is None:
             object.__setattr__(self, "raw_rewards_B", self.rewards_B)
 
@@ -481,8 +479,8 @@ class Reward(Protocol):
     """How good is this completion? Exactly TRL's contract, so a reward also works in plain TRL.
 
     Called once per generation batch with keyword arguments only: `prompts`, `completions`, `completion_ids` and every
-    other dataset column, plus TRL's `trainer_state`, `log_extra` and `log_metric`; take the rest as `**kwargs`.
-    Returns one number per completion, or None where this reward has nothing to say.
+    other dataset column, plus TRL's `trainer_state`, `log_extra` and `log_metric`. Take the rest as `**kwargs`.
+    Returns one number per completion, or None where the reward does not apply.
     """
 
     def __call__(self, **columns: Any) -> Sequence[float | None]:
@@ -491,7 +489,7 @@ class Reward(Protocol):
 
 
 class AdvantageHook(Protocol):
-    """Which tokens deserve the credit? An object with a `role`, a string, and the method that the role asks for.
+    """Which tokens deserve the credit? An object with a `role` (a string) and that role's method.
 
     | `role` | method | what it does |
     | --- | --- | --- |
@@ -500,36 +498,38 @@ class AdvantageHook(Protocol):
     | `"transform"` | `on_rollout` | changes the advantages that come in; any number of them |
     | `"forward"` | `on_forward` | changes them at each loss forward; any number of them |
 
-    Hooks act in this order, those of one role in the order selected. Without an estimator TRL's own advantages stand;
-    with a shaper they are those that TRL makes of the shaped rewards. `role` is an attribute of the class, or of the
-    object where a parameter decides it. A hook that has `on_rewards` alone is a shaper and one that has `on_forward`
-    alone a forward hook, without saying so. Estimators and transforms may have `on_forward` too.
+    Hooks act in this order; hooks of one role act in the order selected. Without an estimator, TRL's own advantages
+    stand, made from the shaped rewards if there is a shaper. `role` is an attribute of the class, or of the object if a
+    parameter decides it. A hook with only `on_rewards` is a shaper and one with only `on_forward` a forward hook; these
+    need no `role`. Estimators and transforms may have `on_forward` too.
 
-    `on_rewards` and `on_rollout` run once per generation batch, `on_forward` at each loss forward, after all of these.
-    `on_rewards` returns what is added to each completion's reward, `(B,)`, or `(B, T)` to be summed over the tokens
-    that count; it sees `rollout.advantages_B_T` as None. The others take and return advantages `(B, T)`; values off the
-    mask are ignored. `on_rollout` may also return spans, for each completion a list of `(start, end, value)` or None:
-    their values are then added to the advantages of the tokens that wrote those characters, or, of an estimator, to 0.
+    `on_rewards` and `on_rollout` run once per generation batch, `on_forward` at each loss forward.
 
-    Further attributes are read where a hook has them:
+    `on_rewards` returns what it adds to each completion's reward: `(B,)`, or `(B, T)`, summed over the tokens that
+    count. It sees `rollout.advantages_B_T` as None. The others take and return advantages `(B, T)`; values off the mask
+    are ignored. `on_rollout` may also return spans: for each completion a list of `(start, end, value)`, or None. Their
+    values are added to the incoming advantages of the tokens that wrote those characters (an estimator starts from 0).
 
-    - `last = True`, of a transform: it is a mask. It acts after the other transforms, and the tokens that it gives 0
-      have 0 after the forward stage too. To know these it is run on advantages of 1 and of -1 as well, so it may look
-      at the sign of an advantage, but not at its size. Of a forward hook: it acts after the other forward hooks.
-    - `makes_signal = True`, of a forward hook: it gives groups without signal (`Forward.zero_variance_B`) advantages.
-    - `signal_everywhere = True`, of a hook before the forward stage: it gives every completion an advantage, so that
-      hooks with `makes_signal` are refused.
-    - `masks_zero_variance = True`, of a mask: it masks the groups without signal, so that these are refused too.
-    - `uses_total_reward = False`, of an estimator: it does not read `rollout.rewards_B`, so that shapers are refused.
-    - `needs`: names out of `NEEDS`. The run is refused at construction where one of them cannot be had;
-      log-probabilities that TRL does not compute are computed once more.
+    Optional attributes:
+
+    - `last = True` makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0
+      after the forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
+      advantage but not at its size. A forward hook with `last = True` acts after the other forward hooks.
+    - `makes_signal = True`: this forward hook gives advantages to groups without signal (`Forward.zero_variance_B`).
+    - `signal_everywhere = True`: this hook, before the forward stage, gives every completion an advantage. It cannot be
+      combined with hooks that have `makes_signal`.
+    - `masks_zero_variance = True`: this mask masks the groups without signal. It cannot be combined with them either.
+    - `uses_total_reward = False`: this estimator does not read `rollout.rewards_B`, so it cannot be combined with
+      shapers.
+    - `needs`: names from `NEEDS`. The trainer is not constructed if one is unavailable; log-probabilities that TRL does
+      not compute cost an extra pass.
     - `teachers`: ids or paths of causal language models whose log-probabilities the hook reads from
       `rollout.teacher_logps_B_T`.
-    - `per_group = True`: `on_rewards` and `on_rollout` look at each group by itself and remember nothing, so that a
-      group has the same advantages whatever else is in the batch. `resample` asks for it of shapers, and of all hooks
-      where its filter reads their advantages.
-    - `per_completion = True`: `on_forward` looks at each completion by itself, so that compact updates may put other
-      completions beside it.
+    - `per_group = True`: `on_rewards` and `on_rollout` treat each group on its own and keep no state, so a group's
+      advantages do not depend on the rest of the batch. `resample` requires it of shapers, and of all hooks if its
+      filter reads advantages.
+    - `per_completion = True`: `on_forward` treats each completion on its own, so compact updates may put other
+      completions next to it.
     - `state_dict()` and `load_state_dict(state)`: what must survive a checkpoint, as a mapping of JSON values.
     """
 
@@ -551,13 +551,13 @@ class LossAggregation(Protocol):
 
     `weights` is the common form. It runs once per generation batch and returns non-negative weights, zero off the
     mask. The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut.
-    Where the batch feeds several optimizer steps, each step's part is multiplied to the size of the whole. With
-    `per_step = True` it is not: `Σ w·l` over a step's tokens is that step's loss, as a sum without a divisor wants it.
+    If the batch feeds several optimizer steps, each step's part is scaled up to the size of the whole, unless the
+    object has `per_step = True`: then `Σ w·l` over a step's tokens is that step's loss, as for a sum without a divisor.
 
-    `reduce` is for what needs the losses themselves. It runs at each loss forward on one micro-batch and returns a
-    scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch is cut,
-    unless it divides by `totals.step`, as `token_mean_step` does. An object with `needs_step_totals = True` is refused
-    at construction in runs whose optimizer steps don't lie within one generation batch, where these don't exist.
+    `reduce` is for aggregations that need the losses themselves. It runs at each loss forward on one micro-batch and
+    returns a scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch
+    is cut, unless it divides by `totals.step`, as `token_mean_step` does. `totals.step` exists only if each optimizer
+    step lies within one generation batch; other runs refuse an object with `needs_step_totals = True` at construction.
     """
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
@@ -572,29 +572,28 @@ class LossAggregation(Protocol):
 class GroupFilter(Protocol):
     """Which groups are worth training on? An object with `keep`, for `resample`.
 
-    It sees what was sampled in one round, and decides for each group whether it is trained on. Groups that are not
-    kept make way for others, sampled from further prompts.
+    It sees what was sampled in one round and decides for each group whether to train on it. Further prompts are sampled
+    in place of dropped groups.
 
-    Further attributes are read where a filter has them:
+    Optional attributes:
 
-    - `reads_advantages = True`: it sees `rollout.advantages_B_T`, as they are after the rollout stage of the hooks; for
-      others these are None. The hooks then run in each round, so every one of them must look at each group by itself
-      (`per_group`).
-    - `needs`: as of a hook.
+    - `reads_advantages = True`: it sees `rollout.advantages_B_T` after the rollout stage of the hooks; other filters
+      see None. The hooks then run in each round, so all of them must have `per_group`.
+    - `needs`: as for a hook.
     """
 
     def keep(self, rollout: Rollout) -> torch.Tensor | Sequence[bool | str]:
-        """Say of each completion whether its group is kept: the same for all of a group, on whichever rank.
+        """Decide for each completion whether to keep its group.
 
         Returns:
-            `(B,)`, bool; or a list of `B` values, each True to keep, False to drop, or a few words to drop and say why:
-            these are counted under `groups/dropped/<words>`.
+            `(B,)`, bool; or a list of `B` values: True to keep, False to drop, or a few words to drop and say why,
+            counted under `groups/dropped/<words>`.
         """
         ...
 
 
 def implements(plugin: object, method: str) -> bool:
-    """Whether a plugin really has a method: a stub inherited from one of the protocols above does not count."""
+    """Whether a plugin has a method of its own; a stub inherited from one of the protocols above does not count."""
     try:
         found = getattr(plugin, method, None)
     except Exception:  # a property that raises is no method
@@ -607,15 +606,15 @@ HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
 
 
 def role_of(hook: Any, subject: str | None = None) -> str:
-    """The role of an advantage hook: what its `role` says, or the one that its only method can have.
+    """The role of an advantage hook: its `role`, or the only one that fits its methods.
 
     Args:
         hook: An advantage hook.
         subject: What messages call it.
 
     Raises:
-        PluginContractError: It says none and may have several, says one that there is not, or lacks the method of its
-            role; or `last` is set where it means nothing. The message says what to write.
+        PluginContractError: It has no `role` and several would fit, or an unknown one, or lacks its role's method; or
+            `last` is set where it means nothing. The message says what to write.
     """
     subject = subject or f"The advantage hook {getattr(hook, '__name__', type(hook).__name__)!r}"
     has = [method for method in HOOK_METHODS if implements(hook, method)]
@@ -626,34 +625,34 @@ def role_of(hook: Any, subject: str | None = None) -> str:
             role = only[has[0]]
         else:
             raise PluginContractError(
-                f"{subject} has {' and '.join(has) or 'no method of a hook'} and no role, which version 2 of the "
-                'contract asks for. Write role = "estimator" in its class if it makes advantages out of the rewards '
-                'and does not look at those that come in, or role = "transform" if it changes those.'
+                f"{subject} has {' and '.join(has) or 'no hook method'} and no role, which version 2 of the "
+                'contract requires. Write role = "estimator" in its class if it computes advantages from the rewards '
+                'and ignores the incoming ones, or role = "transform" if it changes the incoming ones.'
             )
     if not isinstance(role, str) or role not in ROLES:
         raise PluginContractError(f"{subject} has role = {role!r}; it must be one of {', '.join(map(repr, ROLES))}.")
     if ROLES[role] not in has:
         raise PluginContractError(
-            f"{subject} has role = {role!r} and no {ROLES[role]}, which is the method of that role; it has "
-            f"{' and '.join(has) or 'none of a hook'}. Define it, or change the role."
+            f"{subject} has role = {role!r} but not that role's method, {ROLES[role]}; it has "
+            f"{' and '.join(has) or 'no hook method'}. Define it, or change the role."
         )
     allowed = {"shaper": ("on_rewards",), "forward": ("on_forward",)}.get(role, ("on_rollout", "on_forward"))
     if others := [method for method in has if method not in allowed]:
         fits = " or ".join(repr(name) for name, method in ROLES.items() if method == others[0])
         raise PluginContractError(
-            f"{subject} has role = {role!r} and {others[0]} as well, which would never run. Take it out, offer it as a "
-            f"hook of its own, or make the role {fits}."
+            f"{subject} has role = {role!r} and {others[0]} as well, which would never run. Remove it, move it to a "
+            f"separate hook, or make the role {fits}."
         )
     if getattr(hook, "last", False) and role not in ("transform", "forward"):
         raise PluginContractError(
-            f"{subject} has last = {hook.last!r} and role = {role!r}: only transforms and forward hooks are ordered. "
-            "Take `last` out."
+            f"{subject} has last = {hook.last!r} and role = {role!r}: `last` is for transforms and forward hooks. "
+            "Remove it."
         )
     return role
 
 
 def acting_order(hook: Any) -> tuple[int, bool]:
-    """Where an advantage hook acts, to sort by: by role, the `last` ones of a role after the others.
+    """The sort key for an advantage hook: by role, and within a role the `last` ones after the others.
 
     Raises:
         PluginContractError: As `role_of`.

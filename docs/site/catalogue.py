@@ -10,7 +10,7 @@ from typing import Any
 
 import trl_grpo_ext
 from trl_grpo_ext import available
-from trl_grpo_ext.plugins.description import PluginDocs, describe, in_yaml
+from trl_grpo_ext.plugins.description import PluginDocs, describe, to_yaml
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 
@@ -183,7 +183,7 @@ def _worked(info: PluginInfo, worked: Worked | None) -> str:
     selected = [worked.selection] if facts.several else worked.selection
     for key in reversed(facts.setting[1:]):
         selected = {key: selected}
-    selection = f"{facts.setting[0]}: {in_yaml(selected)}"
+    selection = f"{facts.setting[0]}: {to_yaml(selected)}"
     parts = [f"```yaml\n{selection}\n```", worked.note, table(["", *columns], rows)]
     if "total" in result:
         parts.append(f"Together, `Σ w·l` is **{shown(result['total'])}**.")

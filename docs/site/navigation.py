@@ -10,7 +10,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Guides": (
         *(
             "writing_plugins",
-            "own_script",
             "rewards",
             "pipelines",
             "agents",

@@ -1,12 +1,12 @@
-"""Word problems of two steps, a calculator, how it is called, and a model that knows how but seldom does it.
+"""Word problems of two steps, a calculator, the syntax of its calls, and a model that knows it but seldom uses it.
 
 A completion with calls is a conversation of up to three turns: `<<calc sum=4*17>>`, answered by `=68`, then
 `<<calc sum=23+68>>`, answered by `=91`, then `#### 91`. Train and held-out problems are divided by a hash of their
 template and numbers, as in `embedded/word_problems.py`.
 
-The supervised start goes on from the tiny model in `embedded/model`, which can read and copy. In its first half every
-answer uses the calculator and is right. In its second few do, and a part of these calls is broken: a sum without its
-second number, a tool that does not exist, a call that never closes. The others guess the answer at once.
+The supervised start goes on from the tiny model in `embedded/model`, which can read and copy. At first every answer
+uses the calculator and is right. Then one in four does, and half of these have a broken call: a sum without its second
+number, a tool that does not exist, a call that never closes. The others guess the answer at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 EMBEDDED = Path(__file__).resolve().parents[1] / "embedded" / "model"
 HELDOUT_SHARE = 0.2
 RIGHT_PHASE = 0.6  # of the steps: every answer by right calls
-CALLING, BROKEN = 0.25, 0.35  # of the answers of the second phase that call, and of the calls that are broken
+CALLING, BROKEN = 0.25, 0.5  # of the answers of the second phase that call, and of the calls that are broken
 IGNORE = -100
 _SUM = re.compile(r"\d{1,6}(?:[+*-]\d{1,6}){1,4}")
 
@@ -113,7 +113,7 @@ def draw_problems(split: str, size: int, seed: int) -> list[Problem]:
 
 
 def load_tokenizer(model: str | Path) -> Any:
-    """A character-level tokenizer with the chat template and what it is parsed with."""
+    """A character-level tokenizer with the chat template and the response template."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.response_template = RESPONSE_TEMPLATE
@@ -133,7 +133,7 @@ def right_calls(problem: Problem) -> Said:
 
 
 def some_answer(problem: Problem, rng: random.Random) -> Said:
-    """What the supervised model writes in the end: mostly a guess, at times calls, and some of these broken."""
+    """What the supervised model learns to write: mostly a guess, sometimes calls, and some of these broken."""
     if rng.random() >= CALLING:
         return [(f"#### {max(0, problem.answer + rng.choice((0, 0, -3, 7, 10, -12, 21)))}<eos>", True)]
     if rng.random() >= BROKEN:
@@ -148,9 +148,9 @@ def some_answer(problem: Problem, rng: random.Random) -> Said:
 
 
 def supervised_start(
-    folder: Path, *, steps: int = 400, batch_size: int = 32, learning_rate: float = 1.5e-3, seed: int = 0
+    folder: Path, *, steps: int = 120, batch_size: int = 32, learning_rate: float = 1.5e-3, seed: int = 0
 ) -> None:
-    """Train the embedded model to know the syntax and to use it seldom, and save it with its tokenizer."""
+    """Train the embedded model to know the syntax but seldom use it, and save it with its tokenizer."""
     tokenizer = load_tokenizer(EMBEDDED)
     model = LlamaForCausalLM.from_pretrained(EMBEDDED)
     rng = random.Random(seed)
@@ -170,7 +170,7 @@ def supervised_start(
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        if step % 50 == 0:
+        if step % 20 == 0:
             print(
                 f"supervised step {step:4d}  loss {loss.item():.3f}  {time.perf_counter() - began:4.0f} s", flush=True
             )
@@ -179,7 +179,7 @@ def supervised_start(
 
 
 def encode(tokenizer: Any, said: Sequence[tuple[Problem, Said]]) -> Mapping[str, torch.Tensor]:
-    """A batch in which only what the model writes is learnt."""
+    """A batch with labels only on what the model writes."""
     rows, labels = [], []
     for problem, parts in said:
         (prompt,) = tokenizer.apply_chat_template([problem.row()["prompt"]], return_dict=False)

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-# Said at import time, about nothing that a person running a recipe can act upon.
+# Printed at import time, and nothing that a recipe's user can act upon.
 if not torch.accelerator.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed prints that it found no other
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

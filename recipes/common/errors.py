@@ -1,4 +1,4 @@
-"""Mistakes that a person can correct are one sentence, not a traceback."""
+"""Mistakes that the user can correct become one sentence, not a traceback."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from trl_grpo_ext.errors import ConfigurationError, TRLGRPOExtError
 
 PATIENCE = 10.0
-"""Seconds that the other processes of a run leave to the first one to report what stopped them all."""
+"""Seconds that the other processes give the first one to report what stopped them all."""
 
 
 class RecipeError(TRLGRPOExtError):
-    """Something about the files, the hub or the settings that the person who started the recipe can change."""
+    """A problem with files, the hub or settings that the user can correct."""
 
 
 @contextmanager
-def told_in_a_sentence() -> Iterator[None]:
-    """End the program with status 2 and one line on stderr for mistakes that a person can correct.
+def exit_with_message() -> Iterator[None]:
+    """End the program with status 2 and one line on stderr for mistakes that the user can correct.
 
-    A wrong setting stops all processes alike. The first one reports it, and its end makes the launcher end the others
-    while they wait here. What only one process met (a plugin that failed on its rows, say) it reports itself.
+    A wrong setting stops all processes. The first one reports it, and its exit makes the launcher end the others while
+    they wait here. An error in a single process (a plugin that failed on its rows, say) is reported by that process.
     """
     try:
         yield

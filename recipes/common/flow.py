@@ -1,4 +1,4 @@
-"""What every recipe does once its settings and its rows are known: train between two evaluations, and say what came."""
+"""What every recipe does once it has settings and rows: train between two evaluations and report."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def train_and_report(
     what: str = "prompts",
     dataset: Callable[[list[Row]], Dataset] = Dataset.from_list,
     trainer_class: type[RecipeTrainer] = RecipeTrainer,
-    shown: Callable[[Mapping[str, Any]], Scores] = held_out,
-    said: Sequence[str] = (),
+    table: Callable[[Mapping[str, Any]], Scores] = held_out,
+    notes: Sequence[str] = (),
     eval_temperature: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
@@ -46,15 +46,15 @@ def train_and_report(
     Args:
         args: After `check_setup`.
         model_args: Names the model.
-        asked: What the run has to be.
+        asked: What the run must be.
         rows: To train on, and held out.
         curve: Draws the run into a folder, from its log lines and both evaluations.
-        what: The rows' name, for people.
-        dataset: What TRL gets of the rows.
+        what: The rows' name in messages.
+        dataset: Makes TRL's data set from the rows.
         trainer_class: The trainer.
-        shown: Which numbers of an evaluation the table shows.
-        said: Printed before the training.
-        eval_temperature: That evaluations sample at, where it is not that of the training.
+        table: Picks the numbers of an evaluation that the table shows.
+        notes: Printed before the training.
+        eval_temperature: Temperature of evaluations, if not that of the training.
         facts: More about the run, for `metrics.json`.
     """
     model, samples, train_rows = str(model_args.model_name_or_path), samples_per_problem(args), rows[0]
@@ -66,7 +66,7 @@ def train_and_report(
         train_batch=args.generation_batch_size // args.num_generations,
         eval_batch=args.per_device_eval_batch_size * processes // samples,
     )
-    set_seed(args.seed)  # adapters start alike on all ranks
+    set_seed(args.seed)  # adapters start equal on all ranks
     with loading_errors(model):
         trainer = trainer_class(
             model=model,
@@ -79,10 +79,10 @@ def train_and_report(
     trainer.eval_temperature = eval_temperature
     stop_at_strings(trainer)
     counts = f"{len(train_rows)} training {what}, {len(eval_rows)} held out; {processes} process(es)"
-    done = train_and_score(trainer, asked, *said, counts)
+    done = train_and_score(trainer, asked, *notes, counts)
     if trainer.is_world_process_zero():
         folder, history = Path(args.output_dir), trainer.state.log_history
-        before, after = shown(done.before), shown(done.after)
+        before, after = table(done.before), table(done.after)
         run = {
             "model": model,
             "eval_temperature": eval_temperature or args.temperature,

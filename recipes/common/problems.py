@@ -18,14 +18,14 @@ from .errors import RecipeError, one_line
 Row = dict[str, Any]
 COLUMNS = ("question", "answer")
 PLAIN_PROMPT = "Question: {question}\nAnswer:"
-"""For models without a chat template, base models and the embedded one among them."""
+"""For models without a chat template, such as base models and the embedded one."""
 
 
 def embedded_problems(train: int, held_out: int, seed: int) -> tuple[list[Row], list[Row]]:
     """Generate word problems; no held-out problem is ever a training problem.
 
     Raises:
-        RecipeError: There are not that many.
+        RecipeError: There are fewer.
     """
     try:
         return list(make_problems("train", train, seed)), list(make_problems("heldout", held_out, seed))
@@ -34,7 +34,7 @@ def embedded_problems(train: int, held_out: int, seed: int) -> tuple[list[Row], 
 
 
 def json_lines(path: str) -> list[tuple[str, Any]]:
-    """Where each row of a JSON Lines file stands, in words for errors, and the row; empty lines are none.
+    """Each row of a JSON Lines file, with its place in words for errors; empty lines are skipped.
 
     Raises:
         RecipeError: Says which file, which line and what is wrong with it.
@@ -129,9 +129,9 @@ def check_row(row: Any, where: str) -> None:
 
 
 def whole_batches(train: list[Row], held_out: list[Row], train_batch: int, eval_batch: int) -> list[Row]:
-    """Return the held-out problems that fill whole batches; where they fill none, all of them.
+    """Return the held-out problems that fill whole batches; all of them if they fill none.
 
-    TRL averages an evaluation over its batches: an incomplete last one would count as much as a whole one.
+    TRL averages an evaluation over its batches: an incomplete last one would count as much as a complete one.
 
     Raises:
         RecipeError: There is nothing to evaluate on, or the training problems fill no batch: TRL would train 0 steps.
@@ -147,7 +147,7 @@ def whole_batches(train: list[Row], held_out: list[Row], train_batch: int, eval_
 
 
 def as_dataset(rows: Sequence[Row], system_prompt: str | None, user_prompt: str = "{question}") -> Dataset:
-    """Rows of `prompt` and `answer`; with a system prompt the prompt is a conversation, else plain text."""
+    """Rows of `prompt` and `answer`; the prompt is a conversation if there is a system prompt, else plain text."""
 
     def prompt(question: str) -> str | list[dict[str, str]]:
         if system_prompt is None:
@@ -159,7 +159,7 @@ def as_dataset(rows: Sequence[Row], system_prompt: str | None, user_prompt: str 
 
 
 def has_chat_template(model: str, revision: str | None, trust_remote_code: bool) -> bool:
-    """Whether the model's tokenizer has one; the first thing to load, so it also shows whether the model is there.
+    """Whether the model's tokenizer has a chat template. It loads first, so this also shows whether the model exists.
 
     Raises:
         RecipeError: The model is neither a folder nor in the cache, and cannot be downloaded.

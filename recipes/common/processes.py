@@ -6,16 +6,16 @@ import time
 from typing import Any
 
 GRACE = 0.2
-"""Seconds; gloo's threads need microseconds, and more on a machine that is busy."""
+"""Seconds; gloo's threads need microseconds, or more on a busy machine."""
 
 
 def leave(accelerator: Any) -> None:
     """End the trackers and leave the process group; the last line of a recipe, on every rank.
 
-    The ranks leave together: a launcher ends all as soon as one has failed. And they leave gloo's threads a moment.
-    After `destroy_process_group` these live on where a model was wrapped for DDP, and one that still has to give back
-    a tensor of Python's while the interpreter shuts down aborts the process ("terminate called without an active
-    exception", PyTorch 2.13).
+    The ranks leave together, because a launcher ends all once one has failed. They also give gloo's threads a moment.
+    If a model was wrapped for DDP, these survive `destroy_process_group`, and one that still has to release a Python
+    tensor while the interpreter shuts down aborts the process ("terminate called without an active exception", PyTorch
+    2.13).
 
     Args:
         accelerator: The trainer's.

@@ -1,4 +1,4 @@
-"""What a run leaves: a table on the screen, `metrics.json`, and `reward_curve.png`."""
+"""A run's results: a table on the screen, `metrics.json`, and `reward_curve.png`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "peft"
 
 
 def first_evaluation(history: Sequence[Metrics]) -> dict[str, Any]:
-    """The evaluation before the first training step, as it was logged; empty where a resumed run never had one."""
+    """The logged evaluation before the first training step; empty if a resumed run never had one."""
     return next((dict(log) for log in history if log.get("step") == 0 and "eval_runtime" in log), {})
 
 
@@ -62,7 +62,7 @@ def print_table(before: Mapping[str, float], after: Mapping[str, float], title: 
 
 
 def print_places(folder: Path, **files: Path) -> None:
-    """Say where things are, and the command that shows them."""
+    """Print where the results are, and the command that shows them."""
     for name, path in {"model": folder, **files}.items():
         print(f"{name:7} {path}")
     command, ours = "trl-grpo-ext", Path(sys.executable).with_name("trl-grpo-ext")
@@ -89,7 +89,7 @@ def save_curve(
 ) -> Path:
     """Plot one reward over the training steps, with the held-out values at both ends, as `reward_curve.png`.
 
-    Without a value at first (a run resumed from a checkpoint that never had one) only the last is shown.
+    Without a first value (a run resumed from a checkpoint that never had one) only the last is shown.
     """
     key = f"rewards/{reward}/mean"
     points = [(log["step"], log[key]) for log in history if log.get(key) is not None]

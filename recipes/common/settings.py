@@ -25,7 +25,7 @@ from .errors import RecipeError, one_line, settings_errors
 
 
 class RecipeParser(TrlParser):
-    """TRL's parser, for `--config=FILE` too and without abbreviations. It says what is wrong in a sentence."""
+    """TRL's parser, which also takes `--config=FILE`, allows no abbreviations and reports errors in a sentence."""
 
     def __init__(self, dataclasses: Sequence[type]) -> None:
         super().__init__(dataclasses, allow_abbrev=False)
@@ -74,7 +74,7 @@ def split_config(command_line: Sequence[str]) -> list[str]:
 
 
 def config_of(command_line: Sequence[str]) -> dict[str, Any]:
-    """Return the settings in the file of `--config`; none where there is none."""
+    """Return the settings in the file of `--config`; empty without one."""
     words = split_config(command_line)
     return read_yaml(words[words.index("--config") + 1]) if "--config" in words else {}
 
@@ -88,7 +88,7 @@ def value_of(name: str, command_line: Sequence[str], config: Mapping[str, Any]) 
 
 
 def embedded_or_hub(command_line: Sequence[str], config: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether to take the embedded model and data, and why: as asked for, else where no model is named and no GPU is.
+    """Whether to use the embedded model and data, and why: as given, or else if no model is named and there is no GPU.
 
     Read before the rest is parsed, because the defaults depend on it.
     """
@@ -103,9 +103,9 @@ def embedded_or_hub(command_line: Sequence[str], config: Mapping[str, Any]) -> t
 
 
 def machine_defaults(embedded: bool) -> dict[str, Any]:
-    """What TRL needs set on a machine without an accelerator; it beats the recipe's own defaults.
+    """Settings that TRL needs on a machine without an accelerator; they override the recipe's own defaults.
 
-    The embedded default was made for CPUs, and stays on one where it is the choice for lack of a CUDA device.
+    The embedded default was made for CPUs, and runs on one if it was chosen for lack of a CUDA device.
     """
     cuda = torch.cuda.is_available()
     on_cpu = not cuda and (embedded or not torch.accelerator.is_available())
@@ -116,7 +116,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the settings of a YAML file.
 
     Raises:
-        ConfigurationError: The file is missing, is not YAML, or holds something else than settings.
+        ConfigurationError: The file is missing, is not YAML, or holds no settings.
     """
     if not Path(path).is_file():
         raise ConfigurationError(f"There is no file {str(path)!r} (--config).")
@@ -127,13 +127,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def asked_for(model_args: ModelConfig, engine: str | None, processes: int | None) -> Asked:
-    """What the settings say that the run is to be; `check_setup` and `EngineCheck` hold it to that."""
+    """What the settings require of the run; `check_setup` and `EngineCheck` enforce it."""
     bits = 4 if model_args.load_in_4bit else 8 if model_args.load_in_8bit else 0
     return Asked(engine, processes, model_args.dtype, bits)
 
 
 def check_setup(args: GRPOConfig, model_args: ModelConfig, state: PartialState, asked: Asked | None = None) -> None:
-    """Stop where the run could not be what was asked for, and finish the settings that TRL's parser leaves undone.
+    """Stop if the run cannot be what was asked for, and finish the settings that TRL's parser leaves undone.
 
     Raises:
         EngineError: The launch is not the one that was asked for.
@@ -169,7 +169,7 @@ def check_setup(args: GRPOConfig, model_args: ModelConfig, state: PartialState, 
 
 
 def _on_one_device(args: GRPOConfig, state: PartialState) -> dict[str, Any]:
-    """Say where one process keeps its model: left to themselves TRL and transformers spread it over all GPUs.
+    """Set one process's device: by default TRL and transformers would spread its model over all GPUs.
 
     The other GPUs are not counted either: for a model on one of several, the Trainer would use `nn.DataParallel`.
     """
@@ -192,8 +192,8 @@ def _check_quantisation(args: GRPOConfig, model_args: ModelConfig) -> None:
         raise RecipeError(f"{what} needs a compute type, and --dtype auto names none: choose bfloat16 or float32.")
     if args.use_vllm:
         raise RecipeError(
-            f"{what} with --use_vllm: vLLM would get the quantised weights as they are packed. Leave --use_vllm away, "
-            "or train plain LoRA (--use_peft alone)."
+            f"{what} with --use_vllm: vLLM would get the packed quantised weights. Remove --use_vllm, or train plain "
+            f"LoRA (--use_peft alone)."
         )
 
 
@@ -206,31 +206,31 @@ def _checkpoint(args: GRPOConfig, use_peft: bool) -> str | None:
         found = last_complete_checkpoint(args.output_dir)
         if found is None:
             raise RecipeError(
-                f"There is no complete checkpoint in {args.output_dir!r} (--output_dir) to resume from: leave "
-                "--resume_from_checkpoint away, or name a checkpoint's folder."
+                f"There is no complete checkpoint in {args.output_dir!r} (--output_dir) to resume from: remove "
+                f"--resume_from_checkpoint, or name a checkpoint's folder."
             )
     if not (Path(found) / "trainer_state.json").is_file():
         raise RecipeError(
-            f"{found!r} (--resume_from_checkpoint) is not a checkpoint: a folder checkpoint-N of an earlier run is."
+            f"{found!r} (--resume_from_checkpoint) is not a checkpoint. Name a folder checkpoint-N of an earlier run."
         )
     has_adapter = (Path(found) / "adapter_config.json").is_file()
     if has_adapter != use_peft:
         was = "an adapter" if has_adapter else "all weights"
         raise RecipeError(f"The checkpoint {found!r} holds {was}: {'add' if has_adapter else 'remove'} --use_peft.")
     if problem := checkpoint_problem(found):
-        raise RecipeError(f"The checkpoint {found!r} (--resume_from_checkpoint) is not whole: {problem}.")
+        raise RecipeError(f"The checkpoint {found!r} (--resume_from_checkpoint) is incomplete: {problem}.")
     return str(found)
 
 
 def samples_per_problem(args: GRPOConfig) -> int:
-    """Completions that the evaluation samples for one problem."""
+    """Completions that an evaluation samples per problem."""
     return int(args.num_generations_eval or args.num_generations)
 
 
 def measure(args: GRPOExtConfig, *wanted: str) -> None:
-    """Add rewards to the selected ones, with weight 0: they are measured, not trained on. Alone, the first counts.
+    """Add rewards with weight 0: they are measured, not trained on. If none is selected, train on the first.
 
-    The first is also what pass@k and prompt rates are about, where nothing else is said.
+    By default pass@k and prompt rates use the first, too.
     """
     if (args.pass_at_k or args.mean_at_k or args.prompt_rates) and args.pass_thresholds is None:
         args.pass_thresholds = {wanted[0]: 1.0}
@@ -249,7 +249,7 @@ def measure(args: GRPOExtConfig, *wanted: str) -> None:
     args.rewards = rewards
 
 
-def say_what(model: str | None, embedded: Path, data: str, why: str) -> None:
+def print_task(model: str | None, embedded: Path, data: str, why: str) -> None:
     """Print which model is trained on which data, once."""
     if os.environ.get("RANK", "0") == "0":
         print(f"{'The embedded tiny model' if model == str(embedded) else model} on {data} ({why})", flush=True)

@@ -21,24 +21,24 @@ from .results import first_evaluation
 
 
 class RecipeTrainer(SafeCheckpoints, GRPOExtTrainer):
-    """`GRPOExtTrainer` whose checkpoints are whole or not there, and that saves and stops on SIGTERM.
+    """`GRPOExtTrainer` with complete checkpoints or none, which saves and stops on SIGTERM.
 
     Attributes:
-        eval_temperature: Evaluations sample at it; None for the temperature of the training. Log-probabilities, and so
-            KL and entropy, stay those of the training's temperature.
+        eval_temperature: Temperature of evaluations; None for that of the training. Log-probabilities, KL and entropy
+            still use the training's temperature.
     """
 
     eval_temperature: float | None = None
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
-        """Evaluate as ever, at the temperature of evaluations."""
+        """Evaluate as usual, at the temperature of evaluations."""
         with _sampling_at(self, self.eval_temperature):
             return super().evaluate(*arguments, **keywords)
 
 
 @contextmanager
 def _sampling_at(trainer: Any, temperature: float | None) -> Iterator[None]:
-    """Generation at another temperature for a while; `None` for no other."""
+    """A context in which generation has another temperature; `None` for no change."""
     if temperature is None:
         yield
         return
@@ -94,15 +94,15 @@ class Scored:
 
 
 def train_and_score(trainer: RecipeTrainer, asked: Asked, *lines: str) -> Scored:
-    """Train between two evaluations, held to what was asked for, and save the model and the trainer's state.
+    """Train between two evaluations, check what was asked for, and save the model and the trainer's state.
 
     Args:
         trainer: Just constructed, with arguments from `check_setup`.
-        asked: What it has to be.
-        lines: To print before.
+        asked: What the run must be.
+        lines: To print first.
 
     Raises:
-        EngineError: It is something else.
+        EngineError: The run is something else.
         SystemExit: A signal ended it; a checkpoint was saved.
     """
     keep_4_bit_trainable(trainer.model)
@@ -112,11 +112,11 @@ def train_and_score(trainer: RecipeTrainer, asked: Asked, *lines: str) -> Scored
     for line in lines:
         trainer.accelerator.print(line, flush=True)
     resumed = trainer.args.resume_from_checkpoint
-    # The first evaluation takes place inside: before that, ZeRO and FSDP have no model that could generate.
+    # The first evaluation runs inside: before that, ZeRO and FSDP have no model that can generate.
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=resumed)
     seconds = time.perf_counter() - started
-    end_if_stopped(trainer)
+    exit_if_stopped(trainer)
     before = first_evaluation(trainer.state.log_history)
     if resumed is None:
         seconds -= before.get("eval_runtime", 0.0)
@@ -126,8 +126,8 @@ def train_and_score(trainer: RecipeTrainer, asked: Asked, *lines: str) -> Scored
     return Scored(before, after, seconds, engine.facts)
 
 
-def end_if_stopped(trainer: RecipeTrainer) -> None:
-    """End the program where a signal ended the training; the checkpoint is there, so nothing else is worth the time.
+def exit_if_stopped(trainer: RecipeTrainer) -> None:
+    """Exit if a signal ended the training; the checkpoint is saved, and nothing else is worth the time.
 
     Raises:
         SystemExit: With 128 plus the signal's number, as a shell reports it.
@@ -137,7 +137,8 @@ def end_if_stopped(trainer: RecipeTrainer) -> None:
         return
     step, folder = trainer.state.global_step, trainer.args.output_dir
     trainer.accelerator.print(
-        f"{stopped_by.name}: saved checkpoint-{step} in {folder}; go on with --resume_from_checkpoint true", flush=True
+        f"{stopped_by.name}: saved checkpoint-{step} in {folder}; continue with --resume_from_checkpoint true",
+        flush=True,
     )
     leave(trainer.accelerator)
     sys.exit(exit_status(stopped_by))

@@ -1,4 +1,4 @@
-"""How far the policy is from the reference, and what a nat costs: measured and logged beside the rewards."""
+"""Log the KL from the reference and its coefficient beside the rewards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from common.trainer import RecipeTrainer
 
-from trl_grpo_ext.advantages.policies import KLInReward, checked_model, logps_of, needed, needs_of
+from trl_grpo_ext.advantages.policies import KLInReward, check_model, logps_of, needs_of, require
 
 if TYPE_CHECKING:
     from trl_grpo_ext.types import Rollout
@@ -23,20 +23,20 @@ class KLMeter:
     of all ranks that have any: what the adaptive coefficient of `kl_in_reward` steers by.
 
     Args:
-        reference: As in `kl_in_reward`. The same model is loaded once for both.
+        reference: As in `kl_in_reward`. The model is loaded once for both.
     """
 
     __name__ = "kl_meter"
     role = "transform"
 
     def __init__(self, *, reference: str = "reference") -> None:
-        self.reference = checked_model("kl_meter: reference", reference)
+        self.reference = check_model("kl_meter: reference", reference)
         self.needs, self.teachers = needs_of(reference)
         self._seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Measure; return the advantages `(B, T)` as they are."""
-        logps_B_T = needed("kl_meter", "old_logps_B_T", rollout.old_logps_B_T).float()
+        logps_B_T = require("kl_meter", "old_logps_B_T", rollout.old_logps_B_T).float()
         ref_logps_B_T = logps_of("kl_meter", self.reference, rollout).float()
         kl_B = torch.where(rollout.mask_B_T > 0, logps_B_T - ref_logps_B_T, 0.0).sum(dim=1)
         kl_N, lengths_N = rollout.gather(kl_B), rollout.gather(rollout.lengths_B)
@@ -44,7 +44,7 @@ class KLMeter:
         return advantages_B_T
 
     def take(self, training: bool) -> float | None:
-        """The mean since it was last taken; None where there was no completion."""
+        """The mean since the last call; None if there was no completion."""
         seen, self._seen[training] = self._seen[training], []
         values = torch.cat(seen) if seen else torch.empty(0)
         return float(values.mean()) if len(values) else None
@@ -54,7 +54,7 @@ class KLLoggingTrainer(RecipeTrainer):
     """Logs what the trainer's `KLMeter` measured, and the coefficient of its `kl_in_reward`."""
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        """Log as ever, and both numbers in every line about rollouts."""
+        """Log as usual, with both numbers in every line about rollouts."""
         training = bool(self.model.training)
         for hook in self.advantage_hooks:
             prefix = "" if training else "eval_"

@@ -36,8 +36,8 @@ def prompts_from_file(path: str, train: int, held_out: int) -> tuple[list[Row], 
 def prompts_from_hub(name: str, train: int, held_out: int, least_toxicity: float) -> tuple[list[Row], list[Row]]:
     """Prompts of a data set's train split, its last ones held out.
 
-    The column `prompt` holds text, or, as in allenai/real-toxicity-prompts, a mapping of `text` and scores. Where there
-    is a score `toxicity`, prompts below `least_toxicity` and those without a score are left out.
+    The column `prompt` holds text, or, as in allenai/real-toxicity-prompts, a mapping of `text` and scores. If there is
+    a score `toxicity`, prompts below `least_toxicity` and those without a score are left out.
 
     Raises:
         RecipeError: The hub cannot be reached and the data set is not in the cache, or it has no such prompts.

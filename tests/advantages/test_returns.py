@@ -18,7 +18,7 @@ from tests.advantages.token_batches import (
     rollouts,
 )
 from tests.contexts import make_rollout, padded
-from trl_grpo_ext.advantages.returns import discounted_returns, live_tokens_behind
+from trl_grpo_ext.advantages.returns import discounted_returns, live_tokens_after
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.types import Rollout
 
@@ -30,7 +30,7 @@ class TestReturns:
         values_B_T = rollout.old_logps_B_T
         assert values_B_T is not None
         result = discounted_returns(values_B_T, rollout.mask_B_T > 0, gamma)
-        behind = live_tokens_behind(rollout.mask_B_T > 0)
+        behind = live_tokens_after(rollout.mask_B_T > 0)
         for row in range(len(result)):
             total, expected = 0.0, [0.0] * result.size(1)
             for count, place in enumerate(reversed(live_places(rollout, row))):
@@ -121,7 +121,7 @@ class TestGroupMeanGAE:
             assert values == pytest.approx(same, abs=1e-9)
 
     def test_a_lambda_that_would_have_no_effect_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"gae_lambda=0\.9 has no effect beside length_alpha=0\.05"):
+        with pytest.raises(ConfigurationError, match=r"gae_lambda=0\.9 has no effect with length_alpha=0\.05"):
             hook("group_mean_gae", gae_lambda=0.9, length_alpha=0.05)
 
 

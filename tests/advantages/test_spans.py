@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.advantages.token_batches import hook
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext.advantages.spans import around_markers, token_weights
+from trl_grpo_ext.advantages.spans import split_at_markers, token_weights
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.types import Rollout
@@ -275,7 +275,7 @@ def test_segments_against_counting_characters(text: str, data: st.DataObject) ->
     for start, end in offsets:
         inside = kinds[start:end] or [kinds[start]]
         expected.append(WEIGHTS[max(dict.fromkeys(inside), key=inside.count)])  # the first of the most frequent
-    parts = around_markers(text, "<think>", "</think>")
+    parts = split_at_markers(text, "<think>", "</think>")
     # Two parts of the same kind (the two tags) are apart for the hook, together for the count above.
     whole = [
         ((start, end), weight)

@@ -156,7 +156,7 @@ def test_a_constant_reward_is_no_error_without_strict_and_what_it_prints_is_cut(
         ("choosy", "needs the parameter 'word'"),
         ("{name: choosy, wrd: a}", "has no parameter 'wrd'. Did you mean 'word'?"),
         ("chosy", "Did you mean 'choosy'"),
-        ("{name: [}", "starts like a YAML mapping and is none"),
+        ("{name: [}", "starts like a YAML mapping but is not one"),
     ],
 )
 def test_what_cannot_be_loaded_ends_with_2(folder: Path, selection: str, message: str) -> None:
@@ -226,7 +226,7 @@ def test_what_to_check_must_be_said_once() -> None:
     for words in ((), ("clip", "--distribution", "trl-grpo-ext")):
         done = invoke("check", *words)
         assert (done.status, done.out) == (2, "")
-        assert "Say what to check: a selection, or --distribution NAME; and not both." in done.err
+        assert "Say what to check: either a selection or --distribution NAME." in done.err
     done = invoke("check", "--distribution", "trl-grpo-exd")
     assert (done.status, done.out) == (2, "")
     assert "Did you mean 'trl-grpo-ext'?" in done.err

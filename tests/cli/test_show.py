@@ -128,7 +128,7 @@ def test_a_name_of_two_kinds_shows_both_and_says_how_to_pick_one(folder: Path) -
     done = invoke("show", "sh_scale", env={"PYTHONPATH": str(folder)})
     assert done.status == 0
     assert done.out.count("kind: ") == 2
-    assert "2 plugins answer to 'sh_scale'" in done.err
+    assert "2 plugins are called 'sh_scale'" in done.err
     (reward,) = shown(folder, "sh_scale", "--kind", "reward")
     assert (reward["form"], reward["columns"]) == ("function", ["answer"])
     assert [one["name"] for one in reward["parameters"]] == ["strict"]

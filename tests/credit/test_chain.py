@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "last of an estimator": (
         SimpleNamespace(role="estimator", on_rollout=len, last=True),
-        "last = True and role = 'estimator': only transforms and forward hooks are ordered",
+        "last = True and role = 'estimator': `last` is for transforms and forward hooks",
     ),
 }
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.contexts import make_forward, make_rollout, padded
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.credit.composition import Preserving, kept_signs, kept_sums
+from trl_grpo_ext.credit.composition import Preserving, keep_signs, keep_sums
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginParameterError
 from trl_grpo_ext.plugins.loading import parse_selection
 from trl_grpo_ext.types import Forward, Rollout, implements, role_of
@@ -80,7 +80,7 @@ def table(*values: Any) -> torch.Tensor:
     ],
 )
 def test_sums_by_hand(before: list[float], after: list[float], expected: list[float]) -> None:
-    result = kept_sums(table(before), table(after))
+    result = keep_sums(table(before), table(after))
     torch.testing.assert_close(result, table(expected), rtol=0, atol=1e-4)
 
 
@@ -95,12 +95,12 @@ def test_sums_by_hand(before: list[float], after: list[float], expected: list[fl
     ],
 )
 def test_a_row_whose_sum_cannot_be_restored_keeps_what_came_in(before: list[float], after: list[float]) -> None:
-    assert kept_sums(table(before), table(after)).tolist() == [before]
+    assert keep_sums(table(before), table(after)).tolist() == [before]
 
 
 def test_signs_by_hand() -> None:
     before, after = table([1, 1, 1, -1, -1, 0, 0]), table([2, -2, 0, -3, 4, 5, 0])
-    assert kept_signs(before, after).tolist() == [[2, 0, 0, -3, 0, 0, 0]]
+    assert keep_signs(before, after).tolist() == [[2, 0, 0, -3, 0, 0, 0]]
 
 
 # ---------------------------------------------------------------------------------------------- properties
@@ -110,7 +110,7 @@ def test_signs_by_hand() -> None:
 @settings(max_examples=200, deadline=None)
 def test_the_sum_is_restored_and_nothing_turns(pairs: list[tuple[float, float]]) -> None:
     before, after = table([b for b, _ in pairs]), table([a for _, a in pairs])
-    result = kept_sums(before, after)
+    result = keep_sums(before, after)
     assert float(result.sum()) == pytest.approx(float(before.sum()), abs=1e-9)
     if torch.equal(result, before):
         return
@@ -130,7 +130,7 @@ both_signs = st.tuples(sizes, sizes, st.lists(sizes.flatmap(lambda x: st.sampled
 @settings(max_examples=100, deadline=None)
 def test_no_other_advantages_with_that_sum_are_nearer(row: list[float], total: float, seed: int) -> None:
     after = table(row)[0]
-    result = kept_sums(table([total, *[0.0] * (len(row) - 1)]), table(row))[0]
+    result = keep_sums(table([total, *[0.0] * (len(row) - 1)]), table(row))[0]
 
     def distance(x: torch.Tensor) -> float:
         return float((x.abs() * torch.log(x.abs() / after.abs()) - x.abs()).sum())
@@ -146,18 +146,18 @@ def test_no_other_advantages_with_that_sum_are_nearer(row: list[float], total: f
 @settings(max_examples=60, deadline=None)
 def test_padding_and_precision_do_not_matter(pairs: list[tuple[float, float]], padding: int) -> None:
     before, after = table([b for b, _ in pairs]), table([a for _, a in pairs])
-    result = kept_sums(before, after)
+    result = keep_sums(before, after)
     wide = torch.nn.functional.pad(after, (0, padding))
-    longer = kept_sums(torch.nn.functional.pad(before, (0, padding)), wide)
+    longer = keep_sums(torch.nn.functional.pad(before, (0, padding)), wide)
     torch.testing.assert_close(longer[:, : len(pairs)], result, rtol=1e-12, atol=1e-12)
-    single = kept_sums(before.float(), after.float())
+    single = keep_sums(before.float(), after.float())
     assert single.dtype == torch.float32
     assert float(single.double().sum()) == pytest.approx(float(before.float().double().sum()), abs=1e-4)
 
 
 def test_rows_do_not_see_each_other() -> None:
     before, after = table([1, 1], [2, 2]), table([1, 3], [8, 0])
-    assert kept_sums(before, after).tolist() == [[0.5, 1.5], [4, 0]]
+    assert keep_sums(before, after).tolist() == [[0.5, 1.5], [4, 0]]
 
 
 # ---------------------------------------------------------------------------------------------- in a chain

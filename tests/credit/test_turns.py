@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.credit.template_turns import FAMILIES, Family, tokenizer_of
 from tests.support import arguments
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.credit.turns import is_tool_error, placed_spans, read_turns, runs_of, turn_values
+from trl_grpo_ext.credit.turns import is_tool_error, place_spans, read_turns, true_runs, turn_values
 from trl_grpo_ext.errors import AlignmentError
 from trl_grpo_ext.types import Rollout, SpanScore, Turn, TurnScores, turn_numbers
 
@@ -306,8 +306,8 @@ def test_turn_numbers_and_runs() -> None:
     wrote = torch.tensor([[1, 1, 0, 1, 0, 0], [0, 1, 0, 1, 1, 0], [0] * 6, [1] * 6]).bool()
     numbers = turn_numbers(wrote).tolist()
     assert numbers == [[0, 0, -1, 1, -1, -1], [-1, 0, -1, 1, 1, -1], [-1] * 6, [0] * 6]
-    assert [runs_of(row) for row in wrote.tolist()] == [[(0, 2), (3, 4)], [(1, 2), (3, 5)], [], [(0, 6)]]
-    assert runs_of([]) == []
+    assert [true_runs(row) for row in wrote.tolist()] == [[(0, 2), (3, 4)], [(1, 2), (3, 5)], [], [(0, 6)]]
+    assert true_runs([]) == []
 
 
 def test_what_a_tool_error_is() -> None:
@@ -349,7 +349,7 @@ def test_other_turns_than_messages_are_refused() -> None:
     one = [{"role": "assistant", "content": "onextwo"}]
     first, second = turns_of(one, [True] * 3 + [False] + [True] * 3, "onextwo")
     assert (first.text, first.observation, second.text, first.content) == ("one", "x", "two", None)
-    assert placed_spans([(0, 2, 1.0)], lambda: [first, second], one, "onextwo", 0) == [(0, 2, 1.0)]
+    assert place_spans([(0, 2, 1.0)], lambda: [first, second], one, "onextwo", 0) == [(0, 2, 1.0)]
 
 
 def test_a_content_without_a_place_of_its_own_is_refused() -> None:
@@ -357,15 +357,15 @@ def test_a_content_without_a_place_of_its_own_is_refused() -> None:
     wrote = [True] * 3 + [False] + [True] * 3
     turns = turns_of(rewritten, wrote, "oooxtwo")
     assert [turn.content for turn in turns] == [None, (4, 7)]  # "o" stands there three times
-    assert placed_spans([(1, 0, 1, 2.0), (1, 2, 5.0)], lambda: turns, rewritten, "oooxtwo", 3) == [
+    assert place_spans([(1, 0, 1, 2.0), (1, 2, 5.0)], lambda: turns, rewritten, "oooxtwo", 3) == [
         (4, 5, 2.0),
         (5, 6, 5.0),
     ]
     with pytest.raises(AlignmentError, match="at row 3 cannot be placed: the text of assistant message 0"):
-        placed_spans([(0, 0, 1, 2.0)], lambda: turns, rewritten, "oooxtwo", 3)
-    assert placed_spans([(0, 0, None, 2.0)], lambda: turns, rewritten, "oooxtwo", 3) == [(0, 3, 2.0)]
+        place_spans([(0, 0, 1, 2.0)], lambda: turns, rewritten, "oooxtwo", 3)
+    assert place_spans([(0, 0, None, 2.0)], lambda: turns, rewritten, "oooxtwo", 3) == [(0, 3, 2.0)]
     with pytest.raises(AlignmentError, match=r"a value for turn 2 of the completion at row 3, which has 2"):
-        placed_spans([(2, 0, 1, 2.0)], lambda: turns, rewritten, "oooxtwo", 3)
+        place_spans([(2, 0, 1, 2.0)], lambda: turns, rewritten, "oooxtwo", 3)
 
 
 def test_values_of_turns() -> None:

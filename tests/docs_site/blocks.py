@@ -81,7 +81,7 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ("docs/agents.md", "class NoSecondTime"): (
         "tests.trainer.pipelines.test_agents_page:test_rewards_and_hooks_of_ones_own"
     ),
-    ("docs/own_script.md", "# train.py"): (
+    ("docs/start.md", "# train.py"): (
         "tests.docs_site.test_own_script:test_the_script_trains_with_the_plugins_of_its_file"
     ),
     ("docs/pipelines.md", "class Curriculum"): "tests.trainer.pipelines.page:theirs",

@@ -1,4 +1,4 @@
-"""`docs/own_script.md` as it stands: the script and its YAML file are written down and run."""
+"""The script and the YAML file of `docs/start.md`, run as they stand."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def test_the_script_trains_with_the_plugins_of_its_file(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, settings = (
-        next(block.text for block in blocks_of(ROOT / "docs" / "own_script.md") if block.language == language)
-        for language in ("python", "yaml")
+        next(block.text for block in blocks_of(ROOT / "docs" / "start.md") if part in block.text)
+        for part in ("# train.py", "model_name_or_path:")
     )
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(script)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import PluginOutputError
-from trl_grpo_ext.guard.calls import call, checked_scores, is_async, reward_name, rows_of, unique_names
+from trl_grpo_ext.guard.calls import call, check_scores, is_async, reward_name, select_rows, unique_names
 from trl_grpo_ext.types import SpanScore
 
 
@@ -83,7 +83,7 @@ def test_an_async_reward_can_be_called_from_any_thread_and_from_a_running_loop()
 
 def test_a_call_for_some_of_the_completions() -> None:
     columns = {"completions": ["a", "b", "c"], "answer": ("1", "2", "3"), "k": 3, "trainer_state": [1, 2, 3]}
-    cut = rows_of({**columns, "log_metric": print, "short": ["x"]}, 3, [1])
+    cut = select_rows({**columns, "log_metric": print, "short": ["x"]}, 3, [1])
     assert cut == {"completions": ["b"], "answer": ["2"], "k": 3, "trainer_state": [1, 2, 3], "short": ["x"]}
 
 
@@ -120,23 +120,23 @@ def generated(*values: float | None) -> Iterator[float | None]:
     ids=lambda returned: type(returned).__name__,
 )
 def test_one_number_or_none_per_completion(returned: Any) -> None:
-    scores = checked_scores(returned, 3, "r")
+    scores = check_scores(returned, 3, "r")
     assert scores == [1.0, None, 0.5]
     assert [type(score) for score in scores if score is not None] == [float, float]
 
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array], ids=["tensor", "array"])
 def test_an_array_of_one_axis_is_a_list(make: Any) -> None:
-    assert checked_scores(make([1.0, 0.0, 0.5]), 3, "r") == [1.0, 0.0, 0.5]
+    assert check_scores(make([1.0, 0.0, 0.5]), 3, "r") == [1.0, 0.0, 0.5]
     with pytest.raises(PluginOutputError, match=r"of shape \(3, 1\); it must be \(3,\)"):
-        checked_scores(make([[1.0], [0.0], [0.5]]), 3, "r")
+        check_scores(make([[1.0], [0.0], [0.5]]), 3, "r")
     with pytest.raises(PluginOutputError, match=r"of shape \(\); it must be \(3,\)"):
-        checked_scores(make(1.0), 3, "r")
+        check_scores(make(1.0), 3, "r")
 
 
 def test_spans_stay_and_nan_passes() -> None:
     spans = SpanScore(0.5, [(0, 1, 0.5)])
-    scores = checked_scores([spans, math.nan], 2, "r")
+    scores = check_scores([spans, math.nan], 2, "r")
     assert scores[0] is spans
     assert scores[1] is not None
     assert math.isnan(scores[1])
@@ -164,4 +164,4 @@ def test_spans_stay_and_nan_passes() -> None:
 )
 def test_anything_else_is_refused(returned: Any, message: str) -> None:
     with pytest.raises(PluginOutputError, match=f"The reward 'my_reward' .*{message}"):
-        checked_scores(returned, 2, "my_reward")
+        check_scores(returned, 2, "my_reward")

@@ -526,7 +526,7 @@ def test_an_empty_batch_has_no_scores(trace: Trace) -> None:
         ({"on_error": 0.0, "outcomes": {"error": 1.0}}, "on_error is 0.0 and outcomes has 'error' too"),
         ({"outcomes": {"right": 1.0}}, "has no outcome 'right' to set; it has: timeout, died, error"),
         ({"outcomes": ["timeout"]}, "outcomes must be a mapping"),
-        ({"tokenizer": object()}, "is no model"),
+        ({"tokenizer": object()}, "is not a model"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trl_grpo_ext.guard.guarded import guarded
-from trl_grpo_ext.guard.progress import listening, scored
+from trl_grpo_ext.guard.progress import listen, report_progress
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 from trl_grpo_ext.rewards.python_tests import PythonTests
 
@@ -20,7 +20,7 @@ def lengths(completions: list[str], **columns: Any) -> list[float]:
 @pytest.fixture
 def heard() -> Iterator[list[tuple[int, int]]]:
     said: list[tuple[int, int]] = []
-    with listening(lambda done, total: said.append((done, total))):
+    with listen(lambda done, total: said.append((done, total))):
         yield said
 
 
@@ -59,9 +59,9 @@ def test_math_accuracy_counts_its_pairs_and_not_its_loading(heard: list[tuple[in
 def test_nobody_has_to_listen() -> None:
     said: list[tuple[int, int]] = []
     reward = guarded(lengths, timeout=20.0, workers=0, batch_size=1)
-    with listening(lambda done, total: said.append((done, total))):
-        scored(1, 2)
-    scored(2, 2)
+    with listen(lambda done, total: said.append((done, total))):
+        report_progress(1, 2)
+    report_progress(2, 2)
     assert reward(prompts=["p"] * 2, completions=["a", "bc"], completion_ids=[[1]] * 2) == [1, 2]
     reward.close()
     assert said == [(1, 2)]  # who has gone hears nothing more

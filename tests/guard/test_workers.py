@@ -264,7 +264,7 @@ def test_a_reply_that_is_none_counts_as_a_death(pool: WorkerPool) -> None:
         (1).to_bytes(8) + (15).to_bytes(8) + b'{"error": [1,2]}'[:15],
     ]
     done = pool.run([("garbage", sent) for sent in none], allowance=30.0, patience=30.0, turn=30.0)
-    detail = "its worker process sent something that is no reply, twice"
+    detail = "its worker process sent an invalid reply, twice"
     assert [(one.status, one.detail) for one in done] == [("died", detail)] * len(none)
 
 

@@ -98,7 +98,7 @@ def test_every_difference_is_told_at_once() -> None:
     )
     assert "started 2 processes, but each would run alone, as 1" in said
     assert "made for 8 process(es) (processes: 8), but 1 run" in said
-    assert "made for zero3 (engine: zero3), but what was launched is fsdp2" in said
+    assert "made for zero3 (engine: zero3), but the launch is fsdp2" in said
     assert "ACCELERATE_USE_CPU=true" in said
     assert "run one process on the CPU" in said
 
@@ -128,7 +128,7 @@ def test_a_run_that_is_what_was_asked_for_has_no_differences() -> None:
     [
         (Asked("zero3"), RUNS, "The engine asked for is zero3; what runs is ddp (the model is a DistributedData"),
         (Asked("ddp"), replace(RUNS, engine="apart", wrapper="Llama"), "what runs is 4 processes that train apart"),
-        (Asked(processes=8), RUNS, "8 process(es) were asked for; 4 run."),
+        (Asked(processes=8), RUNS, "8 process(es) were requested; 4 run."),
         (Asked(bits=4), RUNS, "4-bit weights were asked for (load_in_4bit, load_in_8bit); the model has no quantised"),
         (Asked(bits=0), replace(RUNS, bits=4, quantised_layers=7), "the model has 7 layers of 4 bits"),
         (Asked(bits=8), replace(RUNS, bits=4, quantised_layers=7), "8-bit weights were asked for"),
@@ -183,7 +183,7 @@ def test_a_model_that_a_device_map_spread_over_several_places_stops(tmp_path: Pa
     loading = {"device_map": places, "offload_folder": str(tmp_path / "offloaded"), "dtype": "float32"}
     run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")), model_init_kwargs=loading)
     EngineCheck(run, Asked("one_process", 1))
-    with pytest.raises(EngineError, match="One process holds the model on several devices, cpu, disk, of which one"):
+    with pytest.raises(EngineError, match="One process holds the model on several devices, cpu, disk, and only one"):
         run.train()
     assert run.state.global_step == 0
 

@@ -98,7 +98,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_what_was_there(tiny_model: Path
         ours = [f"trl_grpo_ext_{name}" for name in ("log.jsonl", "plugins.json", "settings.json")]
         assert row["listing"] == ["README.md", "_in_use", "checkpoint-1", *ours]  # the parent goes on
         assert "checkpoint-2 could not be written to" in row["message"]
-        assert "MB were written until then" in row["message"]
+        assert "MB were written" in row["message"]
         assert "checkpoint-1 takes 0." in row["message"]
         assert "Make room there" in row["message"]
         if row["kind"] == "disk":  # what was written is given back; the card may have changed by a block
@@ -191,7 +191,9 @@ def test_a_header_that_lies_is_no_reason_to_fall_over(plain: Path, tmp_path: Pat
 
 def test_resuming_from_nothing_is_refused_with_what_is_there(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoint-5").mkdir()
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* whole on all machines; this one has checkpoint-5"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .* complete on all machines; this one has checkpoint-5"
+    ):
         make(tiny_model, tmp_path).train(resume_from_checkpoint=True)
 
 
@@ -304,7 +306,7 @@ def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, t
                 Path(output_dir, "model.safetensors").unlink()
 
     trainer = make(tiny_model, tmp_path, Robbed, max_steps=2, save_total_limit=1)
-    with pytest.raises(CheckpointError, match=r"checkpoint-2 was written .* is not whole: it has no weights"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 was written .* is incomplete: it has no weights"):
         trainer.train()
     assert not (tmp_path / "checkpoint-2").exists()
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")

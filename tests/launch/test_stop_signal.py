@@ -115,7 +115,7 @@ def test_two_machines_publish_once_for_each_disk(jobs: Path) -> None:
 def test_machines_agree_on_what_to_go_on_from(jobs: Path) -> None:
     # transformers 5.23 writes no weights on the second machine, so with disks of their own there is nothing whole.
     for rank, result in enumerate(ranks(jobs, "apart_resumed")):
-        assert f"output-{rank} that is whole on all machines; this one has checkpoint-4" in result["error"]
+        assert f"output-{rank} that is complete on all machines; this one has checkpoint-4" in result["error"]
 
 
 @pytest.mark.slow

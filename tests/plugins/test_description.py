@@ -34,12 +34,12 @@ from trl_grpo_ext.plugins.description import (
     example,
     find_definition,
     first_sentence,
-    in_yaml,
     module_spec,
     read_docstring,
     read_module,
     signature_text,
     split_target,
+    to_yaml,
 )
 from trl_grpo_ext.plugins.discovery import PluginInfo, available
 from trl_grpo_ext.plugins.kinds import FACTS
@@ -567,7 +567,7 @@ plain = st.recursive(
 @hypothesis_example({"\n": "\\ud800\\udc00", "\x7f": "\\\U0001f469\x7f"})
 @hypothesis_example({"\n": [float("inf"), 1e16, -1e-9, "1e16", "null"]})
 def test_any_default_is_written_on_one_line_and_read_back(value: Any) -> None:
-    text = in_yaml(value)
+    text = to_yaml(value)
     assert text.replace("\t", "").isprintable()
     read = yaml.safe_load(f"key: {text}")["key"]
     assert repr(read) == repr(value) or (isinstance(value, float) and math.isnan(value))
@@ -577,13 +577,13 @@ def test_any_default_is_written_on_one_line_and_read_back(value: Any) -> None:
     "value", [1e-5, 1e20, -1e-300, math.inf, "1e-5", "yes", "on", "null", "1_000", "0x1f", "a: b", "# a"]
 )
 def test_what_yaml_reads_as_something_else_is_quoted(value: Any) -> None:
-    read = yaml.safe_load(f"key: {in_yaml(value)}")["key"]
+    read = yaml.safe_load(f"key: {to_yaml(value)}")["key"]
     assert (type(read), read) == (type(value), value)
 
 
 def test_what_yaml_cannot_say_is_a_comment() -> None:
     with pytest.raises(ValueError, match="cannot be written as YAML"):
-        in_yaml(object())
+        to_yaml(object())
     made = Parameter("when", "Any", "datetime.timedelta(1)", datetime.timedelta(1))
     assert example("reward", "x", [made]).endswith("    # when:  # default: datetime.timedelta(1)\n")
 

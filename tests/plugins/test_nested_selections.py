@@ -141,7 +141,7 @@ def test_the_command_line_and_yaml_select_the_same(own: ModuleType) -> None:
         ({"a": {"name": "soft_overlong"}}, PluginParameterError, ", in inner['a']: "),
         ([3], PluginTypeError, "is an object of type int, not a reward"),
         (3, PluginTypeError, ", in inner: The object"),
-        ({"name": "think_format", "weight": 2.0}, ConfigurationError, "the weight 2.0 of 'think_format' would count"),
+        ({"name": "think_format", "weight": 2.0}, ConfigurationError, "the weight 2.0 of 'think_format' would have no"),
         ({"a": {"name": "think_format", "weight": 2.0}}, ConfigurationError, "only rewards in a list have weights"),
         ([["think_format"]], PluginTypeError, ", in inner[0]: "),
     ],

@@ -199,7 +199,9 @@ FAILURES = {
         says=("--load_in_4bit needs bitsandbytes", "pip install bitsandbytes"),
     ),
     "4-bit without LoRA": failing("--load_in_4bit", says=("--load_in_4bit", "--use_peft")),
-    "4-bit with vLLM": failing("--load_in_4bit", "--use_peft", "--use_vllm", says=("--use_vllm", "as they are packed")),
+    "4-bit with vLLM": failing(
+        "--load_in_4bit", "--use_peft", "--use_vllm", says=("--use_vllm", "packed quantised weights")
+    ),
     "4-bit of no type": failing("--load_in_4bit", "--use_peft", "--dtype", "auto", says=("--dtype auto", "bfloat16")),
     "LoRA of no module": failing("--use_peft", "--lora_target_modules", "nope", says=("nope", "not found")),
     "model neither here nor cached": failing(
@@ -240,7 +242,7 @@ FAILURES = {
         "--processes", "8", says=("made for 8 process(es)", "but 1 run", "Launch 8, or change `processes`")
     ),
     "made for another engine": failing(
-        "--engine", "zero3", says=("made for zero3", "what was launched is one_process", "--config_file")
+        "--engine", "zero3", says=("made for zero3", "the launch is one_process", "--config_file")
     ),
     "no such engine": failing("--engine", "zero4", says=("--engine", "'zero4'", "zero3")),
     "FSDP on the CPU": failing(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.config_memory import LAUNCH_FILES, RUN_FILES, examined, gpu_named
+from bench.config_memory import LAUNCH_FILES, RUN_FILES, named_gpu, run_doctor
 from tests.recipes.config_objects import launches
 
 COMMANDS = [(path, number) for path in [*LAUNCH_FILES, *RUN_FILES] for number in range(len(launches(path)))]
@@ -18,7 +18,7 @@ def named(value: object) -> str:
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=named)
 def test_the_doctor_finds_no_error_in_a_shipped_command_line(path: Path, command: int) -> None:
-    status, said = examined(path, command, gpu_named(path) or 80)
+    status, said = run_doctor(path, command, named_gpu(path) or 80)
     assert [problem for problem in said["problems"] if problem["severity"] == "error"] == []
     assert status == 0
     assert said["launch"]["processes"] >= 1

@@ -103,7 +103,7 @@ FAILURES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["--rewards", f"{{name: classifier, model: {CLASSIFIER}, label: toxic}}"],
         ("no label 'toxic'", "0: 'polite', 1: 'rude'"),
     ),
-    "other vocabulary": (hooks(reference=str(RECIPES / "embedded" / "model")), ("another vocabulary",)),
+    "other vocabulary": (hooks(reference=str(RECIPES / "embedded" / "model")), ("a different vocabulary",)),
     "other revision": (["--model_revision", "abc"], ("'abc'", "--model_revision", "--use_peft")),
     "too many prompts": (["--eval_prompts", "99999"], ("99999 were asked for", "--eval_prompts")),
     "no prompts": (["--eval_prompts", "0"], ("--eval_prompts must be at least 1, got 0",)),

@@ -319,7 +319,7 @@ def test_what_one_process_alone_met_it_tells_itself(
     monkeypatch.setattr(errors, "PATIENCE", 0.0)
     for rank, expected in (("0", "error: two lines\n"), ("1", "error (process 1): two lines\n")):
         monkeypatch.setenv("LOCAL_RANK", rank)
-        with pytest.raises(SystemExit) as stopped, errors.told_in_a_sentence():
+        with pytest.raises(SystemExit) as stopped, errors.exit_with_message():
             raise errors.RecipeError("two\n  lines")
         assert stopped.value.code == 2
         assert capsys.readouterr().err == expected

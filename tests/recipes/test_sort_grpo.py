@@ -144,7 +144,7 @@ WRONG = {
 def test_a_mistake_is_told_in_one_sentence(
     name: str, sort_grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from common.errors import told_in_a_sentence
+    from common.errors import exit_with_message
     from sorting.task import save_untrained_model
 
     words, says = WRONG[name]
@@ -154,7 +154,7 @@ def test_a_mistake_is_told_in_one_sentence(
         save_untrained_model(tmp_path / "model", largest=9, seed=0)
     words = [word.replace("{folder}", str(tmp_path)) for word in words]
     monkeypatch.setattr(sys, "argv", ["sort_grpo.py", "--output_dir", str(tmp_path / "output"), *words])
-    with pytest.raises(SystemExit) as stopped, told_in_a_sentence():
+    with pytest.raises(SystemExit) as stopped, exit_with_message():
         sort_grpo.main()
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -431,7 +431,7 @@ def test_a_list_remembers_what_it_was_made_of_and_a_copy_does_not() -> None:
     rewards.reverse()
     rewards.append(reward)
     assert [loaded.info is not None for loaded in rewards.loaded] == [False, True, True, False]
-    joined = LoadedList.joined([reward], rewards)
+    joined = LoadedList.join([reward], rewards)
     assert [loaded.info is not None for loaded in joined.loaded] == [False, False, True, True, False]
     for copied in (copy.copy(rewards), pickle.loads(pickle.dumps(rewards))):
         assert copied.weights == rewards.weights == [1.0, 0.3, 1.0]
@@ -496,7 +496,7 @@ def test_the_card_says_how_parameters_were_given() -> None:
     text = section(Manifest((mine, FOCAL), {"trl-grpo-ext": "0.1.0"}))
     assert "| reward | `mine` |  |  | `weight: 0.5`, given in Python |" in text
     assert "| loss aggregation | `focal` | `grpo-focal` | `0.1.0` | `gamma: 2.0` |" in text
-    assert "In no distribution, so not to be installed: `mine:f`." in text
+    assert "In no distribution, so pip cannot install them: `mine:f`." in text
     assert "pip install trl-grpo-ext==0.1.0 grpo-focal==0.1.0" in text
     long = section(Manifest((replace(FOCAL, parameters={"text": "x" * 1000}),)))
     assert "x" * 380 + " ... (all of it is in the file of the checkpoint)" in long

@@ -358,7 +358,9 @@ def test_parameters_that_cannot_work_are_refused_at_construction(parameters: dic
 
 def test_a_machine_without_a_required_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "isolation", lambda memory_mb: ("files", "memory"))
-    with pytest.raises(ConfigurationError, match=r"cannot hold network, processes back .*it can: files, memory"):
+    with pytest.raises(
+        ConfigurationError, match=r"cannot hold the layers network, processes .*it holds: files, memory"
+    ):
         PythonTests()
     assert PythonTests(require=["files"]).require == ("files",)
     assert PythonTests(require=[]).require == ()

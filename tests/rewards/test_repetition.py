@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import ConfigurationError, RewardError
-from trl_grpo_ext.rewards.repetition import Repetition, repeated
+from trl_grpo_ext.rewards.repetition import Repetition, repeats
 from trl_grpo_ext.types import SpanScore
 
 
@@ -46,7 +46,7 @@ def test_over_tokens_it_is_trls_reward(n: int, penalty: float, rows: list[list[i
 @given(row=ids, n=st.integers(1, 12))
 def test_repeated_is_what_a_plain_look_back_says(row: list[int], n: int) -> None:
     grams = [tuple(row[i : i + n]) for i in range(len(row) - n + 1)]
-    assert repeated(row, n) == [gram in grams[:i] for i, gram in enumerate(grams)]
+    assert repeats(row, n) == [gram in grams[:i] for i, gram in enumerate(grams)]
 
 
 def test_words_are_what_white_space_separates_whatever_their_case() -> None:

@@ -214,7 +214,7 @@ def test_a_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, An
     [
         (lambda count: (0.5 for _ in range(count)), None, ""),
         (lambda count: torch.zeros(count), None, ""),
-        (lambda count: [float("nan")] * count, "reward.types", "is NaN; say None"),
+        (lambda count: [float("nan")] * count, "reward.types", "is NaN; return None"),
         (lambda count: [1e39] * count, "reward.types", "is not finite in float32"),
         (lambda count: [float("inf")] * count, "reward.types", "it must be finite"),
         (lambda count: None, "reward.length", "Did the function forget its return?"),

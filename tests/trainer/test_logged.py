@@ -37,8 +37,8 @@ class Trained(GRPOExtTrainer):
         self.used: list[dict[str, Any]] = []
         super().__init__(*arguments, **keywords)
 
-    def _in_flight(self, below: Any, model: Any, forward: LossForward) -> torch.Tensor:
-        loss = super()._in_flight(below, model, forward)
+    def _run_loss(self, below: Any, model: Any, forward: LossForward) -> torch.Tensor:
+        loss = super()._run_loss(below, model, forward)
         if self.model.training:
             advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
             for row, mask in enumerate(forward.mask_B_T):

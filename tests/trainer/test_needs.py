@@ -316,7 +316,9 @@ def other_vocabulary(model: Path, folder: Path, **changes: int) -> Path:
 def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     other = other_vocabulary(tiny_model, tmp_path / "other", a=4, b=3)
     hook = Needs(teachers=(str(other),))
-    with pytest.raises(ConfigurationError, match=r"'Needs' has another vocabulary: 2 of the policy's .*'a' with .* 3 "):
+    with pytest.raises(
+        ConfigurationError, match=r"'Needs' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
+    ):
         made(tiny_model, tmp_path, hook)
 
 
@@ -337,11 +339,14 @@ def test_a_teacher_that_is_not_there(tiny_model: Path, tmp_path: Path, hook: Any
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        ("kl_in_reward", "'kl_in_reward' needs a reference policy, and there is none: beta is 0.0"),
+        ("kl_in_reward", "'kl_in_reward' needs a reference policy, but beta is 0.0"),
         ({"name": "teacher_log_ratio", "teacher": "reference"}, "'teacher_log_ratio' needs a reference policy"),
-        (Needs("entropies"), "'Needs' needs entropies, and has only on_rollout"),
+        (Needs("entropies"), "'Needs' needs entropies but has only on_rollout"),
         (Needs("sampling_logps"), "'Needs' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
-        (Needs("gradients"), "'Needs' needs 'gradients', which there is not. There are: old_logps, old_entropies"),
+        (
+            Needs("gradients"),
+            "'Needs' needs 'gradients', which does not exist. Possible needs: old_logps, old_entropies",
+        ),
         ({"name": "kl_in_reward", "preserve_sum": True}, "'kl_in_reward' needs a reference policy"),
     ],
     ids=["kl", "teacher", "entropies", "sampling", "unknown", "preserving"],

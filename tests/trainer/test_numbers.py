@@ -134,7 +134,7 @@ def test_ratios_are_clipped_at_02_in_trls_loss(one_update: Callable[..., tuple[R
     for sign in (1.0, -1.0):
         advantages_B = torch.full((len(mask_B_T),), sign)
         leaf_B_T = logps_B_T.clone().requires_grad_()
-        loss_of = trainer._with_pass(trainer._compute_loss)
+        loss_of = trainer._loss_with_pass(trainer._compute_loss)
         loss = loss_on(loss_of, batch, leaf_B_T, handed_over=advantages_B, in_the_pass=advantages_B)
         pairs = zip(RATIOS, CLIPPED, strict=True)
         worst = [min(sign * ratio, sign * clipped) for ratio, clipped in pairs]
@@ -213,7 +213,7 @@ def slopes(run: Run, batch: dict[str, Any], advantages_B_T: torch.Tensor, gap: f
     batch = {**batch, "completion_mask": torch.ones_like(batch["completion_mask"]), "old_per_token_logps": old_B_T}
     batch["sampling_per_token_logps"] = old_B_T
     leaf_B_T = (old_B_T + gap).requires_grad_()
-    loss_of = run.trainer._with_pass(run.trainer._compute_loss)
+    loss_of = run.trainer._loss_with_pass(run.trainer._compute_loss)
     loss = loss_on(loss_of, batch, leaf_B_T, handed_over=advantages_B_T, in_the_pass=advantages_B_T)
     return torch.autograd.grad(loss, leaf_B_T)[0]
 

@@ -144,7 +144,7 @@ def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pass_at_k": [1, 8]}, "pass_at_k: 8 completions cannot be drawn from the 4 that an evaluation samples"),
+        ({"pass_at_k": [1, 8]}, "pass_at_k: 8 completions are more than the 4 that an evaluation samples"),
         ({"pass_at_k": [0]}, "pass_at_k must be numbers from 1 up, got 0"),
         ({"pass_at_k": [True]}, "got True"),
         ({"mean_at_k": 8}, "mean_at_k must be true or false, got 8"),

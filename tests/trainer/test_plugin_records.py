@@ -261,7 +261,7 @@ def changed_copy(run: Path, folder: Path, change: Callable[[Path], object]) -> P
 
 def test_an_old_checkpoint_without_it_is_a_warning(tiny_model: Path, run: Path, tmp_path: Path) -> None:
     copy = changed_copy(run, tmp_path, Path.unlink)
-    with pytest.warns(ManifestWarning, match=f"checkpoint-1 has no {FILE}, so nobody knows"):
+    with pytest.warns(ManifestWarning, match=f"checkpoint-1 has no {FILE}, so its plugins cannot be compared"):
         trainer = resume(tiny_model, copy, tmp_path / "out", hooks=["centred"])
     assert trainer.state.global_step == 2
 

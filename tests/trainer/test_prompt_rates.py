@@ -79,7 +79,7 @@ def test_a_fraction_draws_its_share_the_same_every_time(tmp_path: Path) -> None:
     [
         ({}, [{"prompt": "x", "rate": 0.5}], "no effect: none of the 1 prompts"),
         ({}, [{"prompt": "a", "rate": 1.0}, {"prompt": "b", "rate": 1.0}], "leaves 1 of 3 prompts, and a generation"),
-        ({}, [{"prompt": "a"}], "line 1 of .* has to be"),
+        ({}, [{"prompt": "a"}], "line 1 of .* must be"),
         ({}, [{"prompt": "a", "rate": 1.5}], "a rate of 1.5"),
         ({}, [{"prompt": "a", "weight": -1}], "must be a finite number from 0 up, got -1"),
         ({"mixed": NAN}, [], "prompt_weights: mixed must be a finite number from 0 up, got nan"),

@@ -401,7 +401,7 @@ def test_what_cannot_be_written_safely_is_refused(tiny_model: Path, tmp_path: Pa
             rollout_func=scripted_rollout,
         )
 
-    with pytest.raises(ConfigurationError, match=r"(?s)cannot be written so that .*datetime.*keep_surplus: false"):
+    with pytest.raises(ConfigurationError, match=r"(?s)cannot be saved safely.*datetime.*keep_surplus: false"):
         trainer("refused").train()
     trainer("fine", keep_surplus=False).train()
 

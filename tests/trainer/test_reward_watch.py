@@ -111,12 +111,12 @@ def test_off_the_main_thread_the_limit_holds_too(tiny_model: Path, tmp_path: Pat
 
 def test_the_limit_leaves_those_alone_that_are_in_time() -> None:
     watch = RewardWatch(limit=0.3)
-    quick = watch.around(lambda completions: [1.0] * len(completions), "quick")
-    with watch.limited():
+    quick = watch.wrap(lambda completions: [1.0] * len(completions), "quick")
+    with watch.time_limit():
         assert quick(completions=["a"]) == [1.0]
         time.sleep(0.6)  # the limit passes while no reward runs: this rank waits for another
-    with pytest.raises(RewardError, match="The reward slow did not"), watch.limited():
-        watch.around(sleeps, "slow")(completions=["a"])
+    with pytest.raises(RewardError, match="The reward slow did not"), watch.time_limit():
+        watch.wrap(sleeps, "slow")(completions=["a"])
 
 
 @pytest.mark.slow

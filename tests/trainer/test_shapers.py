@@ -318,7 +318,7 @@ def test_a_base_class_that_changes_the_batch_afterwards_is_refused(tiny_model: P
     class Mine(GRPOExtMixin, Cuts):
         pass
 
-    with pytest.raises(UpstreamError, match=r"saw another 'completion_mask' than the batch that .*Mine made"):
+    with pytest.raises(UpstreamError, match=r"saw a different 'completion_mask' than is in the batch that .*Mine made"):
         shaped(tiny_model, tmp_path, ByTokens(), trainer_class=Mine, max_steps=1)
 
 
@@ -345,9 +345,9 @@ def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused(
     shaping.refuse_images([{"prompt": "a"}], ["old_logps"])
     shaping.refuse_images([{"prompt": "a", "image": None}], ["old_logps"])
     shaping.refuse_images(with_image, run.trainer._scorer.missing({"old_per_token_logps": 0}))
-    sentence = r"of a batch with images old_logps are needed.*num_iterations above 1"
+    sentence = r"For a batch with images it needs old_logps, .*num_iterations above 1"
     with pytest.raises(ConfigurationError, match=sentence):
         shaping.refuse_images(with_image, run.trainer._scorer.missing({}))
-    shaping.saw_generated([*[None] * 6, ["a picture of a tool"], None])
-    with pytest.raises(ConfigurationError, match="of a batch with images old_logps are needed"):
+    shaping.record_generated([*[None] * 6, ["a picture of a tool"], None])
+    with pytest.raises(ConfigurationError, match="For a batch with images it needs old_logps"):
         shaping.refuse_images([{"prompt": "a"}], ["old_logps"])

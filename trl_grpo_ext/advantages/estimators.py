@@ -1,9 +1,9 @@
 """Estimators: from the rewards of a group to one advantage for each completion, the same on all of its tokens.
 
 Their role is "estimator": a chain has at most one, it runs before every transform wherever a selection lists it, and
-TRL's own advantages make way for its. Rewards are the shaped ones where there is a shaper. What estimators share:
-rewards and groups are those of all ranks, a completion that no reward function scored gets advantage 0 and has no part
-in any statistic, and in a group of equal rewards every difference from the mean is exactly 0.
+its advantages replace TRL's. With a shaper, rewards are the shaped ones. All estimators use the rewards and groups of
+all ranks. A completion without a reward gets advantage 0 and is left out of all statistics. In a group of equal rewards
+every difference from the mean is exactly 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..types import Rollout
 
 
 class _Estimator(ABC):
-    """An advantage for each completion from the rewards; a subclass says which."""
+    """One advantage per completion, from the rewards; subclasses define it."""
 
     role = "estimator"
     per_group = True
@@ -43,19 +43,19 @@ class _Estimator(ABC):
 
     @abstractmethod
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """The advantages `(N,)` of all ranks' completions; those of rewards that are NaN are not used."""
+        """The advantages `(N,)` of all ranks' completions; ignored where the reward is NaN."""
 
 
 class RawReward(_Estimator):
     """A completion's reward as it is: `A_i = r_i`.
 
-    Unbiased, and of the largest variance: with rewards of 0 and 1 only successes have a gradient, and an easy prompt
-    has more of it than a hard one. The point to start from when the effect of a baseline is in question, and, with
-    rewards of both signs, what `sign_scaling` expects in front of it.
+    Unbiased, but with the largest variance: with rewards of 0 and 1 only successes have a gradient, and easy prompts
+    have more of it than hard ones. Use it to study the effect of a baseline, or, with rewards of both signs, in front
+    of `sign_scaling`.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
 
-    Departures: a completion that no reward function scored gets advantage 0.
+    Departures: a completion without a reward gets advantage 0.
     """
 
     __name__ = "raw_reward"
@@ -67,13 +67,13 @@ class RawReward(_Estimator):
 class Centred(_Estimator):
     """A completion's reward minus the mean reward of its group: `A_i = r_i - μ`.
 
-    Without the division by the group's standard deviation, which makes prompts that are nearly always solved, or
-    nearly never, count more than those in between.
+    There is no division by the group's standard deviation, which would make prompts that are nearly always or nearly
+    never solved count more than the others.
 
     Source: Dr. GRPO (2503.20783), its advantage. The other half of the method, a constant divisor instead of each
     completion's length, is the aggregation `constant_length`.
 
-    Departures: a completion that no reward function scored gets advantage 0 and has no part in the mean.
+    Departures: a completion without a reward gets advantage 0 and is left out of the mean.
     """
 
     __name__ = "centred"
@@ -85,25 +85,22 @@ class Centred(_Estimator):
 class Normalised(_Estimator):
     """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
 
-    Without a floor TRL's own advantages under `scale_rewards="group"`, and the same numbers, whatever the run's
-    `scale_rewards` is.
+    Without a floor these are TRL's own advantages under `scale_rewards="group"`, whatever the run's `scale_rewards` is.
 
-    Where rewards are graded (a classifier's probability, a length), a group whose completions are nearly alike has a
-    tiny σ, and dividing by it makes differences of no account as large as any. A floor bounds how much a difference of
-    rewards is stretched.
+    With graded rewards (a classifier's probability, a length), a group of nearly equal completions has a tiny σ, and
+    dividing by it blows up negligible differences. The floor bounds that factor.
 
     Source: GRPO (2402.03300), outcome supervision.
 
     Departures: the paper has no ε and does not say which σ; as in TRL, σ is the sample's (n - 1) and ε is 1e-4. With
     the population's (n) advantages are √(n/(n-1)) times as large: for three right answers out of five .8165 and -1.2247
-    instead of .7303 and -1.0954. The floor is ours. A completion that no reward function scored gets advantage 0 and
-    has no part in μ and σ; one that is the only scored completion of its group gets 0 as well. In a group of equal
-    rewards all advantages are exactly 0; TRL's are what rounding leaves of it.
+    instead of .7303 and -1.0954. The floor is ours. A completion without a reward gets advantage 0 and is left out of μ
+    and σ; so does the only completion of its group with a reward. In a group of equal rewards all advantages are
+    exactly 0; TRL's are what rounding leaves of it.
 
     Args:
         epsilon: ε, in units of the reward; positive.
-        std_floor: The least σ to divide by, in units of the reward; not negative. With 0.1 no difference of rewards is
-            stretched more than tenfold.
+        std_floor: The least σ to divide by, in units of the reward; not negative. 0.1 bounds the factor to 10.
         std: "sample", which divides the sum of squares by n - 1, or "population", which divides it by n.
 
     Raises:
@@ -130,21 +127,19 @@ class Normalised(_Estimator):
 class ConstantBaseline(_Estimator):
     """A completion's reward minus a number: `A_i = r_i - b`.
 
-    The same bar for all prompts: with rewards of 0 and 1 and b = 0.9 a success gets 0.1 and a failure -0.9, whatever
-    the others of its group got. It needs no group, so it serves where a prompt has one completion or where successes
-    and failures should weigh as set and not as they happen to be mixed. Groups whose rewards are equal are learnt from
-    too, unless they equal b.
+    The bar is the same for all prompts: with rewards of 0 and 1 and b = 0.9 a success gets 0.1 and a failure -0.9,
+    whatever the rest of its group got. It needs no group, so it works with one completion per prompt, or where you want
+    to fix the weights of successes and failures. Groups with equal rewards count too, unless the rewards equal b.
 
     Source: REINFORCE with a baseline (Williams, 1992).
 
-    Departures: Williams lets a baseline adapt; this one stays. A completion that no reward function scored gets
-    advantage 0.
+    Departures: Williams lets a baseline adapt; this one stays. A completion without a reward gets advantage 0.
 
     Args:
         baseline: b, in units of the reward.
 
     Raises:
-        ConfigurationError: `baseline` is no finite number.
+        ConfigurationError: `baseline` is not a finite number.
     """
 
     __name__ = "constant_baseline"
@@ -159,16 +154,15 @@ class ConstantBaseline(_Estimator):
 class QuantileBaseline(_Estimator):
     """A completion's reward minus a quantile of its group's rewards: `A_i = (r_i - Q_K(r)) / (σ + ε)`.
 
-    With rewards of 0 and 1 the quantile is 0 where at most a share of about `1 - K` succeeds, and 1 where more do. So
-    of a hard prompt only the successes are learnt from, of an easy one only the failures, and most completions get
-    exactly 0. A mean is pulled by a few outliers and then pushes away from many completions that were ordinary; the
-    quantile is not.
+    With rewards of 0 and 1 the quantile is 0 if at most a share of about `1 - K` succeeds, else 1. So hard prompts
+    teach only by their successes and easy ones only by their failures, and most completions get exactly 0. Unlike a
+    mean, the quantile is not pulled by a few outliers, which would push the policy away from many ordinary completions.
 
     Source: Quantile Advantage Estimation (2509.22611), and its authors' code: the quantile is interpolated between the
     two rewards beside it, σ is the sample's (n - 1), about the mean.
 
-    Departures: ε is 1e-4, theirs 1e-6. A completion that no reward function scored gets advantage 0 and has no part in
-    the statistics; one that is the only scored completion of its group gets 0 as well.
+    Departures: ε is 1e-4, theirs 1e-6. A completion without a reward gets advantage 0 and is left out of the
+    statistics; so does the only completion of its group with a reward.
 
     Args:
         quantile: K, above 0 and below 1. The authors use 0.4.
@@ -193,17 +187,16 @@ class QuantileBaseline(_Estimator):
 
 
 class BestMargin(_Estimator):
-    """Only the best of a group is learnt from, with what it is ahead of the second: `A = (r_1st - r_2nd) / (σ + ε)`.
+    """Credit only the best of a group, by its lead over the second: `A = (r_1st - r_2nd) / (σ + ε)`.
 
-    All others get 0, and so does the best where another shares its reward. It is the gradient of the group's largest
-    reward, `max_j r_j`, with the largest reward of the other completions as the baseline: what counts is whether one of
-    the samples is good.
+    All others get 0, and so does the best if another shares its reward. This is the gradient of the group's largest
+    reward, `max_j r_j`, with the largest reward of the other completions as the baseline: one good sample is enough.
 
     Source: Optimizing Language Models for Inference Time Objectives using Reinforcement Learning (2503.19595), as
     `grpo_passk` of verl has it, which adds the division by the sample standard deviation. Pass@k for k below the size
     of the group is `pass_at_k`.
 
-    Departures: a completion that no reward function scored gets advantage 0 and is not the second; one that is the only
+    Departures: a completion without a reward gets advantage 0 and is not the second; one that is the only
     scored completion of its group gets 0, where verl refuses such a group.
 
     Args:
@@ -230,16 +223,16 @@ class BestMargin(_Estimator):
 
 
 class MaxOnly(_Estimator):
-    """Only the best of a group are learnt from, each with its reward: `A_i = r_i` where `r_i = max_j r_j`, else 0.
+    """Credit only the best of a group, each with its reward: `A_i = r_i` where `r_i = max_j r_j`, else 0.
 
-    Completions that share the highest reward all keep it. A partial success beside a better completion earns nothing,
-    so the policy does not settle on partial successes. There is no baseline: nothing pushes away from failures, and a
-    highest reward below 0 pushes away from the best completion, so it is for rewards that are not negative.
+    Completions that share the highest reward all keep it. A partial success next to a better completion earns nothing,
+    so the policy does not settle for partial successes. There is no baseline, so nothing pushes away from failures. Use
+    it with non-negative rewards: a highest reward below 0 would push away from the best completion.
 
-    Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17, beside `raw_reward`, `centred` and
+    Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17, with `raw_reward`, `centred` and
     `normalised`.
 
-    Departures: a completion that no reward function scored gets advantage 0 and is not the best.
+    Departures: a completion without a reward gets advantage 0 and is not the best.
     """
 
     __name__ = "max_only"
@@ -257,8 +250,8 @@ class LeaveOneOut(_Estimator):
 
     Source: RLOO (2402.14740), eq. 6.
 
-    Departures: a completion that no reward function scored gets advantage 0 and is in nobody's baseline; one that is
-    the only scored completion of its group has no others to compare with and gets 0 as well.
+    Departures: a completion without a reward gets advantage 0 and is in no baseline; so does the only scored
+    completion of a group, which has no others to compare with.
     """
 
     __name__ = "leave_one_out"
@@ -273,25 +266,24 @@ class BatchWhitening(_Estimator):
     """Subtract a baseline, then divide by one standard deviation for all: `A_i = (r_i - b_i) / max(σ, floor)`.
 
     σ is the unbiased standard deviation of `r - b` over the scored completions of all prompts and ranks. One divisor
-    leaves prompts in the proportion that their rewards have, where a divisor per group (`normalised`) blows up those
-    that are nearly always or nearly never solved.
+    keeps the prompts' proportions, while a divisor per group (`normalised`) blows up prompts that are nearly always or
+    nearly never solved.
 
     Late in training, or with hard prompts, nearly all rewards of a batch agree and σ tends to 0; the few that differ
-    would then get advantages of any size. The floor bounds how much a difference of rewards is stretched.
+    would get huge advantages. The floor bounds them.
 
     Source: REINFORCE++ (2501.03262): with the group's mean as baseline its variant REINFORCE++-baseline.
 
     Departures: the floor is ours. σ is over completions; implementations of the paper (OpenRLHF, verl) take it, and a
     mean that they subtract, over tokens, so that long completions count more in it: that is `centred` (or
     `raw_reward`), then `whiten`, where a KL penalty on the tokens (`kl_in_reward`) may stand between the two. A
-    completion that no reward function scored gets advantage 0 and has no part in b
-    and σ.
+    completion without a reward gets advantage 0 and is left out of b and σ.
 
     Args:
         baseline: What b is: "group", the mean reward of the completion's group, or "batch", the mean over all.
-        std_floor: The least divisor, in units of the reward; positive. With 0.1 no difference of rewards is stretched
-            more than tenfold. That suits rewards between about 0 and 1, whose σ is .3 to .5 where prompts are neither
-            all solved nor all failed; scale it with the rewards.
+        std_floor: The least divisor, in units of the reward; positive. 0.1 bounds the factor to 10. That suits rewards
+            between about 0 and 1, whose σ is .3 to .5 if prompts are neither all solved nor all failed; scale it with
+            the rewards.
 
     Raises:
         ConfigurationError: A parameter is out of its range.
@@ -319,7 +311,7 @@ class OptimalBaseline(_Estimator):
 
     Source: On-Policy RL with Optimal Reward Baseline (2505.23585).
 
-    Departures: a completion that no reward function scored gets advantage 0 and has no part in the baseline. In a group
+    Departures: a completion without a reward gets advantage 0 and is left out of the baseline. In a group
     whose scored completions have no token that counts, the baseline is the mean.
     """
 
@@ -343,12 +335,11 @@ class MeanRelative(_Estimator):
 
     Source: Maximum Likelihood Reinforcement Learning (2602.02710).
 
-    Departures: the paper is about rewards of 0 and 1; any that are not negative are taken here. A completion that no
-    reward function scored gets advantage 0 and has no part in μ.
+    Departures: the paper has rewards of 0 and 1; this takes any non-negative ones. A completion without a reward gets
+    advantage 0 and is left out of μ.
 
     Raises:
-        PluginOutputError: From `on_rollout`: a reward is negative, and a mean of rewards of both signs is no measure to
-            divide by.
+        PluginOutputError: From `on_rollout`: a reward is negative, so the mean is not a meaningful divisor.
     """
 
     __name__ = "mean_relative"
@@ -374,13 +365,13 @@ class PassAtK(_Estimator):
     - a success: `(1 - R̄) / σ`;
     - a failure: `(1 - R̄ - C(n-c-1, k-1) / C(n-1, k-1)) / σ`.
 
-    They sum to zero over a group. All are 0 where no completion succeeds, and where so many do that every set holds a
-    success: what is solved well enough is left alone, which keeps the policy exploring. k = 1 is `normalised`, with
-    the biased standard deviation and no ε.
+    They sum to zero over a group. All are 0 if no completion succeeds, or if so many succeed that every set holds a
+    success: prompts that are solved well enough are left alone, which keeps the policy exploring. k = 1 is `normalised`
+    with the biased standard deviation and no ε.
 
     Source: Pass@k Training for Adaptively Balancing Exploration and Exploitation (2508.10751), the analytical solution.
 
-    Departures: a completion that no reward function scored gets advantage 0, and n does not count it. A group that has
+    Departures: a completion without a reward gets advantage 0, and n does not count it. A group that has
     fewer than k scored completions gets 0 as well: there is no set of k to judge.
 
     Args:
@@ -409,15 +400,15 @@ class PassAtK(_Estimator):
         succeeds_N = rewards_N > self.threshold
         counts_N_2 = torch.stack([group_count(rewards_N, groups_N), group_sum(succeeds_N.to(rewards_N), groups_N)], 1)
         pairs_N = [(int(n), int(c)) for n, c in counts_N_2.tolist()]
-        credit_of = {(n, c): set_credit(n, c, self.k) for n, c in set(pairs_N)}
+        credit_of = {(n, c): pass_at_k_advantages(n, c, self.k) for n, c in set(pairs_N)}
         credits_N_2 = rewards_N.new_tensor([credit_of[pair] for pair in pairs_N])
         return torch.where(succeeds_N, credits_N_2[:, 0], credits_N_2[:, 1])
 
 
-def set_credit(n: int, c: int, k: int) -> tuple[float, float]:
-    """Advantages of a success and of a failure in a group of n completions of which c succeed.
+def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
+    """Advantages of a success and of a failure if c of a group's n completions succeed.
 
-    In whole numbers up to the last step, so there is nothing to overflow or to cancel in large groups. With
+    Computed in whole numbers up to the last step, so that nothing overflows or cancels in large groups. With
     `f = 1 - R̄`, the share of the sets without a success, a success gets `f / √(f (1 - f)) = √(f / (1 - f))`. A group's
     advantages sum to zero, because `C(n-c-1, k-1) / C(n-1, k-1) = f · n / (n - c)`, which gives a failure's.
     """

@@ -1,4 +1,4 @@
-"""Hooks at the loss forward: credit by what the policy that is being trained makes of a token now.
+"""Hooks at the loss forward: credit by the current policy's view of a token.
 
 Log-probabilities and entropies are the current policy's, detached, in nats.
 """
@@ -12,15 +12,14 @@ import torch
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number
 from ..types import Forward
-from .returns import discounted_returns, wide
+from .returns import compute_dtype, discounted_returns
 
 
 class EntropyShaping:
     """Credit uncertain tokens a little more: `A'_t = A_t + min(α·H_t, |A_t| / κ)`.
 
-    `H_t` is the entropy of the current policy's next-token distribution in nats, detached. The bonus is clipped at a
-    share of the advantage, so that with κ > 1 it never turns an advantage's sign, and tokens without advantage stay
-    without.
+    `H_t` is the entropy of the current policy's next-token distribution in nats, detached. The bonus is at most a share
+    of the advantage, so with κ > 1 it never flips a sign, and advantages of 0 stay 0.
 
     Source: Reasoning with Exploration: An Entropy Perspective (2506.14758), eq. 4 and 5.
 
@@ -50,24 +49,23 @@ class EntropyShaping:
 
 
 class ZeroVarianceCredit:
-    """Learn from prompts that are always, or never, solved: there a token's entropy `H_t` makes its advantage.
+    """Learn from prompts that are always or never solved, with advantages from the tokens' entropy `H_t`.
 
     In groups without signal, where every advantage is exactly 0 because all rewards are equal:
 
     - right completions: `A_t = α·H_t`,
     - wrong ones: `A_t = -α·(max_s H_s - H_t)`, with the maximum over the completion's live tokens.
 
-    So decisions are rewarded more than routine, and mistakes are punished where the policy was sure of itself, which
-    leaves it free to explore. Completions of other groups, and those that no reward function scored, keep the
-    advantages that come in. So do those that a mask has set to 0. A completion is right if its reward, before any
-    shaper, is above `correct_above`.
+    So decisions are rewarded more than routine, and mistakes are punished where the policy was sure, which leaves it
+    free to explore. Completions of other groups, without a reward, or set to 0 by a mask keep their incoming
+    advantages. A completion is right if its reward, before any shaper, is above `correct_above`.
 
-    Entropies are those of the policy being trained, in nats. `skip_zero_variance` would take these tokens out of the
-    loss; the two are refused together.
+    Entropies are the current policy's, in nats. It cannot be combined with `skip_zero_variance`, which would take these
+    tokens out of the loss.
 
     Source: RL-ZVP (2509.21880).
 
-    Departures: right is a threshold on the weighted total of the rewards, where the paper has rewards of 0 and 1.
+    Departures: "right" is a threshold on the weighted total of the rewards; the paper has rewards of 0 and 1.
 
     Args:
         alpha: α, advantage per nat; positive.
@@ -90,7 +88,7 @@ class ZeroVarianceCredit:
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         live_B_T = forward.mask_B_T > 0
-        entropies_B_T = torch.where(live_B_T, forward.entropies_B_T, 0.0).to(wide(forward.entropies_B_T.dtype))
+        entropies_B_T = torch.where(live_B_T, forward.entropies_B_T, 0.0).to(compute_dtype(forward.entropies_B_T.dtype))
         highest_B = entropies_B_T.amax(dim=1, keepdim=True)
         right_B = (forward.raw_rewards_B > self.correct_above).unsqueeze(1)
         credit_B_T = self.alpha * torch.where(right_B, entropies_B_T, entropies_B_T - highest_B)
@@ -101,14 +99,13 @@ class ZeroVarianceCredit:
 class LowProbability:
     """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
 
-    `π_t` is the probability of the sampled token under the policy that generated, so that a token has one weight at all
-    updates of a generation batch. A token's gradient is the larger the less probable it is, so that a few improbable
-    tokens drown the others; this evens them out. α = 0 changes nothing, with α = 1 the advantage is proportional to the
-    probability.
+    `π_t` is the probability of the sampled token under the policy that generated, so a token's weight is the same in
+    all updates of a generation batch. Less probable tokens have larger gradients, so a few of them drown the others;
+    this evens them out. α = 0 changes nothing; with α = 1 the advantage is proportional to the probability.
 
     Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
     its authors' code, which weighs by the old policy, once per batch. Their scripts have α = 0.2 for this method alone,
-    and 0.3 beside their second method, which updates on improbable tokens first and is none of a hook's affairs.
+    and 0.3 with their second method, which updates on improbable tokens first and is not part of this hook.
 
     Departures: none.
 
@@ -129,7 +126,7 @@ class LowProbability:
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         # Where TRL has no old policy, the one being trained is the one that generated.
-        probabilities_B_T = forward.old_logps_B_T.to(wide(forward.old_logps_B_T.dtype)).exp()
+        probabilities_B_T = forward.old_logps_B_T.to(compute_dtype(forward.old_logps_B_T.dtype)).exp()
         return (advantages_B_T * (self.alpha * probabilities_B_T + 1 - self.alpha)).to(advantages_B_T.dtype)
 
 
@@ -143,9 +140,9 @@ class FutureKL:
     - `f_t = clip(exp(F_t), 1 - epsilon_low, 1 + epsilon_high)`, detached;
     - where `A_t < 0` and `π/π_old` is above `safety_threshold`, `f_t` is at most 1.
 
-    While the policy is the one that generated, every `d` is 0 and nothing changes. So this hook does something only
-    where a generation batch feeds several optimizer steps: `num_iterations` above 1, or `steps_per_generation` above
-    `gradient_accumulation_steps`. A run of one update per generation batch is refused when it is constructed.
+    In the first update after generation every `d` is 0 and nothing changes. So this hook needs several optimizer steps
+    per generation batch: `num_iterations` above 1, or `steps_per_generation` above `gradient_accumulation_steps`. Runs
+    with one update per generation batch are refused at construction.
 
     Source: FIPO (2603.19835) and its authors' loss `future_kl`, whose names for these parameters are `decay_rate`,
     `clip_ratio_c`, `future_kl_clip_ratio`, `safety_thresh`. The defaults are those of their 32B run, which clips to
@@ -196,7 +193,7 @@ class FutureKL:
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
-        dtype = wide(forward.logps_B_T.dtype)
+        dtype = compute_dtype(forward.logps_B_T.dtype)
         moved_B_T = forward.logps_B_T.to(dtype) - forward.old_logps_B_T.to(dtype)
         counted_B_T = torch.where(moved_B_T > math.log(self.ratio_cap), 0.0, moved_B_T)
         future_B_T = discounted_returns(counted_B_T, forward.mask_B_T > 0, 2.0 ** (-1.0 / self.half_life))
@@ -208,15 +205,15 @@ class FutureKL:
 
 
 class CovarianceClip:
-    """Set a few advantages to 0, those of tokens whose advantage and log-probability rise together the most.
+    """Set the advantage to 0 at the few tokens where it covaries most with the log-probability.
 
     With means over all live tokens of the micro-batch, on all ranks, each token has
     `cov_t = (log π_t - mean log π)·(A_t - mean A)`. Tokens with `low ≤ cov_t ≤ high` are candidates. Of `n` live
-    tokens, `max(⌊ratio·n⌋, 1)` candidates lose their advantage, those with the largest `cov_t` first; tokens with the
-    same `cov_t` as the last of these lose it too. In a micro-batch of few tokens, 1 is more than the ratio.
+    tokens, `max(⌊ratio·n⌋, 1)` candidates lose their advantage, those with the largest `cov_t` first, and so do ties
+    with the last of these. In a micro-batch of few tokens, 1 is more than the ratio.
 
-    Where that covariance is high, the update makes likely tokens likelier, and the policy's entropy falls; a handful of
-    tokens do most of it.
+    Where that covariance is high, the update makes likely tokens likelier and the policy's entropy falls; a handful of
+    tokens cause most of this.
 
     Source: Clip-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617), and
     its implementation in verl, whose defaults these are.
@@ -227,8 +224,8 @@ class CovarianceClip:
     already holds back are no candidates there; here they may be, for a hook does not know of it.
 
     Args:
-        low: Covariances below it are let be.
-        high: Covariances above it are let be; greater than `low`.
+        low: Tokens with a lower covariance are left alone.
+        high: Tokens with a higher covariance are left alone; greater than `low`.
         ratio: Share of the live tokens to choose, in (0, 1].
 
     Raises:
@@ -248,7 +245,7 @@ class CovarianceClip:
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         live_B_T = forward.mask_B_T > 0
-        dtype = wide(advantages_B_T.dtype)
+        dtype = compute_dtype(advantages_B_T.dtype)
         count = int(forward.gather(live_B_T.sum(dim=1)).sum())
 
         def centred(values_B_T: torch.Tensor) -> torch.Tensor:

@@ -10,15 +10,15 @@ import torch
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number
 from ..types import Rollout
-from .returns import discounted_returns, live_tokens_behind, live_tokens_first, wide
+from .returns import compute_dtype, discounted_returns, live_tokens_after, live_tokens_first
 
 
 class KLInReward:
-    """Take a KL penalty off the reward: each token's return, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or the sum.
+    """Subtract a KL penalty from the reward, per token, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or as a sum.
 
     - `form: return_to_go` is a transform, as above: each token pays for itself and what follows. It acts after the
-      estimator, so what a completion pays is not compared with what its group pays. Every completion pays, whether a
-      reward function scored it or not.
+      estimator, so what a completion pays is not compared with what its group pays. Every completion pays, with or
+      without a reward.
     - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: the whole penalty is a part of the completion's reward
       before means and standard deviations of the group are taken, so what counts is how much more a completion pays
       than the others. A completion without a reward stays without.
@@ -35,7 +35,7 @@ class KLInReward:
     k3 in the loss, whose gradient is not that of the KL divergence either. Use this hook instead of it: with `beta`
     above 0 the penalty counts twice.
 
-    With a `target` the coefficient adapts. After each generation batch of training, of `N` completions,
+    With a `target` the coefficient adapts. After each training batch of `N` completions,
     `β ← β·(1 + clip(KL/target - 1, -0.2, 0.2)·N/horizon)`, where KL is the mean, over the completions of all ranks, of
     the sum of k1 over a completion. β is saved in checkpoints.
 
@@ -81,7 +81,7 @@ class KLInReward:
         def positive(parameter: str, value: object) -> float:
             return checked_number(f"kl_in_reward: {parameter}", value, "a positive number", lambda x: x > 0)
 
-        self.reference = checked_model("kl_in_reward: reference", reference)
+        self.reference = check_model("kl_in_reward: reference", reference)
         self.needs, self.teachers = needs_of(reference)
         self.coefficient = positive("coefficient", coefficient)
         self.gamma = checked_number("kl_in_reward: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
@@ -103,21 +103,21 @@ class KLInReward:
 
     def _on_rewards(self, rollout: Rollout) -> torch.Tensor:
         """Return what is added to the rewards, `(B,)`; with a target, adapt the coefficient for the next batch."""
-        returns_B_T = self._penalty_to_go(rollout, wide(rollout.rewards_B.dtype))
+        returns_B_T = self._penalty_to_go(rollout, compute_dtype(rollout.rewards_B.dtype))
         # At the first live token it is the completion's.
         first_B_1 = live_tokens_first(rollout.mask_B_T > 0)[:, :1]
         return -returns_B_T.gather(1, first_B_1).squeeze(1).to(rollout.rewards_B.dtype)
 
     def _on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`; with a target, adapt the coefficient for the next batch."""
-        dtype = wide(advantages_B_T.dtype)
-        discounts_B_T = self.gamma ** live_tokens_behind(rollout.mask_B_T > 0).to(dtype)
+        dtype = compute_dtype(advantages_B_T.dtype)
+        discounts_B_T = self.gamma ** live_tokens_after(rollout.mask_B_T > 0).to(dtype)
         return (discounts_B_T * advantages_B_T - self._penalty_to_go(rollout, dtype)).to(advantages_B_T.dtype)
 
     def _penalty_to_go(self, rollout: Rollout, dtype: torch.dtype) -> torch.Tensor:
         """β times the return-to-go of the KL estimates, `(B, T)`; β is adapted afterwards."""
         live_B_T = rollout.mask_B_T > 0
-        logps_B_T = needed("kl_in_reward", "old_logps_B_T", rollout.old_logps_B_T).to(dtype)
+        logps_B_T = require("kl_in_reward", "old_logps_B_T", rollout.old_logps_B_T).to(dtype)
         ref_logps_B_T = logps_of("kl_in_reward", self.reference, rollout).to(dtype)
         kl_B_T = kl_estimate(logps_B_T, ref_logps_B_T, self.estimator)
         penalty_B_T = self.coefficient * discounted_returns(kl_B_T, live_B_T, self.gamma)
@@ -126,11 +126,11 @@ class KLInReward:
         return penalty_B_T
 
     def state_dict(self) -> dict[str, Any]:
-        """The coefficient as it is now, where it adapts."""
+        """The current coefficient, if it adapts."""
         return {} if self.target is None else {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the coefficient up where it was, unless it is now set to stay as it is."""
+        """Restore the coefficient, unless it is now fixed."""
         if self.target is not None and "coefficient" in state:
             self.coefficient = float(state["coefficient"])
 
@@ -163,9 +163,9 @@ class TeacherLogRatio:
     """Credit each token by how much likelier the teacher finds it: `A_t = c·(log π_teacher - log π_old)`.
 
     In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
-    teacher, token by token: distillation on what the student itself writes. It needs no reward and no group. In mode
-    "replace" it is the estimator; in mode "add", a transform, it is added to the advantages that come in. Every
-    completion gets it, whether a reward function scored it or not.
+    teacher, token by token: distillation on the student's own completions. It needs no reward and no group. In mode
+    "replace" it is an estimator; in mode "add", a transform, it is added to the incoming advantages. Every completion
+    gets it, with or without a reward.
 
     Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient.
 
@@ -189,7 +189,7 @@ class TeacherLogRatio:
     uses_total_reward = False
 
     def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
-        self.teacher = checked_model("teacher_log_ratio: teacher", teacher)
+        self.teacher = check_model("teacher_log_ratio: teacher", teacher)
         self.needs, self.teachers = needs_of(teacher)
         self.coefficient = checked_number(
             "teacher_log_ratio: coefficient", coefficient, "a positive number", lambda x: x > 0
@@ -200,8 +200,8 @@ class TeacherLogRatio:
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         teacher_B_T = logps_of("teacher_log_ratio", self.teacher, rollout)
-        logps_B_T = needed("teacher_log_ratio", "old_logps_B_T", rollout.old_logps_B_T)
-        dtype = wide(advantages_B_T.dtype)
+        logps_B_T = require("teacher_log_ratio", "old_logps_B_T", rollout.old_logps_B_T)
+        dtype = compute_dtype(advantages_B_T.dtype)
         new_B_T = self.coefficient * (teacher_B_T.to(dtype) - logps_B_T.to(dtype))
         if self.mode == "add":
             new_B_T = advantages_B_T + new_B_T
@@ -209,18 +209,18 @@ class TeacherLogRatio:
 
 
 REFERENCE = "reference"
-"""The policy that TRL keeps as the reference; any other name is a model's id or path."""
+"""TRL's reference policy; any other name is a model's id or path."""
 
 
-def checked_model(label: str, name: object) -> str:
+def check_model(label: str, name: object) -> str:
     """Return a parameter that names a model.
 
     Args:
         label: `<plugin>: <parameter>`.
-        name: What the parameter was set to.
+        name: The parameter's value.
 
     Raises:
-        ConfigurationError: It is no name.
+        ConfigurationError: It is not a name.
     """
     if not isinstance(name, str) or not name.strip():
         raise ConfigurationError(f"{label} must be a model's id or path, or {REFERENCE!r}, got {name!r}.")
@@ -228,22 +228,22 @@ def checked_model(label: str, name: object) -> str:
 
 
 def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The `needs` and the `teachers` of a hook that compares the policy that generated with this one."""
+    """The `needs` and the `teachers` of a hook that compares the policy with this model."""
     return (("old_logps", "ref_logps"), ()) if name == REFERENCE else (("old_logps",), (name,))
 
 
 def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:
-    """Log-probabilities `(B, T)` under it.
+    """Log-probabilities `(B, T)` under this model.
 
     Raises:
         ConfigurationError: The rollout does not have them.
     """
     found = rollout.ref_logps_B_T if name == REFERENCE else rollout.teacher_logps_B_T.get(name)
-    return needed(label, "ref_logps_B_T" if name == REFERENCE else f"teacher_logps_B_T[{name!r}]", found)
+    return require(label, "ref_logps_B_T" if name == REFERENCE else f"teacher_logps_B_T[{name!r}]", found)
 
 
-def needed(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
-    """Return what a hook has among its `needs`; the trainer provides it, a rollout made by hand may lack it.
+def require(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
+    """Return a tensor that a hook lists in its `needs`. The trainer provides it; a rollout made by hand may lack it.
 
     Raises:
         ConfigurationError: It is None.

@@ -7,37 +7,37 @@ import torch
 from ..credit.prefixes import groups_with_prefixes
 from ..guard.parameters import checked_choice
 from ..types import Rollout
-from .returns import live_tokens_behind, wide
+from .returns import compute_dtype, live_tokens_after
 
 
 class PrefixTree:
-    """Credit a token with what it changes in the mean reward of those who came so far: `A_t = V(o_≤t) - V(o_<t)`.
+    """Credit a token with the change that it makes to the mean reward of its prefix: `A_t = V(o_≤t) - V(o_<t)`.
 
-    `V` of a prefix is the mean reward of the group's completions that begin with its tokens. So `V` of the empty prefix
-    is the group's mean reward `μ`, and after a completion's last token it is the completion's own reward `r`. Tokens
-    where no completion of the group parts from the others get 0, and every completion's advantages sum to `r - μ`.
+    `V` of a prefix is the mean reward of the group's completions that begin with it. So `V` of the empty prefix is the
+    group's mean reward `μ`, and after a completion's last token it is the completion's own reward `r`. Tokens where no
+    completion of the group branches off get 0, and every completion's advantages sum to `r - μ`.
 
-    Prefixes consist of all completion tokens, whoever wrote them, while credit goes to live tokens only: what changes
-    at a tool's tokens is added to the next live token, or to the last one where none follows.
+    Prefixes include all completion tokens, whoever wrote them, but only live tokens get credit: a change at a tool's
+    tokens is added to the next live token, or to the last one if none follows.
 
-    For groups that share beginnings: low temperatures, templates, tree-shaped sampling. Completions that part at their
-    first token put all their credit there; mode "add" is the safer choice then.
+    It suits groups that share beginnings: low temperatures, templates, tree-shaped sampling. Completions that branch at
+    their first token put all their credit there; mode "add" is safer then.
 
     Source: TEMPO (2509.18314), which adds this temporal-difference term to GRPO's advantage (mode "add").
 
     Departures: in mode "replace" the term stands alone. As in the paper it is in units of the reward, while TRL's own
-    advantages are in standard deviations of the group (`scale_rewards: group`). So what it adds is the smaller beside
-    them the less a group's rewards differ: with rewards of 0 and 1 a token's term is at most 1, where one success of
-    eight has the advantage 2.47, and with rewards of 0 and 10 ten times as much beside the same 2.47. With
-    `scale_rewards: none`, or `centred` in front, both are in units of the reward. After the last token
-    `V` is the completion's own reward, even where a longer completion goes on from there. Completions that no reward
-    function scored get nothing ("add": keep what came in) and are in no mean.
+    advantages are in standard deviations of the group (`scale_rewards: group`). So the less a group's rewards differ,
+    the smaller the term is compared with them: with rewards of 0 and 1 a token's term is at most 1, while one success
+    of eight has the advantage 2.47; with rewards of 0 and 10 the term is ten times as large, and the advantage the
+    same. With `scale_rewards: none`, or `centred` in front, both are in units of the reward. After the last token `V`
+    is the completion's own reward, even if a longer completion continues from there. Completions without a reward get
+    0 ("add": keep the incoming advantages) and are in no mean.
 
     Args:
-        mode: "replace" the advantages that come in, or "add" to them.
+        mode: "replace" the incoming advantages, or "add" to them.
 
     Raises:
-        ConfigurationError: `mode` is something else.
+        ConfigurationError: `mode` is neither.
     """
 
     __name__ = "prefix_tree"
@@ -51,7 +51,7 @@ class PrefixTree:
         """Return the new advantages `(B, T)`."""
         rewards_N = rollout.gather(rollout.rewards_B)
         live_B_T = rollout.mask_B_T > 0
-        new_B_T = torch.zeros(live_B_T.shape, dtype=wide(rewards_N.dtype), device=rewards_N.device)
+        new_B_T = torch.zeros(live_B_T.shape, dtype=compute_dtype(rewards_N.dtype), device=rewards_N.device)
         for group in groups_with_prefixes(rollout):
             rewards_b, rewards_G = rollout.rewards_B[group.rows_B], rewards_N[group.members_N]
             gaps_b_T = value_gaps(group.lengths_b_G, rewards_b, rewards_G, live_B_T.size(1))
@@ -71,8 +71,8 @@ def value_gaps(shared_b_G: torch.Tensor, rewards_b: torch.Tensor, rewards_G: tor
         width: `T`.
 
     Returns:
-        `(b, T+1)`: entry `t` is for the first `t` tokens, meant up to the completion's length. Zero where the
-        completion has no reward.
+        `(b, T+1)`: entry `t` is for the first `t` tokens, valid up to the completion's length. Zero if the completion
+        has no reward.
     """
     scored_b_G = (~torch.isnan(rewards_b)).unsqueeze(1) & ~torch.isnan(rewards_G)
     # Differences of rewards and not rewards: where all who share a prefix got the same, the gap is 0 to the bit.
@@ -97,11 +97,11 @@ def credit_of_live_tokens(gaps_b_T: torch.Tensor, live_b_T: torch.Tensor) -> tor
         live_b_T: Which tokens are live, bool.
 
     Returns:
-        `(b, T)`; a completion's live tokens sum to minus its first gap. What stands off them means nothing.
+        `(b, T)`; a completion's live tokens sum to minus its first gap. Values off them are meaningless.
     """
     width = live_b_T.size(1)
     behind_each_T = torch.arange(1, width + 1, device=live_b_T.device)
     last_live_b_T = torch.where(live_b_T, behind_each_T, 0).cummax(dim=1).values
     start_b_T = torch.cat([torch.zeros_like(last_live_b_T[:, :1]), last_live_b_T[:, :-1]], dim=1)
-    after_b_T = torch.where(live_tokens_behind(live_b_T) == 0, 0.0, gaps_b_T[:, 1:])
+    after_b_T = torch.where(live_tokens_after(live_b_T) == 0, 0.0, gaps_b_T[:, 1:])
     return after_b_T - gaps_b_T.gather(1, start_b_T)

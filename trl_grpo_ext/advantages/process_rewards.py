@@ -15,21 +15,20 @@ from ..types import Rollout, Span
 
 
 class ProcessRewards:
-    """Each token's advantage is what the rewards of its step and the steps after it come to, less a baseline.
+    """Credit each token with the rewards of its step and all later steps, minus a baseline.
 
     A reward function that returns `SpanScore`s gives a completion's steps their rewards `r_j`: each span is a step (in
     order of its end), worth its value. With a `separator` the text is cut into steps there instead, and a step's reward
-    is the sum of the spans that end in it, 0 where none does. A completion that was scored without spans is one step.
-    A step's reward is placed at its last token, and with `s(t)` the first step that ends at token `t` or later:
+    is the sum of the spans that end in it, or 0. A completion scored without spans is one step. A step's reward lies at
+    its last token, and with `s(t)` the first step that ends at token `t` or later:
 
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r_j            form "sum"
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r*_j           form "min", r*_j = softmax(-r/T)_j · r_j over all steps
         A_t = coefficient · (G_t - b),   b = mean of G at the first token over the group's scored completions
 
-    In the minimum form a low temperature leaves nearly all weight to the worst step. So what comes before it is worth
-    its reward, what comes after about nothing, and a completion gains nothing from further steps that score well. Low
-    is relative to the steps' rewards: 0.1 suits those between -1 and 1. At 1 they are all weighted by little, and `r*`
-    sums to no minimum.
+    In the minimum form a low temperature gives nearly all weight to the worst step. So tokens before it get its reward,
+    tokens after it about nothing, and a completion gains nothing from further good steps. "Low" is relative to the
+    rewards: 0.1 suits those between -1 and 1. At 1 the weights are nearly equal, and the sum of `r*` is no minimum.
 
     Source: PURE (2504.15275) for the minimum form, its transformed rewards `r*`, and the temperature 0.1 of its
     authors' configuration, for rewards between -1 and 1; the plain sum of the rewards to go is that of process
@@ -41,18 +40,17 @@ class ProcessRewards:
     function's weight in the total reward is not used; `coefficient` is.
 
     Args:
-        reward: Name of the reward function. None is the only one that returns spans, or the only one that there is.
+        reward: Name of the reward function. None means the only one that returns spans, or the only one.
         form: "min" or "sum".
         temperature: T of the minimum form, positive, in units of the reward.
         gamma: γ, from 0 to 1.
         separator: Where the text is cut into steps, such as a blank line; the white space goes with the step before.
         baseline: "group" or "none".
-        mode: "replace" the advantages that come in, or "add" to them.
-        coefficient: Factor on what is placed or added.
+        mode: "replace" the incoming advantages, or "add" to them.
+        coefficient: Factor on the result.
 
     Raises:
-        ConfigurationError: A parameter is out of its range, or, at run time, it is not clear which reward function
-            is meant.
+        ConfigurationError: A parameter is out of its range, or, at run time, the reward function is ambiguous.
         PluginOutputError: A span is outside its text, or its value is not finite.
     """
 
@@ -96,7 +94,7 @@ class ProcessRewards:
                 to_go = rewards_to_go(
                     min_form(rewards, self.temperature) if self.form == "min" else rewards, self.gamma
                 )
-                returns = spread(to_go, last_tokens(rollout.offsets(row), ends)) if live[row] else []
+                returns = spread_returns(to_go, last_tokens(rollout.offsets(row), ends)) if live[row] else []
             firsts.append(to_go[0] if to_go else math.nan)
             rows.append([*returns, *[math.nan] * (advantages_B_T.size(1) - len(returns))])
         # NaN is where nothing is placed.
@@ -108,7 +106,7 @@ class ProcessRewards:
         return advantages_B_T + values_B_T if self.mode == "add" else values_B_T
 
     def _column(self, rollout: Rollout) -> int:
-        """Which reward function it is, agreed on by all ranks."""
+        """The reward function's column, agreed on by all ranks."""
         names = list(rollout.reward_names)
         if self.reward is not None:
             if self.reward not in names:
@@ -148,8 +146,8 @@ class ProcessRewards:
 def split_steps(text: str, separator: str) -> list[tuple[int, int]]:
     r"""Cut a text into steps at a separator, which belongs to the step before it.
 
-    White space alone is no step: it goes with the step before, or, at the beginning, with the first one. So a run of
-    blank lines cuts once.
+    White space alone is no step: it belongs to the step before or, at the beginning, to the first. So a run of blank
+    lines cuts once.
 
     Args:
         text: Any text.
@@ -172,9 +170,9 @@ def split_steps(text: str, separator: str) -> list[tuple[int, int]]:
 
 
 def last_tokens(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
-    """For each end of a span, the token at which the characters before it are complete; -1 without tokens.
+    """For each end of a span, the token that completes the characters before it; -1 without tokens.
 
-    Tokens right after it that wrote nothing, such as an end-of-sequence token, go with it: the last of them counts.
+    If tokens right after it wrote nothing, such as an end-of-sequence token, the last of them is taken.
     """
     wrote = [token for token, (start, end) in enumerate(offsets) if end > start]
     starts = [offsets[token][0] for token in wrote]
@@ -183,7 +181,7 @@ def last_tokens(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list
 
 
 def min_form(rewards: Sequence[float], temperature: float) -> list[float]:
-    """`softmax(-r/T)_j · r_j`: nearly all of the weight on the lowest reward where the temperature is low."""
+    """`softmax(-r/T)_j · r_j`: at a low temperature nearly all weight is on the lowest reward."""
     lowest = min(rewards, default=0.0)
     weights = [math.exp((lowest - reward) / temperature) for reward in rewards]
     total = math.fsum(weights)
@@ -198,8 +196,9 @@ def rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
     return returns[::-1]
 
 
-def spread(returns: Sequence[float], lasts: Sequence[int]) -> list[float]:
-    """Hand each token the return of the first step that ends at it or later; nothing after the last step."""
+def spread_returns(returns: Sequence[float], lasts: Sequence[int]) -> list[float]:
+    """Give each token the return of the first step that ends at it or later; tokens after the last step are left
+    out."""
     tokens: list[float] = []
     for value, last in zip(returns, lasts, strict=True):
         tokens += [value] * (last + 1 - len(tokens))

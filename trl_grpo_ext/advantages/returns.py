@@ -1,6 +1,6 @@
-"""Sums over what is past or still to come in a completion, counted in live tokens, and the estimators made of them.
+"""Sums over a completion's past or future live tokens, and the estimators that use them.
 
-A live token is one on the loss mask. What a tool wrote in between is neither in the sums nor in the distances.
+A live token is one on the loss mask. A tool's tokens are neither in the sums nor in the distances.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class GroupMeanGAE:
     - `δ_t = γ·μ - μ` for `t < L`, and `δ_L = R - μ`,
     - `A_t = Σ_{s≥t} (γλ)^(s-t) δ_s`,
 
-    where `s-t` counts live tokens. So the credit for the outcome fades with the distance to the end: λ says how fast.
+    where `s-t` counts live tokens. So the credit for the outcome fades with the distance to the end, as fast as λ says.
     With γ = λ = 1 every token gets `R - μ`. In a group of equal rewards all get exactly 0 if γ is 1.
 
-    With one λ for all, the beginning of a long completion hears nothing of its outcome: after 100 tokens 0.95 has left
-    0.6 % of it. With a `length_alpha` each completion has its own, `λ = max(1 - 1/(α·l), 0)` of its live tokens `l`, so
-    that the credit fades over the same share of any completion.
+    With one λ for all, the beginning of a long completion gets no credit: λ = 0.95 leaves 0.6 % of it after 100 tokens.
+    With `length_alpha` each completion has its own `λ = max(1 - 1/(α·l), 0)` for its `l` live tokens, so the credit
+    fades over the same share of any completion.
 
     Source: Generalized Advantage Estimation (1506.02438); the λ by length is VAPO's (2504.05118), whose α is 0.05.
 
     Departures: the value is the group's mean for every token instead of a learnt function of the prefix, where VAPO has
-    a critic. Its λ would be negative below 1/α tokens and is 0 there. A completion that no reward function scored gets
+    a critic. Its λ would be negative below 1/α tokens and is 0 there. A completion without a reward gets
     advantage 0 and is not in the mean.
 
     Args:
         gamma: γ, discount per token, in (0, 1].
         gae_lambda: λ, in [0, 1].
-        length_alpha: α, positive, in place of `gae_lambda`. None for the same λ for all.
+        length_alpha: α, positive, in place of `gae_lambda`. None means the same λ for all.
 
     Raises:
         ConfigurationError: A parameter is out of its range, or both λ and α are given.
@@ -57,7 +57,7 @@ class GroupMeanGAE:
             checked_number("group_mean_gae: length_alpha", length_alpha, "a positive number", lambda x: x > 0)
             if gae_lambda != 0.95:
                 raise ConfigurationError(
-                    f"group_mean_gae: gae_lambda={gae_lambda!r} has no effect beside length_alpha={length_alpha!r}, "
+                    f"group_mean_gae: gae_lambda={gae_lambda!r} has no effect with length_alpha={length_alpha!r}, "
                     "which gives each completion a λ of its own. Leave one of them out."
                 )
 
@@ -70,7 +70,7 @@ class GroupMeanGAE:
         at_the_end_B, means_B = (
             torch.where(scored_N, values_N, 0.0)[rollout.local_rows] for values_N in (rewards_N - means_N, means_N)
         )
-        last_B_T = live_tokens_behind(live_B_T) == 0
+        last_B_T = live_tokens_after(live_B_T) == 0
         on_the_way_B = (self.gamma - 1) * means_B
         deltas_B_T = torch.where(last_B_T, at_the_end_B.unsqueeze(1), on_the_way_B.unsqueeze(1))
         new_B_T = discounted_returns(deltas_B_T, live_B_T, self.gamma * self._lambda(live_B_T, deltas_B_T.dtype))
@@ -87,12 +87,11 @@ class GroupMeanGAE:
 class OptimalTokenBaseline:
     """A completion's reward minus a baseline for each token: `A_{i,t} = r_i - Σ_j W_{j,t} r_j / Σ_j W_{j,t}`.
 
-    The sums run over the group's scored completions that have a `t`-th live token, and `W_{j,t} = Σ_{s≤t} (1 - π_s)`
-    measures how much completion j has left to chance up to there, with the probability `π_s` of its s-th live token
-    under the policy that generated. The baseline follows those who decided most: it is the one of least variance for
-    each token if the squared norms of the tokens' gradients add up to W. The longest completion's tokens beyond all
-    others get 0, as there is nobody to compare with. It needs the old policy's log-probabilities, which take a forward
-    pass where TRL has none.
+    The sums run over the group's scored completions that have a `t`-th live token. `W_{j,t} = Σ_{s≤t} (1 - π_s)`
+    measures how much completion j has left to chance so far, with `π_s` the probability of its s-th live token under
+    the policy that generated. This baseline has the least variance for each token if the squared norms of the tokens'
+    gradients add up to W. The longest completion's tokens beyond all others get 0, because there is nothing to compare
+    them with. It needs the old policy's log-probabilities, which cost a forward pass if TRL does not compute them.
 
     Source: The Optimal Token Baseline (2602.07078), `optimal_token_baseline` of verl, where the squared norm of token
     s is taken as that of its gradient in the logits, `1 - 2π_s + Σ_v π_v²`.
@@ -100,7 +99,7 @@ class OptimalTokenBaseline:
     Departures: `Σ_v π_v²`, over the whole vocabulary, is not among what TRL's forward pass returns. It is the
     expectation of the sampled token's own `π_s`, which stands for it here, so `1 - π_s` has the expectation of the
     authors' term, and the variance of one sample. Tokens are counted by live ones, and not by place. No importance
-    weights of the sampler are in W. A completion that no reward function scored gets advantage 0 and is in no baseline.
+    weights of the sampler are in W. A completion without a reward gets advantage 0 and is in no baseline.
     Where every W is 0, the baseline is the mean.
     """
 
@@ -124,14 +123,14 @@ class OptimalTokenBaseline:
         scored_N_1 = ~torch.isnan(rewards_N).unsqueeze(1)
         there_N_S = ((steps_S < lengths_N.unsqueeze(1)) & scored_N_1).to(rewards_N.dtype)
 
-        counts_N_S = columns_summed(there_N_S, groups_N)
-        energy_N_S = columns_summed(there_N_S * energies_N_S, groups_N)
+        counts_N_S = column_sums(there_N_S, groups_N)
+        energy_N_S = column_sums(there_N_S * energies_N_S, groups_N)
         weights_N_S = torch.where(energy_N_S > 0, energies_N_S, 1.0) * there_N_S
         # Above the group's lowest reward, so that equal rewards are their own baseline to the last bit.
         lowest_N, _ = group_extremes(rewards_N, groups_N)
         above_N_1 = (rewards_N - lowest_N).nan_to_num(nan=0.0).unsqueeze(1)
-        weighted_N_S = columns_summed(weights_N_S * above_N_1, groups_N)
-        baselines_N_S = weighted_N_S / columns_summed(weights_N_S, groups_N).clamp(min=1e-30)
+        weighted_N_S = column_sums(weights_N_S * above_N_1, groups_N)
+        baselines_N_S = weighted_N_S / column_sums(weights_N_S, groups_N).clamp(min=1e-30)
         apart_N_S = torch.where((there_N_S > 0) & (counts_N_S > 1), above_N_1 - baselines_N_S, 0.0)
         apart_B_S = apart_N_S[rollout.local_rows, : order_B_T.size(1)]
         return torch.zeros_like(apart_B_S).scatter(1, order_B_T, apart_B_S).to(advantages_B_T.dtype)
@@ -141,14 +140,14 @@ def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: 
     """Return-to-go `G_t = Σ_{s≥t} γ^(s-t) v_s` over live tokens, where `s-t` counts live tokens.
 
     Args:
-        values_B_T: `v`; ignored off the live tokens, whatever stands there.
+        values_B_T: `v`; ignored off the live tokens.
         live_B_T: Which tokens are live, bool.
         gamma: γ, in [0, 1]; or one of each completion, `(B, 1)`.
 
     Returns:
         `(B, T)`, zero off the live tokens, in float32 or the wider dtype of `values_B_T`.
     """
-    zero = torch.zeros((), dtype=wide(values_B_T.dtype), device=values_B_T.device)
+    zero = torch.zeros((), dtype=compute_dtype(values_B_T.dtype), device=values_B_T.device)
     live_first_B_T = live_tokens_first(live_B_T)
     returns_B_T = torch.where(live_B_T, values_B_T.to(zero.dtype), zero).gather(1, live_first_B_T)
     # By doubling: before a round each entry sums `reach` tokens, after it twice as many. log2(T) rounds, no powers that
@@ -163,21 +162,21 @@ def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: 
     return torch.where(live_B_T, in_place_B_T, zero)
 
 
-def columns_summed(table_N_S: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+def column_sums(table_N_S: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
     """Each row's group's sum in every column, `(N, S)`."""
     return torch.zeros_like(table_N_S).index_add(0, groups_N, table_N_S)[groups_N]
 
 
 def live_tokens_first(live_B_T: torch.Tensor) -> torch.Tensor:
-    """Places of a completion's tokens, the live ones first and in their order, `(B, T)`, integer."""
+    """The indices of a completion's tokens, live ones first and in order, `(B, T)`, integer."""
     return (~live_B_T).to(torch.uint8).argsort(dim=1, stable=True)
 
 
-def live_tokens_behind(live_B_T: torch.Tensor) -> torch.Tensor:
+def live_tokens_after(live_B_T: torch.Tensor) -> torch.Tensor:
     """How many live tokens of the completion follow each token, `(B, T)`, integer; 0 at the last live one."""
     return live_B_T.sum(dim=1, keepdim=True) - live_B_T.cumsum(dim=1)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in: float32 or, where it is wider, `dtype`."""
     return torch.promote_types(dtype, torch.float32)

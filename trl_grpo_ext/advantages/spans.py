@@ -1,4 +1,4 @@
-"""Credit by place in a completion's text: to the spans that a reward points at, or to the parts around two markers."""
+"""Credit by position in a completion's text: by a reward's spans, or by the parts around two markers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class SpanCredit:
 
     A function points by returning `SpanScore`s, or by a regular expression in `patterns`. So the format reward teaches
     the tags, the answer's reward the answer, and neither blames the reasoning in between. A function that returns plain
-    numbers pays all tokens; where none points, this is the sum of all functions' centred rewards. It is an estimator:
-    it makes its advantages of the rewards alone. Only the places of the spans are used, not their values.
+    numbers pays all tokens; if none points, this is the sum of all functions' centred rewards. It is an estimator: it
+    ignores the incoming advantages. It uses the spans' positions, not their values.
 
     Source: none of its own; one advantage per reward function and the normalisation by its own deviation are those of
     GDPO (2601.05242), and giving a reward to the part of the completion that it judges is common practice.
@@ -37,11 +37,11 @@ class SpanCredit:
 
     Args:
         normalise: Divide each function's centred rewards by their standard deviation in the group (n - 1) plus 1e-4.
-        without_spans: What a function that points at something in other completions does with one in which it points at
-            nothing: "all" pays all of its tokens, "none" pays nothing.
-        patterns: For the name of a reward function, a regular expression (Python's `re`, searched through the text
-            from left to right) whose matches are its spans, instead of those that it returned. A pattern that
-            backtracks without end stops the run on a hostile text.
+        without_spans: For a completion in which a function points at nothing, though it does in others: "all" pays all
+            of its tokens, "none" pays nothing.
+        patterns: By name of a reward function, a regular expression (Python's `re`, searched from left to right) whose
+            matches are its spans, instead of those that it returned. A pattern with catastrophic backtracking stops the
+            run on a hostile text.
 
     Raises:
         ConfigurationError: A parameter is of the wrong kind, a pattern does not compile, or, at run time, is for a
@@ -126,13 +126,13 @@ def _compiled(name: object, pattern: object) -> re.Pattern[str]:
 class SegmentWeights:
     """Weigh the parts of a completion: `A'_t = w(part of t) · A_t`.
 
-    The parts are the thoughts between two markers, the answer after them, the markers themselves, and what stands
-    before the first. A closing marker without an opening one closes thoughts that began with the completion, as where
-    the chat template has written `<think>`; thoughts that are never closed reach to the end; a completion without
-    markers is all answer. Only the first pair counts: later markers are part of the answer.
+    The parts are the thoughts between two markers, the answer after them, the markers themselves, and the text before
+    the first. A closing marker without an opening one closes thoughts that began with the completion, as when the chat
+    template writes `<think>`; thoughts that are never closed reach to the end; a completion without markers is all
+    answer. Only the first pair counts: later markers are part of the answer.
 
-    A token that lies across a boundary has the weight of the part in which it wrote most characters, and of the earlier
-    one in a tie. A token that wrote nothing (end of sequence) has the weight of the part that it stands in.
+    A token across a boundary has the weight of the part in which it wrote most characters, or of the earlier one in a
+    tie. A token that wrote nothing (end of sequence) has the weight of its surrounding part.
 
     Source: none of its own; thoughts and answers are weighed apart in many recipes, without a common formula.
 
@@ -142,12 +142,12 @@ class SegmentWeights:
         think: Weight of the thoughts.
         answer: Weight of the answer.
         tags: Weight of the two markers.
-        other: Weight of what stands before the opening marker.
+        other: Weight of the text before the opening marker.
         open: The opening marker, found as it is (no regular expression).
         close: The closing marker.
 
     Raises:
-        ConfigurationError: A weight is negative or no finite number, or a marker is empty, or both are the same.
+        ConfigurationError: A weight is negative or not finite, a marker is empty, or both are the same.
     """
 
     __name__ = "segment_weights"
@@ -184,14 +184,14 @@ class SegmentWeights:
         for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
             weights: list[float] = []
             if counts:
-                parts = around_markers(rollout.texts[row], self.open, self.close)
+                parts = split_at_markers(rollout.texts[row], self.open, self.close)
                 weights = token_weights(rollout.offsets(row), parts, self.weights)
             rows.append([*weights, *[1.0] * (width - len(weights))])
         return advantages_B_T * advantages_B_T.new_tensor(rows).view_as(advantages_B_T)
 
 
-def around_markers(text: str, opening: str, closing: str) -> list[tuple[int, int, str]]:
-    """Cut a text into what stands before, between and after the first pair of markers, and the markers themselves.
+def split_at_markers(text: str, opening: str, closing: str) -> list[tuple[int, int, str]]:
+    """Cut a text into the parts before, between and after the first pair of markers, and the markers themselves.
 
     Args:
         text: Any text.
@@ -223,7 +223,7 @@ def around_markers(text: str, opening: str, closing: str) -> list[tuple[int, int
 def token_weights(
     offsets: Sequence[tuple[int, int]], parts: Sequence[tuple[int, int, str]], weights: Mapping[str, float]
 ) -> list[float]:
-    """Each token's weight: that of the part in which it wrote most characters, and of the earlier one in a tie.
+    """Each token's weight: that of the part in which it wrote most characters, or of the earlier one in a tie.
 
     A token that wrote nothing belongs to the part that its place is in, at the end of the text to the last part.
 

@@ -1,4 +1,4 @@
-"""Transforms: they change the advantages that come in, by their size, their sign, or what the completion is."""
+"""Transforms: they change the incoming advantages by size, by sign, or by properties of the completion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..credit.groups import gather_groups, group_extremes
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import Rollout
-from .returns import columns_summed, live_tokens_first, wide
+from .returns import column_sums, compute_dtype, live_tokens_first
 
 
 class Whiten:
@@ -21,20 +21,20 @@ class Whiten:
     tokens' advantages, or over their live tokens, so that long completions count more. One mean and one divisor for
     all prompts. Advantages that are all equal become exactly 0.
 
-    With it methods that end in a whitened batch can be spelled: `[raw_reward, kl_in_reward, {name: whiten, over:
-    tokens}]` is REINFORCE++, with `centred` in front its variant with a baseline, and `[{name: kl_in_reward, form:
-    completion}, normalised, whiten]` takes the penalty off the rewards, compares within the group and whitens what
-    comes out.
+    It builds methods that end in a whitened batch: `[raw_reward, kl_in_reward, {name: whiten, over: tokens}]` is
+    REINFORCE++, with `centred` instead of `raw_reward` its variant with a baseline, and `[{name: kl_in_reward, form:
+    completion}, normalised, whiten]` subtracts the penalty from the rewards, compares within the group and whitens the
+    result.
 
-    Where the advantages that come in do not average to 0, those that are 0 get some: a group of equal rewards is then
-    pushed away from, or pulled to, as a part of the batch. Over tokens that is the rule, and hooks for groups without
-    signal are refused beside it. After `batch_whitening` there is nothing left to whiten over completions.
+    If the incoming advantages do not average to 0, zeros become non-zero, so a group of equal rewards is pushed away
+    from or pulled to as part of the batch. Over tokens this is usual, so hooks for groups without signal are refused
+    with it. After `batch_whitening` there is nothing left to whiten over completions.
 
     Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
 
     Departures: the divisor is `σ + 1e-8`, where verl has `√(σ² + 1e-8)`, which is the same but for a σ below about
-    1e-4. A completion that no reward function scored and no hook gave an advantage stays at 0 and has no part in mean
-    and σ, nor has one without a live token.
+    1e-4. A completion that has neither a reward nor an advantage from a hook stays at 0 and is left out of mean and σ,
+    and so is one without a live token.
 
     Args:
         over: "completions" or "tokens".
@@ -53,7 +53,7 @@ class Whiten:
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         live_B_T = rollout.mask_B_T > 0
-        values_B_T = torch.where(live_B_T, advantages_B_T, 0.0).to(wide(advantages_B_T.dtype))
+        values_B_T = torch.where(live_B_T, advantages_B_T, 0.0).to(compute_dtype(advantages_B_T.dtype))
         counted_B = live_B_T.any(dim=1) & ~(torch.isnan(rollout.rewards_B) & ~values_B_T.any(dim=1))
         counted_N = rollout.gather(counted_B.to(values_B_T.dtype)) > 0
         if not bool(counted_N.any()):
@@ -80,16 +80,16 @@ class Whiten:
 class ClipAdvantages:
     """Bound the advantages: `A' = min(max(A, low), high)`, token by token.
 
-    Bounds what a single token may weigh, where a small divisor, a KL penalty or a teacher makes a few advantages huge.
-    0 lies between the bounds, so no sign turns and nothing without an advantage gets one.
+    Limits the weight of single tokens if a small divisor, a KL penalty or a teacher makes a few advantages huge. 0 lies
+    between the bounds, so no sign flips and zeros stay zero.
 
     Source: none of its own; `advantage_clip` of ROLL, whose recipes clip at 2, bounds both sides alike.
 
-    Departures: the two sides have bounds of their own.
+    Departures: each side has its own bound.
 
     Args:
         low: The least advantage, not positive.
-        high: The greatest, not negative; not 0 where `low` is.
+        high: The greatest, not negative; not 0 if `low` is.
 
     Raises:
         ConfigurationError: A parameter is out of its range.
@@ -122,16 +122,16 @@ class OutcomeFilter:
     - `keep: failures`: completions that fail;
     - `keep: mixed_groups`: all completions of prompts with both a success and a failure.
 
-    A completion succeeds where its reward, the weighted total before any shaper, is above `threshold`. The filter acts
-    after all other transforms, and what it takes away stays away at the loss forward. The tokens of rejected
-    completions stay in the denominators of the loss and under a KL penalty; a group whose completions are all rejected
-    is one without signal, which `skip_zero_variance` leaves out.
+    A completion succeeds if its reward, the weighted total before any shaper, is above `threshold`. The filter is a
+    mask: it acts after all other transforms, and its zeros stay 0 at the loss forward. The tokens of rejected
+    completions still count in the denominators of the loss and under a KL penalty. A group whose completions are all
+    rejected has no signal; `skip_zero_variance` leaves it out.
 
     Source: A Minimalist Approach to LLM Reasoning (2504.11343). With `raw_reward` in front, `successes` is RAFT++ and
     `mixed_groups` is Reinforce-Rej.
 
     Departures: the authors' code keeps rewards above 0 in RAFT++, and in Reinforce-Rej the groups whose rewards have a
-    standard deviation above 0: for rewards of two values it is the same. A completion that no reward function scored
+    standard deviation above 0: for rewards of two values it is the same. A completion without a reward
     neither succeeds nor fails, and is kept only with `mixed_groups`, with its group.
 
     Args:
@@ -177,9 +177,9 @@ class EntropyWeighted:
       failure is punished more.
 
     The weights w average to 1 over the completions that are compared. With `level: sequence` the mean entropy of a
-    completion takes the place of `H_{i,t}`, the sign of its summed advantages says on which side it is, and all of its
-    tokens have one weight. The entropies take a forward pass of
-    their own at each generation batch, even where TRL has made one for the old log-probabilities.
+    completion takes the place of `H_{i,t}`, the sign of its summed advantages decides its side, and all of its tokens
+    have one weight. The entropies cost a separate forward pass per generation batch, even if TRL has made one for the
+    old log-probabilities.
 
     Source: GTPO and GRPO-S (2508.04349), the shaped rewards of tokens (eq. 3 and 5) and of sequences (eq. 9). The
     paper's rewards are 1 and -1: that is `raw_reward` with such rewards in front of this hook.
@@ -214,7 +214,7 @@ class EntropyWeighted:
         if rollout.old_entropies_B_T is None:
             raise ConfigurationError("entropy_weighted: rollout.old_entropies_B_T must be given, got None.")
         live_B_T = rollout.mask_B_T > 0
-        dtype = wide(advantages_B_T.dtype)
+        dtype = compute_dtype(advantages_B_T.dtype)
         entropies_B_E = torch.where(live_B_T, rollout.old_entropies_B_T.to(dtype), 0.0).clamp(min=0.0)
         signed_B_E = torch.where(live_B_T, advantages_B_T, 0.0).to(dtype)
         order_B_E = live_tokens_first(live_B_T)
@@ -228,7 +228,7 @@ class EntropyWeighted:
             chosen_B_S = (signed_B_E.sign() == sign).to(dtype).gather(1, order_B_E)
             amounts_B_S = chosen_B_S * ((entropies_B_E + 1e-8) ** power).gather(1, order_B_E)
             counts_B_S, sums_B_S = (
-                columns_summed(rollout.gather(table_B_S), groups_N)[rollout.local_rows, : table_B_S.size(1)]
+                column_sums(rollout.gather(table_B_S), groups_N)[rollout.local_rows, : table_B_S.size(1)]
                 for table_B_S in (chosen_B_S, amounts_B_S)
             )
             shares_B_S = amounts_B_S * counts_B_S / torch.where(chosen_B_S > 0, sums_B_S, 1.0)
@@ -237,7 +237,7 @@ class EntropyWeighted:
 
 
 def row_sums(values_B_T: torch.Tensor) -> torch.Tensor:
-    """Each row's sum, neighbours first, so that zeros after the last value change no bit."""
+    """Each row's sum, added pairwise, so that trailing zeros do not change a bit."""
     while values_B_T.size(1) > 1:
         values_B_T = torch.nn.functional.pad(values_B_T, (0, values_B_T.size(1) % 2))
         values_B_T = values_B_T[:, 0::2] + values_B_T[:, 1::2]
@@ -247,9 +247,9 @@ def row_sums(values_B_T: torch.Tensor) -> torch.Tensor:
 class SignScaling:
     """Multiply positive advantages by one factor and negative ones by another: `A' = λ⁺·max(A, 0) + λ⁻·min(A, 0)`.
 
-    Pushing away from what failed keeps the rest of the distribution in place, where pulling towards what succeeded
-    narrows it. A small λ⁺ therefore keeps entropy and pass@k for large k. λ⁺ = 0 learns from failures alone, λ⁻ = 0
-    from successes alone. It acts on the advantages that come in, an estimator's or TRL's own, token by token.
+    Pushing away from failures keeps the rest of the distribution in place; pulling towards successes narrows it. So a
+    small λ⁺ preserves entropy, and pass@k for large k. λ⁺ = 0 learns from failures alone, λ⁻ = 0 from successes alone.
+    It acts on the incoming advantages, an estimator's or TRL's own, token by token.
 
     Source: The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning (2506.01347), Weighted-REINFORCE,
     whose λ is 0.1.
@@ -287,13 +287,13 @@ class SignScaling:
 class TruncationMasking:
     """Set the advantages of truncated completions to 0: `A'_t = 0` where the completion ended at the limit.
 
-    A completion that the length limit cut off was graded before it was done, so its reward says little about it. With
-    `keep="negative"` only credit is taken away, `A'_t = min(A_t, 0)`: running into the limit may still be punished.
+    A completion cut off by the length limit was graded before it was done, so its reward says little about it. With
+    `keep="negative"` only credit is removed, `A'_t = min(A_t, 0)`: running into the limit may still be punished.
 
-    TRL's `mask_truncated_completions` takes the tokens out of the loss mask, and with it out of every count, of the KL
-    penalty and of the entropy bonus. Here they stay: their policy gradient is 0, yet they count in the denominators of
-    the loss, and a KL penalty (`beta`) acts on them. Where TRL's option is on, this hook has nothing left to do. It
-    is a mask: it acts after all other transforms, and what it takes away stays away at the loss forward.
+    TRL's `mask_truncated_completions` removes the tokens from the loss mask, and so from all counts, the KL penalty and
+    the entropy bonus. Here they stay: their policy gradient is 0, yet they count in the denominators of the loss, and a
+    KL penalty (`beta`) acts on them. With TRL's option on, this hook has nothing left to do. It is a mask: it acts
+    after all other transforms, and its zeros stay 0 at the loss forward.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
 
@@ -303,7 +303,7 @@ class TruncationMasking:
         keep: "nothing" or "negative".
 
     Raises:
-        ConfigurationError: `keep` is something else.
+        ConfigurationError: `keep` is neither.
     """
 
     __name__ = "truncation_masking"
@@ -321,21 +321,20 @@ class TruncationMasking:
 
 
 class RepetitionPenalty:
-    """Take a constant off every token that repeats: `A'_t = A_t - p` where `t` lies in an n-gram seen before.
+    """Subtract a constant from every token that repeats: `A'_t = A_t - p` where `t` lies in an n-gram seen before.
 
-    Seen before means that the same n tokens begin at an earlier place of the same completion; the two may overlap. The
-    first occurrence is not punished, and a token in several repeated n-grams is punished once. N-grams are of all
-    completion tokens, a tool's too, while the penalty is for live tokens only. Every completion is penalised, whether a
-    reward function scored it or not.
+    "Seen before" means that the same n tokens begin earlier in the same completion; the two may overlap. The first
+    occurrence is not punished, and a token in several repeated n-grams is punished once. N-grams consist of all
+    completion tokens, including a tool's, but only live tokens are punished. Every completion is penalised, with or
+    without a reward.
 
-    The penalty is in units of the advantage. It lands where the repetition is and leaves the rest of the completion
-    alone, which a reward for the whole completion cannot.
+    The penalty is in units of the advantage. Unlike a reward for the whole completion, it hits only the repetition.
 
     Source: the N-gram repetition penalty of Demystifying Long Chain-of-Thought Reasoning in LLMs (2502.03373), appendix
     C.2.
 
     Departures: there the penalty is a reward at the token, discounted into the returns of the tokens before it; here it
-    is in the advantage of the token itself and nowhere else.
+    is only in the advantage of the token itself.
 
     Args:
         ngram: n, at least 1.
@@ -362,13 +361,13 @@ class RepetitionPenalty:
 
 
 def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int) -> torch.Tensor:
-    """Which tokens lie in an n-gram that began at an earlier place of the same completion too, `(B, T)`, bool.
+    """Which tokens lie in an n-gram that also occurs earlier in the same completion, `(B, T)`, bool.
 
     Exact, and O(T log T log n): n-grams are numbered, those of twice the length by the pair of numbers of their halves.
 
     Args:
         ids_B_T: Token ids.
-        written_B_T: Where there is a completion token; what lies elsewhere is in no n-gram.
+        written_B_T: Where there is a completion token; other positions are in no n-gram.
         ngram: n.
     """
     rows, width = ids_B_T.shape
@@ -377,11 +376,11 @@ def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int
         return torch.zeros_like(written_B_T)
     # A row's number goes into those of its tokens, so that no n-gram equals one of another row.
     row_B_1 = torch.arange(rows, device=ids_B_T.device).unsqueeze(1)
-    numbers_B_S = _numbered(row_B_1.expand_as(ids_B_T), ids_B_T)
+    numbers_B_S = _number_pairs(row_B_1.expand_as(ids_B_T), ids_B_T)
     size = 1
     while size < ngram:
         step = min(size, ngram - size)  # the second half may overlap the first
-        numbers_B_S = _numbered(numbers_B_S[:, :-step], numbers_B_S[:, step:])
+        numbers_B_S = _number_pairs(numbers_B_S[:, :-step], numbers_B_S[:, step:])
         size += step
     # All n tokens are written where the last one is, for padding is on the right; what runs into it comes after these.
     whole_B_S = written_B_T[:, ngram - 1 :]
@@ -395,8 +394,8 @@ def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int
     return (begun_B_T > over_B_T) & written_B_T
 
 
-def _numbered(first_B_S: torch.Tensor, second_B_S: torch.Tensor) -> torch.Tensor:
-    """A number for each pair, from 0; equal for equal pairs and different for different ones."""
+def _number_pairs(first_B_S: torch.Tensor, second_B_S: torch.Tensor) -> torch.Tensor:
+    """A number for each pair, from 0; equal exactly for equal pairs."""
     lowest = second_B_S.min()
     pairs_B_S = first_B_S * (second_B_S.max() - lowest + 1) + (second_B_S - lowest)
     numbers_B_S: torch.Tensor = torch.unique(pairs_B_S, return_inverse=True)[1]

@@ -1,4 +1,4 @@
-"""Credit by turn, for completions with tools or an environment: whose rewards, which turns, which calls."""
+"""Credit by turn, for completions with tools or an environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..credit.groups import gather_groups, gather_rewards, group_mean, group_std
-from ..credit.turns import runs_of
+from ..credit.turns import true_runs
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_flag, checked_number
 from ..types import Rollout, Turn
@@ -23,11 +23,11 @@ _GIGPO_EPSILON = 1e-6  # as in the authors' code
 
 
 class TurnRewards:
-    """Credit a turn's tokens with the rewards of their own turn and of the later ones, against the same turn's mean.
+    """Credit a turn's tokens with the rewards of their own and later turns, relative to the group's same turn.
 
-    A reward function that returns `TurnScores` gives each turn its reward; all other rewards, shapers' among them, are
-    the outcome's, which belongs to the completion's last turn (what a shaper gave to single tokens, to their turns).
-    With `r_{i,k}` the weighted rewards of turn k of completion i, `K_i` its turns and `o_i` its outcome:
+    A reward function that returns `TurnScores` gives each turn its reward. All other rewards, including shapers', form
+    the outcome, which belongs to the completion's last turn (a shaper's rewards for single tokens belong to their
+    turns). With `r_{i,k}` the weighted rewards of turn k of completion i, `K_i` its turns and `o_i` its outcome:
 
         G_{i,k} = Σ_{j≥k} γ^(j-k) · (r_{i,j} + [j = K_i] · o_i)                  form "returns"
         A_{i,k} = (G_{i,k} - mean G_k) / (std G_k + 1e-4)
@@ -35,33 +35,33 @@ class TurnRewards:
         A_{i,k} = A°_i + λ · A'_{i,k} for k < K_i,   A_{i,K_i} = A°_i            form "turn_plus_outcome"
         A°_i = (o_i - mean o) / (std o + 1e-4),   A'_{i,k} = (r_{i,k} - mean r_k) / (std r_k + 1e-4)
 
-    Means and deviations (n - 1) are over the scored completions of the group that have a turn k, so a turn that nobody
-    else of the group reached gets 0. With `baseline: completion` they are those of the whole return, `G` at the first
-    turn: then a completion's turns are ranked by what was still to come, and with γ = 1 and no rewards of turns all
-    of them get the outcome's advantage, as TRL has it. All tokens of a turn get the same.
+    Means and deviations (n - 1) are over the group's scored completions that have a turn k, so a turn that no other
+    completion reached gets 0. With `baseline: completion` they are those of the whole return, `G` at the first turn:
+    then a completion's turns are ranked by what is still to come, and with γ = 1 and no turn rewards all of them get
+    the outcome's advantage, as in TRL. All tokens of a turn get the same.
 
     Source: Multi-turn credit assignment with MT-GRPO (2505.11821), the turn plus outcome form, with λ = 1 in its
     authors' code (`turn_advantage_coef`); rewards to go per turn against a group are those of process supervision in
     GRPO (2402.03300), with turns for steps.
 
-    Departures: MT-GRPO has two turns, of which the first has a reward of its own; here any turn but the last has. Where
-    a completion never got an answer from a tool, its authors take the advantage of the rewards' sum; here its only turn
-    is its last and gets the outcome's. γ is not in MT-GRPO. A completion that no reward function scored gets 0 and is
-    in no mean.
+    Departures: MT-GRPO has two turns, and the first has its own reward; here any turn but the last has. If a completion
+    never got an answer from a tool, its authors take the advantage of the rewards' sum; here its only turn is its last
+    and gets the outcome's. γ is not in MT-GRPO. A completion without a reward gets 0 and is in no mean.
 
     Args:
         form: "returns" or "turn_plus_outcome".
-        gamma: γ of the returns, from 0 to 1, per turn.
-        turn_weight: λ of the other form, not negative.
-        baseline: "turn" or "completion", of the returns.
+        gamma: γ, from 0 to 1, per turn; only for "returns".
+        turn_weight: λ, not negative; only for "turn_plus_outcome".
+        baseline: "turn" or "completion"; only for "returns".
         normalise: Divide by the standard deviation plus 1e-4.
 
     Raises:
-        ConfigurationError: A parameter is out of its range, or is set for the form that does not have it.
+        ConfigurationError: A parameter is out of its range, or set for the wrong form.
     """
 
     __name__ = "turn_rewards"
     role = "estimator"
+    per_group = True
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class TurnRewards:
         rewards = rewards_of_turns(rollout)
         groups_N = gather_groups(rollout)
         if self.form == "returns":
-            returns_B_M = discounted(rewards.with_outcome(), self.gamma)
+            returns_B_M = discounted_returns(rewards.with_outcome(), self.gamma)
             whole_B = returns_B_M[:, 0] if self.baseline == "completion" else None
             values_B_M = self._against_the_group(returns_B_M, rewards.there_B_M, rollout, groups_N, whole_B)
         else:
@@ -109,10 +109,10 @@ class TurnRewards:
         groups_N: torch.Tensor,
         whole_B: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Values against the mean of their column in the group, or of another value of the completions."""
+        """Values minus the mean of their column in the group, or minus the mean of a given value per completion."""
         compared_B_M = values_B_M if whole_B is None else whole_B.unsqueeze(1)
         is_there_B_M = there_B_M if whole_B is None else there_B_M[:, :1]
-        known_N_M = gathered(compared_B_M, is_there_B_M, rollout)
+        known_N_M = gather_values(compared_B_M, is_there_B_M, rollout)
         columns = known_N_M.size(1)
         places_NM = (groups_N.unsqueeze(1) * columns + torch.arange(columns, device=groups_N.device)).flatten()
         mean_B_M, std_B_M = (
@@ -126,22 +126,22 @@ class TurnRewards:
 
 
 class GiGPO:
-    """The completion's advantage, plus that of each turn among the turns of the group that began in the same state.
+    """Add to a completion's advantage that of each turn among the group's turns that began in the same state.
 
         A_{i,k} = A^E_i + ω · A^S_{i,k}
         A^E_i = (R_i - mean R) / F(R)
         A^S_{i,k} = (G_{i,k} - mean G_s) / F(G_s),   G_{i,k} = Σ_{j≥k} γ^(j-k) · r_{i,j}
 
-    Turns of one group, of the same completion too, whose anchor state s is the same are compared with each other; a
-    turn whose state nobody else was in has `A^S = 0`. F is the standard deviation (n - 1) plus 1e-6 with `normalise`,
-    or else 1. The rewards of turns and the outcome's are those of `turn_rewards`. By `anchor`, a turn's state is
+    Turns of a group with the same anchor state s are compared with each other, including those of one completion; a
+    turn with a unique state has `A^S = 0`. F is the standard deviation (n - 1) plus 1e-6 with `normalise`, else 1. The
+    rewards of turns and of the outcome are as in `turn_rewards`. By `anchor`, a turn's state is
 
-    - `observation`: what came back from the tools or the environment right before it; for all first turns the prompt;
-    - `history`: all that was written before it, whoever wrote it;
-    - `column`: what the entry of the column `states` says, a list with one state for each of the completion's turns, as
-      an environment or a rollout function that knows its own state can give it.
+    - `observation`: the answer of the tools or the environment right before it; for first turns the prompt;
+    - `history`: everything before it, whoever wrote it;
+    - `column`: its entry in the column `states`, a list with one state for each of the completion's turns, from an
+      environment or a rollout function that knows its own state.
 
-    States are the same where their tokens are (of a column, where their JSON is).
+    States are equal if their tokens are (in a column, if their JSON is).
 
     Source: Group-in-Group Policy Optimization (2505.10978), equations 3 and 6 to 8, with its code's γ = 0.95 and ω = 1.
     F = 1 is the code's `mean_norm`, its default, and the other its `mean_std_norm`.
@@ -149,7 +149,7 @@ class GiGPO:
     Departures: the code takes mean and deviation of the episodes over all steps, so that long episodes count more;
     here each completion counts once, as in the paper. The code can take observations for the same that are only alike;
     here they are equal. There, each step is a sample of its own with a prompt made of its observation; here a
-    completion is a whole conversation. A completion that no reward function scored gets 0 and is in no mean.
+    completion is a whole conversation. A completion without a reward gets 0 and is in no mean.
 
     Args:
         step_weight: ω, not negative.
@@ -159,12 +159,13 @@ class GiGPO:
         states: Name of the column, for `anchor: column`.
 
     Raises:
-        ConfigurationError: A parameter is out of its range, `states` is missing or not wanted, or, at run time, the
-            column is not there or has not one state for each turn.
+        ConfigurationError: A parameter is out of its range, `states` is missing or superfluous, or, at run time, the
+            column is missing or does not have one state per turn.
     """
 
     __name__ = "gigpo"
     role = "estimator"
+    per_group = True
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class GiGPO:
         rewards = rewards_of_turns(rollout)
         totals_N, groups_N = gather_rewards(rollout)
         episode_B = self._apart(totals_N, groups_N)[rollout.local_rows]
-        returns_N_M = gathered(discounted(rewards.with_outcome(), self.gamma), rewards.there_B_M, rollout)
+        returns_N_M = gather_values(discounted_returns(rewards.with_outcome(), self.gamma), rewards.there_B_M, rollout)
         states_N_M = rollout.gather(self._states(rollout, rewards.there_B_M.size(1)).to(groups_N.device))
         began_NM_2 = torch.stack([groups_N.unsqueeze(1).expand_as(states_N_M), states_N_M], dim=2).view(-1, 2)
         places_NM = torch.unique(began_NM_2, dim=0, return_inverse=True)[1]
@@ -217,7 +218,7 @@ class GiGPO:
         table = []
         numbers_B, ids_B = rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist()
         for row, (numbers, ids, states) in enumerate(zip(numbers_B, ids_B, given, strict=True)):
-            runs = runs_of([number >= 0 for number in numbers])
+            runs = true_runs([number >= 0 for number in numbers])
             if self.states is not None:
                 if not isinstance(states, list | tuple) or len(states) != len(runs):
                     raise ConfigurationError(
@@ -234,20 +235,19 @@ class GiGPO:
 
 
 def _number(state: bytes) -> int:
-    """The same for the same bytes on every rank, and for others another but for one chance in 2^64."""
+    """A hash of the bytes, the same on every rank; different bytes collide with a chance of one in 2^64."""
     return int.from_bytes(blake2b(state, digest_size=8).digest(), "big", signed=True)
 
 
 class ToolErrors:
-    """Take a constant off the advantages of failed tool calls: `A'_t = A_t - c` for the tokens of such a call.
+    """Subtract a constant from the advantages of failed tool calls: `A'_t = A_t - c` for the tokens of such a call.
 
-    A call fails where it cannot be parsed, so that nothing was called, or where the tool raised, was given arguments
-    that it does not take, or does not exist. The others of a turn and what stands around them keep their advantages,
-    and so does the rest of the completion. So a call is blamed for its own form, whatever the outcome was.
+    A call fails if it cannot be parsed, or if the tool raised, got arguments that it does not take, or does not exist.
+    All other tokens keep their advantages. So a call is blamed for its own form, whatever the outcome was.
 
-    A call's tokens are found by the tokenizer's `response_template`, which TRL parses with. Without one they are those
-    of its whole turn, and calls that cannot be parsed are not seen. Nor are those that the template takes for plain
-    text, as Llama's where their beginning is broken already.
+    A call's tokens are found by the tokenizer's `response_template`, with which TRL parses. Without one they are those
+    of its whole turn, and calls that cannot be parsed go unnoticed. So do those that the template takes for plain text,
+    such as Llama's with a broken beginning.
 
     Source: none of its own; penalties for calls that fail are part of many agents' rewards (ToolRL, 2504.13958), where
     they fall on all tokens of the completion.
@@ -256,7 +256,7 @@ class ToolErrors:
 
     Args:
         penalty: c, positive, in units of the advantages.
-        over: "call" for the call's tokens, or "turn" for all of its turn, once however many fail in it.
+        over: "call" for the call's tokens, or "turn" for those of its whole turn, once per turn.
         unparsed: Whether calls that cannot be parsed count.
         raised: Whether calls that raised count.
 
@@ -266,6 +266,7 @@ class ToolErrors:
 
     __name__ = "tool_errors"
     role = "transform"
+    per_group = True
     needs = ("offsets",)
 
     def __init__(self, *, penalty: float = 0.5, over: str = "call", unparsed: bool = True, raised: bool = True) -> None:
@@ -292,19 +293,19 @@ _PICKS = ("all", "first", "last", "calls", "answers", "failed", "sound")
 
 
 class MaskedTurns:
-    """Credit some turns only: the tokens of all others get 0, and keep it at the loss forward.
+    """Credit some turns only: the tokens of all others get 0, also at the loss forward.
 
-    A turn is picked by what it is,
+    A turn is picked by a property,
 
     - `first` or `last` of its completion;
     - `calls`: it makes a tool call, and `answers`: it makes none;
-    - `failed`: one of its calls failed, as `tool_errors` has it, and `sound`: none of them did;
+    - `failed`: one of its calls failed (see `tool_errors`), and `sound`: none did;
 
-    or by a pattern that its text has to match, or by both. So a model can learn from its calls alone, or from its last
-    answers alone, whatever else is credited. Masked tokens stay in the denominators of the loss and under a KL penalty.
+    or by a pattern that its text must match, or by both. So a model can learn from its calls alone, or from its last
+    answers alone. Masked tokens stay in the denominators of the loss and under a KL penalty.
 
-    Source: none of its own; masking turns is common where agents are trained (Search-R1, 2503.09516, masks what came
-    back from the search; here that has no advantage to begin with).
+    Source: none of its own; masking turns is common in training agents (Search-R1, 2503.09516, masks the search
+    results, which have no advantage here anyway).
 
     Departures: none.
 
@@ -312,7 +313,7 @@ class MaskedTurns:
         pick: "all", "first", "last", "calls", "answers", "failed" or "sound". By default "calls", and "all" with a
             pattern.
         pattern: A regular expression (Python's `re`), searched in the turn's text without special tokens. A pattern
-            that backtracks without end stops the run on a hostile text.
+            with catastrophic backtracking stops the run on a hostile text.
 
     Raises:
         ConfigurationError: `pick` is none of these, or "all" without a pattern, or `pattern` does not compile.
@@ -320,6 +321,7 @@ class MaskedTurns:
 
     __name__ = "masked_turns"
     role = "transform"
+    per_group = True
     last = True
 
     def __init__(self, *, pick: str | None = None, pattern: str | None = None) -> None:
@@ -371,9 +373,9 @@ class RewardsOfTurns:
 
     Attributes:
         turns_B_M: Weighted rewards of each turn, 0 where there is none.
-        outcome_B: Weighted rewards that are no turn's.
+        outcome_B: Weighted rewards that belong to no turn.
         there_B_M: Whether the completion is scored and has the turn.
-        last_B_M: Whether the turn is its last.
+        last_B_M: Whether the turn is the completion's last.
     """
 
     turns_B_M: torch.Tensor
@@ -382,12 +384,13 @@ class RewardsOfTurns:
     last_B_M: torch.Tensor
 
     def with_outcome(self) -> torch.Tensor:
-        """The rewards of each turn, the outcome's with the last, `(B, M)`."""
+        """The rewards of each turn, the outcome added to the last, `(B, M)`."""
         return self.turns_B_M + torch.where(self.last_B_M, self.outcome_B.unsqueeze(1), 0.0)
 
 
 def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
-    """Deal the rewards out: those of `TurnScores` to turns, what shapers gave tokens to theirs, the rest to the end."""
+    """Distribute the rewards: `TurnScores` to turns, shapers' token rewards to the tokens' turns, the rest to the
+    end."""
     rewards_B_K = rollout.rewards_B_K.to(torch.promote_types(rollout.rewards_B_K.dtype, torch.float32))
     device, numbers_B_T = rewards_B_K.device, rollout.turns_B_T
     counts_B = numbers_B_T.amax(dim=1) + 1
@@ -411,7 +414,7 @@ def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
     return RewardsOfTurns(turns_B_M, outcome_B, there_B_M, places_M == counts_B.unsqueeze(1) - 1)
 
 
-def discounted(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
+def discounted_returns(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
     """Rewards to go, `G_k = Σ_{j≥k} γ^(j-k) r_j`, `(B, M)`."""
     returns = [rewards_B_M[:, -1]]
     for column in range(rewards_B_M.size(1) - 2, -1, -1):
@@ -419,12 +422,12 @@ def discounted(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
     return torch.stack(returns[::-1], dim=1)
 
 
-def gathered(values_B_M: torch.Tensor, there_B_M: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+def gather_values(values_B_M: torch.Tensor, there_B_M: torch.Tensor, rollout: Rollout) -> torch.Tensor:
     """The values of all ranks, `(N, M)`, NaN where there is none. Gathers twice."""
     values_N_M = rollout.gather(torch.where(there_B_M, values_B_M, 0.0))
     return values_N_M.masked_fill(rollout.gather(there_B_M.to(values_B_M.dtype)) == 0, torch.nan)
 
 
 def to_tokens(values_B_M: torch.Tensor, turns_B_T: torch.Tensor) -> torch.Tensor:
-    """Each turn's value to its tokens, `(B, T)`; 0 where no turn is."""
+    """Give each token its turn's value, `(B, T)`; 0 outside turns."""
     return torch.where(turns_B_T >= 0, values_B_M.gather(1, turns_B_T.clamp(min=0)), 0.0)

@@ -1,4 +1,4 @@
-"""Weights by length: how much a completion counts for being longer or shorter than the others."""
+"""Weights by the length of a completion."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..types import Rollout
 class LengthPower:
     """Weigh each completion's token sum by a power of its length: `w = |o_i|^-α / Σ_j |o_j|^-α`.
 
-    Where the variance of a completion's gradient grows in proportion to its length, α = 1 gives the weighted mean of
-    token sums with the least variance; a smaller α lets long completions say more. The weights of the completions sum
-    to 1, so the scale of the gradient grows with the lengths as that of `seq_mean_token_sum` does, which is α = 0.
+    If the variance of a completion's gradient is proportional to its length, α = 1 gives the weighted mean of token
+    sums with the least variance; a smaller α lets long completions count more. The weights of the completions sum to 1,
+    so the gradient's scale grows with the lengths, as for `seq_mean_token_sum`, which is α = 0.
 
-    With `normalize=False` the sum makes way for the number of completions, `w = |o_i|^-α / N`: α = 0 is
-    `seq_mean_token_sum`, α = ½ the square-root rule and α = 1 `seq_mean_token_mean`.
+    With `normalize=False` the divisor is the number of completions, `w = |o_i|^-α / N`: α = 0 is `seq_mean_token_sum`,
+    α = ½ the square-root rule and α = 1 `seq_mean_token_mean`.
 
     Source: VL Norm, first called ΔL normalisation (2509.07558). The sum runs over the whole batch, as in its authors'
     code.
@@ -58,7 +58,7 @@ class LengthPower:
 
 
 class LengthSoftmax:
-    """A token mean with each completion scaled by its length's place in the group: `w = f_i / Σ_j |o_j|`.
+    """A token mean with each completion scaled by its relative length in the group: `w = f_i / Σ_j |o_j|`.
 
     `f_i = G softmax_i(h_i^λ)` with `h_i = 1 + r z_i` and `z_i = (|o_i| - μ) / σ` over the group's lengths (`z_i = 0`
     where they are all equal). λ = 0 is `token_mean`; λ > 0 favours the group's long completions, λ < 0 its short ones.
@@ -66,9 +66,8 @@ class LengthSoftmax:
 
     Source: λ-GRPO of "Unifying the GRPO frameworks with learnable token preferences" (2510.06870).
 
-    Departures: λ is fixed, and the paper learns it with the policy. σ is the population's. Completions without a live
-    token are in none of the statistics, and G counts the others. The token mean is over the generation batch and all
-    ranks, not over one group.
+    Departures: λ is fixed; the paper learns it with the policy. σ is the population's. Statistics and G leave out
+    completions without a live token. The token mean is over the generation batch and all ranks, not over one group.
 
     Args:
         lam: λ.

@@ -1,4 +1,4 @@
-"""Means and sums: every token counts alike, or its completion, its prompt or its length says how much it counts."""
+"""Means and sums: tokens count equally, or by their completion, prompt or length."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ class PromptMean:
 class TokenSum:
     """Every token counts 1: the loss of an optimizer step is the sum over its tokens on all ranks and micro-batches.
 
-    Nothing is divided by, so nothing is biased; but the gradient grows with the batch, the group size and the lengths.
-    Divide a learning rate that suits `token_mean` by the usual number of tokens of a step, or clip the gradient. Adam's
-    updates don't depend on a constant scale, but still on how it changes from step to step.
+    Without a divisor there is no bias, but the gradient grows with the batch, the group size and the lengths. Divide a
+    learning rate that suits `token_mean` by the usual number of tokens per step, or clip the gradient. Adam's updates
+    don't depend on a constant scale, but do depend on how it changes between steps.
 
     Source: REINFORCE (Williams, 1992), whose estimate sums over an episode's steps.
 
@@ -137,16 +137,16 @@ class TokenSum:
 class TokenMeanStep:
     """Every token of one optimizer step counts the same, over all ranks and micro-batches: `Σ l / (step's tokens)`.
 
-    `token_mean` divides by the tokens of the generation batch, so that with several optimizer steps per batch a step
-    that drew long completions has a larger gradient. Here each step is a mean of its own: all steps have the same
-    scale, and a token of a short step counts more. The two are the same where a generation batch feeds one step.
+    `token_mean` divides by the tokens of the generation batch, so with several optimizer steps per batch a step with
+    long completions has a larger gradient. Here each step is its own mean: all steps have the same scale, and a token
+    of a short step counts more. With one step per generation batch the two are the same.
 
     Source: the token-level loss of DAPO (2503.14476), eq. 8, normalised over one optimizer step as OpenRLHF does.
 
     Departures: the paper's sum runs over one group.
 
     Raises:
-        ConfigurationError: From `reduce`, where the totals hold no counts of the step.
+        ConfigurationError: From `reduce`, if the totals have no counts of the step.
     """
 
     __name__ = "token_mean_step"
@@ -166,9 +166,9 @@ class TokenMeanStep:
 class TokenMeanLocal:
     """The mean over the live tokens of each micro-batch, then the mean over micro-batches and ranks.
 
-    A token in a micro-batch of short completions counts more than one among long completions, and which rows meet in
-    a micro-batch is chance: the gradient depends on batch size, accumulation, ranks and shuffling. Prefer
-    `token_mean`; this one is for comparing with runs of TRL's `loss_type="bnpo"`, whose reduction it equals.
+    A token among short completions counts more than one among long completions, and chance decides which rows share a
+    micro-batch: the gradient depends on batch size, accumulation, ranks and shuffling. Prefer `token_mean`; this one is
+    for comparisons with TRL's `loss_type="bnpo"`, whose reduction it equals.
 
     Source: the name is TRL's, after BNPO (2506.02864). Departures: BNPO's own subject is the normalisation of rewards
     by a Beta distribution, which is not part of this.
@@ -182,5 +182,5 @@ class TokenMeanLocal:
 
 
 def _live_sum(loss_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """The sum over live tokens; what stands off the mask is not read."""
+    """The sum over live tokens; values off the mask are not read."""
     return (torch.where(mask_B_T > 0, loss_B_T, 0.0) * mask_B_T).sum()

@@ -1,7 +1,7 @@
-"""Reductions that need the losses themselves: of a micro-batch's sequence losses the extreme ones count more.
+"""Reductions that need the losses themselves: extreme sequence losses of a micro-batch count more.
 
-They are not linear in the losses, so they depend on which rows meet in a micro-batch: with accumulation or several
-ranks the result is the mean over the micro-batches. Prefer large micro-batches.
+They are not linear in the losses, so they depend on which rows share a micro-batch: with accumulation or several ranks
+the result is the mean over the micro-batches. Prefer large micro-batches.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ..types import Totals
 class TailMean:
     """The mean of the largest sequence losses, each the mean over its completion's tokens.
 
-    Of `n` completions the worst `k = fraction · n` count 1/k each, the rest nothing. Equal losses share what is left
-    for them, so the order of rows doesn't matter, and a broken `k` takes a part of the last one. In a policy gradient
-    the largest losses are those of the completions with negative advantages: this leans on unlearning what failed.
+    Of `n` completions the worst `k = fraction · n` count 1/k each, the rest nothing. Ties share the remaining weight,
+    so the order of rows doesn't matter; a fractional `k` takes a part of the last one. In a policy gradient the largest
+    losses belong to completions with negative advantages, so this emphasises unlearning failures.
 
-    It is not linear in the losses, so it depends on which rows meet in a micro-batch: with accumulation or several
-    ranks it is the mean of the micro-batches' tails, not the tail of the batch. Prefer large micro-batches.
+    It is not linear in the losses, so it depends on which rows share a micro-batch: with accumulation or several ranks
+    it is the mean of the micro-batches' tails, not the tail of the batch. Prefer large micro-batches.
 
     Source: conditional value at risk, Rockafellar & Uryasev, "Optimization of conditional value-at-risk" (2000), with
     the completions of a micro-batch as equally likely outcomes and `fraction = 1 - β` of the paper.
 
-    Departures: completions without a live token are no outcomes, and a micro-batch without any gives 0.
+    Departures: completions without a live token are left out; a micro-batch without any others gives 0.
 
     Args:
         fraction: Share of the completions that count, greater than 0 and at most 1; 1 is the mean over all.
@@ -54,12 +54,12 @@ class TailMean:
 class PowerMean:
     """Extreme sequence losses count more: `M(max(s, 0)) - M(max(-s, 0))` with `M(x) = (mean x^p)^(1/p)`.
 
-    `s_i` is the mean over completion i's tokens. p = 1 is the mean over completions; the larger p, the more the largest
-    losses and the largest gains (negative losses) take over, and with p → ∞ only the greatest of each are left. A
-    completion's weight `(|s_i| / M)^(p-1) / n` is never negative, so every loss is still pushed down.
+    `s_i` is the mean over completion i's tokens. p = 1 is the mean over completions; as p grows, the largest losses and
+    the largest gains (negative losses) dominate, and with p → ∞ only the greatest of each are left. A completion's
+    weight `(|s_i| / M)^(p-1) / n` is never negative, so every loss is still pushed down.
 
-    It is not linear in the losses, so it depends on which rows meet in a micro-batch: with accumulation or several
-    ranks it is the mean over the micro-batches. Prefer large micro-batches.
+    It is not linear in the losses, so it depends on which rows share a micro-batch: with accumulation or several ranks
+    it is the mean over the micro-batches. Prefer large micro-batches.
 
     Source: the power (generalised, Hölder) mean; Hardy, Littlewood & Pólya, "Inequalities" (1934), chapter 2.
 
@@ -89,14 +89,14 @@ class PowerMean:
         return self._mean(losses_n.clamp(min=0.0)) - self._mean((-losses_n).clamp(min=0.0))
 
     def _mean(self, values_n: torch.Tensor) -> torch.Tensor:
-        """Return `(mean x^p)^(1/p)`, in units of the largest: no power overflows, and no root is taken of 0."""
+        """Return `(mean x^p)^(1/p)`, in units of the largest, so that no power overflows and no root of 0 is taken."""
         largest = values_n.detach().amax()
         powers_n = (values_n / torch.where(largest > 0, largest, 1.0)) ** self.p
         return largest * torch.where(largest > 0, powers_n.mean(), 1.0) ** (1 / self.p)
 
 
 def sequence_losses(loss_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """The mean over each completion's live tokens, `(n,)`: only of completions that have any."""
+    """The mean over each completion's live tokens, `(n,)`, for completions that have any."""
     lengths_B = mask_B_T.sum(dim=1)
     sums_B = (torch.where(mask_B_T > 0, loss_B_T, 0.0) * mask_B_T).sum(dim=1)
     return sums_B[lengths_B > 0] / lengths_B[lengths_B > 0]

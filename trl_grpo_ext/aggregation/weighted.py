@@ -1,4 +1,4 @@
-"""Weights by what a group's completions did: which of them won, how many, and where they part."""
+"""Weights by a group's outcomes: which completions won, how many, and where they diverge."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ..types import Rollout
 class SignBalanced:
     """A token mean within each sign of the outcome, weighted by how many completions have it.
 
-    `w_i = 1/Q · (G_s / G) / Σ_{j in s} |o_j|`, where `s` are the completions of the group whose outcome has the sign of
-    completion i's, `G_s` is their number, and an outcome is the completion's reward minus its group's mean. In a plain
-    token mean the longer side wins: where wrong answers are long, pushing them down outweighs pulling the right ones
-    up. Here the sides' weights don't depend on their lengths, while within a side every token counts the same.
+    `w_i = 1/Q · (G_s / G) / Σ_{j in s} |o_j|`, where an outcome is a completion's reward minus its group's mean, `s`
+    are the group's completions whose outcome has the same sign as completion i's, and `G_s` is their number. In a plain
+    token mean the longer side wins: if wrong answers are long, pushing them down outweighs pulling right ones up. Here
+    the sides' weights don't depend on their lengths, and within a side every token counts the same.
 
-    Source: Balanced Aggregation (2605.04077), whose sign is that of GRPO's advantage, which is the outcome's.
+    Source: Balanced Aggregation (2605.04077). Its sign is that of GRPO's advantage, which equals the outcome's.
 
     Departures: the sign is of the rewards before any shaper, whatever hooks make of the advantages. Completions whose
-    reward is the mean, or that no reward function scored, form a third part; they may carry a KL penalty. `G_s` and `G`
+    reward is the mean, or without a reward, form a third part; they may carry a KL penalty. `G_s` and `G`
     count the completions with a live token; a group with none counts in Q.
 
     Args:
-        over: Where the parts are made: "group" as in the paper, or "batch", which takes the generation batch of all
-            ranks as one group; an outcome is relative to the own group's mean in both.
+        over: "group", as in the paper, or "batch", which treats the generation batch of all ranks as one group;
+            outcomes are relative to a completion's own group in both.
 
     Raises:
         ConfigurationError: `over` is neither.
@@ -69,12 +69,12 @@ class DifficultyWeighted:
     scored. The token mean is over the generation batch and all ranks.
 
     Args:
-        low: A, the factor of what was to be expected; not negative.
-        high: B, the factor of what was not; at least `low`.
-        midpoint: x0, the share at which the factor is half-way between.
+        low: A, the factor of expected outcomes; not negative.
+        high: B, the factor of surprising outcomes; at least `low`.
+        midpoint: x0, the share at which the factor is half-way between them.
         steepness: k, positive.
-        reward: Name of the reward function that says what is solved; by default the weighted total of all.
-        threshold: A completion solves its prompt where its reward is greater than this.
+        reward: Name of the reward function that decides what is solved; by default the weighted total of all.
+        threshold: A completion solves its prompt if its reward is greater than this.
 
     Raises:
         ConfigurationError: A parameter is out of its range; from `weights`, the run has no reward function of that
@@ -130,10 +130,10 @@ class DifficultyWeighted:
 
 
 class PrefixShare:
-    """A token counts `1/n` where `n` completions of its group share it and all before it: `w = 1 / (n Σ_i |o_i|)`.
+    """A token counts `1/n` if `n` completions of its group share the prefix up to it: `w = 1 / (n Σ_i |o_i|)`.
 
     In a token mean a step that many completions of a group take counts once for each of them, so common beginnings
-    weigh more than the places where completions part. Here each distinct step counts once. Where no two completions of
+    weigh more than the places where completions diverge. Here each distinct step counts once. If no two completions of
     a group begin alike this is `token_mean`.
 
     Source: λ-GRPO of "GRPO is secretly a process reward model" (2509.21154), which divides the token-level loss by the
@@ -161,8 +161,8 @@ class PrefixShare:
 def _outcomes(rollout: Rollout) -> torch.Tensor:
     """Whether each completion did better than the mean of its group (1), worse (-1) or neither (0), `(N,)`.
 
-    By the rewards, before any shaper. What hooks made of the advantages is no outcome: a KL penalty, or a teacher, may
-    turn the sign of a right answer's. One that no reward function scored did neither.
+    By the rewards before any shaper, not by advantages: a KL penalty or a teacher may flip the sign of a right
+    answer's. A completion without a reward did neither.
     """
     rewards_N, groups_N = rollout.gather(rollout.raw_rewards_B), gather_groups(rollout)
     apart_N = rewards_N - group_mean(rewards_N, groups_N)

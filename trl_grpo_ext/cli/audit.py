@@ -1,8 +1,8 @@
-"""`trl-grpo-ext audit`: does a reward understand a data set's references? To be asked before any GPU is rented.
+"""`trl-grpo-ext audit`: does a reward understand a data set's references? Run it before you rent a GPU.
 
-Every reference is given back to the reward as if a model had answered it. A reference that does not parse, or that is
-not right against itself, can teach nothing or the wrong thing; so can one that is ambiguous. How long the reward takes
-is measured on the way. Heavy imports happen inside, when it runs.
+Each reference goes back to the reward as if a model had written it. A reference that does not parse, that scores wrong
+against itself or that is ambiguous teaches nothing or the wrong thing. The audit also times the reward. Heavy imports
+happen when the command runs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ __all__ = ["Audit", "Finding", "audit"]
 
 PROBLEMS = 1
 _FORMATS = {".jsonl": "from_json", ".json": "from_json", ".csv": "from_csv", ".parquet": "from_parquet"}
-"""Methods of `datasets.Dataset`: unlike `load_dataset`, they ask no hub about a file that is here."""
+"""Methods of `datasets.Dataset`: unlike `load_dataset`, they never ask the hub about a local file."""
 
 RENDERINGS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "${}$")
-"""How a reference is made into a completion. One of them has to be right, or the last explicit answer in it, boxed."""
+"""How a reference becomes a completion. One of these has to score right, or the reference's last explicit answer,
+boxed."""
 _OTHER_ANSWER = "\\boxed{-12345.5}"
-"""What hardly any reference says: a reference has to bear being compared with it."""
+"""An answer that hardly any reference gives; comparing a reference with it must not fail."""
 
 _USUAL_COLUMNS = ("solution", "answer", "reference", "target", "label")
 _EXPLICIT = re.compile(
@@ -74,8 +75,8 @@ class Audit:
     Attributes:
         reward: The reward's name.
         column: The column that holds the references; empty where the reward reads none, and was only timed.
-        rows: How many rows were looked at.
-        references: How many different references they hold.
+        rows: Rows audited.
+        references: Distinct references among them.
         findings: What is wrong, by row.
         seconds: Of calls with one completion each, sorted.
         per_second: Completions scored per second, in batches.
@@ -90,7 +91,7 @@ class Audit:
     per_second: float = 0.0
 
     def counts(self) -> dict[str, int]:
-        """How many rows have each problem."""
+        """The number of rows with each problem."""
         problems = {"does not parse": 0, "wrong against itself": 0, "fails": 0, "ambiguous": 0}
         for finding in self.findings:
             problems[finding.problem] += 1
@@ -124,20 +125,20 @@ def audit(
     """Audit a data set's references with a reward.
 
     Args:
-        reward: The reward; one with `judge` is asked for outcomes, any other for scores.
+        reward: The reward. If it has `judge`, its outcomes are read, otherwise its scores.
         rows: The data set's rows, as mappings.
-        column: The column that holds the references. By default the one that the reward reads: its own
-            `reference_column`, or of the usual names the one that its signature has. A column that is named here the
-            reward finds under the name of its own, too. A reward that reads none is only timed.
-        completions: A column that holds a right completion for each row, in place of the reference in its usual
-            renderings (as it is, boxed, in answer tags, between dollars), one of which has to be right.
-        right_at: From which score on a reward without `judge` says right.
+        column: The column that holds the references. By default the one that the reward reads: its `reference_column`,
+            or the usual name that its signature has. The reward also gets the column named here under its own column's
+            name. A reward that reads none is only timed.
+        completions: A column with a right completion for each row. Without it the reference stands in: as it is, boxed,
+            in answer tags and between dollars, and one of these has to score right.
+        right_at: The least score that counts as right, for a reward without `judge`.
         batch_size: Completions per call.
-        progress: Wraps the batches, to show how far it is; gets their number too.
+        progress: Wraps the batches to show progress; also gets their number.
 
     Raises:
-        ConfigurationError: There are no rows, or no such column; or the reward reads one that is not there, for which
-            training would stop.
+        ConfigurationError: There are no rows, or no such column; or the reward reads a missing one, which would stop a
+            training.
         TRLGRPOExtError: What the reward itself raises.
     """
     if not rows:
@@ -174,14 +175,14 @@ def audit(
 
 
 class _Judge:
-    """Asks one reward about completions of chosen rows."""
+    """Scores completions of chosen rows with one reward."""
 
     def __init__(self, reward: Any, column: str, right_at: float) -> None:
         self.reward, self.column, self.right_at, self.calls = reward, column, right_at, 0
         self.own_column: str | None = getattr(reward, "reference_column", None)
 
     def __call__(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Judgement]:
-        from ..guard.calls import call, checked_scores, reward_name  # slow to import
+        from ..guard.calls import call, check_scores, reward_name  # slow to import
 
         self.calls += len(completions)
         columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name not in _NOT_COLUMNS}
@@ -195,7 +196,7 @@ class _Judge:
             if hasattr(self.reward, "judge"):
                 judgements: list[Judgement] = call(self.reward.judge, columns)
                 return [self._read(judged) for judged in judgements]
-            scores = checked_scores(call(self.reward, columns), len(completions), reward_name(self.reward))
+            scores = check_scores(call(self.reward, columns), len(completions), reward_name(self.reward))
         return [self._read(Judgement(Outcome.NONE if s is None else Outcome.SCORED, score=s)) for s in scores]
 
     def of(self, asked: Sequence[tuple[int, Mapping[str, Any], str | None]]) -> list[Judgement]:
@@ -213,7 +214,7 @@ _NOT_COLUMNS = {"prompt", "prompts", "completions", "completion", "completion_id
 
 
 def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str | None:
-    """The column that training would read, unless another one is asked for; None where the reward reads none."""
+    """The column asked for, or else the one that training would read; None if the reward reads none."""
     own = getattr(reward, "reference_column", None)
     if asked is not None:
         if asked not in row:
@@ -225,7 +226,7 @@ def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) ->
             raise ConfigurationError(
                 f"The reward reads the column {own!r}, and the columns are {', '.join(row)}: training would stop. "
                 f"Rename the column that holds the references, dataset.rename_column({usual!r}, {own!r}); to audit "
-                f"another one as it is, say --reference {usual}."
+                f"another column without renaming it, pass --reference {usual}."
             )
         return own
     try:
@@ -247,7 +248,7 @@ def _only_timed(reward: Any, rows: Sequence[Mapping[str, Any]]) -> Audit:
 def _against_themselves(
     judge: _Judge, rows: Sequence[tuple[int, Mapping[str, Any]]], column: str, completions: str | None
 ) -> Iterator[Finding]:
-    """Try each rendering on the rows for which none before was right, and another answer on those that it was for."""
+    """Try each rendering on the rows that no earlier one got right, and a wrong answer on the rows that are right."""
     found = dict[int, Judgement]()
     for place in range(1 if completions is not None else len(RENDERINGS) + 1):
         texts = {
@@ -279,7 +280,7 @@ def _against_themselves(
 
 
 def _says(judged: Judgement) -> int:
-    """How much a verdict says about a reference: that it is right, that it is not, that it fails, nothing."""
+    """Rank of a verdict by what it says about a reference: right, wrong, failed, nothing."""
     order = (Outcome.NO_ANSWER, *_FAILURES, Outcome.WRONG, Outcome.RIGHT)
     return order.index(judged.outcome) if judged.outcome in order else len(order)
 
@@ -294,7 +295,7 @@ def _rendered(reference: str, place: int) -> str | None:
 def _several_answers(
     judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, skipped: set[int]
 ) -> Iterator[Finding]:
-    """References that hold several explicit answers, of which the reward takes some and not others."""
+    """References with several explicit answers, where the reward accepts some and not others."""
     for number, row in enumerate(rows):
         answers = _explicit_answers(str(row[column])) if number not in skipped else []
         if len(answers) < 2:
@@ -309,7 +310,7 @@ def _several_answers(
 
 
 def _conflicting(judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, skipped: set[int]) -> Iterator[Finding]:
-    """One prompt with two references of which one is wrong against the other."""
+    """A prompt with two references that contradict each other."""
     by_prompt: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         prompt = row.get("prompt", row.get("question", row.get("problem")))
@@ -328,7 +329,7 @@ def _conflicting(judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, 
 
 
 def _explicit_answers(text: str) -> list[str]:
-    """The different contents of boxes, answer tags and `####` lines, in order."""
+    """The distinct contents of boxes, answer tags and `####` lines, in order."""
     found: list[str] = []
     for match in _EXPLICIT.finditer(text):
         content = match["tagged"] or match["hashed"] or _box(text, match.end())
@@ -347,7 +348,7 @@ def _box(text: str, start: int) -> str | None:
 
 
 def _timed(judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, completions: str | None) -> list[float]:
-    """Time calls with one completion each, on rows spread over the data set."""
+    """Time calls with one completion each, on rows spread evenly over the data set."""
     step = max(1, len(rows) // _TIMED_ROWS)
     seconds = []
     for row in rows[::step][:_TIMED_ROWS]:
@@ -382,18 +383,23 @@ def audit_command(
     ],
     reference: Annotated[str | None, typer.Option(help="The column that holds the references.")] = None,
     completion: Annotated[
-        str | None, typer.Option(help="A column that holds a right completion, for rewards whose reference is none.")
+        str | None,
+        typer.Option(help="A column with right completions, for references that are not themselves answers."),
     ] = None,
-    config: Annotated[str | None, typer.Option(help="The configuration of a hub data set, `main` for GSM8K.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="Configuration of a hub data set, such as `main` for GSM8K.")
+    ] = None,
     split: Annotated[str, typer.Option(help="The split.")] = "train",
-    limit: Annotated[int | None, typer.Option(min=1, help="Look at the first rows only.")] = None,
-    right_at: Annotated[float, typer.Option(help="From which score on a reward without outcomes says right.")] = 1.0,
-    show: Annotated[int, typer.Option(min=0, help="How many findings of each kind to list.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Audit only this many rows, from the first.")] = None,
+    right_at: Annotated[
+        float, typer.Option(help="The least score that counts as right, for a reward without outcomes.")
+    ] = 1.0,
+    show: Annotated[int, typer.Option(min=0, help="Findings of each kind to list.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
 ) -> None:
-    """Find references that a reward cannot read, that are wrong against themselves, or ambiguous; and time the reward.
+    """Find references that a reward cannot read, scores as wrong or finds ambiguous; and time the reward.
 
-    Exits with 1 where it finds any.
+    Exits with 1 if it finds any.
     """
     from ..plugins.loading import load_rewards
 
@@ -424,7 +430,9 @@ def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[
     if path.suffix == ".py":
         raise ConfigurationError(f"{data} is Python code, and audit reads data: write the rows to a .jsonl file first.")
     if path.is_file() and not read:
-        raise ConfigurationError(f"{data} is a file, but none of {', '.join(_FORMATS)}. Name it by what is in it.")
+        raise ConfigurationError(
+            f"{data} is a file, but none of {', '.join(_FORMATS)}. Give it the suffix of its format."
+        )
     try:
         if path.is_dir():
             loaded = datasets.load_from_disk(data)
@@ -457,8 +465,8 @@ def _print_audit(found: Audit, console: Console, show: int) -> None:
         console.print(
             Text.assemble(
                 (one_line(found.reward), "bold"),
-                f" reads no column of references that these {found.rows:,} rows have, so only its time was measured. "
-                "If it reads one by another way, name it with --reference.",
+                f" reads no column of references that these {found.rows:,} rows have, so it was only timed. If it "
+                f"does read references, name their column with --reference.",
             )
         )
         _print_time(found, console)

@@ -1,4 +1,4 @@
-"""`trl-grpo-ext check`: the conformance kit on the command line. Heavy imports happen inside, when it runs."""
+"""`trl-grpo-ext check`: the conformance kit on the command line. Heavy imports happen when the command runs."""
 
 from __future__ import annotations
 
@@ -67,35 +67,43 @@ def check_command(
     ] = None,
     distribution: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Check all that this offers.", autocompletion=complete_distribution),
+        typer.Option(
+            metavar="NAME", help="Check every plugin of this distribution.", autocompletion=complete_distribution
+        ),
     ] = None,
     columns: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="YAML or JSON: for each column a value, or a list with one per completion."),
+        typer.Option(
+            metavar="FILE", help="YAML or JSON: a value for each column, or a list with one value per completion."
+        ),
     ] = None,
     completions: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Completions to score: a YAML or JSON list, .jsonl, or a line each in .txt."),
+        typer.Option(
+            metavar="FILE", help="Completions to score: a YAML or JSON list, .jsonl, or .txt with one per line."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the batches that the kit makes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the kit's batches.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 10 by default.")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End with 3 where nothing shows that a plugin does anything.")
+        bool, typer.Option("--strict", help="Exit with 3 if nothing shows that a plugin does anything.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name every rule, and all that follow.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Name every rule, including those that broke as a consequence.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of reports.")] = False,
     with_badge: Annotated[
         bool, typer.Option("--badge", help="End with the lowest level found, as a badge in Markdown for a README.")
     ] = False,
-    list_rules: Annotated[bool, typer.Option("--list-rules", help="Print the rules, of one kind or all.")] = False,
+    list_rules: Annotated[bool, typer.Option("--list-rules", help="Print the rules of one kind, or all.")] = False,
 ) -> None:
     """Check that a plugin keeps the rules that training relies on.
 
     Each gets a level: bronze loads and keeps what a run enforces, silver keeps all rules and is shown to work, gold is
     also compared on several ranks and after resuming, and documented.
 
-    Exits with 1 where one is broken, with 2 where a plugin cannot be loaded, and with --strict with 3 where all are
-    kept and nothing shows that a plugin does anything.
+    Exits with 1 if a rule is broken and with 2 if a plugin cannot be loaded. With --strict, exits with 3 if all rules
+    are kept but nothing shows that a plugin does anything.
     """
     wanted = kind_of(kind)
     if list_rules:
@@ -104,16 +112,16 @@ def check_command(
     if with_badge and as_json:
         raise ConfigurationError("--badge is a line of text; with --json each report has its own `badge`.")
     if (selection is None) == (distribution is None):
-        raise ConfigurationError("Say what to check: a selection, or --distribution NAME; and not both.")
+        raise ConfigurationError("Say what to check: either a selection or --distribution NAME.")
     from ..plugins.discovery import scan
 
     installed = scan()
     for broken in installed.unreadable:
         messages().print(Text(one_line(f"The metadata of an installed distribution cannot be read: {broken}")))
-    if installed.unreadable:  # torch looks through all entry points for devices when it is imported, and would fail
+    if installed.unreadable:  # on import torch searches all entry points for devices, and would fail
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     if selection is not None:
-        subjects = _selected(selection, wanted, installed)
+        subjects = _select(selection, wanted, installed)
     else:
         subjects = _offered(distribution or "", wanted, installed)
     given: dict[str, Any] = {"seed": seed} if timeout is None else {"seed": seed, "timeout": timeout}
@@ -129,32 +137,32 @@ def check_command(
             def at(rule: str, number: int, count: int, status: Any = status) -> None:
                 status.update(Text(f"{rule}, rule {number} of {count}", style="dim"))
 
-            found.append(_checked(info, asked, {**_of_this_project(info), **given}, at))
+            found.append(_check(info, asked, {**_project_settings(info), **given}, at))
     _finish(found, as_json, strict, verbose, with_badge)
 
 
-def _selected(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
-    """The plugins that a selection means, each with the selection that means it alone."""
-    from ..plugins.description import named
+def _select(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
+    """The plugins that a selection matches, each with a selection that matches it alone."""
+    from ..plugins.description import find_named
     from ..plugins.selection import parse_selection
 
     asked = parse_selection(kind or "reward", selection)
     plain = asked.plain()
     given: dict[str, Any] = plain if isinstance(plain, dict) else {}
-    found = named(str(asked), kind, installed)
+    found = find_named(str(asked), kind, installed)
     return [(info, {**given, "name": _unique_name(info, asked.name)}) for info in found]
 
 
 def _offered(distribution: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
-    from ..plugins.discovery import near
-    from ..plugins.metadata import normal
+    from ..plugins.discovery import suggest_names
+    from ..plugins.metadata import normalise
 
-    offered = [info for info in installed.plugins if normal(info.distribution or "") == normal(distribution)]
+    offered = [info for info in installed.plugins if normalise(info.distribution or "") == normalise(distribution)]
     found = [(info, {"name": _unique_name(info, info.name)}) for info in offered if kind in (None, info.kind)]
     if not found:
         names = {info.distribution or "" for info in installed.plugins}
         raise ConfigurationError(
-            f"No distribution {distribution!r} with such plugins is installed.{near(distribution, names)}"
+            f"No distribution {distribution!r} with such plugins is installed.{suggest_names(distribution, names)}"
         )
     return found
 
@@ -163,21 +171,19 @@ def _unique_name(info: PluginInfo, name: str) -> str:
     return info.target if info.dotted else f"{info.distribution}:{name}"
 
 
-def _of_this_project(info: PluginInfo) -> dict[str, Any]:
-    """What the pyproject.toml of the current folder says for the check of a plugin, if the plugin is that project's."""
-    from ..plugins.metadata import normal
+def _project_settings(info: PluginInfo) -> dict[str, Any]:
+    """A plugin's check settings from pyproject.toml in the current folder, if the plugin belongs to that project."""
+    from ..plugins.metadata import normalise
     from ..testing.kit import project_name, project_options
 
     here = Path.cwd()
     name = project_name(here)
-    if name is None or normal(name) != normal(info.distribution or ""):
+    if name is None or normalise(name) != normalise(info.distribution or ""):
         return {}
     return project_options(here).get(info.name, {})
 
 
-def _checked(
-    info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any], progress: Any
-) -> Report | _Unloaded:
+def _check(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any], progress: Any) -> Report | _Unloaded:
     from ..testing import check
 
     try:

@@ -1,4 +1,4 @@
-"""What the commands share: where they print, how wide, text that is safe for a terminal; kinds and names as words."""
+"""What the commands share: consoles and their widths, text made safe for a terminal, kinds and names."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from ..plugins.kinds import KINDS, LABELS, WORDS, Kind, words
+from ..plugins.kinds import KINDS, LABELS, WORDS, Kind, kind_words
 
 PIPED_WIDTH = 200
-"""Columns where stdout is no terminal and COLUMNS says nothing: a pipe has no edge, so lines are not folded at 80."""
+"""Width if stdout is no terminal and COLUMNS is not set: a pipe has no edge, so lines are not folded at 80."""
 
-KIND_HELP = f"{words()}."
+KIND_HELP = f"{kind_words()}."
 _WORDS: dict[str, Kind] = {
     **WORDS,
     **{kind: kind for kind in KINDS},
@@ -27,20 +27,20 @@ _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def results() -> Console:
-    """The console for results. Text is printed as it is: no markup of its own accord, no highlighting."""
+    """The console for results. Text is printed as it is, without markup or highlighting."""
     wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPED_WIDTH
     return Console(width=wide, highlight=False, markup=False, emoji=False)
 
 
 def messages() -> Console:
-    """The console for everything that is no result: progress, warnings."""
+    """The console for progress, warnings and everything else that is no result."""
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def printable(text: str) -> str:
-    """Somebody's text for a terminal: control and format characters and lone surrogates escaped, newlines kept.
+    """Escape control and format characters and lone surrogates in untrusted text; keep newlines.
 
-    Format characters turn the direction of writing, so that a line reads as something else.
+    Format characters can reverse the direction of writing, so that a line reads as something else.
     """
     return "".join(
         character if character == "\n" or unicodedata.category(character) not in _ESCAPED else _escaped(character)
@@ -49,12 +49,12 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Somebody's text for one line: as `printable`, and line breaks escaped too."""
+    """Like `printable`, with line breaks escaped too."""
     return printable(text).replace("\n", "\\n")
 
 
 def paragraph(console: Console, text: Text, indent: int = 0) -> None:
-    """Print text filled to the width: every line indented, none ending in blanks, long words folded."""
+    """Print text filled to the width, indented, with long words folded and no trailing blanks."""
     for line in text.wrap(console, max(console.width - indent, 10), overflow="fold"):
         line.rstrip()
         line.pad_left(indent)
@@ -81,16 +81,16 @@ def kind_of(word: str | None) -> Kind | None:
         return _WORDS[folded]
     close = difflib.get_close_matches(folded, _WORDS, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {words('and')}.{hint}")
+    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {kind_words('and')}.{hint}")
 
 
 def complete_kind(incomplete: str) -> list[str]:
-    """For the shell: the kinds that begin so."""
+    """Shell completion: kinds with this prefix."""
     return [word for word in WORDS if word.startswith(incomplete)]
 
 
 def complete_distribution(incomplete: str) -> list[str]:
-    """For the shell: the distributions with plugins that begin so."""
+    """Shell completion: distributions with plugins that have this prefix."""
     from ..plugins.discovery import available
 
     names = {info.distribution or "" for info in available()}
@@ -98,10 +98,9 @@ def complete_distribution(incomplete: str) -> list[str]:
 
 
 def complete_name(incomplete: str) -> list[tuple[str, str]]:
-    """For the shell: names and aliases of plugins that begin so, with their kinds.
+    """Shell completion: plugin names and aliases with this prefix, and their kinds.
 
-    Shells evaluate some of what they are given here, so names with anything but letters, digits and `._+:-` are left
-    out.
+    Shells may evaluate what they get here, so only names of letters, digits and `._+:-` are offered.
     """
     from ..plugins.discovery import available
 

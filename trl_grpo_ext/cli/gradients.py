@@ -1,4 +1,4 @@
-"""`trl-grpo-ext gradients`: the command line of gradient quality. Heavy imports happen inside, when it runs."""
+"""`trl-grpo-ext gradients`: the command line of gradient quality. Heavy imports happen when the command runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .console import messages, one_line, printable, results
-from .replay import shown_if_slow, step_range
+from .replay import progress_if_slow, step_range
 
 if TYPE_CHECKING:
     from ..history.gradients import GradientQuality
@@ -27,8 +27,8 @@ def gradients_command(
     completions: Annotated[
         Path,
         typer.Argument(
-            help="A run's output_dir, or a folder or file of saved completions as `replay` reads them; with --prompts "
-            "the folder that gets the rollout."
+            help="A run's output_dir, or saved completions in a form that `replay` reads. With --prompts: the folder "
+            "for the new completions."
         ),
     ],
     model: Annotated[
@@ -39,49 +39,57 @@ def gradients_command(
         typer.Option("--with", help="A YAML file with rewards, advantage_hooks, loss_aggregation. Repeat it."),
     ],
     prompts: Annotated[
-        Path | None, typer.Option(help="A .jsonl or .parquet file with a column prompt: sample completions of these.")
+        Path | None,
+        typer.Option(help="A .jsonl or .parquet file with a column prompt; completions are sampled for these."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=2, help="Completions to sample of each prompt.")] = 8,
+    samples: Annotated[int, typer.Option(min=2, help="Completions to sample for each prompt.")] = 8,
     max_completion_length: Annotated[
-        int | None, typer.Option("--max_completion_length", min=1, help="Tokens of a sampled completion at most.")
+        int | None, typer.Option("--max_completion_length", min=1, help="Most tokens of a sampled completion.")
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch_size", min=1, help="Completions of the batch whose ratio is given. Default: as saved."),
+        typer.Option(
+            "--batch_size",
+            min=1,
+            help="Batch size, in completions, to report the signal-to-noise ratio for. Default: as saved.",
+        ),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=1e-6, help="Of sampling; logits are divided by it.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(min=1e-6, help="Sampling temperature; the logits are divided by it.")
+    ] = 1.0,
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer, path or hub id. Default: the model's.")] = None,
     dataset: Annotated[
         str | None, typer.Option(help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt.")
     ] = None,
     step: Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Completions at most, in whole groups.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most completions to use, in whole groups.")] = None,
     num_generations: Annotated[
-        int | None, typer.Option("--num_generations", min=2, help="Completions of a prompt, where files don't say.")
+        int | None, typer.Option("--num_generations", min=2, help="Completions per prompt, if the files don't say.")
     ] = None,
     dimensions: Annotated[
-        int, typer.Option(min=2, help="Of the sketch; with as many as trained parameters it is exact.")
+        int, typer.Option(min=2, help="Dimensions of the gradient sketch; it is exact with one per trained parameter.")
     ] = 4096,
-    rows: Annotated[int, typer.Option(min=1, help="Completions of a micro-batch.")] = 8,
-    resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sketch, the bootstrap and the rollout.")] = 0,
-    shares: Annotated[bool, typer.Option(help="Measure which tokens the gradient comes from: a second pass.")] = True,
-    dtype: Annotated[str, typer.Option(help="Of the weights, such as bfloat16.")] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="Where the model runs. Default: the GPU where there is one.")
-    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Completions per micro-batch.")] = 8,
+    resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sketch, the bootstrap and the sampling.")] = 0,
+    shares: Annotated[
+        bool, typer.Option(help="Also measure which tokens the gradient comes from, in a second pass.")
+    ] = True,
+    dtype: Annotated[str, typer.Option(help="Data type of the weights, such as bfloat16.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="Device of the model. Default: the GPU, if there is one.")] = None,
     load_in_4bit: Annotated[
-        bool, typer.Option("--load_in_4bit", help="The weights below an adapter in 4 bits.")
+        bool, typer.Option("--load_in_4bit", help="Load the weights below an adapter in 4 bits.")
     ] = False,
     keep: Annotated[
-        Path | None, typer.Option(help="Folder for what was computed. Default: gradients/ beside the completions.")
+        Path | None, typer.Option(help="Folder for intermediate results. Default: gradients/ beside the completions.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a page with the tables and the figure.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Measure how much of each selection's gradient is signal, and where it points, without training.
 
-    Stopped, it goes on where it was. Another selection on the same completions needs the model for what is new in it.
+    A stopped measurement resumes where it was. Another selection on the same completions runs the model only for what
+    is new in it.
     """
     steps = step_range(step)
     from ..history.gradients import measure_gradients  # slow to import
@@ -111,7 +119,7 @@ def gradients_command(
         device=device,
         load_in_4bit=load_in_4bit,
         say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
-        progress=lambda items, count, what: shown_if_slow(items, count, said, what),
+        progress=lambda items, count, what: progress_if_slow(items, count, said, what),
     )
     if out is not None:
         from ..history.gradients.page import write_page

@@ -96,12 +96,14 @@ def _places() -> dict[str, tuple[str, int]]:
 
 def _show(before: dict[str, tuple[str, int]], names: list[str]) -> None:
     """List what is new or newly installed; of what was there already, what was asked for by name."""
-    from ..plugins.metadata import normal
+    from ..plugins.metadata import normalise
 
     after = _places()
     came = [name for name, place in after.items() if before.get(name) != place]
-    asked = [name for name in (normal(re.split(r"[^\w.-]", given, maxsplit=1)[0]) for given in names) if name in after]
-    offering = {normal(info.distribution or "") for info in _scan().plugins}
+    asked = [
+        name for name in (normalise(re.split(r"[^\w.-]", given, maxsplit=1)[0]) for given in names) if name in after
+    ]
+    offering = {normalise(info.distribution or "") for info in _scan().plugins}
     shown = [name for name in dict.fromkeys([*came, *asked]) if name in offering]
     if not shown:
         text = "No plugin came with it: none of its entry points is in a group of trl-grpo-ext."

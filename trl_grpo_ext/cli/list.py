@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..plugins.discovery import Installed, PluginInfo
 
 _NARROW = 90
-"""Below so many columns a table would cut names into pieces, and each plugin gets a few lines of its own."""
+"""On a narrower console a table would break names, so each plugin gets lines of its own."""
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def list_command(
     ] = None,
     distribution: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only what this distribution offers.", autocompletion=complete_distribution),
+        typer.Option(metavar="NAME", help="Only plugins of this distribution.", autocompletion=complete_distribution),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
@@ -71,13 +71,13 @@ def list_command(
 
 
 def _of_distribution(shown: list[PluginInfo], distribution: str, installed: Installed) -> list[PluginInfo]:
-    from ..plugins.discovery import near
-    from ..plugins.metadata import normal
+    from ..plugins.discovery import suggest_names
+    from ..plugins.metadata import normalise
 
-    if normal(distribution) not in installed.distributions:
+    if normalise(distribution) not in installed.distributions:
         names = {info.distribution or "" for info in installed.plugins}
-        raise ConfigurationError(f"No distribution {distribution!r} is installed.{near(distribution, names)}")
-    return [info for info in shown if normal(info.distribution or "") == normal(distribution)]
+        raise ConfigurationError(f"No distribution {distribution!r} is installed.{suggest_names(distribution, names)}")
+    return [info for info in shown if normalise(info.distribution or "") == normalise(distribution)]
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _words(entry: Entry) -> list[Text]:
 
 
 def _print_lines(entries: list[Entry]) -> None:
-    """A line for each plugin, however long, for `grep` and the like."""
+    """Print one line per plugin, however long, for `grep`."""
     rows: list[tuple[str, ...]] = (
         [("KIND", "NAME", "ALIASES", "DISTRIBUTION", "VERSION", "STATE", "ROLE", "SUMMARY")] if entries else []
     )

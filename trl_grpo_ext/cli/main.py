@@ -1,6 +1,6 @@
 """The command `trl-grpo-ext`. Results go to stdout, everything else to stderr.
 
-Exit codes: 0 all is well, 1 the command found problems, 2 it could not do what was asked.
+Exit codes: 0 for success, 1 if the command found problems, 2 if it could not do its work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMMANDS = (
     "trl_grpo_ext.cli.audit",
     "trl_grpo_ext.launch.doctor.command",
 )
-"""The modules with a command each, in the order in which the help lists them."""
+"""Modules with one command each, in the order of the help."""
 
 app = typer.Typer(
     name="trl-grpo-ext",
@@ -62,7 +62,7 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    """Run the command; errors of this package are one line, and exit code 2."""
+    """Run the command; errors of this package become one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an encoding that lacks a character gets an escape

@@ -1,4 +1,4 @@
-"""`trl-grpo-ext new`: a new distribution with one plugin, and what to do with it next."""
+"""`trl-grpo-ext new`: a new distribution with one plugin, and the next steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .scaffold.distribution import GeneratedFile, NewDistribution
 
 _PURPOSE_WIDTH = 24
-"""Columns that a file's purpose needs to stand beside its path; otherwise it goes below."""
+"""Least columns for a file's purpose beside its path; with fewer it goes below."""
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +33,8 @@ def register(app: typer.Typer) -> None:
 def new_command(
     kind: Annotated[Made, typer.Argument(help="What to make: one plugin, or one of each kind.", show_default=False)],
     name: Annotated[
-        str, typer.Argument(help="The plugin's name, such as answer_length: what people select.", show_default=False)
+        str,
+        typer.Argument(help="The name by which people select the plugin, such as answer_length.", show_default=False),
     ],
     role: Annotated[
         Role | None,
@@ -45,28 +46,26 @@ def new_command(
     ] = None,
     directory: Annotated[
         str | None,
-        typer.Option(
-            help="The folder to make, new or empty. By default it is called like the distribution.", show_default=False
-        ),
+        typer.Option(help="The folder to make, new or empty. Default: the distribution's name.", show_default=False),
     ] = None,
     into: Annotated[
         str | None,
-        typer.Option(help="The folder of a distribution of yours to add the plugin to.", show_default=False),
+        typer.Option(help="An existing distribution's folder, to add the plugin to.", show_default=False),
     ] = None,
     license: Annotated[License, typer.Option(help="The licence.")] = "apache-2.0",
     author: Annotated[
         str,
-        typer.Option(help="Who holds the rights. By default the developers of the distribution.", show_default=False),
+        typer.Option(help="The copyright holder. Default: the developers of the distribution.", show_default=False),
     ] = "",
     description: Annotated[str, typer.Option(help="What it does, in a sentence.", show_default=False)] = "",
     distribution: Annotated[
-        str, typer.Option(help="What pip calls it. By default grpo- and the name.", show_default=False)
+        str, typer.Option(help="The distribution's name. Default: grpo- and the plugin's name.", show_default=False)
     ] = "",
     ci: Annotated[Ci, typer.Option(help="Continuous integration.")] = "github",
 ) -> None:
     """Make a small distribution with a plugin that works as it is: a module, tests, types, a licence, CI.
 
-    With --into it adds the plugin to a distribution that is there. `all` makes one of each kind in one distribution.
+    With --into it adds the plugin to an existing distribution. `all` makes one of each kind in one distribution.
     """
     from .scaffold.distribution import NewDistribution, existing
 
@@ -103,7 +102,7 @@ def new_command(
 
 
 def _refuse_taken(kind: str, name: str) -> None:
-    """Two plugins of a kind with one name could only be distinguished by their distributions."""
+    """Refuse a name that an installed plugin of this kind has."""
     from ..plugins.discovery import available
     from ..plugins.kinds import with_article
 
@@ -115,7 +114,7 @@ def _refuse_taken(kind: str, name: str) -> None:
 
 
 def _folder(directory: str) -> str:
-    """The folder as a shell and pip take it: never like an option, nor like a name in a package index."""
+    """The folder in a form that pip and a shell take for neither an option nor a package name."""
     if not directory.strip():
         raise ConfigurationError("--directory is blank; give a folder, or leave it out.")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in directory):
@@ -128,17 +127,17 @@ def _print(made: Sequence[NewDistribution], folder: str, files: Sequence[Generat
     what = ", ".join(f"the {new.kind} {new.name}" for new in made)
     console.print(Text(f"{made[0].distribution}, with {what}, is in {folder}", overflow="fold"))
     console.print()
-    for line in _listed(files, console.width):
+    for line in _file_lines(files, console.width):
         console.print(Text(line), soft_wrap=True)
     console.print()
     console.print(Text("Next:"))
     for command in _next(made, folder):
-        for line in _folded(command, console.width):
+        for line in _fold(command, console.width):
             console.print(Text(line), soft_wrap=True)
 
 
-def _listed(files: Sequence[GeneratedFile], width: int) -> list[str]:
-    """Each file and what it is for, beside it where there is room, else below; a path is never broken."""
+def _file_lines(files: Sequence[GeneratedFile], width: int) -> list[str]:
+    """Each file with its purpose, beside it if there is room, else below. Paths are never broken."""
     column = max(len(file.path) for file in files) + 4
     if width - column < _PURPOSE_WIDTH:
         return [line for file in files for line in (f"  {file.path}", f"      {file.purpose}")]
@@ -162,8 +161,8 @@ def _next(made: Sequence[NewDistribution], folder: str) -> list[list[str]]:
     ]
 
 
-def _folded(command: Sequence[str], width: int) -> list[str]:
-    """A command on lines that a shell joins again, so that it can be copied from a narrow terminal too."""
+def _fold(command: Sequence[str], width: int) -> list[str]:
+    """A command folded with backslashes, so that it can be copied from a narrow terminal."""
     lines, line = [], "  "
     for word in map(shlex.quote, command):
         if line.strip() and cell_len(f"{line}{word} \\") > width:

@@ -1,4 +1,4 @@
-"""`trl-grpo-ext replay`: the command line of the replay. Heavy imports happen inside, when it runs."""
+"""`trl-grpo-ext replay`: the command line of the replay. Heavy imports happen when the command runs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def replay_command(
     completions: Annotated[
         str,
         typer.Argument(
-            help="A run's output_dir, or a folder or file of token records, of TRL's tables of completions, or of "
-            "JSON Lines with prompt and completion."
+            help="A run's output_dir, or a folder or file with token records, TRL's completion tables, or JSON Lines "
+            "of prompt and completion."
         ),
     ],
     with_: Annotated[
@@ -50,7 +50,7 @@ def replay_command(
         ),
     ],
     tokenizer: Annotated[
-        str | None, typer.Option(help="A tokenizer, path or hub id, for files that have texts alone.")
+        str | None, typer.Option(help="A tokenizer, path or hub id, for files without tokens.")
     ] = None,
     dataset: Annotated[
         str | None,
@@ -60,15 +60,16 @@ def replay_command(
         ),
     ] = None,
     correct: Annotated[
-        str | None, typer.Option(help="The reward or column that says what is right. Default: the base's first reward.")
+        str | None,
+        typer.Option(help="The reward or column that decides what is right. Default: the base's first reward."),
     ] = None,
-    right_at: Annotated[float, typer.Option("--right-at", help="From which of its values on.")] = 0.5,
+    right_at: Annotated[float, typer.Option("--right-at", help="Its least value that counts as right.")] = 0.5,
     step: Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Completions at most, in whole groups.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most completions to use, in whole groups.")] = None,
     num_generations: Annotated[
-        int | None, typer.Option("--num_generations", min=1, help="Completions of a prompt, where files don't say.")
+        int | None, typer.Option("--num_generations", min=1, help="Completions per prompt, if the files don't say.")
     ] = None,
-    show: Annotated[int, typer.Option(min=0, help="How many completions and groups to list.")] = 5,
+    show: Annotated[int, typer.Option(min=0, help="Completions and groups to list.")] = 5,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all tables.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -92,7 +93,7 @@ def replay_command(
         num_generations=num_generations,
         show=show,
         say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
-        progress=lambda batches, count: shown_if_slow(batches, count, said),
+        progress=lambda batches, count: progress_if_slow(batches, count, said),
     )
     if as_json:
         typer.echo(json.dumps(comparison.plain(), indent=2, allow_nan=False))
@@ -101,7 +102,7 @@ def replay_command(
 
 
 def step_range(text: str | None) -> tuple[int | None, int | None]:
-    """The first and last step that `--step` names; None is no bound.
+    """The first and last step in `--step`; None means no bound.
 
     Raises:
         ConfigurationError: It names none.
@@ -118,8 +119,8 @@ def step_range(text: str | None) -> tuple[int | None, int | None]:
     return int(match[1]) if match[1] else None, int(match[2]) if match[2] else None
 
 
-def shown_if_slow(batches: Iterable[Any], count: int, console: Console, what: str = "Replaying") -> Iterator[Any]:
-    """A progress bar, on a terminal, for what takes longer than a moment."""
+def progress_if_slow(batches: Iterable[Any], count: int, console: Console, what: str = "Replaying") -> Iterator[Any]:
+    """Show a progress bar, on a terminal, once the work takes longer than a moment."""
     started, bar = time.monotonic(), None
     try:
         for number, batch in enumerate(batches):
@@ -173,7 +174,7 @@ def _print(found: Comparison, console: Console, verbose: bool) -> None:
 
 
 def _conclusions(found: Comparison) -> Iterator[str]:
-    """What the comparison comes to, a sentence for each selection beside the base."""
+    """Sum up the comparison, one sentence for each selection besides the base."""
     base = found.selections[0]
     if not found.pairs:
         signal = f"{_percent(base.without_signal)} of the groups without signal"
@@ -182,7 +183,7 @@ def _conclusions(found: Comparison) -> Iterator[str]:
         if pair.moved is not None and pair.moved < _SAME and (pair.moved_between_tokens or 0.0) < _SAME:
             yield f"{pair.other} and {pair.base} train the same: no gradient mass moves to other completions or tokens."
             continue
-        to = _moved_to(found, pair)
+        to = _gaining_lengths(found, pair)
         yield (
             f"{pair.other} moves {_percent(pair.moved)} of {pair.base}'s gradient mass to other completions and "
             f"{_percent(pair.moved_between_tokens)} to other tokens{to}; {_percent(pair.same_sign)} of the completions "
@@ -191,8 +192,8 @@ def _conclusions(found: Comparison) -> Iterator[str]:
         )
 
 
-def _moved_to(found: Comparison, pair: Pair) -> str:
-    """Which lengths gain most."""
+def _gaining_lengths(found: Comparison, pair: Pair) -> str:
+    """Name the lengths that gain most."""
     gains = [
         (part.mass[pair.other] - part.mass[pair.base], part.name)  # type: ignore[operator]
         for part in found.by_length

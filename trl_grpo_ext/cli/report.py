@@ -1,4 +1,4 @@
-"""`trl-grpo-ext report`: the command line of the report. Heavy imports happen inside, when it runs."""
+"""`trl-grpo-ext report`: the command line of the report. Heavy imports happen when the command runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .console import messages, one_line, results
 
 _PAGE = "report.html"
 _RELOAD_SECONDS = 10.0
-"""A watched page loads itself again so often, or as often as it is written if that is rarer."""
+"""Seconds between reloads of a watched page; more if it is written less often."""
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def report_command(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="The output_dir of a training, finished or not. Several are shown over each other."),
+        typer.Argument(help="The output_dir of a training, finished or not. Several are overlaid."),
     ],
     out: Annotated[
         Path | None, typer.Option(help=f"The page to write. Default: {_PAGE} in the first output_dir.")
@@ -34,15 +34,15 @@ def report_command(
     ] = False,
     png_dir: Annotated[Path | None, typer.Option(help="Write the figures as PNG, into this folder.")] = None,
     limit: Annotated[
-        int, typer.Option(min=0, help="Completions on the page at most, in whole groups. 0: the curves alone.")
+        int, typer.Option(min=0, help="Most completions on the page, in whole groups; 0 shows the curves alone.")
     ] = 1000,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     watch: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Look every so many seconds and write again what changed; end by Ctrl-C."),
+        typer.Option(min=0.1, help="Check for changes every so many seconds and rewrite the page; stop with Ctrl-C."),
     ] = None,
 ) -> None:
-    """Show what trainings did, on one page.
+    """Show one or more trainings on one page.
 
     Curves, settings, plugins, and completions token by token.
     """
@@ -56,7 +56,7 @@ def report_command(
         nonlocal to_open
         _write(runs, page, pictures, limit, said, reload_seconds)
         if to_open and not webbrowser.open(page.resolve().as_uri()):
-            _say(f"No browser could be started; open {page} yourself.")
+            _say(f"No browser started; open {page} yourself.")
         to_open = False
 
     if watch is None:

@@ -1,4 +1,4 @@
-"""`trl-grpo-ext show`: everything about one plugin, from its source text where that suffices."""
+"""`trl-grpo-ext show`: everything about one plugin, from its source text if that suffices."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ def show_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
     no_import: Annotated[
-        bool, typer.Option("--no-import", help="Do not import it, even where its text does not say what it takes.")
+        bool, typer.Option("--no-import", help="Never import it, even if its source text does not say what it takes.")
     ] = False,
 ) -> None:
-    """Show what a plugin is, takes and says of itself, and how to select it.
+    """Show a plugin's documentation and parameters, and how to select it.
 
-    All plugins of that name are shown. Exits with 1 where one had to be imported and could not be.
+    All plugins of that name are shown. Exits with 1 if one had to be imported and failed.
     """
-    from ..plugins.description import describe, named
+    from ..plugins.description import describe, find_named
     from ..plugins.discovery import scan
 
     installed = scan()
     found = [
-        describe(info, installed.plugins, importing=not no_import) for info in named(name, kind_of(kind), installed)
+        describe(info, installed.plugins, importing=not no_import)
+        for info in find_named(name, kind_of(kind), installed)
     ]
     if as_json:
         typer.echo(json.dumps([docs.plain() for docs in found], indent=2))
@@ -63,7 +64,7 @@ def show_command(
             _print(docs, console)
     if len(found) > 1:
         messages().print(
-            Text(f"{len(found)} plugins answer to {one_line(name)!r}; --kind or distribution:name picks one.")
+            Text(f"{len(found)} plugins are called {one_line(name)!r}; --kind or distribution:name picks one.")
         )
     if any(docs.state == "broken" for docs in found):
         raise typer.Exit(PROBLEMS)
@@ -111,7 +112,8 @@ def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
     state = docs.state if not docs.detail else f"{docs.state}: {docs.detail}"
     where = None if docs.file is None else f"{docs.file}:{docs.line}"
     declares = [
-        (name, value if isinstance(value, str) else json.dumps(_listed(value))) for name, value in docs.declares.items()
+        (name, value if isinstance(value, str) else json.dumps(_as_json(value)))
+        for name, value in docs.declares.items()
     ]
     facts = [
         ("kind", LABELS[info.kind]),
@@ -119,7 +121,7 @@ def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
         ("state", state),
         ("target", info.target),
         ("file", where),
-        ("form", docs.form if not docs.imported else f"{docs.form}, found out by importing it"),
+        ("form", docs.form if not docs.imported else f"{docs.form}, found by importing it"),
         ("signature", None if docs.signature is None else f"{info.target.partition(':')[2].strip()}{docs.signature}"),
         ("columns", ", ".join(docs.columns)),
         ("methods", ", ".join(docs.methods)),
@@ -128,11 +130,11 @@ def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
     return [(label, value) for label, value in facts if value]
 
 
-def _listed(value: object) -> object:
+def _as_json(value: object) -> object:
     if isinstance(value, list | tuple | set | frozenset):
-        return [_listed(inner) for inner in value]
+        return [_as_json(inner) for inner in value]
     if isinstance(value, dict):
-        return {str(key): _listed(inner) for key, inner in value.items()}
+        return {str(key): _as_json(inner) for key, inner in value.items()}
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 
@@ -142,7 +144,7 @@ def _heading(console: Console, title: str) -> None:
 
 
 def _verbatim(console: Console, text: str, indent: int = 0) -> None:
-    """Text in lines, as they are where all fit; else paragraphs are filled again, and indented lines and lists kept."""
+    """Print text as it is if all lines fit; else refill paragraphs and keep indented lines and lists."""
     shown = printable(text)
     fits = all(cell_len(line) + indent <= console.width for line in shown.split("\n"))
     for place, block in enumerate(shown.split("\n\n")):

@@ -1,12 +1,12 @@
 """Which characters of a completion's text did each token write?
 
-A tokenizer turns tokens into text in one go, and text that is encoded again need not come out as the tokens that a
-model sampled. So nothing is encoded here. The steps of the tokenizer's own decoder are run on the sampled tokens once
-more, with every character remembering the tokens it came from, and the result must be the tokenizer's text to the
-letter. Where the decoder is not one of those known here (tokenizers written in Python, say), prefixes of the tokens are
-decoded instead, a few at a time. Prefixes alone would not do: a decoder that replaces a whole run of byte tokens where
-one of them makes no character (Llama 2, Mistral, Gemma) changes what it wrote before, so that more than half of all
-random completions could not be found (`bench/text_alignment.py` counts them).
+A tokenizer decodes all tokens at once, and encoding the text again need not give the tokens that the model sampled. So
+nothing is encoded here. Instead, the steps of the tokenizer's own decoder run again on the sampled tokens, and every
+character remembers the tokens it came from; the result must equal the tokenizer's text exactly. If the decoder is not
+one of those known here (a tokenizer written in Python, say), prefixes of the tokens are decoded, a few at a time.
+Prefixes alone would not do: some decoders (Llama 2, Mistral, Gemma) replace a whole run of byte tokens if one of them
+is invalid and so change earlier text; more than half of all random completions then have no alignment
+(`bench/text_alignment.py` counts them).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[i
 
     Args:
         tokenizer: A tokenizer of transformers.
-        ids: Tokens, any at all: they need not be those that encoding the text would give.
+        ids: Any tokens, not necessarily those that encoding the text would give.
         text: `tokenizer.decode(ids, skip_special_tokens=True)`.
 
     Returns:
-        For each token `(start, end)`, so that it wrote `text[start:end]`; together they cover the text. A character
-        whose bytes are cut over several tokens belongs to all of them, as does the U+FFFD that stands for bytes that
-        make no character. Tokens that wrote nothing, such as skipped special tokens, have `start == end`.
+        For each token `(start, end)`: it wrote `text[start:end]`. Together they cover the text. A character split over
+        several tokens belongs to all of them, and so does the U+FFFD of invalid bytes. Tokens that wrote nothing, such
+        as skipped special tokens, have `start == end`.
 
     Raises:
         AlignmentError: The text is not what the tokens decode to, or the tokens cannot be matched with it.
@@ -41,7 +41,7 @@ def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[i
     if _decode(tokenizer, tokens) != text:
         raise AlignmentError(
             f"The text is not what {type(tokenizer).__name__} decodes the completion's {len(tokens)} tokens to without "
-            "its special tokens, so nobody can say which token wrote which character. Hooks that need offsets or "
+            "its special tokens, so it is unknown which token wrote which character. Hooks that need offsets or "
             "spans cannot be used where completions are rewritten after decoding."
         )
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -50,7 +50,7 @@ def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[i
 
 
 def check_alignment(tokenizer: Any) -> None:
-    """Try the alignment on what is hard to align: characters cut into bytes, white space, and tokens out of order.
+    """Try the alignment on hard cases: characters split into bytes, white space, and tokens out of order.
 
     Raises:
         AlignmentError: `token_offsets` would not work with this tokenizer.
@@ -74,7 +74,7 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
 
 
 def offsets_by_prefixes(tokenizer: Any, ids: list[int], text: str) -> list[tuple[int, int]]:
-    """Offsets from decoding ever longer prefixes, in blocks that start a few tokens early."""
+    """Offsets from decoding longer and longer prefixes, in blocks that start a few tokens early."""
     silent = set(getattr(tokenizer, "all_special_ids", ()))
     offsets: list[tuple[int, int]] = []
     place = 0  # characters of the text that are settled, with the tokens that have offsets
@@ -116,7 +116,7 @@ def offsets_by_prefixes(tokenizer: Any, ids: list[int], text: str) -> list[tuple
 def _block_end(
     tokenizer: Any, ids: list[int], early: int, done: int, before: str, text: str, place: int, silent: set[int]
 ) -> tuple[int, str]:
-    """Where a block of tokens may end: what it wrote is in the text as it is, and no character is cut."""
+    """Where a block of tokens may end: the text contains what it wrote, and no character is split."""
     for end in range(min(done + _BLOCK, len(ids)), min(done + _BLOCK + _STRETCH, len(ids)) + 1):
         after = _decode(tokenizer, ids[early:end])
         written = after[len(before) :]
@@ -133,7 +133,7 @@ def _block_end(
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters two texts have in common at the beginning."""
+    """The length of two texts' common prefix, in characters."""
     same = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(same) if a != b), min(len(one), len(other)))
 

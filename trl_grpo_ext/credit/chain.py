@@ -1,9 +1,9 @@
-"""The advantage hooks of one run: put in the order of their roles, run, and what each of them did.
+"""The advantage hooks of one run: order them by role, run them and record what each changed.
 
     shapers ──▶ TRL's advantages, or the estimator's ──▶ transforms ──▶ masks ║ forward hooks, masks held
 
-The order is that of the roles whatever order a selection lists; within one role it is the one listed. A selection in
-which one hook would undo what another did is refused when the chain is made.
+Roles decide the order; within a role hooks act as listed. A selection in which one hook would discard another's work is
+refused when the chain is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .metrics import COLUMNS, change_metrics, change_table, unique_names
 
 @dataclass(frozen=True)
 class Change:
-    """What one hook did at one stage. `name` is that of its metrics."""
+    """What one hook did at one stage. `name` is the name in its metrics."""
 
     name: str
     before_B_T: torch.Tensor
@@ -34,19 +34,19 @@ class HookChain:
 
     Args:
         hooks: Advantage hooks, in the order selected.
-        aggregation: The loss aggregation beside them, where there is one.
+        aggregation: The loss aggregation used with them, if any.
 
     Attributes:
         hooks: In the order in which they act.
 
     Raises:
-        PluginContractError: A hook's role is missing or not true.
-        ConfigurationError: What one hook does would be thrown away; the message names it and what throws it away.
+        PluginContractError: A hook's role is missing or wrong.
+        ConfigurationError: One hook's work would be discarded; the message names it and the plugin that discards it.
     """
 
     def __init__(self, hooks: Sequence[Any], aggregation: Any = None) -> None:
         self.hooks = sorted(hooks, key=acting_order)
-        refuse_thrown_away(self.hooks, aggregation)
+        refuse_discarded(self.hooks, aggregation)
         self._names = unique_names([plugin_label(hook) for hook in self.hooks])
         self._masks = [hook for hook in self.hooks if role_of(hook) == "transform" and getattr(hook, "last", False)]
 
@@ -55,7 +55,7 @@ class HookChain:
         return any(implements(hook, method) for hook in self.hooks)
 
     def on_rewards(self, rollout: Rollout) -> Rollout:
-        """The rollout after the shapers: each has a column among the rewards, and the total is with them."""
+        """The rollout after the shapers: each adds a column to the rewards, and the total includes it."""
         for hook in (hook for hook in self.hooks if implements(hook, "on_rewards")):
             rollout = shape_rewards(hook, rollout, unique_names([*rollout.reward_names, plugin_label(hook)])[-1])
         return rollout
@@ -68,10 +68,10 @@ class HookChain:
         return result_B_T, changes
 
     def held_signs(self, rollout: Rollout) -> torch.Tensor | None:
-        """Which signs the masks leave an advantage, to be held after the forward stage, `(B, T)`, int8.
+        """The signs that the masks allow each advantage, enforced again after the forward stage, `(B, T)`, int8.
 
-        1 for positive ones, 2 for negative ones, 3 for both, 0 for none. None where there is nothing to hold: no mask,
-        or no hook that acts at the forward stage.
+        1 for positive, 2 for negative, 3 for both, 0 for none. None without a mask or without a hook at the forward
+        stage.
         """
         if not self._masks or not self.acts("on_forward"):
             return None
@@ -89,7 +89,7 @@ class HookChain:
         Args:
             advantages: `(B,)` or `(B, T)`.
             forward: The micro-batch.
-            held_signs_B_T: Of `held_signs`, its rows.
+            held_signs_B_T: The micro-batch's rows of `held_signs`.
         """
         changes: list[Change] = []
 
@@ -115,15 +115,15 @@ class HookChain:
         return observe
 
 
-def refuse_thrown_away(hooks: Sequence[Any], aggregation: Any = None) -> None:
-    """Refuse hooks one of which would throw away what another did.
+def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
+    """Refuse hooks if one would discard another's work.
 
     Args:
         hooks: Advantage hooks, each with a role.
-        aggregation: The loss aggregation beside them.
+        aggregation: The loss aggregation used with them.
 
     Raises:
-        ConfigurationError: Names both, and what to do.
+        ConfigurationError: Names both and says what to do.
     """
     by_role = {role: [hook for hook in hooks if role_of(hook) == role] for role in map(role_of, hooks)}
     estimators, shapers = by_role.get("estimator", []), by_role.get("shaper", [])
@@ -165,7 +165,7 @@ def refuse_thrown_away(hooks: Sequence[Any], aggregation: Any = None) -> None:
 
 
 def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Tensor:
-    """What the metrics of all changes need of each completion, `(B, 6·hooks)`, for one gather over all ranks."""
+    """Per-completion inputs of the metrics of all changes, `(B, 6·hooks)`, for one gather over all ranks."""
     return torch.cat([change_table(change.before_B_T, change.after_B_T, mask_B_T) for change in changes], dim=1)
 
 

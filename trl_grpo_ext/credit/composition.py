@@ -1,20 +1,19 @@
-"""What may be asked of any hook in a chain: that it keeps signs, that it moves credit without making any.
+"""Switches for any hook in a chain: keep the signs of advantages, or keep their sum.
 
     advantage_hooks: [{name: segment_weights, answer: 2.0, preserve_sum: true}]
 
-Both are corrections of what the hook returned, towards what came in:
+Both correct the hook's result towards the incoming advantages:
 
-- `preserve_sign`: a token whose advantage the hook turned, or gave a sign that it did not have, gets 0.
-- `preserve_sum`: each completion's advantages sum to what they summed to before. With `S` that sum and `P` and `M` the
-  sums of the hook's positive and negative advantages (`M` as a positive number), positive ones are multiplied by `f`
-  and negative ones divided by it, with `f·P - M/f = S`. So no sign turns, zeros stay zero, and where all advantages of
-  a completion have one sign their ratios stay as the hook made them. Of all ways to restore the sum it is the one that
-  is nearest to the hook's advantages in relative entropy. Where it cannot be done, because the hook left no advantage
-  of the sign that is needed, the completion keeps what came in.
+- `preserve_sign`: a token whose sign the hook changed gets 0.
+- `preserve_sum`: each completion's advantages keep their sum, `S`. With `P` and `M` the sums of the hook's positive and
+  negative advantages (`M` as a positive number), positive ones are multiplied by `f` and negative ones divided by it,
+  such that `f·P - M/f = S`. So no sign flips, zeros stay zero, and if all advantages of a completion have one sign they
+  keep their ratios. Of all ways to restore the sum this stays nearest to the hook's advantages in relative entropy. If
+  it is impossible, because the hook left no advantage of the needed sign, the completion keeps its incoming advantages.
 
-Shapers and estimators have no advantages come in that they could preserve, and refuse both. A mask (`last = True`)
-refuses `preserve_sum`, which would give masked completions their advantages back. A hook that gives advantages to
-groups without signal refuses both, which would take all of them away.
+Shapers and estimators refuse both, because they have no incoming advantages to preserve. A mask (`last = True`) refuses
+`preserve_sum`, which would give masked completions their advantages back. A hook that gives advantages to groups
+without signal refuses both, which would remove them all.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from ..types import Forward, Rollout, implements, role_of
 from .flow import plugin_label, run_hook
 
 
-def kept_signs(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
+def keep_signs(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
     """`after_B_T`, with 0 wherever its sign is not that of `before_B_T`."""
     return torch.where(torch.sign(after_B_T) == torch.sign(before_B_T), after_B_T, torch.zeros_like(after_B_T))
 
 
-def kept_sums(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
+def keep_sums(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
     """`after_B_T`, scaled so that each row sums to what `before_B_T` does; both zero off the mask.
 
     It minimises Σ a'·log(a'/a) - a' over the absolute values, subject to the sum (one Lagrange multiplier, log f).
@@ -52,7 +51,7 @@ def kept_sums(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor
 
 
 class Preserving:
-    """A hook whose results are corrected as the module's docstring says.
+    """Wraps a hook and corrects its results as the module's docstring says.
 
     Args:
         hook: Any advantage hook.
@@ -60,17 +59,17 @@ class Preserving:
         preserve_sum: Whether each completion's sum is kept.
 
     Raises:
-        ConfigurationError: The hook is a shaper or an estimator, which no advantages come in to, gives advantages where
-            none come in, or is a mask whose sums are to be kept.
-        PluginContractError: Its role is missing or not true.
+        ConfigurationError: The hook is a shaper or an estimator, gives advantages to groups without signal, or is a
+            mask and should keep sums.
+        PluginContractError: Its role is missing or wrong.
     """
 
     def __init__(self, hook: Any, *, preserve_sign: bool = False, preserve_sum: bool = False) -> None:
         self.role, wanted = role_of(hook), "preserve_sum" if preserve_sum else "preserve_sign"
         if self.role in ("shaper", "estimator"):
             raise ConfigurationError(
-                f"{wanted} of the advantage hook {plugin_label(hook)!r} cannot be kept: it is {_described(self.role)}, "
-                "so no advantages come in that it could preserve. Take it out, or put it on a transform after it."
+                f"{wanted} of the advantage hook {plugin_label(hook)!r} cannot be kept: it is {_describe(self.role)}, "
+                "so it has no incoming advantages to preserve. Take it out, or put it on a transform after it."
             )
         if preserve_sum and self.role == "transform" and getattr(hook, "last", False):
             raise ConfigurationError(
@@ -117,9 +116,9 @@ class Preserving:
 
     def _kept(self, before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor:
         if self.preserve_sign:
-            after_B_T = kept_signs(before_B_T, after_B_T)
-        return kept_sums(before_B_T, after_B_T) if self.preserve_sum else after_B_T
+            after_B_T = keep_signs(before_B_T, after_B_T)
+        return keep_sums(before_B_T, after_B_T) if self.preserve_sum else after_B_T
 
 
-def _described(role: str) -> str:
+def _describe(role: str) -> str:
     return {"shaper": "a shaper, which acts on rewards", "estimator": "an estimator"}[role]

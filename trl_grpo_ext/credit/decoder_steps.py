@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 REPLACEMENT = "\ufffd"
-"""What bytes are decoded to that make no character."""
+"""What invalid bytes are decoded to."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CLEAN_UP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
@@ -31,7 +31,7 @@ class _Piece:
     def part(self, start: int, end: int) -> _Piece:
         return _Piece(self.token, self.text[start:end], self.first[start:end], self.last[start:end])
 
-    def behind_a_space(self) -> _Piece:
+    def after_space(self) -> _Piece:
         return _Piece(self.token, " " + self.text, [self.token, *self.first], [self.token, *self.last])
 
 
@@ -39,7 +39,7 @@ _Step = Mapping[str, Any]
 
 
 def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[int, int]] | None:
-    """Offsets by way of the decoder's steps; None where one of them is unknown or the result is not the text."""
+    """Offsets from the decoder's steps; None if a step is unknown or the result is not the text."""
     steps = _steps_of(backend)
     if steps is None or any(step["type"] not in _STEPS for step in steps):
         return None
@@ -60,7 +60,7 @@ def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[in
 
 
 def _steps_of(backend: Any) -> list[dict[str, Any]] | None:
-    """The decoder as a flat list of steps; None where it is not one of the library's own."""
+    """The decoder as a flat list of steps; None if it is not one of the library's own."""
     if backend.decoder is None:
         return [{"type": "Join"}]
     try:
@@ -137,7 +137,7 @@ def _fuse(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 
 
 def _join(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    return [piece.behind_a_space() if index else piece for index, piece in enumerate(pieces)]
+    return [piece.after_space() if index else piece for index, piece in enumerate(pieces)]
 
 
 def _strip(pieces: list[_Piece], step: _Step) -> list[_Piece]:
@@ -162,7 +162,7 @@ def _wordpiece(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     for index, piece in enumerate(pieces):
         if index:
             inner = piece.text.startswith(step["prefix"])
-            piece = piece.part(len(step["prefix"]), len(piece.text)) if inner else piece.behind_a_space()
+            piece = piece.part(len(step["prefix"]), len(piece.text)) if inner else piece.after_space()
         words.append(_replaced_all(piece, _WORDPIECE_CLEAN_UP) if step["cleanup"] else piece)
     return words
 
@@ -173,7 +173,7 @@ def _word_ends(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 
 
 def _byte_fallback(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    """Runs of `<0xE2>` tokens are UTF-8; a run that is not, is one U+FFFD for each of its bytes."""
+    """Decode runs of `<0xE2>` tokens as UTF-8; an invalid run becomes one U+FFFD per byte."""
     result: list[_Piece] = []
     run: list[tuple[int, _Piece]] = []
 
@@ -201,7 +201,7 @@ def _byte_fallback(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 
 
 def _byte_level(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    """Every character stands for a byte, but for tokens with others in them, which stand for themselves."""
+    """Every character stands for a byte; tokens with any other character stand for themselves."""
     data, first, last = bytearray(), [], []
     for piece in pieces:
         if all(character in _BYTE_OF for character in piece.text):
@@ -218,7 +218,7 @@ def _byte_level(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 
 
 def _decoded(data: bytes, first: list[int], last: list[int]) -> _Piece:
-    """UTF-8 to characters; bytes that make none are U+FFFD, as Rust and Python cut them."""
+    """UTF-8 to characters; invalid bytes become U+FFFD, grouped as Rust and Python do."""
     begins, ends, position = [], [], 0
     while position < len(data):
         begins.append(first[position])
@@ -228,7 +228,7 @@ def _decoded(data: bytes, first: list[int], last: list[int]) -> _Piece:
 
 
 def _character_width(data: bytes, position: int) -> int:
-    """Bytes of the character at a position, or as many as one U+FFFD stands for (the longest beginning of one)."""
+    """Bytes of the character at a position, or of one U+FFFD (the longest valid prefix of a character)."""
     lead = data[position]
     following = 0 if lead < 0xC2 or lead > 0xF4 else 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
     low = {0xE0: 0xA0, 0xF0: 0x90}.get(lead, 0x80)  # no overlong forms,

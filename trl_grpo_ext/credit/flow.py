@@ -1,4 +1,4 @@
-"""The flow from group advantages to a scalar loss, as pure functions over tensors. Nothing in here knows TRL.
+"""The flow from group advantages to a scalar loss, as pure functions over tensors, independent of TRL.
 
     r (B,) ──shapers──▶ r (B,) ──TRL or an estimator──▶ A (B, T) ──transforms, forward hooks──▶ A (B, T)
     A (B, T) ──TRL's loss, autograd──▶ l (B, T) ──weights──▶ Σ w·l
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
-from ..guard.outcomes import said
+from ..guard.outcomes import exception_text
 from ..guard.unchanged import Fingerprints
 from ..types import NEEDS, Forward, Rollout, Totals, implements, role_of
 from .groups import gather_groups, group_mean
@@ -27,11 +27,11 @@ Observe = Callable[[Any, torch.Tensor, torch.Tensor], None]
 
 
 _REASON = 40
-"""Characters of a group filter's reason at most."""
+"""The longest reason of a group filter, in characters."""
 
 
 def plugin_label(plugin: object) -> str:
-    """The name by which messages call a plugin: its own `__name__` where it has one, else its class's."""
+    """The plugin's name in messages: its own `__name__` if it has one, else its class's."""
     return str(getattr(plugin, "__name__", type(plugin).__name__))
 
 
@@ -39,7 +39,7 @@ def expand_advantages(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch
     """Give every token its completion's advantage.
 
     Args:
-        advantages: `(B,)`, or `(B, T)` which is returned as it is.
+        advantages: `(B,)`; `(B, T)` is returned unchanged.
         mask_B_T: Loss mask.
 
     Returns:
@@ -53,19 +53,19 @@ def expand_advantages(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch
 def apply_rollout_hooks(
     advantages: torch.Tensor, hooks: Sequence[Any], rollout: Rollout, observe: Observe | None = None
 ) -> torch.Tensor:
-    """Run every hook's `on_rollout`, in the order given; hooks without it are passed over.
+    """Run every hook's `on_rollout`, in the order given; skip hooks without it.
 
     Args:
         advantages: `(B,)` or `(B, T)`.
         hooks: Advantage hooks; `HookChain` puts them in the order of their roles.
         rollout: The generation batch.
-        observe: Handed what each hook did.
+        observe: Called after each hook.
 
     Returns:
         `(B, T)`, detached, zero off the mask.
 
     Raises:
-        PluginOutputError: A hook returned something else than finite advantages `(B, T)`.
+        PluginOutputError: A hook returned something other than finite advantages `(B, T)`.
         PluginRunError: A hook raised.
     """
     return _apply(hooks, "on_rollout", advantages, rollout, observe, _identity)
@@ -80,13 +80,13 @@ def apply_forward_hooks(
 ) -> torch.Tensor:
     """Run every hook's `on_forward`; the same contract as `apply_rollout_hooks`, at one loss forward.
 
-    `held` makes of a hook's advantages those that keep what must hold for the loss, a mask.
+    `held` restores what a mask requires, after each hook.
     """
     return _apply(hooks, "on_forward", advantages, forward, observe, held or _identity)
 
 
 def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Rollout | Forward) -> torch.Tensor:
-    """Run one method of one hook, add the spans if it returned spans, and hold the result to the contract.
+    """Run one method of one hook, turn returned spans into advantages, and check the result against the contract.
 
     Raises:
         PluginOutputError, PluginRunError: As `apply_rollout_hooks`.
@@ -105,13 +105,12 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
 
 
 def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
-    """What a shaper adds to each completion's reward, `(B,)` or `(B, T)`, held to the contract.
+    """What a shaper adds to each completion's reward, `(B,)` or `(B, T)`, checked against the contract.
 
-    Completions that no reward function scored get nothing: what stands there may be NaN, and comes back as 0, as what
-    stands off the mask does.
+    Values off the mask, and those of completions that no reward function scored, may be NaN; they become 0.
 
     Raises:
-        PluginOutputError: Something else than finite rewards `(B,)` or `(B, T)` came back.
+        PluginOutputError: The hook returned something other than finite rewards `(B,)` or `(B, T)`.
         PluginRunError: The hook raised.
     """
     label = f"advantage hook {plugin_label(hook)!r}: on_rewards"
@@ -130,14 +129,14 @@ def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
 
 
 def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
-    """The rollout with what one shaper adds: a column of its own beside the reward functions', of weight 1.
+    """The rollout with what one shaper adds: a reward column of its own, with weight 1.
 
-    Gathers twice, for the means of the groups.
+    Gathers twice, for the groups' means.
 
     Args:
         hook: A shaper.
         rollout: The generation batch.
-        name: Of the column.
+        name: The column's name.
 
     Raises:
         PluginOutputError, PluginRunError: As `run_shaper`.
@@ -163,7 +162,7 @@ def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
 
 
 def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
-    """Ask an aggregation for its weights and hold it to the contract.
+    """Get an aggregation's weights and check them against the contract.
 
     Returns:
         `(B, T)`, float, non-negative, zero off the mask.
@@ -188,13 +187,13 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
 
 
 def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
-    """Ask a group filter about this rank's completions and hold it to the form of the contract.
+    """Get a group filter's verdicts on this rank's completions and check their form.
 
     Returns:
-        For each of the `B` completions True where its group is kept, else False or why not.
+        For each of the `B` completions True to keep its group, else False or the reason.
 
     Raises:
-        PluginOutputError: The answer is misshapen, or a reason is none.
+        PluginOutputError: The answer has the wrong form, or a reason is invalid.
         PluginRunError: The filter raised.
     """
     label, rows = f"group filter {plugin_label(group_filter)!r}", len(rollout.texts)
@@ -231,25 +230,25 @@ def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
 def verdicts_by_group(
     group_filter: Any, verdicts_N: Sequence[bool | str], groups_N: Sequence[int]
 ) -> dict[int, bool | str]:
-    """By group, what a filter said of all its completions, of all ranks.
+    """A filter's verdict on each group, over all ranks.
 
     Raises:
         PluginOutputError: It kept a group at one completion and dropped it at another, or gave two reasons.
     """
-    said: dict[int, bool | str] = {}
+    known: dict[int, bool | str] = {}
     for group, verdict in zip(groups_N, verdicts_N, strict=True):
-        if said.setdefault(group, verdict) != verdict:
+        if known.setdefault(group, verdict) != verdict:
             raise PluginOutputError(
                 f"group filter {plugin_label(group_filter)!r}: keep must say the same of all completions of a group, "
-                f"and of group {group} it said {said[group]!r} and {verdict!r}. Gather what decides over all ranks: "
+                f"and of group {group} it said {known[group]!r} and {verdict!r}. Gather what decides over all ranks: "
                 "the members of a group may be on several.",
                 "groups",
             )
-    return said
+    return known
 
 
 def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-    """Ask a `reduce` aggregation for its scalar and hold it to the contract.
+    """Get a `reduce` aggregation's scalar and check it against the contract.
 
     Raises:
         PluginOutputError: The result is not a scalar tensor, not finite, or lost the graph of `loss_B_T`.
@@ -279,7 +278,7 @@ def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tenso
 def reduced_weights(
     aggregation: Any, loss: torch.Tensor, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor
 ) -> torch.Tensor:
-    """What a `reduce` aggregation made each token count: the slope of its scalar in the token's loss, `(B, T)`.
+    """The weight that a `reduce` aggregation gave each token: its scalar's slope in the token's loss, `(B, T)`.
 
     Raises:
         PluginOutputError: The scalar does not come from `loss_B_T`, or its slope is not finite, or not zero off the
@@ -303,17 +302,16 @@ def reduced_weights(
 def split_loss(loss: torch.Tensor, advantages_B_T: torch.Tensor) -> torch.Tensor:
     """Recover each token's term of a scalar policy loss, by Euler's identity.
 
-    The policy losses in use are positively homogeneous of degree one in the advantages, so with `L` the scalar and `A`
-    the advantages, `A · ∂L/∂A` are the terms that sum to the part of `L` that depends on `A`. What the sum leaves over,
-    `L - Σ A·∂L/∂A`, does not: KL penalty, entropy bonus, auxiliary loss.
+    TRL's policy losses are positively homogeneous of degree one in the advantages `A`. So the terms `A · ∂L/∂A` sum to
+    the part of the loss `L` that depends on `A`. The rest, `L - Σ A·∂L/∂A`, does not depend on it: KL penalty, entropy
+    bonus, auxiliary loss.
 
     Args:
         loss: Scalar `L`, built from `advantages_B_T`.
         advantages_B_T: `A`, a leaf that requires grad.
 
     Returns:
-        `(B, T)`, with the graph that leads to the policy's parameters: per-token loss times the weight that the
-        reduction inside `L` gave the token.
+        `(B, T)`, with the graph to the policy's parameters: each token's loss times its weight in `L`'s reduction.
 
     Raises:
         RuntimeError: `loss` does not depend on `advantages_B_T` (autograd's own error).
@@ -332,8 +330,8 @@ def kl_k3(
     Args:
         logps_B_T: Log-probabilities under the policy.
         ref_logps_B_T: Log-probabilities under the reference.
-        importance_ratio: π/π_old, `(B, T)` or `(B, 1)`, multiplied in where given, which makes the gradient the
-            unbiased one of the reverse KL (DeepSeek-V3.2, 2512.02556).
+        importance_ratio: π/π_old, `(B, T)` or `(B, 1)`. Multiplying by it makes the gradient an unbiased estimate of
+            the reverse KL's (DeepSeek-V3.2, 2512.02556).
     """
     difference_B_T = ref_logps_B_T - logps_B_T
     kl_B_T = torch.exp(difference_B_T) - difference_B_T - 1
@@ -375,7 +373,7 @@ def _apply(
 
 @contextmanager
 def _named(label: str, plugin: object, context: Rollout | Forward | None = None) -> Iterator[None]:
-    """Say which plugin raised what, unless an error of this package says it already; and what it forgot to ask for."""
+    """Name the plugin that raised, unless the error already does, and a tensor missing from its `needs`."""
     try:
         yield
     except KeyboardInterrupt:
@@ -386,11 +384,11 @@ def _named(label: str, plugin: object, context: Rollout | Forward | None = None)
         raise type(error)(f"{label}: {error}") from error
     except BaseException as error:  # SystemExit too
         advice = _not_asked_for(plugin, context) if "None" in str(error) else ""
-        raise PluginRunError(f"{label} raised {type(error).__name__}: {said(error)}{advice}") from error
+        raise PluginRunError(f"{label} raised {type(error).__name__}: {exception_text(error)}{advice}") from error
 
 
 def _not_asked_for(plugin: object, context: Rollout | Forward | None) -> str:
-    """Which attribute of the context is None because the hook does not list it in `needs`; empty where none is."""
+    """Advice if the hook read an attribute that is None because `needs` does not list it; else empty."""
     has = tuple(getattr(plugin, "needs", ()))
     absent = [need for need in NEEDS if need not in has and getattr(context, f"{need}_B_T", plugin) is None]
     try:
@@ -409,7 +407,7 @@ def _not_asked_for(plugin: object, context: Rollout | Forward | None) -> str:
 
 @contextmanager
 def _unchanged(label: str, context: Rollout | Forward, advantages_B_T: torch.Tensor | None = None) -> Iterator[None]:
-    """Refuse what writes to its inputs, which the other plugins, the loss and the logs read as well."""
+    """Refuse plugins that write to their inputs, which other plugins, the loss and the logs also read."""
     inputs = {field: getattr(context, field) for field in context.__dataclass_fields__}
     for mapping in ("columns", "teacher_logps_B_T"):
         value = inputs.pop(mapping, None)

@@ -1,8 +1,8 @@
-"""Statistics over groups, for whatever compares the completions of a prompt.
+"""Statistics over groups, to compare the completions of a prompt.
 
-Values `(N,)` are those of all rows at hand, NaN where a row has none (no reward function scored it): such rows are in
-no statistic. Groups `(N,)` are whole numbers from 0 up to less than `N`, in any order of rows. Each statistic comes
-back as `(N,)` too: every row is handed its own group's number.
+Values `(N,)` are those of all rows, NaN where a row has none (no reward function scored it); statistics skip such rows.
+Groups `(N,)` are whole numbers from 0 to `N - 1`, in any order of rows. Each statistic is `(N,)` too: every row gets
+its group's number.
 
 A group may be spread over ranks, so a hook gathers, computes, and keeps `[rollout.local_rows]`:
 
@@ -23,13 +23,13 @@ def weighted_rewards(rewards_B_K: torch.Tensor, weights_K: torch.Tensor) -> torc
 
 
 def gather_rewards(rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rewards after the shapers, in float32 at least, and groups of all ranks' completions. Gathers twice."""
+    """Rewards after the shapers (at least float32) and groups of all ranks' completions. Gathers twice."""
     precise = torch.promote_types(rollout.rewards_B.dtype, torch.float32)
     return rollout.gather(rollout.rewards_B.to(precise)), gather_groups(rollout)
 
 
 def gather_groups(rollout: Rollout) -> torch.Tensor:
-    """The groups of all ranks' completions, numbered from 0 whatever their ids are. Gathers once."""
+    """The groups of all ranks' completions, renumbered from 0. Gathers once."""
     groups_N: torch.Tensor = torch.unique(rollout.gather(rollout.group_ids_B), return_inverse=True)[1]
     return groups_N
 
@@ -62,8 +62,8 @@ def group_extremes(values_N: torch.Tensor, groups_N: torch.Tensor) -> tuple[torc
 def group_mean(values_N: torch.Tensor, groups_N: torch.Tensor, weights_N: torch.Tensor | None = None) -> torch.Tensor:
     """Each row's group's mean, or its weighted mean `Σ w·v / Σ w`; NaN where the group has no value of any weight.
 
-    The mean is taken of the distances to the group's lowest value. So the mean of equal values is that very value, and
-    a group whose rewards agree has advantages of exactly zero, not what rounding left of them.
+    The mean is computed from the distances to the group's lowest value. So the mean of equal values is exactly that
+    value, and a group with equal rewards has advantages of exactly zero, without rounding error.
 
     Args:
         values_N: Values.
@@ -106,6 +106,6 @@ def group_quantile(values_N: torch.Tensor, groups_N: torch.Tensor, quantile: flo
 
 
 def group_is_equal(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
-    """Whether all values of each row's group are one number, bool; so it is where the group has none."""
+    """Whether all values of each row's group are equal, bool; also True if the group has none."""
     lowest_N, highest_N = group_extremes(values_N, groups_N)
     return (lowest_N == highest_N) | torch.isnan(lowest_N)

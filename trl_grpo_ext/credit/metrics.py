@@ -1,6 +1,6 @@
-"""The metrics of the flow: what each hook did to the advantages, and how much an aggregation lets each token count.
+"""The metrics of the flow: what each hook did to the advantages, and how an aggregation weighs tokens.
 
-Each has a table with one row per completion, to be gathered over all ranks, and the metrics made from it.
+Each comes from a table with one row per completion, gathered over all ranks.
 
 What a hook did:
 
@@ -11,13 +11,13 @@ What a hook did:
 | `advantage/<hook>/sign_flips` | share of the tokens whose advantage went from above 0 to below, or back |
 | `advantage/<hook>/mass_moved` | sum of the absolute changes, relative to the sum of the absolute advantages before |
 
-A hook that halves all advantages moves 0.5 of the mass, one that turns them all moves 2. A hook that acts at both
-stages is counted at the later one under `<hook>/forward`; one that is selected twice under `<hook>` and `<hook>_2`.
+A hook that halves all advantages moves 0.5 of the mass; one that flips all signs moves 2. A hook that acts at both
+stages appears for the later one as `<hook>/forward`; a hook selected twice appears as `<hook>` and `<hook>_2`.
 
-What an aggregation really does, by a completion's length and its advantage's sign:
+What an aggregation does, by a completion's length and its advantage's sign:
 
 Every figure is a mean weight per token relative to the mean over all live tokens, so under `token_mean` all are 1.
-Above 1, such tokens pull more than their share.
+Tokens above 1 pull more than their share.
 
 | metric | tokens |
 | --- | --- |
@@ -40,10 +40,10 @@ COLUMNS = 6
 
 
 def change_table(before_B_T: torch.Tensor, after_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """What the metrics of one hook need of each completion, `(B, 6)`, to be gathered over all ranks.
+    """Per-completion inputs of one hook's metrics, `(B, 6)`, to be gathered over all ranks.
 
-    Tokens, mean A, Σ (A - mean)², sign flips, Σ |change|, Σ |A before|. Deviations from the completion's own mean, and
-    no squares of A, so that advantages that are all alike have a spread of nothing and not of what rounding leaves.
+    Tokens, mean A, Σ (A - mean)², sign flips, Σ |change|, Σ |A before|. Deviations from the completion's own mean
+    rather than squares of A, so that equal advantages have a spread of exactly 0.
     """
     live_B_T = (mask_B_T > 0).float()
     before_B_T, after_B_T = before_B_T.float(), after_B_T.float()
@@ -60,7 +60,7 @@ def change_table(before_B_T: torch.Tensor, after_B_T: torch.Tensor, mask_B_T: to
 
 
 def change_metrics(name: str, table_N_C: torch.Tensor) -> dict[str, float]:
-    """The metrics of one hook from the `change_table` of all ranks; NaN where they are not defined."""
+    """The metrics of one hook from the `change_table` of all ranks; NaN if undefined."""
     tokens_N, means_N, within_N, flips_N, moved_N, mass_N = table_N_C.detach().cpu().double().unbind(dim=1)
     tokens, mass = tokens_N.sum(), mass_N.sum()
     mean = (tokens_N * means_N).sum() / tokens
@@ -74,7 +74,7 @@ def change_metrics(name: str, table_N_C: torch.Tensor) -> dict[str, float]:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, with `_2`, `_3` appended to those that occur again."""
+    """The names, with `_2`, `_3` and so on appended to repeated ones."""
     unique: list[str] = []
     for position, name in enumerate(names):
         count = names[: position + 1].count(name)
@@ -86,7 +86,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def row_table(weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """What the metrics need of each completion, `(B, 6)`, to be gathered over all ranks."""
+    """Per-completion inputs of the metrics, `(B, 6)`, to be gathered over all ranks."""
     positive_B_T, negative_B_T = (advantages_B_T > 0) * mask_B_T, (advantages_B_T < 0) * mask_B_T
     tokens_B_T_C = torch.stack([mask_B_T, positive_B_T, negative_B_T], dim=-1)
     weights_B_T_C = tokens_B_T_C * weights_B_T.unsqueeze(-1)

@@ -12,13 +12,13 @@ from ..types import Rollout
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Of one group that has completions on this rank.
+    """One group with completions on this rank.
 
     Attributes:
         rows_B: Which rows of this rank are the group's, `b` of them, bool.
         members_N: Which completions of all ranks are the group's, `G` of them, bool.
-        lengths_b_G: How many tokens each of the `b` shares with each of the `G` before the two part, integer. Tokens
-            are those of the completion, whoever wrote them and whether they count or not; it shares all with itself.
+        lengths_b_G: The length of the common prefix of each of the `b` with each of the `G`, in tokens, integer. All
+            completion tokens count, whoever wrote them; a completion shares all of its own.
     """
 
     rows_B: torch.Tensor
@@ -27,7 +27,7 @@ class SharedPrefixes:
 
 
 def groups_with_prefixes(rollout: Rollout) -> Iterator[SharedPrefixes]:
-    """Each group that has completions on this rank. Gathers three times, the token ids of all ranks among it."""
+    """Each group with completions on this rank. Gathers three times, including the token ids of all ranks."""
     groups_N = rollout.gather(rollout.group_ids_B)
     ids_N_T = rollout.gather(rollout.completion_ids_B_T)
     written_N_T = rollout.gather(rollout.completion_mask_B_T) > 0
@@ -46,7 +46,7 @@ def groups_with_prefixes(rollout: Rollout) -> Iterator[SharedPrefixes]:
 def shared_prefixes(
     ids_b_T: torch.Tensor, written_b_T: torch.Tensor, ids_G_T: torch.Tensor, written_G_T: torch.Tensor
 ) -> torch.Tensor:
-    """How many tokens each of `b` completions shares with each of `G` before the two part, `(b, G)`, integer."""
+    """The length of the common prefix of each of `b` completions with each of `G`, in tokens, `(b, G)`, integer."""
     lengths = []
     for ids_T, written_T in zip(ids_G_T, written_G_T, strict=True):
         same_b_T = (ids_b_T == ids_T) & written_b_T & written_T

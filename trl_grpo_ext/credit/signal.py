@@ -1,13 +1,13 @@
-"""Signal: what there is to learn from a completion, decided here and nowhere else.
+"""Signal: whether there is anything to learn from a completion. Only this module decides it.
 
 A completion has signal if its advantage after the rollout stage of the hooks is not exactly 0 on every token that
 counts; a group has signal if one of its completions has. `groups/zero_variance`, `Forward.zero_variance_B`,
-`skip_zero_variance` and compact updates ask this. There is no threshold: estimators make exact zeros where a group's
-rewards are equal, because the mean of equal numbers is that number (`groups.group_mean`). TRL's own leave rounding
-there; where hooks, an aggregation or compact updates are selected it is taken away (`rewards_are_equal`).
+`skip_zero_variance` and compact updates use this. There is no threshold: estimators give exact zeros if a group's
+rewards are equal, because the mean of equal numbers is exactly that number (`groups.group_mean`). TRL's own advantages
+have rounding errors there; with hooks, an aggregation or compact updates they are set to 0 (`rewards_are_equal`).
 
-Tokens without signal have no policy gradient, yet they stand in the denominator of a mean and make every other token
-count less. `skip_zero_variance: true` beside any aggregation by weights leaves groups without signal out of it:
+Tokens without signal have no policy gradient, yet they enlarge the denominator of a mean and so make every other token
+count less. `skip_zero_variance: true` on any aggregation by weights leaves out groups without signal:
 
     loss_aggregation: {name: token_mean, skip_zero_variance: true}
 """
@@ -48,11 +48,11 @@ def groups_have_signal(signal_N: torch.Tensor, groups_N: torch.Tensor) -> torch.
 def rewards_are_equal(
     rewards_N_K: torch.Tensor, weights_K: torch.Tensor, groups_N: torch.Tensor, multi_objective_aggregation: str
 ) -> torch.Tensor:
-    """Where TRL's own advantages are 0 but for rounding, `(N,)`, bool: in groups whose rewards are equal.
+    """Where TRL's own advantages are 0 but for rounding, `(N,)`, bool: in groups with equal rewards.
 
-    There TRL has `(r - mean) / (0 + 1e-4)`, which is what rounding leaves of 0, ten thousand times over. Equal is what
-    TRL's setting compares: the weighted sums under `sum_then_normalize`, each function's rewards by themselves under
-    `normalize_then_sum`, where equal sums of different rewards have advantages.
+    There TRL computes `(r - mean) / (0 + 1e-4)`, which magnifies the rounding error ten thousand times. TRL's setting
+    decides what must be equal: the weighted sums under `sum_then_normalize`, each function's rewards under
+    `normalize_then_sum`, where different rewards with equal sums still have advantages.
 
     Args:
         rewards_N_K: Each function's rewards, of all ranks; NaN for none.
@@ -71,7 +71,7 @@ def rewards_are_equal(
 
 
 def signal_table(rollout: Rollout) -> torch.Tensor:
-    """What decides about signal, of each completion, `(B, 3)`: whether it has, its group, its live tokens.
+    """What decides about signal, per completion, `(B, 3)`: whether it has signal, its group, its live tokens.
 
     Raises:
         ValueError: `rollout.advantages_B_T` is None.
@@ -97,12 +97,12 @@ def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
 
 
 def share_without_signal(table_N_C: torch.Tensor) -> float:
-    """Share of the groups that are without signal, from the `signal_table` of all ranks."""
+    """Share of groups without signal, from the `signal_table` of all ranks."""
     return 1.0 - float(groups_of(table_N_C).double().mean())
 
 
 def with_signal_only(rollout: Rollout) -> Rollout:
-    """The rollout as if groups without signal had never been sampled: their masks are empty, and no count has them."""
+    """The rollout as if groups without signal had not been sampled: with empty masks, and in no count."""
     table_N_C = rollout.gather(signal_table(rollout))
     signal_N = signal_of(table_N_C)
     return replace(
@@ -118,10 +118,10 @@ def with_signal_only(rollout: Rollout) -> Rollout:
 
 
 class SkipZeroVariance:
-    """An aggregation by weights that does not see groups without signal. Their tokens get weight 0.
+    """An aggregation by weights that ignores groups without signal. Their tokens get weight 0.
 
-    A KL penalty on those tokens goes with them. What a hook does at the loss forward is not known yet and not counted,
-    which is why forward hooks that give groups without signal one (`makes_signal`) are refused beside it.
+    A KL penalty on those tokens vanishes too. Forward hooks run too late to count, so hooks that give such groups
+    advantages (`makes_signal`) cannot be combined with it.
 
     Args:
         aggregation: An object with `weights`.

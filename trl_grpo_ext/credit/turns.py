@@ -1,12 +1,12 @@
-"""The turns of a completion with tools or an environment: which tokens each has, its tool calls, and what came back.
+"""The turns of a completion with tools or an environment: their tokens, tool calls and answers.
 
-TRL joins the tokens of a conversation and never renders them again: what the model sampled, then what the chat
-template writes for the tools' answers, then what the model sampled, and its tool mask says which is which. So a turn is
-a run of tokens that the model wrote, whatever a template would make of the messages afterwards (some leave the thoughts
-of earlier turns out). The messages are matched with these runs one by one, or not at all where their number differs.
+TRL concatenates the tokens of a conversation and never renders it again: tokens that the model sampled alternate with
+those that the chat template writes for the tools' answers, and the tool mask distinguishes them. So a turn is a run of
+tokens that the model wrote, even if a template would render the messages differently (some drop the thoughts of earlier
+turns). Messages are matched with these runs one by one, or not at all if their numbers differ.
 
-Within a turn, its content and its calls are found by the tokenizer's `response_template`, by which TRL has parsed the
-message too, and held against that message.
+Within a turn, the tokenizer's `response_template`, with which TRL parses messages too, locates the content and the
+calls, which must agree with the message.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from ..types import Span, ToolCall, Turn, TurnSpan
 _ERROR = re.compile(r"\{'error': (?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\}", re.DOTALL)
 
 Exchange = tuple[Mapping[str, Any], list[Mapping[str, Any]]]
-"""An assistant message, and the messages that answer it."""
+"""An assistant message and the messages that answer it."""
 
 
 def is_tool_error(content: Any) -> bool:
-    """Whether a tool message says that the tool raised: TRL writes `{'error': '...'}`, and tools may answer so too."""
+    """Whether a tool message reports an error: TRL writes `{'error': '...'}` if the tool raised; tools may do so
+    too."""
     return isinstance(content, str) and _ERROR.fullmatch(content) is not None
 
 
 def exchanges(completion: Any) -> list[Exchange]:
-    """The assistant messages of a completion, each with the messages that answer it; none of a string."""
+    """The assistant messages of a completion, each with the messages that answer it; empty for a string."""
     pairs: list[Exchange] = []
     for message in [] if isinstance(completion, str) else completion:
         if message.get("role", "assistant") == "assistant":
@@ -42,13 +43,13 @@ def exchanges(completion: Any) -> list[Exchange]:
     return pairs
 
 
-def calls_made(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def tool_calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The tool calls of an assistant message, each as its function: `name` and `arguments`."""
     return [call.get("function", call) for call in message.get("tool_calls") or []]
 
 
-def runs_of(wrote: Sequence[bool]) -> list[tuple[int, int]]:
-    """The runs of what is true, as `(first, end)`."""
+def true_runs(wrote: Sequence[bool]) -> list[tuple[int, int]]:
+    """The runs of True, as `(first, end)`."""
     padded = [False, *wrote, False]
     edges = [place for place in range(len(padded) - 1) if padded[place] != padded[place + 1]]
     return list(zip(edges[::2], edges[1::2], strict=True))
@@ -56,12 +57,12 @@ def runs_of(wrote: Sequence[bool]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Parsing:
-    """By what messages are parsed, of Transformers.
+    """The parser for messages, from Transformers.
 
     Attributes:
         template: The tokenizer's `response_template`, loaded.
-        value: What a field's text, its entry in the template and its named groups come to; raises where it cannot be
-            read.
+        value: Returns a field's value from its text, its entry in the template and its named groups; raises if it
+            cannot be read.
     """
 
     template: Any
@@ -82,25 +83,25 @@ def read_turns(
     """The turns of one completion.
 
     Args:
-        tokenizer: Of the policy.
+        tokenizer: The policy's tokenizer.
         ids: The completion's tokens.
-        wrote: Whether the model wrote each.
-        completion: As reward functions get it.
+        wrote: Whether the model wrote each token.
+        completion: The completion as reward functions get it.
         text: Its text, without special tokens.
-        offsets: The characters of it that each token wrote.
-        prompt_ids: The prompt's tokens: a template may have begun the first message there.
+        offsets: The characters of the text that each token wrote.
+        prompt_ids: The prompt's tokens: a template may begin the first message there.
         async_tools: Names of the asynchronous tools, whose results TRL puts after all others.
-        parsing: By what TRL has parsed the messages, where it has.
+        parsing: TRL's parser for the messages, if it has one.
 
     Raises:
-        AlignmentError: There are several assistant messages, and another number of turns in the tokens.
+        AlignmentError: There are several assistant messages, and the tokens have a different number of turns.
     """
-    runs, pairs = runs_of(wrote), exchanges(completion)
+    runs, pairs = true_runs(wrote), exchanges(completion)
     if len(pairs) != len(runs) and len(pairs) > 1:
         raise AlignmentError(
-            f"The completion has {len(pairs)} assistant messages, and its tokens have {len(runs)} turns (runs of "
-            "tokens that the model wrote), so there is no telling which message is which turn. Return messages and a "
-            "mask (env_mask) of the same turns, or leave out the hooks and rewards that credit turns."
+            f"The completion has {len(pairs)} assistant messages, but its tokens have {len(runs)} turns (runs of "
+            "tokens that the model wrote), so messages cannot be matched with turns. Return messages and a mask "
+            "(env_mask) of the same turns, or leave out the hooks and rewards that credit turns."
         )
     matched: Sequence[Exchange | None] = pairs if len(pairs) == len(runs) else [None] * len(runs)
     spoken = _Spoken.of(tokenizer, ids, text, offsets)
@@ -123,20 +124,20 @@ def read_turns(
     return turns
 
 
-def placed_spans(
+def place_spans(
     spans: Sequence[Span | TurnSpan], turns: Callable[[], Sequence[Turn]], completion: Any, text: str, row: int
 ) -> list[Span]:
-    """Spans in characters of a completion's text, of those in characters of what a reward function saw.
+    """Convert spans from the characters that a reward function saw to those of the completion's text.
 
     Args:
-        spans: As a reward function gave them.
-        turns: The completion's turns, asked for where they are needed.
-        completion: As reward functions get it.
+        spans: The reward function's spans.
+        turns: Returns the completion's turns; called only if needed.
+        completion: The completion as reward functions get it.
         text: Its text, without special tokens.
         row: Its number, for messages.
 
     Raises:
-        AlignmentError: What they count in has no place of its own in the text, or there is no such turn.
+        AlignmentError: The message cannot be located in the text, or there is no such turn.
     """
     pairs = exchanges(completion)
     whole = isinstance(completion, str) or (len(pairs) == 1 and pairs[0][0].get("content") == text)
@@ -158,27 +159,27 @@ def placed_spans(
         if place is None:
             which = "the last assistant message" if turn is None else f"assistant message {turn}"
             raise AlignmentError(
-                f"The spans at row {row} cannot be placed: the text of {which} does not stand in the completion's "
-                "decoded tokens as it is, or stands there twice. Return plain rewards, or one value for each turn, "
-                "for such completions."
+                f"The spans at row {row} cannot be placed: the text of {which} does not occur verbatim in the "
+                "completion's decoded tokens, or occurs twice. Return plain rewards, or one value for each turn, for "
+                "such completions."
             )
         placed.append((*place, value) if end is None else (place[0] + start, place[0] + end, value))
     return placed
 
 
 def scores_turns(spans: Sequence[Span | TurnSpan] | None) -> bool:
-    """Whether any of the spans is a whole turn."""
+    """Whether any span is a whole turn."""
     return any(len(span) == 4 and span[2] is None for span in spans or ())
 
 
 def turn_values(spans: Sequence[Span | TurnSpan] | None, count: int, name: str, row: int) -> list[float] | None:
-    """The values of the whole turns among the spans of a reward, one for each turn; None where there are none.
+    """The values of a reward's spans that are whole turns, one for each turn; None if it has no such spans.
 
     Args:
-        spans: As the reward gave them.
-        count: The completion's turns.
-        name: Of the reward.
-        row: Of the completion, for messages.
+        spans: The reward's spans.
+        count: The number of the completion's turns.
+        name: The reward's name.
+        row: The completion's row, for messages.
 
     Raises:
         AlignmentError: There is a value for a turn that the completion does not have.
@@ -205,7 +206,7 @@ def _text_of(message: Mapping[str, Any]) -> str:
 
 
 def _only_place(content: str, text: str, shift: int) -> tuple[int, int] | None:
-    """Where a content stands in a text, if it does so once."""
+    """Where a content stands in a text, if it occurs exactly once."""
     if text.count(content) != 1 or text.find(content) != text.rfind(content):  # `count` passes over what overlaps
         return None
     place = shift + text.index(content)
@@ -214,14 +215,14 @@ def _only_place(content: str, text: str, shift: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class _Spoken:
-    """A completion's text with the special tokens in it, and where each token stands in it.
+    """A completion's text including special tokens, and each token's characters in it.
 
     Attributes:
         ids: The tokens.
-        raw: The text with the special tokens.
-        ranges: For each token its characters in `raw`.
-        plain: For each character of `raw`, and for its end, the place in the text without.
-        offsets: For each token its characters in the text without.
+        raw: The text with special tokens.
+        ranges: Each token's characters in `raw`.
+        plain: For each character of `raw`, and its end, the position in the text without special tokens.
+        offsets: Each token's characters in the text without special tokens.
     """
 
     ids: Sequence[int]
@@ -248,7 +249,7 @@ class _Spoken:
         return cls(ids, "".join(pieces), ranges, [*plain, reached], offsets)
 
     def characters(self, run: tuple[int, int]) -> tuple[int, int]:
-        """The characters in the text without special tokens that some tokens in a row wrote."""
+        """The characters in the text without special tokens that a run of tokens wrote."""
         wrote = [pair for pair in self.offsets[slice(*run)] if pair[1] > pair[0]]
         if wrote:
             return wrote[0][0], wrote[-1][1]
@@ -263,14 +264,14 @@ class _Spoken:
 
 @dataclass(frozen=True)
 class _Field:
-    """What a response template finds in a turn: a field of the message.
+    """A field of the message, as a response template finds it in a turn.
 
     Attributes:
         spec: The template's entry.
-        text: Between its markers.
+        text: The text between its markers.
         captures: Named groups of its opening marker.
-        tokens: The turn's tokens that are the field, with its markers.
-        characters: Of what is between its markers, without white space around it, in the text without special tokens.
+        tokens: The field's tokens in the turn, including its markers.
+        characters: The stripped text between its markers, as characters in the text without special tokens.
     """
 
     spec: Any
@@ -308,8 +309,8 @@ _Place = tuple[int, int]
 def _found(template: Any, raw: str) -> Iterator[tuple[Any, _Place, _Place, Mapping[str, str]]]:
     """Each field that a template finds: the field, its place with and without its markers, and named groups.
 
-    Of the markers that may come next the earliest counts, of several at one place the longest. The field that has no
-    opening marker is what is left.
+    The earliest marker comes next, or of several at one place the longest. The field without an opening marker is the
+    rest.
     """
     rest = template.fields[template.implicit] if template.implicit else None
     place = 0
@@ -339,8 +340,8 @@ def _found(template: Any, raw: str) -> Iterator[tuple[Any, _Place, _Place, Mappi
 def _content(
     message: Mapping[str, Any], text: str, characters: tuple[int, int], fields: Sequence[_Field]
 ) -> tuple[int, int] | None:
-    """Where a message's content stands in the text: all of the turn, where the template finds it, or else where it
-    stands once."""
+    """Where a message's content stands in the text: the whole turn, where the template finds it, or where it occurs
+    exactly once."""
     content, (start, end) = message.get("content"), characters
     if not isinstance(content, str):
         return None
@@ -359,9 +360,9 @@ def _calls(
     async_tools: Collection[str],
     parsing: Parsing | None,
 ) -> list[ToolCall]:
-    """The calls of a turn: those of its message with what came back, or else what the template takes for calls."""
+    """The calls of a turn: those of its message with their results, or else those that the template finds."""
     written = [field for field in fields if field.spec.name == "tool_calls"]
-    made = [] if pair is None else calls_made(pair[0])
+    made = [] if pair is None else tool_calls(pair[0])
     if pair is None or not made:
         return [call for field in written if parsing for call in _unanswered(field, parsing, seen=pair is not None)]
     places = [run] * len(made)
@@ -375,10 +376,10 @@ def _calls(
 
 
 def _unanswered(field: _Field, parsing: Parsing, seen: bool) -> list[ToolCall]:
-    """What was written as a call, and is in no message: it cannot be read, or was never run; or nobody knows."""
+    """A call in the text but in no message: it cannot be read, was never run, or its fate is unknown."""
     try:
         values = parsing.value(field.text, field.spec, dict(field.captures))
-        functions = calls_made({"tool_calls": values if isinstance(values, list) else [values]})
+        functions = tool_calls({"tool_calls": values if isinstance(values, list) else [values]})
         names = [function["name"] for function in functions]
         readable = all(isinstance(name, str) for name in names)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # as written by the model
@@ -395,7 +396,7 @@ def _unanswered(field: _Field, parsing: Parsing, seen: bool) -> list[ToolCall]:
 def _answered(
     calls: Sequence[ToolCall], answers: Sequence[Mapping[str, Any]], async_tools: Collection[str]
 ) -> list[ToolCall]:
-    """The calls with their results. These have names and come in the order of the calls, asynchronous ones last."""
+    """The calls with their results, which are named and come in the order of the calls, asynchronous ones last."""
     if not answers:
         return [replace(call, outcome="not_run") for call in calls]
     waiting: dict[str, deque[Any]] = defaultdict(deque)

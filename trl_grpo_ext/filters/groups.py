@@ -1,7 +1,7 @@
-"""Which groups are worth training on: by their advantages, rewards, lengths and texts; and filters put together.
+"""Group filters: by advantages, rewards, lengths and texts, and combinations of filters.
 
-A filter answers for groups, wherever their members are: what decides is gathered over all ranks first, so every rank
-comes to the same answer.
+A filter decides on whole groups, whose members may be on several ranks: it gathers its data first, so every rank comes
+to the same answer.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Verdicts = list[bool | str]
 
 
 class Signal:
-    """Keep groups that have an advantage that is not 0: dynamic sampling.
+    """Keep groups with a non-zero advantage: dynamic sampling.
 
-    Asked are the advantages after the rollout stage of the hooks, on the tokens that count. Without hooks these are
-    TRL's own, which are 0 where all rewards of a group are equal; so this is DAPO's "neither all right nor all wrong",
-    for rewards of any size. Groups are dropped for "equal rewards" or, where a mask or a hook has taken the advantages
-    away, for "no advantage".
+    It looks at the advantages after the rollout stage of the hooks, on the tokens that count. Without hooks these are
+    TRL's own, which are 0 if all rewards of a group are equal; so this is DAPO's "neither all right nor all wrong", for
+    any rewards. Groups are dropped for "equal rewards" or, if a mask or another hook set the advantages to 0, for "no
+    advantage".
 
     Source: DAPO (2503.14476), section 3.2.
 
-    Departures: the paper asks for the number of right answers; this asks for what is trained on.
+    Departures: the paper looks at the number of right answers, this at the advantages.
     """
 
     __name__ = "signal"
@@ -52,16 +52,16 @@ class AccuracyBetween:
     """Keep groups whose mean of one reward lies between two bounds.
 
     With the defaults and a reward of 0 and 1: groups that are neither all right nor all wrong. Closer bounds make a
-    curriculum: `low: 0.2, high: 0.8` leaves out what is nearly solved and what is nearly hopeless. Groups are dropped
-    as "too hard" or "too easy", and for "no reward" where the function said nothing of any completion.
+    curriculum: `low: 0.2, high: 0.8` leaves out prompts that are nearly solved or nearly hopeless. Groups are dropped
+    as "too hard" or "too easy", and for "no reward" if the function scored no completion.
 
     Source: dynamic sampling of DAPO (2503.14476), section 3.2; with closer bounds the online prompt filtering of PRIME
     (2502.01456).
 
-    Departures: any reward and any bounds; DAPO asks for the number of right answers.
+    Departures: any reward and any bounds; DAPO looks at the number of right answers.
 
     Args:
-        reward: The reward function's name; None is the weighted sum of all.
+        reward: The reward function's name; None means the weighted sum of all.
         low: The mean must be above this, or equal to it if `inclusive`.
         high: The mean must be below this, or equal to it if `inclusive`.
         inclusive: Whether means on a bound are kept.
@@ -108,9 +108,9 @@ class AccuracyBetween:
 
 
 class NotAllTruncated:
-    """Drop groups whose completions ended at the limit, all of them or a large share.
+    """Drop groups if all their completions, or a large share, ended at the limit.
 
-    Such a group compares answers that nobody finished. Groups are dropped as "truncated".
+    Such a group compares unfinished answers. Groups are dropped as "truncated".
 
     Source: overlong filtering of DAPO (2503.14476), section 3.4, which masks single completions.
 
@@ -136,16 +136,16 @@ class NotAllTruncated:
 
 
 class Novel:
-    """Keep groups whose completions differ: in at least `distinct` different texts.
+    """Keep groups with at least `distinct` different completions.
 
-    A group that says one thing G times compares nothing, whatever the rewards say. Groups are dropped as "alike".
+    A group with G copies of one completion compares nothing, whatever its rewards. Groups are dropped as "alike".
 
     Source: our own; cf. the entropy collapse that DAPO (2503.14476) and others describe.
 
     Departures: none.
 
     Args:
-        distinct: How many different texts a group must have, from 2; white space at the ends does not count.
+        distinct: How many different texts a group must have, at least 2; surrounding white space does not count.
 
     Raises:
         ConfigurationError: A parameter is out of its range.
@@ -159,7 +159,7 @@ class Novel:
     def keep(self, rollout: Rollout) -> Verdicts:
         """Say of each completion whether its group has enough different texts."""
         groups_N = gather_groups(rollout)
-        numbers = [_number_of(text) for text in rollout.texts]
+        numbers = [_text_number(text) for text in rollout.texts]
         texts_N = rollout.gather(torch.tensor(numbers, dtype=torch.int64, device=groups_N.device))
         pairs_P_2 = torch.unique(torch.stack([groups_N, texts_N], dim=1), dim=0)
         counts_Q = torch.bincount(pairs_P_2[:, 0], minlength=len(groups_N))
@@ -185,12 +185,12 @@ class _Several:
         self.needs = tuple(sorted({need for one in self.filters for need in getattr(one, "needs", ())}))
 
     def _asked(self, rollout: Rollout) -> list[Verdicts]:
-        """What each filter says, in turn; every one is asked on every rank, since they may gather."""
+        """Each filter's verdicts, in turn. All filters run on every rank, since they may gather."""
         return [group_verdicts(one, rollout) for one in self.filters]
 
 
 class AllOf(_Several):
-    """Keep groups that every one of several filters keeps. A group is dropped for what the first says that drops it.
+    """Keep groups that all of several filters keep. The reason is that of the first filter that drops the group.
 
     Source: our own.
 
@@ -214,7 +214,7 @@ class AllOf(_Several):
 
 
 class AnyOf(_Several):
-    """Keep groups that at least one of several filters keeps. A group is dropped for what the first filter says.
+    """Keep groups that at least one of several filters keeps. The reason for a dropped group is the first filter's.
 
     Source: our own.
 
@@ -236,13 +236,13 @@ class AnyOf(_Several):
 
 
 def _verdicts(rollout: Rollout, kept_N: torch.Tensor, why: Callable[[int], str]) -> Verdicts:
-    """What a filter says of this rank's completions, from what is known of all."""
+    """A filter's verdicts on this rank's completions, from those on all completions."""
     first = rollout.local_rows.start or 0
     kept = kept_N[rollout.local_rows].tolist()
     return [keep or why(first + row) for row, keep in enumerate(kept)]
 
 
-def _number_of(text: str) -> int:
-    """A number that two texts share if they are the same, and else as good as never."""
+def _text_number(text: str) -> int:
+    """A hash of a text: equal for equal texts, and practically never for different ones."""
     digest = hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)

@@ -1,6 +1,6 @@
-"""A plugin that fails on one rank stops every rank with the same error, and nobody waits for anybody.
+"""A plugin that fails on one rank stops all ranks with the same error; none hangs.
 
-Without this a rank that raises leaves the others waiting in their next collective until it times out. So plugins run
+Otherwise a rank that raises leaves the others waiting in their next collective until it times out. So plugins run
 inside `Agreement.section`, and whenever a rank there needs the others it first says why:
 
     GATHER   the plugin called `rollout.gather`, and this is the tensor's shape
@@ -38,13 +38,13 @@ _LONGEST_MESSAGE = 4000
 
 
 class Agreement:
-    """What the ranks of one run agree on while plugins are at work.
+    """Keeps the ranks of a run in step while plugins run.
 
     Args:
         rank: Of this process.
         processes: Number of ranks; with one, nothing is exchanged.
         gather: Concatenates equally shaped tensors over all ranks along the first axis, in rank order.
-        device: Where exchanged tensors have to live.
+        device: The device of exchanged tensors.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Agreement:
         """Run plugins inside; every rank must enter its sections in the same order.
 
         Raises:
-            PluginOutputError, PluginRunError: Of the first rank that failed, on all ranks, with its number. Where the
-                plugin itself raised, its exception is chained on the rank where it happened.
+            PluginOutputError, PluginRunError: The first failing rank's error, on all ranks, with its number. A plugin's
+                own exception is chained on the rank where it happened.
         """
         self._stopped_by = None
         try:
@@ -79,7 +79,7 @@ class Agreement:
         """Concatenate `(B,)` or `(B, T)` over all ranks; `T` is padded with zeros to the longest of any rank.
 
         Raises:
-            PluginOutputError: The ranks' tensors don't fit together, or another rank did not call this.
+            PluginOutputError: The tensors' shapes don't fit together, or another rank did not call this.
         """
         if self._stopped_by is not None:  # a plugin caught it and goes on, while the others have left
             raise self._stopped_by
@@ -105,7 +105,7 @@ class Agreement:
             )
 
     def _meet(self, *words: int) -> list[list[int]]:
-        """Send the others where this rank is, and return where all are; stops where they are not at one place."""
+        """Exchange where each rank is, and raise unless all are at the same place."""
         mine = torch.tensor([[*words, *([0] * (6 - len(words)))]], device=self._device)
         rows: list[list[int]] = self._gather(mine).tolist()
         places = [row[0] for row in rows]
@@ -122,7 +122,7 @@ class Agreement:
         return rows
 
     def _fail(self, error: BaseException) -> None:
-        """Let the others know that this rank failed, and keep what all of them raise."""
+        """Tell the other ranks that this one failed, and keep the error that all raise."""
         own = error if isinstance(error, TRLGRPOExtError) else PluginRunError(f"{type(error).__name__}: {error}")
         if self._processes == 1:
             self._stopped_by = _with_rank(type(own), str(own), [0])
@@ -134,7 +134,7 @@ class Agreement:
         self._stopped_by.__cause__ = error.__cause__ if own is error else error
 
     def _shared_failure(self, sizes: Sequence[int], mine: bytes) -> TRLGRPOExtError:
-        """Exchange the messages, and make the one error that every rank raises."""
+        """Exchange the messages and make the one error that every rank raises."""
         padded = torch.zeros(1, max(sizes), dtype=torch.uint8, device=self._device)
         padded[0, : len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
         texts = self._gather(padded).tolist()

@@ -1,4 +1,4 @@
-"""The results used last, by a digest of what they are of."""
+"""A least-recently-used cache of results, keyed by a digest of their inputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """Keeps so many results, those used last, each under a `digest`. For any thread; a copy by pickle begins empty.
+    """Keeps the most recently used results by `digest`. Thread-safe; a pickled copy starts empty.
 
     Args:
-        size: How many; 0 keeps none.
+        size: The number of results to keep; 0 keeps none.
     """
 
     def __init__(self, size: int) -> None:
@@ -27,7 +27,7 @@ class Recent(Generic[T]):
         return type(self), (self.size,)
 
     def get(self, key: bytes | None) -> T | None:
-        """What is kept under this key; None where it is nothing."""
+        """The result under this key, or None."""
         with self._lock:
             if key is None or key not in self._kept:
                 return None
@@ -35,7 +35,7 @@ class Recent(Generic[T]):
             return self._kept[key]
 
     def put(self, key: bytes | None, result: T) -> None:
-        """Keep a result; the one not used for longest makes room. Without a key nothing is kept."""
+        """Keep a result, evicting the least recently used one. Without a key, do nothing."""
         if key is None:
             return
         with self._lock:
@@ -46,7 +46,7 @@ class Recent(Generic[T]):
 
 
 def digest(data: Any) -> bytes | None:
-    """A digest of JSON data; None for what is no plain data, whose `repr` or pickle need not distinguish two values."""
+    """A digest of JSON data; None for anything else, since equal `repr`s or pickles may hide different values."""
     try:
         text = json.dumps(data, sort_keys=True, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):

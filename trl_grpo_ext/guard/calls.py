@@ -1,6 +1,6 @@
-"""Reward functions whatever their form: recognised, called, named, and what they return held to their contract.
+"""Reward functions in any form: call them, name them and check what they return.
 
-A function, a partial or a callable object; plain or async.
+A reward function is a function, a partial or a callable object; plain or async.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import PluginOutputError
 from .outcomes import OutcomePolicy
 
-# What TRL passes to every reward function beside the dataset's columns.
+# What TRL passes to every reward function besides the dataset's columns.
 NOT_COLUMNS = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )
@@ -33,16 +33,16 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def reward_name(function: Any) -> str:
-    """The name that TRL gives a reward function, and so its metrics."""
+    """The name that TRL gives a reward function and its metrics."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
-    """Call a reward function and wait for what it returns, from any thread; async ones run on a loop of our own.
+    """Call a reward function and wait for its result, from any thread.
 
-    The loop is one per process and lives on, because sessions and locks that a function keeps belong to a loop.
+    Async functions run on one loop per process, which stays alive because a function's sessions and locks belong to it.
     """
     if not is_async(function):
         return function(**columns)
@@ -63,10 +63,10 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 class StillRunningError(Exception):
-    """A call has not returned in time, and still runs.
+    """A call has not returned in time and is still running.
 
     Attributes:
-        thread: Where it does.
+        thread: The thread in which it runs.
     """
 
     def __init__(self, thread: threading.Thread) -> None:
@@ -75,10 +75,10 @@ class StillRunningError(Exception):
 
 
 def call_in_thread(function: Callable[..., Any], columns: Mapping[str, Any], timeout: float | None, name: str) -> Any:
-    """Call a reward function in a thread of that name, which nothing can kill, and wait for so many seconds.
+    """Call a reward function in a thread of this name and wait at most so many seconds. Nothing can kill a thread.
 
     Raises:
-        StillRunningError: It takes longer.
+        StillRunningError: The call takes longer.
     """
     ended: list[tuple[Any, BaseException | None]] = []
 
@@ -99,10 +99,10 @@ def call_in_thread(function: Callable[..., Any], columns: Mapping[str, Any], tim
     return returned
 
 
-def rows_of(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict[str, Any]:
-    """The same call for some of the `count` completions: every list with one entry per completion is cut.
+def select_rows(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict[str, Any]:
+    """The same call for some of the `count` completions: select their entries in every list with one per completion.
 
-    `log_extra` and `log_metric` are left out: what they log belongs to a whole batch.
+    `log_extra` and `log_metric` are left out, since they log whole batches.
     """
     return {
         name: [value[row] for row in rows]
@@ -113,11 +113,11 @@ def rows_of(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict
     }
 
 
-def checked_scores(returned: Any, count: int, reward: str) -> list[float | None]:
-    """Read what a reward function returned.
+def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
+    """Check what a reward function returned.
 
-    A list, a tuple, or an array or tensor `(B,)` passes; so does a generator, which is read once, here. Numbers keep
-    their type (a `SpanScore` its spans) unless they are of an array's.
+    A list, tuple, generator, array or tensor `(B,)` passes. A generator is consumed here. Numbers keep their type (a
+    `SpanScore` its spans), except an array's elements, which become floats.
 
     Args:
         returned: What the function returned.
@@ -125,11 +125,11 @@ def checked_scores(returned: Any, count: int, reward: str) -> list[float | None]
         reward: The reward's name, for messages.
 
     Returns:
-        `B` numbers or Nones. NaN passes, because to TRL it means None.
+        `B` numbers or Nones. NaN passes, because TRL reads it as None.
 
     Raises:
-        PluginOutputError: It is not one value per completion, or a value is neither a number nor None, or infinite;
-            the message has the row.
+        PluginOutputError: There is not one value per completion, or a value is infinite or neither a number nor None;
+            the message names the row.
     """
     values = _listed(returned, count, reward)
     if len(values) != count:
@@ -188,13 +188,13 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
 
 
 def unique_names(names: Sequence[str], fixed: Sequence[bool] | None = None) -> list[str]:
-    """Make names unique, because TRL logs two rewards of one name as one metric.
+    """Make names unique, because TRL logs two rewards of the same name as one metric.
 
-    The first of a name keeps it, the next ones get `_2`, `_3` and so on; a name that is unique already stays.
+    The first reward keeps its name, later ones get `_2`, `_3` and so on; unique names stay.
 
     Args:
         names: One per reward.
-        fixed: Which of them cannot be changed (reward models, which TRL names itself). They keep theirs.
+        fixed: Which names cannot change (of reward models, which TRL names itself).
 
     Returns:
         The names; only fixed ones can still be equal.
@@ -214,8 +214,8 @@ def unique_names(names: Sequence[str], fixed: Sequence[bool] | None = None) -> l
     return new
 
 
-def renamed(reward: Any, name: str, *, in_place: bool) -> Any:
-    """A reward with another name: itself where it may be changed and can be, else a wrapper, async where it is."""
+def rename(reward: Any, name: str, *, in_place: bool) -> Any:
+    """Rename a reward: in place if allowed and possible, else by a wrapper, which is async if the reward is."""
     if in_place:
         try:
             reward.__name__ = name
@@ -230,7 +230,7 @@ def renamed(reward: Any, name: str, *, in_place: bool) -> Any:
 
 
 class Renamed:
-    """A reward function under another name. Whatever else is asked of it, the function answers.
+    """A reward function under another name. All other attributes are the function's.
 
     Args:
         reward: The reward function, which stays as it is.

@@ -1,8 +1,8 @@
 """Any reward with a deadline, retries, a policy for its failures and a cache: `guarded(reward, timeout=5.0)`.
 
-A batch is cut into calls (`_Batch`), of which those that the cache knows are left out. Each call is made in a worker
-process, in this one, in a thread of it or on the event loop, and has a `_Result`. From the results each completion has
-its judgement, and the policy says what that is worth.
+A batch is cut into calls (`_Batch`); calls whose results are cached are skipped. The others run in a worker process, in
+this process, in a thread or on the event loop, and each gives a `_Result`. The results give each completion its
+judgement, and the policy turns that into a score.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Literal
 from ..errors import ConfigurationError, PluginOutputError, RewardError
 from ..types import SpanScore
 from .cache import Recent, digest
-from .calls import NOT_COLUMNS, StillRunningError, call_in_thread, checked_scores, is_async, reward_name, rows_of
-from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, said, shown
+from .calls import NOT_COLUMNS, StillRunningError, call_in_thread, check_scores, is_async, reward_name, select_rows
+from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, exception_text, shown
 from .parameters import checked_number, checked_whole
-from .progress import scored
+from .progress import report_progress
 from .workers import Done, WorkerPool
 
 _OUTCOMES = (Outcome.SCORED, Outcome.NONE, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
@@ -47,49 +47,49 @@ def guarded(
     tokenizer: Any = None,
     name: str | None = None,
 ) -> Guarded:
-    """Guard a reward: what it does in time and without an error is what it returns, and the rest is an outcome.
+    """Guard a reward: add a deadline, retries, a policy for failures and a cache.
 
     Where the reward runs:
 
-    - A function or callable object, with `timeout` or `workers`: in worker processes, where it may hang, crash or eat
-      memory. It is sent there by cloudpickle, once. `trainer_state`, `log_extra`, `log_metric` and `environments`
-      belong to this process and are left out there. A completion whose worker died is tried once more.
-    - The same with neither, or with `workers=0`: in this process. With a timeout, a thread runs it. A thread cannot be
-      killed: at its deadline it is left alone, and while it still runs the next call raises.
-    - An async function or callable object: on the caller's event loop, all calls at once, or `workers` at a time. At
-      its deadline a call is cancelled, which code that blocks the loop ignores.
-    - A reward model (`torch.nn.Module`): in this process, scored as TRL does, `model(**inputs).logits[:, 0]` of prompt
-      and completion together, without TRL's `chat_template_kwargs`.
+    - A function or callable object with `timeout` or `workers`: in worker processes, where it may hang, crash or eat
+      memory. Cloudpickle sends it there once. `trainer_state`, `log_extra`, `log_metric` and `environments` are left
+      out, since they belong to this process. If a worker dies, its completion is tried once more.
+    - A function or callable object with neither, or with `workers=0`: in this process; with a timeout, in a thread. A
+      thread cannot be killed: past its deadline it is abandoned, and while it still runs the next call raises.
+    - An async function or callable object: on the caller's event loop, all calls at once, or `workers` at a time. A
+      call is cancelled at its deadline; code that blocks the loop ignores that.
+    - A reward model (`torch.nn.Module`): in this process, scored as in TRL, by `model(**inputs).logits[:, 0]` on prompt
+      plus completion, but without TRL's `chat_template_kwargs`.
 
     Args:
-        reward: What TRL takes as a reward function, other than a model's name.
-        timeout: Seconds that one call may take; a call is for `batch_size` completions. In worker processes they are
-            seconds of CPU time, or of sleep where it waits for something, so that a busy machine costs nobody a
-            score. Elsewhere they are on the wall clock: in a thread or on the event loop the machine's share of the
-            work cannot be distinguished from the reward's own.
-        retries: How often a call that raised is made again. A timeout and a death are not retried.
-        on_error: What a completion gets whose call raised: "raise" stops the run and names the row; a number; None.
-        outcomes: The same for any outcome by its name ("timeout", "died", "error"). Timeouts and deaths are 0.0 where
-            a single completion ran by itself in a worker, and so is at fault; elsewhere None.
-        cache: How many results to keep, those used last. A completion that comes again with the same prompt and the
-            same columns is not scored again, in one batch or later. Only for rewards that depend on these alone.
-            What is no plain JSON data (an image, say) is never taken from the cache.
-        workers: How many calls run at once. None is `WorkerPool`'s default for worker processes, no limit for async.
-        batch_size: How many completions one call gets; None is the whole batch, for rewards that compare completions.
-            "auto" is 1, and the whole batch for models. `log_extra` and `log_metric` reach the reward only where one
-            call in this process gets the whole batch.
+        reward: Any reward function that TRL takes, but not a model's name.
+        timeout: Seconds that one call may take, for `batch_size` completions. In worker processes this counts CPU time,
+            or sleep while the reward waits for something, so a busy machine costs no score. Elsewhere it is wall-clock
+            time, because in a thread or on the event loop the reward's own time cannot be measured.
+        retries: How often to repeat a call that raised. Timeouts and deaths are not retried.
+        on_error: The result for a completion whose call raised: a number, None, or "raise", which stops the run and
+            names the row.
+        outcomes: The same for any outcome by name ("timeout", "died", "error"). By default a timeout or a death is 0.0
+            if the completion ran alone in a worker, and so is at fault, else None.
+        cache: The number of results to keep (least recently used go first). A completion with the same prompt and
+            columns is not scored again, in this batch or later. Only for rewards that depend on nothing else. Data that
+            is not plain JSON (an image, say) is never cached.
+        workers: How many calls run at once. None means `WorkerPool`'s default for worker processes, no limit for async.
+        batch_size: Completions per call; None means the whole batch, for rewards that compare completions. "auto" means
+            1, or the whole batch for models. The reward gets `log_extra` and `log_metric` only if one call in this
+            process has the whole batch.
         memory_mb: Address space that a worker process may add to what it started with, in MiB.
-        budget: Seconds of CPU time and sleep that the calls of a batch which come to no result may use together in
-            worker processes, and again those that are retried. Once they are spent, calls that have had a turn of a
-            quarter of a second are over, and the others have one each. Calls that end in time are not counted.
+        budget: Seconds of CPU time and sleep that all calls of a batch without a result may use together in worker
+            processes; retries get the same again. Once it is spent, calls that have had a turn of a quarter of a second
+            end, and the others get one such turn. Calls that end in time do not count.
         tokenizer: The tokenizer of a reward model.
-        name: The name for metrics and messages; None is the name that TRL gives the reward.
+        name: The name in metrics and messages; None means the name that TRL gives the reward.
 
     Returns:
         A reward function; async if `reward` is (`AsyncGuarded`).
 
     Raises:
-        ConfigurationError: A parameter cannot work, alone or with the others.
+        ConfigurationError: A parameter is invalid, alone or in combination.
     """
     model, is_awaited = _is_model(reward), is_async(reward)
     label = _name(reward) if name is None else name
@@ -109,7 +109,7 @@ def guarded(
     if model and tokenizer is None:
         raise ConfigurationError(f"{label} is a model: give guarded its tokenizer, tokenizer=...")
     if tokenizer is not None and not model:
-        raise ConfigurationError(f"{label} is no model, so there is nothing to do with a tokenizer")
+        raise ConfigurationError(f"{label} is not a model, so it takes no tokenizer")
     if isinstance(outcomes, Mapping) and on_error != RAISE:
         if "error" in outcomes:
             raise ConfigurationError(f"{label}: on_error is {on_error!r} and outcomes has 'error' too; give one")
@@ -148,7 +148,7 @@ def guarded(
 class Guarded:
     """A guarded reward; `guarded` makes it and describes the parameters.
 
-    `judge(...)` returns each completion's outcome, and calling it what the policy makes of them.
+    Calling it returns scores; `judge(...)` returns the outcomes before the policy.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Guarded:
         return f"{type(self).__name__}({self.__name__})"
 
     def close(self) -> None:
-        """End the worker processes, where there are any; the next call starts new ones."""
+        """End the worker processes, if any; the next call starts new ones."""
         if self._pool is not None:
             self._pool.close()
 
@@ -189,19 +189,19 @@ class Guarded:
 
         Args:
             completions: `B` completions, strings or lists of messages.
-            **columns: The dataset's columns, and what else TRL hands to reward functions.
+            **columns: The dataset's columns and whatever else TRL passes to reward functions.
 
         Returns:
             `B` scores or Nones. A `SpanScore` keeps its spans.
 
         Raises:
-            RewardError: An outcome raises, as the policy says; or an earlier call in a thread still runs.
-            PluginOutputError: The reward returned something that breaks the contract of rewards.
+            RewardError: The policy of an outcome is "raise", or an earlier call still runs in its thread.
+            PluginOutputError: The reward's result breaks the contract of rewards.
         """
         return self._scores(self._worked(completions, columns))
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """What became of each completion; parameters and errors as in a call, without the policy's."""
+        """Each completion's outcome; parameters and errors as in a call, except the policy's."""
         return self._worked(completions, columns).judgements()
 
     def _batch(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Batch:
@@ -220,7 +220,7 @@ class Guarded:
         return judged.outcome not in (Outcome.SCORED, Outcome.NONE) and self.policy[judged.outcome] == RAISE
 
     def _worked(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Batch:
-        """A batch whose calls were made, and those again that raised."""
+        """Make a batch's calls, and repeat those that raised."""
         batch = self._batch(completions, columns)
         calls = [*range(len(batch.calls))]
         for _ in range(self.retries + 1):
@@ -230,7 +230,7 @@ class Guarded:
                 results = []
                 for call in calls:
                     results.append(self._in_this_process(batch, call))
-                    scored(len(results), len(calls))
+                    report_progress(len(results), len(calls))
             batch.results.update(zip(calls, results, strict=True))
             calls = [call for call in calls if batch.results[call].outcome is Outcome.ERROR]
             if not calls:
@@ -261,9 +261,9 @@ class Guarded:
                 returned = call_in_thread(self._function, columns, self.timeout, f"guarded-{self.__name__}")
         except StillRunningError as late:
             self._left_behind = late.thread
-            return _late(self.timeout)
+            return _timeout_result(self.timeout)
         except Exception as error:  # foreign code; a failure is an outcome, and what that becomes is the user's choice
-            return _raised(error)
+            return _error_result(error)
         return _checked(returned, len(batch.calls[call]), self.__name__)
 
 
@@ -298,7 +298,11 @@ class AsyncGuarded(Guarded):
                 returned = await self.reward(**batch.columns_of(call))
         except Exception as error:  # as above
             # Only the time that ran out here is a timeout; one that the reward itself met is its error.
-            return _late(self.timeout) if isinstance(error, TimeoutError) and limit.expired() else _raised(error)
+            return (
+                _timeout_result(self.timeout)
+                if isinstance(error, TimeoutError) and limit.expired()
+                else _error_result(error)
+            )
         return _checked(returned, len(batch.calls[call]), self.__name__)
 
 
@@ -306,7 +310,7 @@ class AsyncGuarded(Guarded):
 
 
 class _Batch:
-    """One batch, cut into calls: which rows each of them has, and what became of them."""
+    """One batch, cut into calls, with each call's rows and result."""
 
     def __init__(
         self,
@@ -334,13 +338,13 @@ class _Batch:
         self.causes: dict[int, BaseException | None] = {}
 
     def _of_row(self, row: int) -> dict[str, Any]:
-        cut = rows_of(self.columns, self._count, [row])
+        cut = select_rows(self.columns, self._count, [row])
         return {name: cut[name] for name in cut if name not in _NOT_IN_KEY and cut[name] is not self.columns[name]}
 
     def columns_of(self, call: int, *, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
         """What the reward is called with."""
         rows = self.calls[call]
-        columns = self.columns if len(rows) == self._count else rows_of(self.columns, self._count, rows)
+        columns = self.columns if len(rows) == self._count else select_rows(self.columns, self._count, rows)
         return {name: value for name, value in columns.items() if name not in leave_out}
 
     def judgements(self) -> list[Judgement]:
@@ -380,7 +384,7 @@ class _Jobs(Sequence[Any]):
 
 @dataclass
 class _Result:
-    """What became of one call: its scores, or why there are none."""
+    """The result of one call: its scores, or why there are none."""
 
     scores: list[float | None] | None = None
     outcome: Outcome = Outcome.SCORED
@@ -399,21 +403,21 @@ class _Result:
 
 
 def _checked(returned: Any, count: int, reward: str) -> _Result:
-    """Hold what a reward returned against its contract."""
+    """Check what a reward returned against its contract."""
     try:
-        return _Result(checked_scores(returned, count, reward))
+        return _Result(check_scores(returned, count, reward))
     except PluginOutputError as error:
         return _Result(broken=error)
 
 
-def _late(timeout: float | None) -> _Result:
+def _timeout_result(timeout: float | None) -> _Result:
     """The call took too long."""
     return _Result(outcome=Outcome.TIMEOUT, detail=f"no result within {timeout:g} s")
 
 
-def _raised(error: Exception) -> _Result:
+def _error_result(error: Exception) -> _Result:
     """The call raised."""
-    return _Result(outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {said(error)}", cause=error)
+    return _Result(outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {exception_text(error)}", cause=error)
 
 
 class _Task:
@@ -426,14 +430,14 @@ class _Task:
         """Score one call's completions."""
         returned = self._reward(**columns)
         try:
-            scores = checked_scores(returned, len(columns["completions"]), self._name)
+            scores = check_scores(returned, len(columns["completions"]), self._name)
         except PluginOutputError as error:
             return {"broken": str(error)}
         return {"scores": [[score, score.spans] if isinstance(score, SpanScore) else score for score in scores]}
 
 
 def _from_worker(done: Done, count: int, reward: str) -> _Result:
-    """Read what became of a call in a worker process."""
+    """Read the result of a call in a worker process."""
     if done.status == "done":
         try:
             if "broken" in done.value:
@@ -477,7 +481,7 @@ class _Model:
 
 
 def _is_model(reward: Any) -> bool:
-    """Whether this is a `torch.nn.Module`; without importing torch, for without torch there is none."""
+    """Whether this is a `torch.nn.Module`. Does not import torch: before that, nothing can be one."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(reward, torch.nn.Module)
 

@@ -1,8 +1,8 @@
-"""What became of a completion when it was scored, and what each of these outcomes is worth.
+"""How scoring a completion can end, and what each outcome is worth.
 
 A wrong answer, an unparseable reference, a timeout and a crash are different things. A reward first finds the
-`Outcome`; a policy, which the user may change, then says what each outcome becomes: a number, None (this reward has
-nothing to say about this completion), or "raise" (the run stops and names the completion).
+`Outcome`; a policy, which the user may change, then turns it into a number, None (the reward does not apply to this
+completion), or "raise" (the run stops and names the completion).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 OUTCOME_SUFFIX = "_outcome"
-"""After a reward's name: the column of TRL's table with its outcomes."""
+"""Appended to a reward's name, the column of its outcomes in TRL's table."""
 
 RAISE: Literal["raise"] = "raise"
 Consequence = float | None | Literal["raise"]
@@ -66,7 +66,7 @@ DEFAULTS: Mapping[Outcome, Consequence] = {
     Outcome.REFUSED: 0.0,
     Outcome.ERROR: RAISE,
 }
-"""The completion's own fault is 0, the reference's is None, a bug raises."""
+"""A completion's own fault is 0, a reference's is None, and a bug raises."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Judgement:
     """One completion's outcome.
 
     Attributes:
-        outcome: What became of it.
-        detail: Why, in a few words, for messages and tables. It may quote what a model wrote.
-        score: The reward's own value where the outcome is `SCORED`, which no policy replaces.
+        outcome: The outcome.
+        detail: The reason, in a few words, for messages and tables. It may quote the model.
+        score: The reward's own value if the outcome is `SCORED`; no policy replaces it.
     """
 
     outcome: Outcome
@@ -89,12 +89,12 @@ class OutcomePolicy:
 
     Args:
         reward: The reward's name, for messages and metrics.
-        outcomes: Those that this reward can have.
-        changed: By an outcome's name, what it becomes instead of `DEFAULTS`: a finite number, None or "raise".
-        defaults: This reward's own defaults, where they are not `DEFAULTS`.
+        outcomes: The outcomes that this reward can have.
+        changed: By an outcome's name, its value instead of that in `DEFAULTS`: a finite number, None or "raise".
+        defaults: This reward's own defaults, if they differ from `DEFAULTS`.
 
     Raises:
-        ConfigurationError: `changed` names an outcome that this reward cannot have, or a value that is none of these.
+        ConfigurationError: `changed` names an outcome that this reward cannot have, or has an invalid value.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class OutcomePolicy:
         return self._becomes[outcome]
 
     def scores(self, judgements: Sequence[Judgement]) -> list[float | None]:
-        """What the outcomes of a batch become.
+        """Turn the outcomes of a batch into scores.
 
         Raises:
-            RewardError: The policy of an outcome is "raise"; the message has the completion's row.
+            RewardError: The policy of an outcome is "raise"; the message names the completion's row.
         """
         return [self._score(row, judgement) for row, judgement in enumerate(judgements)]
 
@@ -149,11 +149,11 @@ class OutcomePolicy:
         log_metric: Callable[[str, float], None] | None = None,
         log_extra: Callable[[str, list[Any]], None] | None = None,
     ) -> None:
-        """Count outcomes through what TRL hands to reward functions; does nothing where it hands nothing.
+        """Log outcomes through TRL's `log_metric` and `log_extra`, if it passed them.
 
-        The metrics are `outcomes/<reward>/<outcome>`, the share of the batch, every outcome every time: a metric that
-        comes and goes would leave other ranks waiting. The column `<reward>_outcome` of TRL's table of completions has
-        the outcome of each.
+        The metrics are `outcomes/<reward>/<outcome>`, shares of the batch. Every outcome is logged every time, because
+        a metric that comes and goes would leave other ranks waiting. The column `<reward>_outcome` of TRL's table of
+        completions has each completion's outcome.
         """
         counts = Counter(judgement.outcome for judgement in judgements)
         if log_metric is not None and judgements:
@@ -164,7 +164,7 @@ class OutcomePolicy:
 
 
 def shown(text: object) -> str:
-    """Quote what a model or a dataset wrote: on one line, escaped, and not at length."""
+    """Quote text from a model or a dataset: on one line, escaped and shortened."""
     size = len(text) if isinstance(text, str) else None
     quoted = ascii(text[: _LONGEST_SHOWN + 1] if isinstance(text, str) else text)
     if len(quoted) <= _LONGEST_SHOWN:
@@ -172,8 +172,8 @@ def shown(text: object) -> str:
     return f"{quoted[:_LONGEST_SHOWN]}..." + (f" ({size} characters)" if size is not None else "")
 
 
-def said(error: BaseException) -> str:
-    """An exception's own text: as it is where it can be read, else as `shown`."""
+def exception_text(error: BaseException) -> str:
+    """An exception's message: verbatim if printable, else as `shown`."""
     try:
         text = str(error)
     except Exception:  # an exception's own text may raise

@@ -1,4 +1,4 @@
-"""Checks that plugins make of their parameters, and rewards of the columns they read, with one wording for all."""
+"""Checks for plugins' parameters and rewards' columns, with uniform messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def checked_number(label: str, value: object, wanted: str, accept: Callable[[flo
 
     Args:
         label: `<plugin>: <parameter>`.
-        value: What the parameter was set to.
+        value: The parameter's value.
         wanted: What it must be, in words.
         accept: Whether a finite number is in range.
 
     Raises:
-        ConfigurationError: It is no number (true and false are none), not finite, or out of range.
+        ConfigurationError: It is not a number (booleans are not), not finite, or out of range.
     """
     highest = sys.float_info.max  # `isfinite` raises for whole numbers that no float can hold
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -35,7 +35,7 @@ def checked_whole(label: str, value: object, lowest: int) -> int:
     """Return a parameter that must be a whole number, `lowest` or more.
 
     Raises:
-        ConfigurationError: It is no integer (true and false are none), or too low.
+        ConfigurationError: It is not an integer (booleans are not), or too low.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
         raise ConfigurationError(f"{label} must be a whole number, {lowest} or more, got {value!r}.")
@@ -43,7 +43,7 @@ def checked_whole(label: str, value: object, lowest: int) -> int:
 
 
 def checked_choice(label: str, value: object, choices: Sequence[str]) -> str:
-    """Return a parameter that must be one of some words.
+    """Return a parameter that must be one of a few words.
 
     Raises:
         ConfigurationError: It is none of them.
@@ -66,10 +66,10 @@ def checked_flag(label: str, value: object) -> bool:
 
 
 def checked_text(label: str, value: object) -> str:
-    """Return a parameter that must be a text with something in it.
+    """Return a parameter that must be a non-empty string.
 
     Raises:
-        ConfigurationError: It is no text, or an empty one.
+        ConfigurationError: It is not a string, or empty.
     """
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{label} must be a text that is not empty, got {value!r}.")
@@ -77,17 +77,17 @@ def checked_text(label: str, value: object) -> str:
 
 
 def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advice: str = "") -> Sequence[Any]:
-    """Return a column that must be there, with one entry per completion.
+    """Return a required column, with one entry per completion.
 
     Args:
         reward: The reward's name, for messages.
         name: The column's name.
-        columns: What the reward was called with.
+        columns: The columns that the reward got.
         count: Number of completions.
-        advice: What to do if it is missing, a sentence.
+        advice: What to do if it is missing, as a sentence.
 
     Raises:
-        RewardError: It is missing, or has another number of entries.
+        RewardError: It is missing, or has the wrong number of entries.
     """
     values = columns.get(name)
     if values is None:
@@ -106,7 +106,7 @@ def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns
     """The completions' numbers of tokens.
 
     Raises:
-        RewardError: `completion_ids` is missing, or has not one entry per completion.
+        RewardError: `completion_ids` is missing, or does not have one entry per completion.
     """
     if completion_ids is None:
         raise RewardError(f"{reward} needs 'completion_ids', the tokens; it was called with {sorted(columns)}.")
@@ -120,10 +120,10 @@ def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns
 
 
 def optional_module(reward: str, name: str) -> ModuleType:
-    """Import a module of the extra `rewards`, when it is needed and not before.
+    """Import a module of the extra `rewards` when it is first needed.
 
     Raises:
-        ConfigurationError: It is not installed; the message says how to.
+        ConfigurationError: It is not installed; the message says how to install it.
     """
     try:
         return importlib.import_module(name)

@@ -1,19 +1,16 @@
-"""What others wrote, for one line of a terminal, a log, a table or a figure."""
+"""Untrusted text made safe for one line of a terminal, a log, a table or a figure."""
 
 from __future__ import annotations
 
 LONGEST = 40
 
 
-def escaped(text: str) -> str:
-    """The text with everything escaped that cannot be seen or steers a terminal, line breaks too.
-
-    That goes for characters that turn the direction of writing too: with them a line reads as something else.
-    """
+def escape(text: str) -> str:
+    """Escape invisible characters, line breaks, terminal control codes and changes of text direction."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def printable_name(name: object) -> str:
-    """A name on one line, `escaped`, and cut at 40 characters."""
-    text = escaped(str(name)[: LONGEST + 1])
+    """A name on one line, escaped, and cut at 40 characters."""
+    text = escape(str(name)[: LONGEST + 1])
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}~"

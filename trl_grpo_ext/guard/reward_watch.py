@@ -1,9 +1,9 @@
-"""Reward functions while they score one generation batch: checked, timed, and with an error that names the completion.
+"""Watch reward functions while they score one generation batch: check results, keep time, name the failing completion.
 
-TRL calls the functions and gathers their scores over all ranks. A function that raises, or never returns, on one rank
-would leave the other ranks waiting in that gather. So every function is called through a `RewardWatch`: what it returns
-is checked, its spans are kept, an exception becomes one that names the row, and past a limit it is interrupted. The
-trainer then lets all ranks raise the same error (see `agreement`).
+TRL calls the functions and gathers their scores over all ranks. A function that raises or hangs on one rank would leave
+the others waiting in that gather. So every function is called through a `RewardWatch`: it checks the result, keeps the
+spans, turns an exception into one that names the row, and interrupts past a limit. The trainer then lets all ranks
+raise the same error (see `agreement`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Span, SpanScore, TurnSpan
-from .calls import StillRunningError, call, call_in_thread, checked_scores, is_async, rows_of
-from .outcomes import OUTCOME_SUFFIX, said, shown
+from .calls import StillRunningError, call, call_in_thread, check_scores, is_async, select_rows
+from .outcomes import OUTCOME_SUFFIX, exception_text, shown
 from .unchanged import Fingerprints
 
 _SEARCH_SECONDS = 10.0
@@ -35,7 +35,7 @@ _SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
 
 
 class _Overrun(BaseException):
-    """The limit has passed. No `Exception`, so that a function's own `except Exception` does not swallow it."""
+    """The limit has passed. Not an `Exception`, so that a function's own `except Exception` does not swallow it."""
 
 
 class RewardWatch:
@@ -45,10 +45,10 @@ class RewardWatch:
         limit: Seconds that all reward functions together may take for this generation batch; None for no limit.
 
     Attributes:
-        spans: By name of a function that returned `SpanScore`s, each completion's spans; None where it had nothing to
-            say, empty where it gave a plain number.
-        outcomes: By name of a reward, what it logged as each completion's outcome.
-        nans: By name, how many NaNs a function returned. To TRL they mean None.
+        spans: Each completion's spans, by the name of the function that returned them as `SpanScore`s; None where it
+            returned None, empty where it returned a plain number.
+        outcomes: The outcomes that each reward logged, by its name.
+        nans: How many NaNs each function returned, by its name. TRL reads NaN as None.
     """
 
     def __init__(self, limit: float | None = None) -> None:
@@ -58,7 +58,7 @@ class RewardWatch:
         self._limit, self._started = limit, time.monotonic()
         self._running: list[str] = []
 
-    def around(self, function: Any, name: str) -> Any:
+    def wrap(self, function: Any, name: str) -> Any:
         """The same function, watched. Reward models pass through; async functions stay async, as TRL needs."""
         if isinstance(function, torch.nn.Module) or not callable(function):
             return function
@@ -75,7 +75,7 @@ class RewardWatch:
                     except TRLGRPOExtError:
                         raise
                     except Exception as error:
-                        message = await asyncio.to_thread(_explained, error, function, columns, name)
+                        message = await asyncio.to_thread(_explain, error, function, columns, name)
                         raise PluginRunError(message) from error
 
             return watched_async
@@ -91,17 +91,17 @@ class RewardWatch:
                 except TRLGRPOExtError:
                     raise
                 except Exception as error:
-                    raise PluginRunError(_explained(error, function, columns, name)) from error
+                    raise PluginRunError(_explain(error, function, columns, name)) from error
 
         return watched
 
     @property
-    def beside(self) -> dict[str, Any]:
-        """What the functions said beside their scores, as `Scored` has it."""
+    def extras(self) -> dict[str, Any]:
+        """What the functions returned besides scores, as arguments of `ScoredBatch`."""
         return {"spans": self.spans, "outcomes": self.outcomes}
 
     @contextmanager
-    def limited(self) -> Iterator[None]:
+    def time_limit(self) -> Iterator[None]:
         """Interrupt the functions called inside once the limit has passed.
 
         In the main thread a signal interrupts whatever Python code or system call is running. A function that holds
@@ -135,7 +135,7 @@ class RewardWatch:
 
     @staticmethod
     def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
-        """Refuse infinities, which reward models can give: TRL calls those itself.
+        """Refuse infinities, which reward models can return: TRL calls those itself.
 
         Raises:
             PluginOutputError: Names the reward and the row, counted over all ranks.
@@ -150,7 +150,7 @@ class RewardWatch:
             )
 
     def counts(self, rewards_N_K: torch.Tensor, names: Sequence[str], gather: Callable[..., Any]) -> dict[str, float]:
-        """Shares of completions without a value, by metric; nothing for functions that gave every value.
+        """Shares of completions without a value, by metric; functions that gave every value are left out.
 
         Args:
             rewards_N_K: The scores of all ranks.
@@ -216,7 +216,7 @@ class RewardWatch:
         )
 
     def _heard(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns, with TRL's `log_extra` listened to: what goes by the name of outcomes is kept."""
+        """The columns, with a `log_extra` that also keeps the outcomes that rewards log."""
         log_extra = columns.get("log_extra")
         if log_extra is None:
             return columns
@@ -230,7 +230,7 @@ class RewardWatch:
         return {**columns, "log_extra": listening}
 
     def _seen(self, returned: Any, columns: Mapping[str, Any], name: str) -> list[float | None]:
-        scores = checked_scores(returned, len(columns["completions"]), name)
+        scores = check_scores(returned, len(columns["completions"]), name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, SpanScore) for score in scores):
             self.spans[name] = [
@@ -240,7 +240,7 @@ class RewardWatch:
 
 
 def _fingerprints(columns: Mapping[str, Any]) -> Fingerprints:
-    """Of everything in a run's first step, of a few rows later."""
+    """Fingerprints of all rows in a run's first step, of a few rows later."""
     return Fingerprints(columns, whole=getattr(columns.get("trainer_state"), "global_step", 1) == 0)
 
 
@@ -253,12 +253,13 @@ def _refuse_changed(prints: Fingerprints, name: str) -> None:
         )
 
 
-def _explained(error: Exception, function: Any, columns: Mapping[str, Any], name: str) -> str:
-    """What to say of an exception that a reward function raised, with the completion at which it happens."""
-    return f"The reward {name!r} raised {type(error).__name__}: {said(error)}{_where(error, function, columns)}"
+def _explain(error: Exception, function: Any, columns: Mapping[str, Any], name: str) -> str:
+    """Describe an exception that a reward function raised, with the completion that causes it."""
+    where = _find_completion(error, function, columns)
+    return f"The reward {name!r} raised {type(error).__name__}: {exception_text(error)}{where}"
 
 
-def _where(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
+def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
     """Call the function on one completion at a time until it raises that exception again."""
     completions = columns["completions"]
     until = time.monotonic() + _SEARCH_SECONDS
@@ -267,7 +268,7 @@ def _where(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
         if time.monotonic() > until or (failing is not None and passed):
             break
         try:
-            call(function, rows_of(columns, len(completions), [row]))
+            call(function, select_rows(columns, len(completions), [row]))
             passed = True
         except TRLGRPOExtError:
             break  # the limit: no time is left to search
@@ -280,7 +281,7 @@ def _where(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
 
 
 def reward_limit(args: Any, processes: int) -> float | None:
-    """Seconds for the reward functions of a run; by default few enough for the other ranks to hear of it."""
+    """Seconds for the reward functions of a run; by default short enough to report to the other ranks in time."""
     limit: float | None = getattr(args, "reward_timeout", None)
     return 0.8 * float(args.ddp_timeout) if limit is None and processes > 1 else limit
 

@@ -1,7 +1,7 @@
-"""Whether a plugin has written to what it was given: fingerprints before the call, compared after it.
+"""Detect plugins that write to their inputs, by fingerprints before and after the call.
 
-A tensor counts its in-place writes itself, so comparing the counts costs nothing. Of a list the identity of every entry
-is compared, and the contents of a few rows, or of all of them where that is asked for, as it is in a run's first step.
+A tensor counts its in-place writes, so comparing the counts costs nothing. For a list, the identity of every entry is
+compared, and the contents of a few rows (of all rows in a run's first step).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _FEW = 4
 
 
 class Fingerprints:
-    """What some inputs are like.
+    """Fingerprints of some inputs.
 
     Args:
-        inputs: By name; values that are neither tensors nor lists are passed over.
-        whole: Whether all rows of a list are looked into, and not a few.
+        inputs: By name; only tensors and lists are checked.
+        whole: Whether to check the contents of all rows of a list, not only a few.
     """
 
     def __init__(self, inputs: Mapping[str, Any], whole: bool) -> None:
@@ -26,7 +26,7 @@ class Fingerprints:
         self._before = dict(self._taken())
 
     def changed(self) -> str | None:
-        """The name of an input that is not what it was; None where all are."""
+        """The name of an input that has changed, or None."""
         return next((name for name, now in self._taken() if now != self._before[name]), None)
 
     def _taken(self) -> Iterator[tuple[str, Any]]:
@@ -43,7 +43,7 @@ def _few(count: int) -> list[int]:
 
 
 def _of(value: Any) -> Any:
-    """The value, in parts that stay what they are: lists and mappings taken apart, texts as they stand."""
+    """The value as immutable parts: lists and mappings taken apart, strings as they are."""
     if isinstance(value, list | tuple):
         return tuple(map(_of, value)) if value and not isinstance(value[0], int) else tuple(value)
     if isinstance(value, dict):

@@ -1,11 +1,10 @@
-"""The server and the workers of a `WorkerPool`, as the process that started them holds them: sockets and pidfds.
+"""The parent's side of a `WorkerPool`: sockets and pidfds of the server and its workers.
 
-Nothing here waits for a worker. A worker is suspended, resumed and killed by its pidfd, which can never mean another
-process of that number; on a system without pidfds the server does it, whose children's numbers stay theirs until it has
-collected them.
+Nothing here waits for a worker. A worker is suspended, resumed and killed by its pidfd, which never refers to another
+process that reuses the pid. Without pidfds the server does it: its children keep their pids until it collects them.
 
-A worker's time is the CPU time of its process, which Linux shows any process of the same user. It does not depend on
-what else the machine does. On other systems it is the wall clock.
+A worker's time is the CPU time of its process, so it does not depend on what else the machine does. Linux shows it to
+any process of the same user; on other systems it is the wall clock.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ _FORK_LIMIT = 60.0
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _UNKNOWN_SLEEP = 10.0  # where the kernel does not say how long a process waited for a core, time off it counts a tenth
 _DIED = "its worker process died"
-_NO_REPLY = "its worker process sent something that is no reply"
+_NO_REPLY = "its worker process sent an invalid reply"
 
 
 class LostError(Exception):
-    """The process at the other end has died, or makes no sense; the message says which."""
+    """The process at the other end has died, or sent something invalid; the message says which."""
 
 
 class Processes:
-    """The server and its workers. They belong to the process that made this object, and to none forked from it."""
+    """The server and its workers. They belong to the process that made this object, not to its forks."""
 
     def __init__(self, name: str) -> None:
         self._name, self._owner = name, os.getpid()
@@ -63,7 +62,7 @@ class Processes:
         self._idle: list[Worker] = []
 
     def start(self, task: Callable[[Any], Any], memory_mb: int | None) -> Server:
-        """Start the server where there is none, and don't wait for it."""
+        """Start the server if there is none, without waiting for it."""
         if self._server is None:
             self._server = Server(self._name, task, memory_mb)
         return self._server
@@ -72,7 +71,7 @@ class Processes:
         """An idle worker, or a fresh one.
 
         Raises:
-            RewardError: The task cannot be loaded, or there can be no more processes.
+            RewardError: The task cannot be loaded, or no more processes can be started.
         """
         while self._idle:
             worker = self._idle.pop()
@@ -96,14 +95,14 @@ class Processes:
         raise RewardError(f"{self._name}: no worker process can be started; tried three times: {why}.")
 
     def give_back(self, worker: Worker, most: int) -> None:
-        """Keep a worker that has answered for the next job, unless `most` are idle already."""
+        """Keep a worker that has answered for the next job, unless `most` are already idle."""
         if len(self._idle) < most:
             self._idle.append(worker)
         else:
             self.drop(worker)
 
     def suspend(self, worker: Worker) -> None:
-        """Stop a worker where it is. Its CPU time stands still; its socket may still hold an answer."""
+        """Suspend a worker. Its CPU time stands still; its socket may still hold an answer."""
         self._signal(worker, SUSPEND)
         worker.rest()
 
@@ -159,7 +158,7 @@ class Server:
     def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
         self._name, self._ready = name, False
         try:
-            data = pickled(task)
+            data = pickle_by_value(task)
         except Exception as error:  # whatever an object's own pickling raises
             raise RewardError(
                 f"{name}: {task!r:.80} cannot be sent to worker processes: {type(error).__name__}: {error}"
@@ -229,7 +228,7 @@ class Server:
             raise LostError("the server of the worker processes has died") from error
 
     def end(self) -> None:
-        """Close the socket, upon which the server kills its workers and ends; where it does not, kill it."""
+        """Close the socket, so that the server kills its workers and ends; kill it if it does not."""
         self._sock.close()
         try:
             self._process.wait(1.0)
@@ -272,13 +271,13 @@ class Worker:
 
     @property
     def seconds(self) -> float:
-        """CPU seconds that the job has used so far; on the wall clock, while not suspended, where Linux is missing."""
+        """CPU seconds that the job has used so far; other than on Linux, wall-clock seconds while not suspended."""
         if not _HAS_CPU_CLOCK:
             return self._awake_seconds()
         self._cpu = _cpu_seconds(self.pid) or self._cpu  # of a dead process: what was last seen
         return self._cpu - self._cpu_before
 
-    def asleep(self) -> float:
+    def idle_seconds(self) -> float:
         """Seconds in which the job neither ran, nor waited for a core, nor was suspended by us."""
         off_core = self._awake_seconds() - self.seconds
         if not _HAS_QUEUE_CLOCK:
@@ -286,16 +285,16 @@ class Worker:
         self._queued = queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
         return off_core - (self._queued - self._queued_before)
 
-    def grown(self) -> int:
-        """Bytes of memory that the worker has in use beyond those it was forked with; 0 where that is not known."""
+    def extra_memory(self) -> int:
+        """Bytes of memory in use beyond those that the worker was forked with; 0 if unknown."""
         return max(0, _resident_bytes(self.pid) - self._resident)
 
     def rest(self) -> None:
-        """Stop the clock of `asleep`."""
+        """Stop the clock of `idle_seconds`."""
         self._awake, self._awake_since = self._awake_seconds(), 0.0
 
     def wake(self) -> None:
-        """Let the clock of `asleep` go on."""
+        """Let the clock of `idle_seconds` go on."""
         self._awake_since = time.monotonic()
 
     def _awake_seconds(self) -> float:
@@ -309,17 +308,17 @@ class Worker:
         return watched
 
     def is_quiet(self) -> bool:
-        """Whether it lives and has sent nothing."""
+        """Whether it is alive and has sent nothing."""
         poll = select.poll()
         for descriptor, _ in self.watched():
             poll.register(descriptor, select.POLLIN)
         return not poll.poll(0)
 
     def advance(self) -> dict[str, Any] | None:
-        """Write and read what is possible without waiting; the reply when it is whole.
+        """Write and read what is possible without waiting; return the reply once it is complete.
 
         Raises:
-            LostError: The worker has died, or what it sends is no reply.
+            LostError: The worker has died, or did not send a valid reply.
         """
         alive = self._is_alive()  # asked before reading: what it wrote before it died counts
         self._write()
@@ -365,7 +364,7 @@ class Worker:
         return not poll.poll(0)
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to the process; False where that takes the server, because there is no pidfd."""
+        """Send a signal to the process; False if only the server can, because there is no pidfd."""
         if self._closed:
             return True
         if self._pidfd is None:
@@ -384,7 +383,7 @@ class Worker:
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """CPU seconds of all threads of a process since it began; None where it is gone, or where this is not Linux."""
+    """CPU seconds of all threads of a process since it began; None if it is gone, or not on Linux."""
     try:
         return time.clock_gettime((~pid << 3) | _SCHEDULED)
     except OSError:
@@ -396,7 +395,7 @@ _HAS_CPU_CLOCK = sys.platform.startswith("linux") and _cpu_seconds(os.getpid()) 
 
 
 def queued_seconds(pid: int) -> float | None:
-    """Seconds that a process's main thread was ready to run and had no core; None where the kernel does not count."""
+    """Seconds that a process's main thread waited for a core; None if the kernel does not count them."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -413,8 +412,8 @@ def _resident_bytes(pid: int) -> int:
         return 0
 
 
-def pickled(value: Any) -> bytes:
-    """Pickle with functions and classes that cannot be imported elsewhere."""
+def pickle_by_value(value: Any) -> bytes:
+    """Pickle, including functions and classes that cannot be imported elsewhere."""
     import cloudpickle
 
     data: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)

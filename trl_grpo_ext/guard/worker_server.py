@@ -1,11 +1,10 @@
 """The process that forks workers: `python -m trl_grpo_ext.guard.worker_server FD`, started by `guard.workers`.
 
-It loads the task once, so that the task's imports happen here and once, and forks a worker whenever its parent asks
-for one, which takes milliseconds. It never imports the parent's `__main__` and runs no job itself. It ends, and kills
-its workers with all that they started, when its parent closes the socket or is gone.
+It loads the task, with its imports, once, and forks a worker within milliseconds whenever its parent asks for one. It
+never imports the parent's `__main__` and runs no job itself. When its parent closes the socket or is gone, it kills its
+workers with everything that they started, and ends.
 
-What the parent sends is trusted and pickled. What workers send back is JSON, so that a worker that was taken over
-cannot make the parent run anything.
+The parent sends trusted pickles. Workers send JSON back, so that a compromised worker cannot make the parent run code.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 HEADER = struct.Struct("!QQ")
-"""Before every job and every reply: a serial number, which the reply repeats, and the length of what follows."""
+"""Before every job and every reply: a serial number, which the reply repeats, and the length of the body."""
 COMMAND = struct.Struct("!cQ")
-"""What the parent sends to the server: `LOAD` with the memory limit and a file, `FORK`, or, where there are no pidfds,
-what a worker of that pid shall do: `KILL`, `SUSPEND` or `RESUME`."""
+"""What the parent sends to the server: `LOAD` with the memory limit and a file, `FORK`, or, without pidfds, `KILL`,
+`SUSPEND` or `RESUME` with a worker's pid."""
 LOAD, FORK, KILL, SUSPEND, RESUME = b"L", b"F", b"K", b"S", b"R"
 SIGNALS = {KILL: signal.SIGKILL, SUSPEND: signal.SIGSTOP, RESUME: signal.SIGCONT}
 
 ORIGINAL_PATH = "TRL_GRPO_EXT_ORIGINAL_PYTHONPATH"
-"""The environment variable with the PYTHONPATH that what a task starts shall have."""
+"""The environment variable with the PYTHONPATH for processes that a task starts."""
 
 LONGEST_REPLY = 16 * 2**20
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
@@ -49,14 +48,14 @@ _OUT_OF_MEMORY = json.dumps({"memory": True, "last": True}).encode()  # made now
 
 
 def send(sock: socket.socket, serial: int, message: bytes, files: tuple[int, ...] = ()) -> None:
-    """Send one message with its header, and open files with it."""
+    """Send one message with its header, and open files along with it."""
     data = HEADER.pack(serial, len(message)) + message
     sent = socket.send_fds(sock, [data], files) if files else 0
     sock.sendall(data[sent:])
 
 
 def receive(sock: socket.socket, size: int) -> bytes | None:
-    """Read exactly so many bytes; None where the other side has closed before."""
+    """Read exactly this many bytes; None if the other side closes first."""
     data = bytearray()
     while len(data) < size:
         piece = sock.recv(min(size - len(data), 2**20))
@@ -67,7 +66,7 @@ def receive(sock: socket.socket, size: int) -> bytes | None:
 
 
 def main(descriptor: int) -> None:
-    """Load the task and fork workers until the parent has closed the socket or is gone."""
+    """Load the task and fork workers until the parent closes the socket or is gone."""
     parent = os.getppid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
@@ -85,7 +84,7 @@ def main(descriptor: int) -> None:
     try:
         task, memory = _load(control)
     except BaseException as error:
-        send(control, 0, json.dumps({"error": _described(error)}).encode())
+        send(control, 0, json.dumps({"error": _describe(error)}).encode())
         return
     finally:
         loaded.set()
@@ -183,7 +182,7 @@ class _Server:
         try:
             pid = os.fork()
         except OSError as error:
-            send(self._control, 0, json.dumps({"error": _described(error)}).encode())
+            send(self._control, 0, json.dumps({"error": _describe(error)}).encode())
             return
         finally:
             if os.getpid() == server:
@@ -246,7 +245,7 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
         except MemoryError:
             reply = _OUT_OF_MEMORY
         except BaseException as error:  # SystemExit too: what a task raises is its answer, and no end of the worker
-            reply = json.dumps({"error": _described(error)}).encode()
+            reply = json.dumps({"error": _describe(error)}).encode()
         if os.getpid() != own:  # the task forked, and this is the copy
             return
         send(sock, serial, reply)
@@ -254,8 +253,8 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
             return
 
 
-def _described(error: BaseException) -> tuple[str, str, str]:
-    """The type, message and last lines of the traceback; none of it longer than can be shown."""
+def _describe(error: BaseException) -> tuple[str, str, str]:
+    """The exception's type, message and last lines of the traceback, shortened for display."""
     try:
         message = str(error)[:_LONGEST_MESSAGE]
     except Exception:
@@ -268,7 +267,7 @@ def _described(error: BaseException) -> tuple[str, str, str]:
 
 
 def _address_space() -> int:
-    """This process's virtual memory in bytes; 0 where the system does not say."""
+    """This process's virtual memory in bytes; 0 if the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
     except OSError:

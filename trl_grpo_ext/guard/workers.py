@@ -1,16 +1,16 @@
-"""Processes that run one task on many jobs, and may be suspended and killed at any time.
+"""Processes that run one task on many jobs and can be suspended and killed at any time.
 
-What becomes of a job depends on the job alone, not on what else the machine does: its time is the CPU time of its
-process. A job that has used up its turn is suspended where it is, and goes on later, while others have theirs; it is
-killed when its own allowance is used up. The wall clock is a backstop for a job that sleeps.
+A job's result depends on the job alone, not on what else the machine does: its time is the CPU time of its process. A
+job that has used up its turn is suspended, and resumes after others have had theirs; it is killed once its allowance is
+used up. The wall clock is a backstop for jobs that sleep.
 
-Not pebble: under spawn or forkserver it imports the user's `__main__` again in every worker that it starts or replaces
-(an unguarded training script would train again), and a worker that is killed from outside breaks the whole pool, whose
-workers share one pipe and its lock. Not loky: it cannot kill a single task. Here a small server process
-(`guard.worker_server`) that never imports `__main__` loads the task once and forks a worker whenever one is needed, in
-milliseconds; every worker has a socket of its own and shares no lock.
+Why not pebble: under spawn or forkserver it imports the user's `__main__` again in every worker that it starts or
+replaces (an unguarded training script would train again), and killing a worker from outside breaks the whole pool,
+whose workers share one pipe and its lock. Why not loky: it cannot kill a single task. Here a small server process
+(`guard.worker_server`) that never imports `__main__` loads the task once and forks workers within milliseconds; every
+worker has its own socket and shares no lock.
 
-This protects against code that hangs, crashes or eats memory. It is no sandbox: a worker has all rights of its user.
+This protects against code that hangs, crashes or eats memory. It is not a sandbox: a worker has all rights of its user.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
 from .parameters import checked_number, checked_whole
-from .progress import scored
-from .worker_processes import LostError, Processes, Worker, pickled
+from .progress import report_progress
+from .worker_processes import LostError, Processes, Worker, pickle_by_value
 
 __all__ = ["Done", "WorkerPool"]
 
@@ -42,15 +42,15 @@ _SHORTEST_SLEEP, _LONGEST_SLEEP = 0.002, 1.0  # how often the clocks of others' 
 
 @dataclass(frozen=True)
 class Done:
-    """What became of one job.
+    """The result of one job.
 
     Attributes:
-        status: "done"; "timeout" where its allowance was used up, it slept too long, or the batch's budget was spent;
-            "died" where its worker did, twice, or ran out of memory; "error" where the task raised.
-        value: What the task returned, as JSON brings it back: tuples are lists, keys of mappings are strings.
-        detail: Why; for "error" the exception's type and message.
-        seconds: CPU seconds that the last attempt took.
-        whole: For "timeout", whether the job had its whole allowance or patience, and is not the budget's victim.
+        status: "done"; "timeout" if it used up its allowance, slept too long, or the batch's budget was spent; "died"
+            if its worker died twice or ran out of memory; "error" if the task raised.
+        value: What the task returned, after a round trip through JSON: tuples are lists, keys are strings.
+        detail: The reason; for "error" the exception's type and message.
+        seconds: CPU seconds of the last attempt.
+        whole: For "timeout", whether the job had its whole allowance or patience rather than running out of budget.
         traceback: For "error", the last lines of the worker's traceback.
     """
 
@@ -63,21 +63,21 @@ class Done:
 
 
 class WorkerPool:
-    """Processes that run one task on many jobs, and may be suspended and killed at any time.
+    """Processes that run one task on many jobs and can be suspended and killed at any time.
 
-    No process is started before `start` or the first `run`. Workers stay for the next batch and end with this process,
-    however it ends. The pool may be used from any thread, and in a forked copy of this process, which starts processes
-    of its own. It pickles, without its processes.
+    The first process starts with `start` or the first `run`. Workers stay for the next batch and end with this process,
+    however it ends. The pool works from any thread, and in forks of this process, which start processes of their own.
+    It pickles, without its processes.
 
     Args:
-        task: Takes a job and returns a JSON value. It is sent by cloudpickle, so a lambda will do, and so will a
-            function of `__main__`. It runs with stdin empty and stdout sent to stderr.
-        workers: Number of processes; None is `usual_workers()`: as many as there are usable cores, at most 8.
-        memory_mb: Address space that a worker may add to what it started with, in MiB; None is no limit.
+        task: Takes a job and returns a JSON value. Cloudpickle sends it, so a lambda or a function of `__main__` will
+            do. It runs with an empty stdin, and its stdout goes to stderr.
+        workers: Number of processes; None means `default_workers()`: one per usable core, at most 8.
+        memory_mb: Address space that a worker may add to what it started with, in MiB; None means no limit.
         name: For messages.
 
     Raises:
-        ConfigurationError: A parameter cannot work.
+        ConfigurationError: A parameter is invalid.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WorkerPool:
         self._renew()
 
     def _renew(self) -> None:
-        """Begin without processes: at construction, after unpickling, and in a forked child."""
+        """Start without processes: at construction, after unpickling, and in a forked child."""
         self._lock = threading.Lock()
         self._processes = Processes(self.name)
         self._end = weakref.finalize(self, self._processes.end)
@@ -120,7 +120,7 @@ class WorkerPool:
     @property
     def workers(self) -> int:
         """Number of processes that work at once."""
-        return usual_workers() if self._workers is None else self._workers
+        return default_workers() if self._workers is None else self._workers
 
     def start(self) -> None:
         """Start the server in the background, so that the task's imports overlap with other work. Optional.
@@ -147,27 +147,25 @@ class WorkerPool:
     ) -> list[Done]:
         """Run the task on every job, in the order given.
 
-        A job that has used up its turn is suspended while others have theirs, and then goes on where it was, for twice
-        as long; so a few hostile jobs never keep ordinary ones waiting, and none loses what it has done. A job whose
-        worker dies is tried once more in a fresh one.
-
-        No time passes for a job while it waits for a core on a busy machine.
+        A job that has used up its turn is suspended while others have theirs, then resumes for twice as long. So a few
+        hostile jobs never keep ordinary ones waiting, and no work is lost. A job whose worker dies is tried once more
+        in a fresh one. Time that a job waits for a core on a busy machine does not count.
 
         Args:
             jobs: Anything that cloudpickle can send.
             allowance: CPU seconds that one job may take.
             patience: Seconds that one job may sleep: neither use a core nor wait for one.
-            budget: Seconds of CPU time and sleep that jobs without a result may use together, of all workers. Once they
-                are spent, jobs that have had a turn are "timeout", and those that had none get one each. What ends with
-                a result is not counted, so slow jobs cost each other nothing as long as they come to an end.
-            turn: Seconds of CPU time and sleep of a job's first turn; None is a quarter of a second.
+            budget: Seconds of CPU time and sleep that jobs without a result may use together, over all workers. Once it
+                is spent, jobs that have had a turn are "timeout", and the others get one turn each. Jobs that end with
+                a result do not count, so slow jobs cost each other nothing as long as they finish.
+            turn: Seconds of CPU time and sleep in a job's first turn; None means a quarter of a second.
 
         Returns:
-            What became of each job, in the order of `jobs`.
+            Each job's result, in the order of `jobs`.
 
         Raises:
             ConfigurationError: `allowance`, `patience`, `budget` or `turn` is not a positive number.
-            RewardError: The task cannot be loaded by the server, a job cannot be pickled, or no process can be started.
+            RewardError: The server cannot load the task, a job cannot be pickled, or no process can be started.
         """
         given = (("allowance", allowance), ("patience", patience), ("budget", budget), ("turn", turn))
         for name, seconds in given:
@@ -177,24 +175,24 @@ class WorkerPool:
             batch = _Batch(len(jobs), allowance, patience, budget, _FIRST_TURN if turn is None else turn)
             try:
                 while True:
-                    for late in batch.late_ones():
+                    for late in batch.take_late():
                         self._processes.drop(late.worker)
                     while len(batch.running) < self.workers and (attempt := batch.take_next()) is not None:
                         self._go_on(attempt, jobs)
                     if not batch.running:
                         return batch.results()
                     self._wait(batch)
-                    scored(batch.settled, len(jobs))
+                    report_progress(batch.settled, len(jobs))
             finally:
                 self._processes.drop_busy()  # there are some only after an error or an interrupt
 
     def _go_on(self, attempt: _Attempt, jobs: Sequence[Any]) -> None:
-        """Begin a job, or let it go on where it was suspended."""
+        """Start a job, or resume it."""
         if attempt.has_worker:
             self._processes.resume(attempt.worker)
             return
         try:
-            payload = pickled(jobs[attempt.job])
+            payload = pickle_by_value(jobs[attempt.job])
         except Exception as error:  # whatever an object's own pickling raises
             raise RewardError(
                 f"{self.name}: job {attempt.job} cannot be sent to a worker: {type(error).__name__}: {error}"
@@ -204,7 +202,7 @@ class WorkerPool:
         attempt.worker.begin(payload)
 
     def _wait(self, batch: _Batch) -> None:
-        """Sleep until a worker has something for us or may have used up its turn, and settle what has ended."""
+        """Sleep until a worker has sent something or may have used up its turn, then settle what has ended."""
         poll = select.poll()
         owners: dict[int, _Attempt] = {}
         for attempt in batch.running:
@@ -219,23 +217,23 @@ class WorkerPool:
                 reply = attempt.worker.advance()
             except LostError as lost:
                 self._processes.drop(attempt.worker)
-                batch.died(attempt, str(lost))
+                batch.take_death(attempt, str(lost))
                 continue
             if reply is not None:
                 worker = attempt.worker
-                if batch.answered(attempt, reply):
+                if batch.take_reply(attempt, reply):
                     self._processes.drop(worker)
                 else:
                     self._processes.give_back(worker, self.workers)
         for attempt in [*batch.running]:
-            if batch.over(attempt):
+            if batch.settle_if_over(attempt):
                 self._processes.drop(attempt.worker)
-            elif batch.suspends(attempt):
+            elif batch.must_suspend(attempt):
                 self._processes.suspend(attempt.worker)
 
 
-def usual_workers() -> int:
-    """The number of usable cores, shared with the other ranks of this machine (`LOCAL_WORLD_SIZE`), at most 8."""
+def default_workers() -> int:
+    """The number of usable cores, divided among this machine's ranks (`LOCAL_WORLD_SIZE`), at most 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     return min(_MOST_WORKERS, max(1, cores // max(1, int(ranks) if ranks.isdecimal() else 1)))
@@ -268,7 +266,7 @@ class _Attempt:
 
 
 class _Batch:
-    """Whose turn is next, how long it is, and what became of the jobs that are through."""
+    """The schedule of one batch: whose turn is next and how long it is, and the results so far."""
 
     def __init__(self, count: int, allowance: float, patience: float, budget: float | None, turn: float) -> None:
         self._allowance, self._patience, self._budget, self._turn = allowance, patience, budget, turn
@@ -281,16 +279,16 @@ class _Batch:
 
     @property
     def settled(self) -> int:
-        """Jobs that are through."""
+        """Number of finished jobs."""
         return len(self._done)
 
     def results(self) -> list[Done]:
         return [self._done[job] for job in range(self._count)]
 
     def take_next(self) -> _Attempt | None:
-        """Of those that wait the one that has had the fewest turns.
+        """Take the waiting job with the fewest turns.
 
-        No job is begun while as many are suspended as there is room for: one of those goes on.
+        If there is no room for more suspended jobs, one of those resumes instead of a new one.
         """
         if self._fresh and (self._has_room() or not self._suspended):
             attempt = self._fresh.popleft()
@@ -308,17 +306,17 @@ class _Batch:
         attempt.turns += 1
 
     def _turn_end(self, attempt: _Attempt) -> float:
-        """How many seconds of CPU time and sleep the attempt has had when its turn is over.
+        """The CPU time and sleep, in seconds, at which the attempt's turn ends.
 
-        A turn is longer where the budget has room: up to half of what is left for each of those that wait. So hardly a
-        job of an honest batch is suspended, each of which takes a fresh worker.
+        A turn is longer if the budget has room: up to half of what is left for each waiting job. So honest batches
+        suspend hardly a job; each suspended job takes a fresh worker.
         """
         waiting = len(self._fresh) + len(self._suspended)
         share = 0.0 if self._budget is None else self._budget_left() / 2 / max(waiting, 1)
         return max(attempt.turn_ends, share)
 
     def _has_room(self) -> bool:
-        grown = sum(attempt.worker.grown() for attempt in self._suspended)
+        grown = sum(attempt.worker.extra_memory() for attempt in self._suspended)
         return len(self._suspended) < _MOST_SUSPENDED and grown < _MOST_SUSPENDED_BYTES
 
     def _budget_left(self) -> float:
@@ -327,8 +325,8 @@ class _Batch:
         suspended = sum(attempt.suspended_at for attempt in self._suspended)
         return self._budget - self._spent - suspended - sum(map(_own_seconds, self.running))
 
-    def late_ones(self) -> list[_Attempt]:
-        """Take out those that wait and have had a turn, once the budget is spent; their workers are to be killed."""
+    def take_late(self) -> list[_Attempt]:
+        """Once the budget is spent, remove waiting jobs that have had a turn; the caller kills their workers."""
         if not (self._suspended or any(attempt.deaths for attempt in self._fresh)) or self._budget_left() > 0:
             return []
         late, self._suspended = self._suspended, []
@@ -340,18 +338,18 @@ class _Batch:
         return late
 
     def shortest_rest(self) -> float:
-        """The least number of seconds after which one of those that run may be over, or have used up its turn."""
+        """Seconds until the first running job may be over or have used up its turn."""
         rests = (
             min(self._turn_end(one) - _own_seconds(one), self._allowance - one.worker.seconds) for one in self.running
         )
         return min(self._patience, self._budget_left(), *rests)
 
-    def over(self, attempt: _Attempt) -> bool:
-        """Settle a running attempt whose time is up; its worker is to be killed."""
+    def settle_if_over(self, attempt: _Attempt) -> bool:
+        """Settle a running attempt if its time is up; the caller kills its worker."""
         seconds = attempt.worker.seconds
         if seconds >= self._allowance:
             self._settle(attempt, Done("timeout", None, f"no result within {self._allowance:g} s of CPU time", seconds))
-        elif attempt.worker.asleep() >= self._patience:
+        elif attempt.worker.idle_seconds() >= self._patience:
             detail = f"no result within {self._patience:g} s of sleep and {seconds:.2g} s of CPU time"
             self._settle(attempt, Done("timeout", None, detail, seconds))
         elif self._budget_left() <= 0 and (attempt.turns > 1 or _own_seconds(attempt) >= attempt.turn_ends):
@@ -360,8 +358,8 @@ class _Batch:
             return False
         return True
 
-    def suspends(self, attempt: _Attempt) -> bool:
-        """Whether a running attempt has used up its turn and makes way for others; else it goes on."""
+    def must_suspend(self, attempt: _Attempt) -> bool:
+        """Whether a running attempt has used up its turn and others wait."""
         if _own_seconds(attempt) < self._turn_end(attempt):
             return False
         if not (self._fresh or self._suspended) or not self._has_room():
@@ -372,11 +370,11 @@ class _Batch:
         self._suspended.append(attempt)
         return True
 
-    def answered(self, attempt: _Attempt, reply: dict[str, Any]) -> bool:
-        """Take a worker's reply; True where it is the worker's last."""
+    def take_reply(self, attempt: _Attempt, reply: dict[str, Any]) -> bool:
+        """Take a worker's reply; True if it is the worker's last."""
         seconds = attempt.worker.seconds
         if reply.get("memory"):
-            self.died(attempt, "out of memory")
+            self.take_death(attempt, "out of memory")
         elif "error" in reply:
             kind, message, lines = reply["error"]
             self._settle(attempt, Done("error", None, f"{kind}: {message}", seconds, traceback=lines))
@@ -384,8 +382,8 @@ class _Batch:
             self._settle(attempt, Done("done", reply["value"], "", seconds))
         return bool(reply.get("last"))
 
-    def died(self, attempt: _Attempt, why: str) -> None:
-        """Have a job tried again whose worker died, or settle it where that was its second."""
+    def take_death(self, attempt: _Attempt, why: str) -> None:
+        """Try a job again whose worker died, or settle it after the second death."""
         attempt.deaths += (why,)
         if len(attempt.deaths) == 1:
             self._spent += _own_seconds(attempt)
@@ -415,4 +413,4 @@ class _Batch:
 
 def _own_seconds(attempt: _Attempt) -> float:
     """Seconds that a job has run or slept so far."""
-    return attempt.worker.seconds + max(0.0, attempt.worker.asleep()) if attempt.has_worker else 0.0
+    return attempt.worker.seconds + max(0.0, attempt.worker.idle_seconds()) if attempt.has_worker else 0.0

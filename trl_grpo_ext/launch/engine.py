@@ -1,13 +1,12 @@
 """The engine asked for is the engine that runs, or the run stops.
 
-A launcher's file asks for DeepSpeed, FSDP or DDP, and several things turn it into another engine without a word: a CPU
-flag in the environment makes DDP of ZeRO, FSDP on the CPU is DDP, FSDP's 4-bit weights stay whole where their storage
-type is not the compute type, a small model stays under ZeRO-3's persistence threshold, two launchers that don't find
-each other are two jobs, one process spreads its model over all GPUs that it sees. Two looks prevent it. `check_launch`
-compares what was asked of the launcher, which is in the environment, with what Accelerate made of it, before weights
-load. `EngineCheck`, a callback, compares the wrapped model with it when training begins.
-
-Facts about Accelerate and transformers were read in versions 1.15 and 5.23.
+A launch file asks for DeepSpeed, FSDP or DDP, but several things silently turn it into another engine: a CPU flag in
+the environment makes DDP of ZeRO, FSDP on the CPU is DDP, FSDP's 4-bit weights stay whole where their storage type is
+not the compute type, a small model stays under ZeRO-3's persistence threshold, two launchers that don't find each other
+are two jobs, one process spreads its model over all GPUs that it sees. Two checks prevent it. Before weights load,
+`check_launch` compares the launcher's request, which is in the environment, with what Accelerate made of it. When
+training begins, the callback `EngineCheck` compares the wrapped model with the request. Facts about Accelerate and
+transformers are from versions 1.15 and 5.23.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = [
 
 ENGINES = ("one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 SHARDED = ("zero3", "fsdp1", "fsdp2")
-"""Engines of which no rank holds all parameters."""
+"""Engines in which no rank holds all parameters."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class Asked:
     Attributes:
         engine: One of `ENGINES`.
         processes: Of the whole job, all nodes together.
-        dtype: Of the loaded weights that are floating point and not quantised, `bfloat16` for instance.
-        bits: 4 or 8 where the base model's linear layers are to be quantised by bitsandbytes, 0 where not.
+        dtype: Of the loaded floating-point weights, such as `bfloat16`.
+        bits: 4 or 8 if bitsandbytes should quantise the base model's linear layers, else 0.
     """
 
     engine: str | None = None
@@ -62,18 +61,18 @@ class Running:
     """What a run is, as one rank sees it.
 
     Attributes:
-        engine: One of `ENGINES`; `apart` where several processes each train alone; for others (XLA, tensor parallel)
-            Accelerate's name, and nothing is held against them.
+        engine: One of `ENGINES`; `apart` if several processes each train alone. Other engines (XLA, tensor parallel)
+            have Accelerate's name and are not checked.
         processes: Of the whole job.
         backend: Of `torch.distributed`; None in one process.
         wrapper: Class of the model that the trainer calls.
-        parameters: Elements of all parameters as they are stored, so four bits of two weights count once.
-        parameters_here: Those that this rank stores.
+        parameters: Stored elements of all parameters; two 4-bit weights in a byte count once.
+        parameters_here: Elements that this rank stores.
         trained: Elements that the optimizer may change.
-        bits: 4 or 8 where there are layers of bitsandbytes, else 0.
-        quantised_layers: How many.
+        bits: 4 or 8 if there are bitsandbytes layers, else 0.
+        quantised_layers: Their number.
         dtype: Of the loaded model, before the engine wrapped it.
-        device: Of this rank's parameters; several, with commas, where the model is split over them.
+        device: Of this rank's parameters; several, with commas, if the model is split over them.
     """
 
     engine: str
@@ -93,7 +92,7 @@ class Running:
 
 
 def launched_engine(environment: Mapping[str, str] | None = None, args: Any = None) -> str | None:
-    """Return the engine that the launcher was asked to start; None where the script itself asks for FSDP.
+    """Return the engine requested from the launcher; None if the script itself asks for FSDP.
 
     Args:
         environment: Where `accelerate launch` and torchrun leave it, `os.environ` by default.
@@ -120,7 +119,7 @@ def check_launch(
     environment: Mapping[str, str] | None = None,
     args: Any = None,
 ) -> None:
-    """Stop where Accelerate made something else of the launch than was asked for.
+    """Stop if Accelerate made something else of the launch than was requested.
 
     Args:
         state: Accelerate's, after the training arguments were constructed (they may choose the CPU).
@@ -142,8 +141,8 @@ def _process_problems(state: PartialState, asked: Asked, env: Mapping[str, str])
     slurm_nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
     if started != state.num_processes:
         yield (
-            f"The launcher started {started} processes, but each would run alone, as {state.num_processes}. To run on "
-            "the CPU, give --use_cpu to this script; use_cpu in the launcher's file is not enough."
+            f"The launcher started {started} processes, but each would run alone, as {state.num_processes}. To run "
+            f"on the CPU, pass --use_cpu to this script; use_cpu in the launch file is not enough."
         )
     elif slurm_nodes > nodes and state.num_processes > 0 and "GROUP_WORLD_SIZE" in env:
         yield (
@@ -160,7 +159,7 @@ def _process_problems(state: PartialState, asked: Asked, env: Mapping[str, str])
 def _engine_problems(state: PartialState, asked: Asked, env: Mapping[str, str], engine: str | None) -> Iterator[str]:
     if engine is not None and asked.engine is not None and engine != asked.engine:
         yield (
-            f"The run configuration is made for {asked.engine} (engine: {asked.engine}), but what was launched is "
+            f"The run configuration is made for {asked.engine} (engine: {asked.engine}), but the launch is "
             f"{engine}. Choose another file after --config_file, or change `engine`."
         )
     if engine is None or engine in ("one_process", "ddp"):
@@ -180,7 +179,7 @@ def _engine_problems(state: PartialState, asked: Asked, env: Mapping[str, str], 
             "GPUs, or choose recipes/accelerate/cpu_2_processes.yaml for DDP on the CPU."
         )
     elif engine.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
-        yield f"The launcher was asked to start {engine}, and DeepSpeed is not installed: pip install deepspeed."
+        yield f"The launcher was asked to start {engine}, but DeepSpeed is not installed: pip install deepspeed."
 
 
 # ------------------------------------------------------------------------------------------------- when training begins
@@ -191,7 +190,7 @@ def running(trainer: Any, dtype: str) -> Running:
 
     Args:
         trainer: Of transformers or TRL.
-        dtype: Of the loaded model, which `EngineCheck` looked at before it was wrapped.
+        dtype: Of the loaded model, read by `EngineCheck` before it was wrapped.
     """
     state, wrapped = trainer.accelerator.state, trainer.model_wrapped
     parameters = list(trainer.model.parameters())
@@ -213,7 +212,7 @@ def running(trainer: Any, dtype: str) -> Running:
 
 
 def differences(asked: Asked, run: Running, kept_whole: list[str] | None = None) -> list[str]:
-    """Return a sentence for each point in which a run is not what was asked for.
+    """Return a sentence for each difference between a run and the request.
 
     Args:
         asked: What it is meant to be.
@@ -225,10 +224,10 @@ def differences(asked: Asked, run: Running, kept_whole: list[str] | None = None)
         what = f"{run.processes} processes that train apart" if run.engine == "apart" else run.engine
         found.append(f"The engine asked for is {asked.engine}; what runs is {what} (the model is a {run.wrapper}).")
     if asked.processes is not None and run.processes != asked.processes:
-        found.append(f"{asked.processes} process(es) were asked for; {run.processes} run.")
+        found.append(f"{asked.processes} process(es) were requested; {run.processes} run.")
     if run.engine in ("one_process", "ddp") and ", " in run.device:
         found.append(
-            f"One process holds the model on several devices, {run.device}, of which one works at a time; device_map "
+            f"One process holds the model on several devices, {run.device}, and only one works at a time; device_map "
             "(TRL's default in one process is auto) spread it over them. Set CUDA_VISIBLE_DEVICES to one of them, give "
             "model_init_kwargs a device_map of one, or launch a process for each."
         )
@@ -239,7 +238,7 @@ def differences(asked: Asked, run: Running, kept_whole: list[str] | None = None)
         found.append(
             f"{run.engine} was to shard the parameters over {run.processes} processes, but this one holds "
             f"{run.parameters_here:,} of {run.parameters:,}{largest}. With 4-bit weights set bnb_4bit_quant_storage to "
-            "the dtype; with ZeRO-3 a model this small lies under stage3_param_persistence_threshold."
+            "the dtype; with ZeRO-3 a model this small is below stage3_param_persistence_threshold."
         )
     if asked.bits is not None and run.bits != asked.bits:
         wanted = f"{asked.bits}-bit weights" if asked.bits else "weights that are not quantised"
@@ -251,20 +250,19 @@ def differences(asked: Asked, run: Running, kept_whole: list[str] | None = None)
 
 
 class EngineCheck(TrainerCallback):
-    """Hold a trainer to what was asked for, when its training begins.
-
-    What was asked of the launcher, by the environment, is part of it. The ranks exchange what they found, so all
-    stop if one has to. After the first backward pass it also makes sure that something has a gradient.
+    """Check a trainer against the request when training begins, including what the environment asks of the launcher.
+    The ranks exchange their findings, so all stop if one must. After the first backward pass it also checks that
+    something has a gradient.
 
     Args:
-        trainer: Before `train` is called: the type of its weights is looked at here.
+        trainer: Not yet training; the type of its weights is read here.
         asked: What the run configuration says.
 
     Attributes:
-        facts: What runs, from the beginning of the training on; a mapping for `metrics.json`.
+        facts: What runs, set when training begins; a mapping for `metrics.json`.
 
     Raises:
-        EngineError: At once, where nothing is trained. In `trainer.train`: a sentence for each difference.
+        EngineError: At once, if nothing is trained. In `trainer.train`: one sentence per difference.
     """
 
     def __init__(self, trainer: Any, asked: Asked | None = None) -> None:
@@ -275,8 +273,8 @@ class EngineCheck(TrainerCallback):
         self._dtype = _dtype_of(trainer.model)
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
             raise EngineError(
-                "No parameter of the model is trained: all are frozen, as those of an adapter loaded for inference "
-                "are (model_name_or_path names an adapter's folder). Name its base model and continue the adapter by "
+                "No parameter of the model is trained: all are frozen, as in an adapter loaded for inference "
+                "(model_name_or_path names an adapter's folder). Name its base model and continue the adapter by "
                 "resume_from_checkpoint, or merge it first."
             )
         self._gradients_seen = False
@@ -293,7 +291,7 @@ class EngineCheck(TrainerCallback):
         self.facts = asdict(run)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Once: an adapter above layers without a backward pass trains nothing, silently."""
+        """Once: an adapter above layers without a backward pass silently trains nothing."""
         if self._gradients_seen or self.facts["engine"].startswith("zero"):  # DeepSpeed keeps gradients to itself
             return
         self._gradients_seen = True
@@ -344,7 +342,7 @@ def _engine_of(wrapped: Any, state: Any) -> str:
 
 
 def _devices(model: torch.nn.Module) -> list[str]:
-    """Where the weights are; of those that are offloaded (they are on meta) a device map says where."""
+    """Where the weights are; for offloaded ones (on meta) the device map says where."""
     found = {str(parameter.device) for parameter in model.parameters()}
     places = {place for module in model.modules() for place in getattr(module, "hf_device_map", {}).values()}
     offloaded = places & {"cpu", "disk"}
@@ -356,7 +354,7 @@ def _wrapper_name(wrapped: Any) -> str:
 
 
 def _all_elements(parameter: Any) -> int:
-    """Of the whole parameter, wherever its parts are: ZeRO-3 leaves an empty tensor, FSDP2 a `DTensor`."""
+    """Elements of the whole parameter, wherever its parts are: ZeRO-3 leaves an empty tensor, FSDP2 a `DTensor`."""
     return int(parameter.ds_numel if hasattr(parameter, "ds_numel") else parameter.numel())
 
 
@@ -382,7 +380,7 @@ def _quantised(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def _dtype_of(model: torch.nn.Module) -> str:
-    """Of most elements that are floating point and not an adapter's; quantised ones are not counted."""
+    """The type of most floating-point elements that are not an adapter's; quantised ones don't count."""
     elements: dict[torch.dtype, int] = {}
     for name, parameter in model.named_parameters():
         quantised = type(parameter).__name__ in ("Params4bit", "Int8Params")
@@ -392,7 +390,7 @@ def _dtype_of(model: torch.nn.Module) -> str:
 
 
 def _raise(problems: Any) -> None:
-    """Raise all of them in one error, each once."""
+    """Raise all of them in one error, without duplicates."""
     different = list(dict.fromkeys(problems))
     if different:
         raise EngineError(" ".join(different))

@@ -1,4 +1,4 @@
-"""Values that no run can have: TRL and transformers take them, and fail on them later or train on them in silence."""
+"""Impossible values: TRL and transformers accept them, and fail later or silently train on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = (
     *("num_generations_eval", "generation_batch_size", "steps_per_generation", "num_iterations"),
     "max_completion_length",
 )
-"""Settings that count what there must be one of."""
+"""Settings that must be at least 1."""
 
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("seed", "data_seed"), _SEED),
@@ -28,11 +28,11 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def wrong_value(name: str, value: Any) -> str | None:
-    """Say why a setting cannot have a value, in half a sentence; None where it can, as far as numbers go.
+    """Say in half a sentence why a setting cannot have a value; None if it can.
 
     Args:
-        name: Of a setting of TRL or transformers; of others only numbers that are not finite are found.
-        value: As a file or the command line has it; text is read as a number where it is one.
+        name: A setting of TRL or transformers; for others only non-finite numbers are reported.
+        value: As in a file or on the command line; numeric text is read as a number.
     """
     if isinstance(value, str) and name not in {*SIZES, *_RANGES}:  # a run may be named "nan"
         return None
@@ -52,7 +52,7 @@ def wrong_value(name: str, value: Any) -> str | None:
 
 
 def wrong_values(settings: Mapping[str, Any]) -> list[str]:
-    """The same for all of some settings."""
+    """The same for several settings."""
     return [why for name, value in settings.items() if (why := wrong_value(name, value))]
 
 

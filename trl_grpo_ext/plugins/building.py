@@ -1,4 +1,4 @@
-"""Importing what a plugin's metadata points at, and making the usable object of it."""
+"""Import a plugin and build the usable object."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from ..errors import BrokenPluginError, PluginContractError, PluginParameterError, UnknownPluginError
 from ..types import CONTRACT_VERSION
-from .discovery import PluginInfo, called, near, neither
+from .discovery import PluginInfo, explain_neither, sentence_subject, suggest_names
 from .kinds import FACTS
 from .metadata import metadata_directory
 from .selection import Selection, looks_like_a_number
 
 OLDEST_CONTRACT = 1
-"""The oldest version of the contract that is still understood."""
+"""The oldest version of the contract that still works."""
 
 # What TRL passes to every reward function: not for a selection to set.
 PASSED_BY_TRL = frozenset(
@@ -26,11 +26,13 @@ PASSED_BY_TRL = frozenset(
 
 
 def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because: str | None) -> Any:
-    """Import a plugin's module, take its attribute, and check the contract that it was written for."""
+    """Import a plugin's module, get its attribute, and check its contract version."""
     module_name, _, rest = info.target.partition(":")
     module_name, attribute = module_name.strip(), rest.partition("[")[0].strip()
     if not module_name or not attribute:
-        raise BrokenPluginError(broken(info, f"its target {info.target!r} is not of the form module:attribute"))
+        raise BrokenPluginError(
+            broken_plugin_error(info, f"its target {info.target!r} is not of the form module:attribute")
+        )
     try:
         found = importlib.import_module(module_name)
     except KeyboardInterrupt:
@@ -40,12 +42,14 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             if not_an_entry_point_because is not None:
                 problem = f"there is no module {missing!r} on sys.path"
-                raise UnknownPluginError(neither(info.kind, asked, not_an_entry_point_because, problem)) from error
-            raise BrokenPluginError(broken(info, _stale(info, missing))) from error
+                raise UnknownPluginError(
+                    explain_neither(info.kind, asked, not_an_entry_point_because, problem)
+                ) from error
+            raise BrokenPluginError(broken_plugin_error(info, _stale(info, missing))) from error
         problem = f"importing {module_name!r} raised {type(error).__name__}: {error}"
         if missing is not None:
             problem = f"{module_name!r} imports {missing!r}, which is not installed"
-        raise BrokenPluginError(broken(info, problem)) from error
+        raise BrokenPluginError(broken_plugin_error(info, problem)) from error
 
     for part in attribute.split("."):
         owner = found
@@ -55,36 +59,38 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
             raise
         except AttributeError as error:
             place = f"{module_name!r} ({getattr(sys.modules.get(module_name), '__file__', None) or 'no file'})"
-            hint = near(part, [name for name in dir(owner) if not name.startswith("_")])
+            hint = suggest_names(part, [name for name in dir(owner) if not name.startswith("_")])
             problem = f"the module {place} has no attribute {attribute!r}.{hint}"
             if not_an_entry_point_because is not None:
-                raise UnknownPluginError(neither(info.kind, asked, not_an_entry_point_because, problem)) from error
-            raise BrokenPluginError(broken(info, problem)) from error
+                raise UnknownPluginError(
+                    explain_neither(info.kind, asked, not_an_entry_point_because, problem)
+                ) from error
+            raise BrokenPluginError(broken_plugin_error(info, problem)) from error
         except BaseException as error:  # a module may load its attributes lazily
             problem = f"reading {attribute!r} from {module_name!r} raised {type(error).__name__}: {error}"
-            raise BrokenPluginError(broken(info, problem)) from error
+            raise BrokenPluginError(broken_plugin_error(info, problem)) from error
     check_contract(info, found)
     return found
 
 
 def check_contract(info: PluginInfo, exported: Any) -> None:
-    """Refuse a plugin that was written for a contract that this package does not have.
+    """Refuse a plugin that was written for a contract that this package does not support.
 
-    `contract_version = 2` on a plugin (its class, or its function) says which it was written for. Nothing has to: a
-    plugin that says nothing is taken to fit, and is held to its distribution's own requirement on trl-grpo-ext by pip.
+    A plugin's class or function may declare it as `contract_version = 2`. Without it a plugin is assumed to fit; then
+    only its distribution's requirement on trl-grpo-ext, which pip enforces, protects it.
 
     Args:
         info: Where it comes from.
-        exported: What its entry point names: a class, a function or an object.
+        exported: The class, function or object that its entry point names.
 
     Raises:
-        PluginContractError: It needs a newer contract, or one that is no longer understood.
-        BrokenPluginError: What it says is not a version.
+        PluginContractError: It needs a newer contract, or one that is no longer supported.
+        BrokenPluginError: Its `contract_version` is not a version.
     """
     version = getattr(exported, "contract_version", None)
     if version is None:
         return
-    subject = f"{called(info)} from {info.source}"
+    subject = f"{sentence_subject(info)} from {info.source}"
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise BrokenPluginError(
             f"{subject} has contract_version = {version!r}, which must be a whole number from 1 up."
@@ -112,8 +118,8 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
     if not isinstance(exported, type):
         if parameters:
             raise PluginParameterError(
-                f"{called(info)} from {info.source} takes no parameters: {info.target} is "
-                f"{described(exported)}, already built. It was given {_shown(parameters)}."
+                f"{sentence_subject(info)} from {info.source} takes no parameters: {info.target} is "
+                f"{describe(exported)}, already built. It was given {_shown(parameters)}."
             )
         return exported
     check_parameters(info, exported, parameters)
@@ -127,16 +133,17 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
             f" YAML 1.1 reads {', '.join(strings)} as a string: write it with a point, as in 1.0e-3." if strings else ""
         )
         raise PluginParameterError(
-            f"{called(info)} from {info.source} refused its parameters ({_shown(parameters) or 'none'}) "
+            f"{sentence_subject(info)} from {info.source} refused its parameters ({_shown(parameters) or 'none'}) "
             f"with {type(error).__name__}: {error}.{hint}"
         ) from error
     except BaseException as error:
         problem = f"building it with ({_shown(parameters)}) raised {type(error).__name__}: {error}"
-        raise BrokenPluginError(broken(info, problem)) from error
+        raise BrokenPluginError(broken_plugin_error(info, problem)) from error
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
-    """Compare the parameters with the signature before calling, so that a typo does not look like a failure inside."""
+    """Check the parameters against the signature before the call, so that a typo does not look like a bug in the
+    plugin."""
     try:
         signature = inspect.signature(exported)
     except (TypeError, ValueError):  # some built-in and extension types have none
@@ -156,27 +163,28 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
             continue
         why = " (TRL passes that one)" if name in PASSED_BY_TRL and not is_class else ""
         raise PluginParameterError(
-            f"{called(info)} from {info.source} has no parameter {name!r}{why}.{near(name, takes)} {listed}"
+            f"{sentence_subject(info)} from {info.source} has no parameter {name!r}{why}."
+            f"{suggest_names(name, takes)} {listed}"
         )
     missing = [name for name, p in takes.items() if p.default is p.empty and name not in parameters]
     if is_class and missing:  # a function's are columns of the dataset
         raise PluginParameterError(
-            f"{called(info)} from {info.source} needs the parameter {missing[0]!r}; write "
+            f"{sentence_subject(info)} from {info.source} needs the parameter {missing[0]!r}; write "
             f"{{name: {info.name}, {missing[0]}: ...}}. {listed}"
         )
 
 
-def described(plugin: Any) -> str:
-    """What an object is, in words, for messages."""
+def describe(plugin: Any) -> str:
+    """Describe an object in words, for messages."""
     if inspect.isroutine(plugin):
         return f"the function {getattr(plugin, '__qualname__', plugin)}"
     return f"an object of type {type(plugin).__qualname__}"
 
 
-def broken(info: PluginInfo, problem: str) -> str:
-    """Word a `BrokenPluginError`: which distribution and entry point, what it must export, and what to do."""
+def broken_plugin_error(info: PluginInfo, problem: str) -> str:
+    """Make a `BrokenPluginError` that names the distribution and entry point, what it must export, and what to do."""
     facts = FACTS[info.kind]
-    text = f"{called(info)} from {info.source} cannot be loaded: {problem.removesuffix('.')}"
+    text = f"{sentence_subject(info)} from {info.source} cannot be loaded: {problem.removesuffix('.')}"
     text += "" if text.endswith("?") else "."
     if info.dotted:
         return text

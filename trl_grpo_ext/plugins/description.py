@@ -1,8 +1,8 @@
-"""What a plugin says of itself: its state, its parameters, its docstring, and a selection to paste.
+"""Describe a plugin: its state, its parameters, its docstring, and a selection to paste.
 
-All of it is read from source text by griffe, which executes nothing. A module's file is found as the import system
-would find it, but for what a package's `__init__` does when it runs: a changed `__path__`, names made at run time. What
-cannot be found here may therefore still exist, and only where the text does not suffice does `describe` import.
+Griffe reads all of this from source text and executes nothing. A module's file is found as the import system would find
+it, except for what a package's `__init__` does at run time: a changed `__path__`, dynamic names. So something not found
+here may still exist. `describe` imports the plugin only if the text does not suffice.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import griffe
 from ..errors import ConfigurationError, PluginError, UnknownPluginError
 from ..types import HOOK_METHODS, ROLES
 from .building import PASSED_BY_TRL, import_plugin
-from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, near
+from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, suggest_names
 from .kinds import FACTS, LABELS, Kind, kind_of_methods
-from .metadata import normal
+from .metadata import normalise
 from .selection import Selection
 
 READY = "ready"
@@ -43,7 +43,7 @@ STATES = {
     "no attribute": "the module is there, and its text has no such name",
     "unparsable": "the module's text is not Python that can be parsed",
 }
-"""What a plugin's state may be. "ready" is no promise: what only an import can find out is not known here."""
+"""A plugin's possible states. "ready" is no promise: an import may still fail."""
 
 BY_PARAMETERS = "depends on the parameters"
 PLACEHOLDER = "REPLACE_ME"
@@ -55,11 +55,11 @@ class Entry:
     """A plugin in the list.
 
     Attributes:
-        info: Where it comes from.
+        info: Its origin.
         state: One of the `STATES`.
-        detail: Why it is not ready; empty where it is.
-        summary: The first sentence of its docstring; empty where there is none or it cannot be read.
-        role: Of an advantage hook, as `Definition.role`; empty where its text does not say.
+        detail: Why it is not ready; empty if it is.
+        summary: The first sentence of its docstring; empty if there is none or it cannot be read.
+        role: An advantage hook's role, as in `Definition.role`; empty if its text does not say.
     """
 
     info: PluginInfo
@@ -75,9 +75,9 @@ class Parameter:
 
     Attributes:
         name: Its name.
-        type: The annotation as it is written; None where there is none.
-        default: The default as it is written; None where there is none.
-        value: The default itself where it is a literal or a constant, and `...` where it is not known.
+        type: The annotation as written; None if there is none.
+        default: The default as written; None if there is none.
+        value: The default's value if it is a literal or a constant, `...` if unknown.
         kind: As in `inspect.Parameter`.
     """
 
@@ -110,7 +110,7 @@ def signature_text(parameters: Sequence[Parameter]) -> str:
 
 
 class _Verbatim(str):
-    """Text that stands in a signature for the value."""
+    """A value whose `repr` is a given text, for signatures."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -123,11 +123,11 @@ class Docstring:
     Attributes:
         text: All of it, without the indentation.
         summary: The first sentence, on one line.
-        description: What stands outside the sections, the summary included.
-        parameters: By name, what `Args` says.
-        sections: By title ("Source", "Departures", "Raises", "Returns", ...), the text. `Args` is not among them.
-        formulas: What is set as code and reads as a formula, in the order of the text; no section is searched.
-        papers: The arXiv numbers in all of the text.
+        description: The text outside the sections, including the summary.
+        parameters: The text in `Args`, by name.
+        sections: The text by title ("Source", "Departures", "Raises", "Returns", ...), without `Args`.
+        formulas: Code that reads as a formula, in the order of the text, outside the sections.
+        papers: All arXiv numbers in the text.
     """
 
     text: str = ""
@@ -141,21 +141,21 @@ class Docstring:
 
 @dataclass(frozen=True)
 class PluginDocs:
-    """What is known of a plugin.
+    """A plugin's description.
 
     Attributes:
-        info: Where it comes from.
-        state: One of `STATES`, or "broken" where it was imported and that failed.
-        detail: Why it is not ready; empty where it is.
+        info: Its origin.
+        state: One of `STATES`, or "broken" if importing it failed.
+        detail: Why it is not ready; empty if it is.
         form: "class", "function", "instance" (already built), or "unknown".
-        parameters: Those that a selection may set.
-        signature: As Python would write it; None where it is not known.
+        parameters: The parameters that a selection may set.
+        signature: As Python would write it; None if unknown.
         columns: The columns of the data set that a reward names in its signature.
-        declares: By attribute, what the plugin says of itself: a value, or `BY_PARAMETERS`, or the expression.
-        methods: Which of the methods of its kind it has.
+        declares: The attributes that the plugin declares: a value, `BY_PARAMETERS`, or the expression.
+        methods: The methods of its kind that it has.
         doc: Its docstring.
-        file: Where it is defined; None where that is not known.
-        line: There, counted from 1.
+        file: The file that defines it; None if unknown.
+        line: The line in that file, counted from 1.
         imported: Whether it was imported to find out.
     """
 
@@ -185,7 +185,7 @@ class PluginDocs:
         return example(self.info.kind, name, self.parameters, takes if isinstance(takes, list | tuple) else ())
 
     def plain(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """Everything, as JSON values."""
         of_parameter, of_doc = ("name", "type", "required", "default"), self.doc.parameters
         found = {
             **{key: getattr(self.info, key) for key in ("kind", "name", "distribution", "version", "builtin")},
@@ -214,12 +214,12 @@ def _plain(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ finding, describing
 
 
-def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo]:
-    """The plugins that a name, an alias, `distribution:name` or a dotted path means, of any kind where none is given.
+def find_named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo]:
+    """The plugins that a name, an alias, `distribution:name` or a dotted path refers to, by default of any kind.
 
     Raises:
-        UnknownPluginError: There is none; the message has near names.
-        ConfigurationError: The name cannot be one.
+        UnknownPluginError: There is none; the message suggests similar names.
+        ConfigurationError: The name is malformed.
     """
     first, colon, rest = (part.strip() for part in name.partition(":"))
     wanted = rest if colon else first
@@ -229,7 +229,7 @@ def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo
         )
     offered = [info for info in installed.plugins if kind in (None, info.kind)]
     if colon:
-        offered = [info for info in offered if normal(info.distribution or "") == normal(first)]
+        offered = [info for info in offered if normalise(info.distribution or "") == normalise(first)]
     if found := [info for info in offered if info.answers_to(wanted)]:
         return found
     what = LABELS[kind] if kind else "plugin"
@@ -238,12 +238,12 @@ def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo
         path = find_definition(first, rest)
         if not isinstance(path, SourceError) or path.state not in ("no module", "no attribute"):
             return [find(kind or kind_of_methods(path.methods if isinstance(path, Definition) else ()), name)]
-        if normal(first) not in installed.distributions:
+        if normalise(first) not in installed.distributions:
             raise UnknownPluginError(
                 f"{name!r} names no {what}: no installed distribution is called {first!r}, and {path.detail}."
             )
         text = f"The distribution {first!r} offers no {what} {wanted!r}."
-    text += near(wanted, [each for info in offered for each in (info.name, *info.aliases)])
+    text += suggest_names(wanted, [each for info in offered for each in (info.name, *info.aliases)])
     text += f" `trl-grpo-ext list{f' --distribution {first}' if colon else ''}` shows what there is."
     if installed.unreadable:
         text += f" Distributions whose metadata cannot be read: {'; '.join(installed.unreadable)}."
@@ -251,7 +251,7 @@ def named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo
 
 
 def overview(shown: Sequence[PluginInfo], installed: Sequence[PluginInfo]) -> list[Entry]:
-    """Look at some of the plugins that are installed, importing none; all are needed to see whose names collide."""
+    """Inspect some of the installed plugins without importing them. All are passed in, to see whose names collide."""
     by_name: dict[tuple[Kind, str], list[PluginInfo]] = defaultdict(list)
     for info in installed:
         if is_allowed(info):
@@ -289,9 +289,8 @@ def describe(info: PluginInfo, installed: Sequence[PluginInfo], importing: bool 
     Args:
         info: The plugin.
         installed: All plugins, to see whose names collide.
-        importing: Whether it may be imported where its text does not say what it takes: a class made at run time, an
-            unknown decorator, a base class that cannot be found, an extension module. Plugins that are blocked are
-            never imported.
+        importing: Whether to import it if its text does not show its parameters: a class made at run time, an unknown
+            decorator, a missing base class, an extension module. Blocked plugins are never imported.
     """
     same_name = [one for one in installed if is_allowed(one) and one.kind == info.kind and one.answers_to(info.name)]
     entry, found = _look(info, same_name)
@@ -338,7 +337,7 @@ def _from_text(docs: PluginDocs, found: Definition) -> tuple[PluginDocs, bool]:
 def _split(
     info: PluginInfo, takes: Sequence[Parameter], is_function: bool
 ) -> tuple[tuple[Parameter, ...], tuple[str, ...]]:
-    """What a selection may set, and the columns. A function's parameters without a default are columns."""
+    """The parameters that a selection may set, and the columns: a function's parameters without a default."""
     ours = [one for one in takes if one.selectable]
     if not is_function or info.kind != "reward":
         return tuple(ours), ()
@@ -385,7 +384,7 @@ def _from_import(docs: PluginDocs) -> PluginDocs:
 
 
 def _imported_parameters(exported: Callable[..., Any]) -> list[Parameter] | None:
-    """The parameters of an object that was imported; None where Python knows none."""
+    """The parameters of an imported object; None if Python knows none."""
     try:
         found = inspect.signature(exported).parameters.values()
     except (TypeError, ValueError):
@@ -407,7 +406,7 @@ _STARS = 20  # modules that are searched because one of them imports all from an
 _LINES = 6_000  # griffe takes the square of a block's statements, for these some seconds
 _CHARACTERS = 500_000
 _AT_RUN_TIME = "__getattr__|globals|locals|vars|exec|eval|setattr|sys"
-"""Words in a module's text that say that its attributes may be made when it runs."""
+"""Words in a module's text that suggest attributes made at run time."""
 
 _OF_NO_CONSEQUENCE = ("object", "abc.ABC", "typing.Generic", "typing.Protocol", "typing_extensions.Protocol")
 _TRANSPARENT = (
@@ -420,7 +419,7 @@ _TRANSPARENT = (
     "override",
     "no_grad",
 )
-"""Base classes and decorators that leave the parameters as they are; with others the text is not sure of them."""
+"""Base classes and decorators that do not change the parameters; with others the text alone is not reliable."""
 
 _EMPTY = {"list()": "[]", "dict()": "{}", "tuple()": "()"}  # a dataclass's default factories
 _KINDS = {one.value: getattr(inspect.Parameter, name.upper()) for name, one in griffe.ParameterKind.__members__.items()}
@@ -431,8 +430,8 @@ class SourceError:
     """Why there is no text to read.
 
     Attributes:
-        state: "no module", "no attribute", "unparsable", or "unreadable" where there is something but the text does not
-            say what: an extension, say.
+        state: "no module", "no attribute", "unparsable", or "unreadable" if something exists that the text does not
+            show: an extension, say.
         detail: The same in words.
     """
 
@@ -441,14 +440,14 @@ class SourceError:
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Module and attribute of an entry point's value, without its extras; empty where one is missing."""
+    """Module and attribute of an entry point's value, without its extras; empty if missing."""
     module, _, rest = target.partition(":")
     return module.strip(), rest.partition("[")[0].strip()
 
 
 @lru_cache(maxsize=4096)
 def module_spec(name: str) -> ModuleSpec | None:
-    """Find a module as the import system would, without importing its parents. None where there is none."""
+    """Find a module as the import system would, without importing its parents; None if there is none."""
     if not all(part.isidentifier() for part in name.split(".")):
         return None
     package, _, own = name.rpartition(".")
@@ -466,7 +465,7 @@ def module_spec(name: str) -> ModuleSpec | None:
 
 @lru_cache(maxsize=1024)
 def read_module(name: str) -> griffe.Module | SourceError:
-    """Read and parse a module. Broken text is an answer and no error."""
+    """Read and parse a module. Broken text is returned as a `SourceError`, not raised."""
     spec = module_spec(name)
     if spec is None:
         return SourceError("no module", f"there is no module {name!r} on sys.path")
@@ -496,7 +495,7 @@ def read_module(name: str) -> griffe.Module | SourceError:
 
 @cache
 def _package(name: str) -> griffe.Module | None:
-    """A package that a module is in, without its contents: what relative imports start from."""
+    """An empty stand-in for a module's package, from which relative imports start."""
     if not name:
         return None
     spec = module_spec(name)
@@ -508,14 +507,14 @@ def _package(name: str) -> griffe.Module | None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without griffe's log and Python's warnings about somebody's text."""
+    """Silence griffe's log and Python's warnings about the text being read."""
     with warnings.catch_warnings(), griffe.logger.disable():
         warnings.simplefilter("ignore")
         yield
 
 
 class _Modules(griffe.ModulesCollection):
-    """Modules that are read when griffe looks up a dotted path: where an import leads to, a base class."""
+    """Modules that are read when griffe looks up a dotted path, such as an import or a base class."""
 
     look_ups = 0
 
@@ -537,8 +536,8 @@ def find_definition(module_name: str, attribute: str) -> Definition | SourceErro
     """Find what `module:attribute` defines, through re-exports, aliases and instances.
 
     Returns:
-        The definition; or an error, with the state "no attribute" where the text shows that there is none, and
-        "unreadable" where it does not show what there is.
+        The definition; or an error, with the state "no attribute" if the text shows that there is none, or "unreadable"
+        if the text does not show it.
     """
     _MODULES.look_ups = 0
     module = read_module(module_name)
@@ -578,7 +577,7 @@ def _definition(member: griffe.Object | griffe.Alias | SourceError, hops: int) -
 
 
 def _at(path: str) -> griffe.Object | griffe.Alias | SourceError:
-    """What a dotted path names: an attribute of the deepest module on the way to it, or else a module."""
+    """What a dotted path names: an attribute of the deepest module on the path, or else a module."""
     parts = path.split(".")
     depths = range(len(parts) - 1, 0, -1)
     depth = next((depth for depth in depths if module_spec(".".join(parts[:depth]))), 1)
@@ -596,7 +595,7 @@ def _at(path: str) -> griffe.Object | griffe.Alias | SourceError:
 
 
 def _member(module: griffe.Module, name: str) -> griffe.Object | griffe.Alias | SourceError:
-    """What a module's text binds to a name. "no attribute" only where nothing in it can do that when it runs."""
+    """What a module's text binds to a name. "no attribute" only if nothing in it can bind the name at run time."""
     waiting, seen = [module], {module.path}
     for one in waiting:
         if (found := one.members.get(name)) is not None:
@@ -628,8 +627,8 @@ class Definition:
 
     Attributes:
         node: The class or function.
-        built: Whether the attribute is an instance of that class, made in the module.
-        bound: The keywords that a `functools.partial` has given already.
+        built: Whether the attribute is an instance of that class.
+        bound: Keywords already set by a `functools.partial`.
     """
 
     node: griffe.Class | griffe.Function
@@ -638,7 +637,7 @@ class Definition:
 
     @cached_property
     def classes(self) -> list[griffe.Class]:
-        """The class and the bases that its text leads to, nearest first; none where it is a function."""
+        """The class and its bases, as far as its text shows, nearest first; empty for a function."""
         if isinstance(self.node, griffe.Function):
             return []
         try:
@@ -647,7 +646,7 @@ class Definition:
             return [self.node]
 
     def parameters(self) -> tuple[list[Parameter], bool]:
-        """The parameters to build or call it with, and whether the text is sure of them."""
+        """The parameters to build or call it with, and whether the text is reliable."""
         if self.built:
             return [], True
         if isinstance(self.node, griffe.Function):
@@ -665,7 +664,7 @@ class Definition:
         return [_with_default(one, self.bound.get(one.name)) for one in parameters]
 
     def _complete(self) -> bool:
-        """Whether no base is missing among the classes, nor their order."""
+        """Whether all bases and their order are known."""
         if len(self.classes) == 1 and self.node.resolved_bases:  # type: ignore[union-attr]
             return False
         for one in self.classes:
@@ -681,12 +680,12 @@ class Definition:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Which of the methods of the kinds of plugin it has."""
+        """The plugin methods that it has."""
         return tuple(name for name in _METHODS if self.method(name))
 
     @property
     def role(self) -> str:
-        """An advantage hook's: one, or several with " or " between where its parameters decide; empty if not known."""
+        """An advantage hook's role, or several joined by " or " if its parameters decide; empty if unknown."""
         said = self.declaration("role")
         if said is None:
             has = [method for method in HOOK_METHODS if self.method(method)]
@@ -700,7 +699,7 @@ class Definition:
         return " or ".join(role for role in ROLES if re.search(rf"""(["']){role}\1""", lines))
 
     def declaration(self, name: str) -> Any:
-        """An attribute's value as the text has it, `BY_PARAMETERS` or the expression; None where nothing sets it."""
+        """An attribute's value according to the text, `BY_PARAMETERS`, or the expression; None if nothing sets it."""
         if isinstance(self.node, griffe.Function):  # `function.attribute = value`, which griffe leaves out
             lines = "\n".join(self.node.module.lines_collection[self.node.filepath])  # type: ignore[index]
             found = re.search(rf"(?m)^{self.node.name}\.{name}\s*=\s*(.*?)\s*(?:#.*)?$", lines)
@@ -736,7 +735,7 @@ def _with_default(parameter: Parameter, default: str | griffe.Expr | None) -> Pa
 
 
 def _literal(value: str | griffe.Expr | None, otherwise: Any = ...) -> Any:
-    """The value of an expression where it can be read: that of a literal, or of a constant of any module."""
+    """The value of an expression, if it is a literal or a constant of any module."""
     for _ in range(_HOPS):
         if not isinstance(value, griffe.ExprName | griffe.ExprAttribute):
             break
@@ -769,7 +768,7 @@ _OWN = re.compile(
     r"^(?P<title>Sources?|References?|Papers?|Departures?)(?P<more> [^:\n]{1,80})?:[ \t]+(?P<text>\S.*(?:\n.*\S.*)*)",
     re.MULTILINE,
 )
-"""This package's own sections, which may begin on the line of their title and are one paragraph then."""
+"""This package's own sections; if one begins on the line of its title, it is one paragraph."""
 
 _CODE = re.compile(r"``(.+?)``|:math:`([^`]+)`|`([^`]+)`|\$([^$\n]+)\$", re.DOTALL)
 _ARXIV = re.compile(r"(?<![\d.])\d{2}(?:0[1-9]|1[0-2])\.\d{4,5}(?![\d.]*\d)")
@@ -779,7 +778,7 @@ _LONGEST = 50_000  # characters of a docstring that are looked at
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a docstring's first paragraph, on one line; without a full stop, all of the paragraph."""
+    """The first sentence of a docstring, on one line; without a full stop, the whole first paragraph."""
     paragraph = " ".join(text[:_LONGEST].strip().split("\n\n")[0].split())
     for match in _SENTENCE_END.finditer(paragraph):
         if not _ABBREVIATION.search(paragraph, max(0, match.start() - 10), match.start() + 1):
@@ -788,9 +787,9 @@ def first_sentence(text: str) -> str:
 
 
 def read_docstring(whole: str) -> Docstring:
-    """Take a docstring in Google's style apart. It is without indentation, as `inspect.getdoc` gives it.
+    """Parse a docstring in Google's style, dedented as by `inspect.getdoc`.
 
-    Besides `Args:`, `Raises:` and the like there are `Source: ...` and `Departures: ...` (or `Departures from the
+    Besides `Args:`, `Raises:` and the like it knows `Source: ...` and `Departures: ...` (or `Departures from the
     paper: ...`).
     """
     outside: list[str] = []
@@ -828,7 +827,7 @@ def read_docstring(whole: str) -> Docstring:
 
 
 def _sections(text: str) -> Sequence[Any]:
-    """griffe's sections; all of it as text where it is no docstring that griffe can read."""
+    """griffe's sections; one text section if griffe cannot read the docstring."""
     try:
         with _quietly():
             options = {"returns_multiple_items": False, "receives_multiple_items": False, "warnings": False}
@@ -853,7 +852,7 @@ def _section_text(section: Any) -> str:
 
 
 def _formulas(description: str) -> list[str]:
-    """Formulas: code with a relation between spaces or a sum in it, and indented lines that read so."""
+    """Formulas: code that contains a sum or a relation between spaces, and indented lines that look like it."""
     found = []
     for paragraph in description.split("\n\n"):
         lines = paragraph.split("\n")
@@ -874,43 +873,43 @@ def _reads_as_formula(text: str) -> bool:
 
 
 def example(kind: Kind, name: str, parameters: Sequence[Parameter], selections: Collection[str] = ()) -> str:
-    """Write an example.
+    """Write an example selection.
 
     Args:
         kind: The plugin's kind.
-        name: What selects it.
-        parameters: Those that a selection may set.
-        selections: The parameters that take selections of plugins of that kind.
+        name: The name that selects it.
+        parameters: The parameters that a selection may set.
+        selections: The parameters that take selections of plugins of the same kind.
     """
     inside = [line for parameter in parameters for line in _lines(parameter, parameter.name in selections)]
-    facts, lines = FACTS[kind], [f"name: {in_yaml(name)}", *inside]
+    facts, lines = FACTS[kind], [f"name: {to_yaml(name)}", *inside]
     *outer, key = facts.setting
     if facts.several:
-        first, *rest = lines if inside else [in_yaml(name)]
+        first, *rest = lines if inside else [to_yaml(name)]
         body = [f"{key}:", f"  - {first}", *(f"    {line}" for line in rest)]
     else:
-        body = [f"{key}:", *(f"  {line}" for line in lines)] if inside else [f"{key}: {in_yaml(name)}"]
+        body = [f"{key}:", *(f"  {line}" for line in lines)] if inside else [f"{key}: {to_yaml(name)}"]
     for key in reversed(outer):
         body = [f"{key}:", *(f"  {line}" for line in body)]
     return "\n".join([*body, ""])
 
 
 def _lines(parameter: Parameter, is_selection: bool) -> list[str]:
-    name = in_yaml(parameter.name)
+    name = to_yaml(parameter.name)
     if parameter.required:
         what = "a selection, or several" if is_selection else _one_line(parameter.type or "")
         return [f"{name}: {PLACEHOLDER}  # {what}" if what else f"{name}: {PLACEHOLDER}"]
     with contextlib.suppress(ValueError):
         if parameter.value is not ...:
-            return [f"# {name}: {in_yaml(parameter.value)}"]
+            return [f"# {name}: {to_yaml(parameter.value)}"]
     return [f"# {name}:  # default: {_one_line(parameter.default or '')}"]
 
 
-def in_yaml(value: Any) -> str:
-    """A plain value on one line of YAML 1.1; characters that a terminal would act on are escaped.
+def to_yaml(value: Any) -> str:
+    """Write a plain value as one line of YAML 1.1, escaping terminal control characters.
 
     Raises:
-        ValueError: It is not made of what YAML has.
+        ValueError: YAML cannot represent it.
     """
     import yaml  # here, because only examples need it
 
@@ -928,7 +927,7 @@ def in_yaml(value: Any) -> str:
 
 @cache
 def _dumper() -> Any:
-    """PyYAML's, which would give a key with a line break several lines, with such strings in double quotes."""
+    """PyYAML's dumper, but with strings that contain line breaks in double quotes, so that keys stay on one line."""
     import yaml
 
     class OneLine(yaml.SafeDumper):

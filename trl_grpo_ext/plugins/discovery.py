@@ -1,10 +1,10 @@
-"""What is installed, and which of it a selection means: metadata only, no plugin is ever imported here.
+"""Find installed plugins from metadata alone; nothing here imports a plugin.
 
 `TRL_GRPO_EXT_PLUGINS` (comma-separated distributions, or `none`) restricts which third-party distributions may load.
-It is a guard against surprises on a shared machine, not a sandbox: a plugin that may load can import what it likes.
+It guards against surprises on a shared machine but is not a sandbox: a plugin that may load can import anything.
 
-A plugin may have aliases, such as the name of its paper. They stand in a group of their own, `<group>.aliases`, as
-`alias = "name"`, beside the plugin in the same distribution.
+A plugin may have aliases, such as its paper's name. The same distribution declares them in the group `<group>.aliases`,
+as `alias = "name"`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..errors import (
     UnknownPluginError,
 )
 from .kinds import GROUPS, KINDS, LABELS, Kind, with_article
-from .metadata import OURS, directory, installed_distributions, normal, owner_of, provenance
+from .metadata import OURS, directory, installed_distributions, normalise, owner_of, provenance
 from .selection import Selection, parse_selection
 
 ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
@@ -46,10 +46,10 @@ class PluginInfo:
         kind: One of `KINDS`.
         name: The entry point's name; for a dotted path its attribute.
         distribution: The distribution that declares it; None for a module that belongs to none.
-        version: That distribution's version; None where its metadata does not say.
+        version: That distribution's version; None if its metadata does not say.
         target: What is imported, `module:attribute`.
         builtin: Whether it comes with this package.
-        dotted: Whether it was reached by a dotted path and not by an entry point.
+        dotted: Whether it was selected by a dotted path rather than an entry point.
         aliases: Other names that select it, in alphabetical order.
     """
 
@@ -68,7 +68,7 @@ class PluginInfo:
 
     @property
     def source(self) -> str:
-        """Distribution and version in words; for a module that belongs to none, the module."""
+        """Distribution and version in words; the module if it belongs to no distribution."""
         if self.distribution is None:
             return f"your own module {self.target.partition(':')[0]}"
         return f"{self.distribution} {self.version or '(version unknown)'}"
@@ -77,7 +77,7 @@ class PluginInfo:
 def available(kind: Kind | None = None) -> list[PluginInfo]:
     """List the installed plugins of one kind, or of all, by kind and name. Imports none of them.
 
-    A distribution that `TRL_GRPO_EXT_PLUGINS` keeps from loading is listed too; see `is_allowed`.
+    Plugins that `TRL_GRPO_EXT_PLUGINS` blocks are listed too; see `is_allowed`.
 
     Raises:
         ConfigurationError: There is no such kind.
@@ -88,20 +88,20 @@ def available(kind: Kind | None = None) -> list[PluginInfo]:
 
 
 def is_allowed(info: PluginInfo) -> bool:
-    """Whether `TRL_GRPO_EXT_PLUGINS` lets this plugin load. Built-ins and modules of no distribution always may."""
+    """Whether `TRL_GRPO_EXT_PLUGINS` lets this plugin load. Built-ins and your own modules always may."""
     permitted = _permitted()
-    return permitted is None or info.builtin or info.distribution is None or normal(info.distribution) in permitted
+    return permitted is None or info.builtin or info.distribution is None or normalise(info.distribution) in permitted
 
 
 def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginInfo:
-    """Find the plugin that a selection means, from metadata alone, so that a configuration can be checked early.
+    """Find the plugin that a selection refers to, from metadata alone, so that configurations can be checked early.
 
     Raises:
         ConfigurationError: The selection cannot be read.
-        UnknownPluginError: Nothing installed offers it; the message has near names.
+        UnknownPluginError: Nothing installed offers it; the message suggests similar names.
         AmbiguousPluginError: Two distributions offer it.
         BrokenPluginError: Its distribution declares it twice, differently.
-        PluginBlockedError: `TRL_GRPO_EXT_PLUGINS` keeps its distribution from loading.
+        PluginBlockedError: `TRL_GRPO_EXT_PLUGINS` blocks its distribution.
     """
     return find_and_explain(kind, parse_selection(kind, selection))[0]
 
@@ -112,8 +112,8 @@ class Installed:
 
     Attributes:
         plugins: By kind and name.
-        distributions: All of them, by normalised name, those without plugins too.
-        unreadable: The distributions whose entry points cannot be read, each with the file and the reason.
+        distributions: All distributions by normalised name, including those without plugins.
+        unreadable: Distributions whose entry points cannot be read, each with the file and the reason.
     """
 
     plugins: list[PluginInfo]
@@ -122,7 +122,7 @@ class Installed:
 
 
 def scan() -> Installed:
-    """Read the entry points of all that is installed. One distribution's broken metadata must not hurt the others."""
+    """Read all entry points. One distribution's broken metadata must not hurt the others."""
     found, by_name, unreadable = set(), {}, []
     for key, distribution in installed_distributions(_warn_of_duplicate):
         by_name[key] = distribution
@@ -149,7 +149,7 @@ def scan() -> Installed:
 
 
 def _warn_of_duplicate(kept: Distribution, passed_over: Distribution) -> None:
-    """Two distributions of one name in one folder: half an upgrade, or names that only look different."""
+    """Warn of two distributions of one name in one folder: an incomplete upgrade, or names that only look different."""
     places = directory(kept), directory(passed_over)
     if places[1] in _warned or not any(_has_plugins(one) for one in (kept, passed_over)):
         return
@@ -169,11 +169,11 @@ def _has_plugins(distribution: Distribution) -> bool:
 
 
 def _permitted() -> frozenset[str] | None:
-    """The third-party distributions that may load, normalised; None where all may."""
+    """The normalised names of third-party distributions that may load; None if all may."""
     value = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if not value.strip():
         return None
-    names = frozenset(normal(part.strip()) for part in value.split(",") if part.strip())
+    names = frozenset(normalise(part.strip()) for part in value.split(",") if part.strip())
     if not names or ("none" in names and len(names) > 1):
         raise ConfigurationError(
             f"{ENVIRONMENT_VARIABLE}={value!r}: give distributions separated by commas, or `none` alone, or unset it."
@@ -182,7 +182,7 @@ def _permitted() -> frozenset[str] | None:
 
 
 def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | None]:
-    """Find a plugin; for a dotted path also say why it was not read as `distribution:name`."""
+    """Find a plugin; for a dotted path also explain why it was not read as `distribution:name`."""
     installed = scan()
     for name in sorted((_permitted() or frozenset()) - installed.distributions.keys() - _warned):
         _warned.add(name)
@@ -190,8 +190,8 @@ def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | No
 
     matches = [info for info in installed.plugins if info.kind == kind and info.answers_to(asked.name)]
     if asked.distribution is not None:
-        key = normal(asked.distribution)
-        matches = [info for info in matches if normal(info.distribution or "") == key]
+        key = normalise(asked.distribution)
+        matches = [info for info in matches if normalise(info.distribution or "") == key]
         if not matches:
             return _find_dotted(kind, asked, installed)
     if not matches:
@@ -215,14 +215,14 @@ def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | No
 
 
 def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> tuple[PluginInfo, str]:
-    """Read `x:y` as module and attribute, after it turned out to be no distribution and entry point."""
+    """Read `x:y` as module and attribute, after reading it as distribution and entry point failed."""
     module = asked.distribution or ""
     why_not = _why_no_entry_point(kind, asked, installed)
     problem = _why_no_module(module)
     if problem is None and not all(part.isidentifier() for part in asked.name.split(".")):
         problem = f"{asked.name!r} is not an attribute's name"
     if problem is not None:
-        raise UnknownPluginError(neither(kind, asked, why_not, problem))
+        raise UnknownPluginError(explain_neither(kind, asked, why_not, problem))
     info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
     owner = owner_of(module, installed.distributions)
     if owner is not None:
@@ -235,23 +235,24 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> tuple[Pl
 
 def _why_no_entry_point(kind: Kind, asked: Selection, installed: Installed) -> str:
     name = asked.distribution or ""
-    if normal(name) not in installed.distributions:
+    if normalise(name) not in installed.distributions:
         return f"no installed distribution is called {name!r}"
-    offered = [info for info in installed.plugins if normal(info.distribution or "") == normal(name)]
+    offered = [info for info in installed.plugins if normalise(info.distribution or "") == normalise(name)]
     others = [info.kind for info in offered if info.answers_to(asked.name)]
     if others:
         is_a, is_not = with_article(others[0]), with_article(kind)
         return f"the distribution {name!r} offers {asked.name!r} as {is_a}, not as {is_not}"
     same_kind = [info.name for info in offered if info.kind == kind]
     has = f"it offers {', '.join(same_kind)}" if same_kind else f"it offers no {LABELS[kind]}"
-    broken = [text for text in installed.unreadable if text.startswith(f"{normal(name)} ")]
+    broken = [text for text in installed.unreadable if text.startswith(f"{normalise(name)} ")]
     if broken:
         has = f"its metadata cannot be read: {broken[0]}"
-    return f"the distribution {name!r} offers no {LABELS[kind]} {asked.name!r}; {has}.{near(asked.name, same_kind)}"
+    hint = suggest_names(asked.name, same_kind)
+    return f"the distribution {name!r} offers no {LABELS[kind]} {asked.name!r}; {has}.{hint}"
 
 
 def _why_no_module(module: str) -> str | None:
-    """Why there is no such module, as far as can be seen without importing: only its top package is looked for."""
+    """Why there is no such module. Only the top package is looked for, since nothing is imported."""
     if not all(part.isidentifier() for part in module.split(".")):
         return f"{module!r} is not a module's name, which has dots and neither slashes nor `.py`"
     top = module.partition(".")[0]
@@ -265,13 +266,13 @@ def _why_no_module(module: str) -> str | None:
     return f"there is no module {top!r} on sys.path{hint}"
 
 
-def called(info: PluginInfo) -> str:
-    """A plugin at the beginning of a sentence."""
+def sentence_subject(info: PluginInfo) -> str:
+    """A plugin's kind and name, to begin a sentence."""
     return f"The {LABELS[info.kind]} {info.name!r}"
 
 
-def near(name: str, names: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
-    """Word a hint at near names, with its leading space; empty when there is none. `shown` words some differently."""
+def suggest_names(name: str, names: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+    """A hint at similar names, with a leading space; empty if there are none. `shown` replaces some of the names."""
     shown = shown or {}
     by_folded = {other.casefold().replace("-", "_"): shown.get(other, repr(other)) for other in names}
     matches = difflib.get_close_matches(name.casefold().replace("-", "_"), by_folded, n=3)
@@ -287,7 +288,7 @@ def _unknown(kind: Kind, asked: Selection, installed: Installed) -> str:
     if elsewhere:
         text += f" {asked.name!r} is {with_article(elsewhere[0].kind)}, not {with_article(kind)}."
     else:
-        text += near(asked.name, [*meant, *names], shown=meant)
+        text += suggest_names(asked.name, [*meant, *names], shown=meant)
     module, dot, attribute = asked.name.rpartition(".")
     if dot and all(part.isidentifier() for part in asked.name.split(".")):
         text += f" A dotted path has a colon before the attribute: '{module}:{attribute}'."
@@ -297,10 +298,10 @@ def _unknown(kind: Kind, asked: Selection, installed: Installed) -> str:
     return text
 
 
-def neither(kind: Kind, asked: Selection, why_no_entry_point: str, why_no_path: str) -> str:
-    """Say why `x:y` is neither an entry point nor a dotted path."""
+def explain_neither(kind: Kind, asked: Selection, why_no_entry_point: str, why_no_path: str) -> str:
+    """Explain why `x:y` is neither an entry point nor a dotted path."""
     return (
-        f"{str(asked)!r} is no {LABELS[kind]}. Read as distribution and name: {_ended(why_no_entry_point)} "
+        f"{str(asked)!r} is not {with_article(kind)}. Read as distribution and name: {_ended(why_no_entry_point)} "
         f"Read as module and attribute: {_ended(why_no_path)}"
     )
 
@@ -312,7 +313,7 @@ def _ended(text: str) -> str:
 def _blocked(matches: Sequence[PluginInfo]) -> str:
     sources = " and ".join(sorted({info.source for info in matches}))
     return (
-        f"{called(matches[0])} comes from {sources}, which {ENVIRONMENT_VARIABLE}="
+        f"{sentence_subject(matches[0])} comes from {sources}, which {ENVIRONMENT_VARIABLE}="
         f"{os.environ.get(ENVIRONMENT_VARIABLE)!r} keeps from loading. To allow it, add {matches[0].distribution} to "
         f"that variable, which lists distributions separated by commas, or unset it."
     )

@@ -1,4 +1,4 @@
-"""The kinds of plugin, in one table: all that loading, listing and the commands know of a kind is a row of it."""
+"""The kinds of plugin in one table; a row is all that loading, listing and the commands know of a kind."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class KindFacts:
-    """What is known of a kind.
+    """One kind of plugin.
 
     Attributes:
-        label: In words.
-        word: In one word, for a command line.
-        group: The entry-point group; aliases stand in `<group>.aliases`.
+        label: The kind in words.
+        word: The kind in one word, for a command line.
+        group: The entry-point group; aliases are in `<group>.aliases`.
         setting: Where a run selects it, as a path of keys.
         several: Whether a run selects a list of them, in the order in which they act.
-        methods: What makes an object one of the kind; where `one_method`, it has exactly one of these.
+        methods: The methods of such an object; exactly one of these if `one_method`.
         required: What an entry point must be, in words.
-        declares: Attributes with which a plugin says something of itself.
-        switches: Keys that any selection of the kind may hold, true or false, whatever the plugin.
-        takes: The attribute in which a class lists its parameters that select plugins of the same kind; empty where
-            the kind has no such.
+        declares: Attributes that a plugin may declare.
+        switches: Boolean keys that any selection of the kind may have.
+        takes: The attribute in which a class lists parameters that select plugins of the same kind; empty if the kind
+            has none.
     """
 
     label: str
@@ -100,8 +100,8 @@ GROUPS: dict[Kind, str] = {kind: facts.group for kind, facts in FACTS.items()}
 WORDS: dict[str, Kind] = {facts.word: kind for kind, facts in FACTS.items()}
 
 
-def words(last: str = "or") -> str:
-    """The kinds in one word each, as a list in a sentence."""
+def kind_words(last: str = "or") -> str:
+    """The kinds' words, as a list for a sentence."""
     *first, end = WORDS
     return f"{', '.join(first)} {last} {end}"
 
@@ -112,7 +112,7 @@ def with_article(kind: Kind) -> str:
 
 
 def kind_of_methods(methods: tuple[str, ...]) -> Kind:
-    """The kind of an object with these methods; a reward where there are none of the other kinds'."""
+    """The kind of an object with these methods; a reward if it has no other kind's."""
     for kind, facts in FACTS.items():
         if kind != "reward" and set(facts.methods).intersection(methods):
             return kind

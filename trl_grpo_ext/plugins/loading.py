@@ -1,8 +1,8 @@
 """From a plugin's name to a usable object: find it, import it, build it, check its kind.
 
-Three entry-point groups, one per kind; the built-ins are in them like everybody else's plugins. A plugin is imported
-when it is asked for and never before, so a broken one hurts nobody else. How a selection is written is in
-`plugin_selection`; what is installed, and what may load, is in `plugin_discovery`.
+Each kind has an entry-point group, which built-ins use like all other plugins. A plugin is imported only when it is
+selected, so a broken one hurts nobody else. `selection` reads selections; `discovery` knows what is installed and what
+may load.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 
 from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError
 from ..types import acting_order, implements, role_of
-from .building import broken, build, check_parameters, described, import_plugin
+from .building import broken_plugin_error, build, check_parameters, describe, import_plugin
 from .discovery import (
     ENVIRONMENT_VARIABLE,
     PluginInfo,
     available,
-    called,
     find,
     find_and_explain,
     is_allowed,
+    sentence_subject,
 )
 from .kinds import FACTS, GROUPS, KINDS, Kind, with_article
 from .selection import Selection, parse_selection
@@ -52,10 +52,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Loaded:
-    """A usable plugin. `info` and `selection` are None for an object that came in already built.
+    """A usable plugin. `info` and `selection` are None for an object that was passed in already built.
 
-    `own` says that the object was made for this selection, so nobody else holds it. `inner` are the plugins that its
-    parameters select, each with its place among them, such as `rewards[0]`.
+    `own` means that the object was made for this selection, so nothing else refers to it. `inner` lists the plugins
+    that its parameters select, each with its place, such as `rewards[0]`.
     """
 
     object: Any
@@ -66,35 +66,35 @@ class Loaded:
 
 
 class LoadedList(list[Any]):
-    """Plugins that still know where they came from, while they are in this list or one that was `joined` from it."""
+    """Plugins with their origin, which is known as long as they are in this list or in one made from it by `join`."""
 
     _sources: Sequence[Loaded] = ()
 
     @property
     def loaded(self) -> list[Loaded]:
-        """What each plugin of the list was made of; nothing is known of those that were put in by other hands."""
+        """Each plugin's origin; empty for plugins that were added to the list by hand."""
         return [self.source(item) or Loaded(item) for item in self]
 
     def source(self, item: Any) -> Loaded | None:
-        """What one of the plugins was made of, if this list knows."""
+        """A plugin's origin, if known."""
         return next((loaded for loaded in self._sources if loaded.object is item), None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Plugins that are copied or sent to another process forget where they came from."""
+        """Copies and pickles forget the plugins' origin."""
         return {name: value for name, value in vars(self).items() if name != "_sources"}
 
     @classmethod
-    def made_of(cls, loaded: Iterable[Loaded]) -> LoadedList:
-        """The objects of these, in their order."""
+    def from_loaded(cls, loaded: Iterable[Loaded]) -> LoadedList:
+        """The list of these plugins' objects, in order."""
         sources = list(loaded)
         made = LoadedList(item.object for item in sources)
         made._sources = sources
         return made
 
     @classmethod
-    def joined(cls, *lists: list[Any]) -> LoadedList:
-        """One list after the other."""
-        return cls.made_of(
+    def join(cls, *lists: list[Any]) -> LoadedList:
+        """Concatenate lists."""
+        return cls.from_loaded(
             item
             for plugins in lists
             for item in (plugins.loaded if isinstance(plugins, LoadedList) else map(Loaded, plugins))
@@ -105,8 +105,8 @@ class RewardList(LoadedList):
     """Reward functions as `GRPOTrainer(reward_funcs=...)` takes them, with their weights and names.
 
     Attributes:
-        weights: One per function, 1.0 where none was given; fits `GRPOConfig(reward_weights=...)`.
-        names: What TRL calls each function in its metrics; `load_rewards` makes them unique.
+        weights: One per function, by default 1.0; fits `GRPOConfig(reward_weights=...)`.
+        names: Each function's name in TRL's metrics; `load_rewards` makes them unique.
     """
 
     def __init__(self, rewards: Iterable[Any] = (), weights: Iterable[float] | None = None) -> None:
@@ -126,7 +126,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         BrokenPluginError: Importing it failed, or its module has no such attribute. The cause is chained.
         PluginParameterError: It does not take these parameters, or refused their values.
         PluginTypeError: It is not of this kind.
-        PluginContractError: It was written for another contract, or is an advantage hook that does not say its role.
+        PluginContractError: It was written for another contract, or is an advantage hook without a role.
         ConfigurationError, UnknownPluginError, AmbiguousPluginError, PluginBlockedError: As for `find`.
     """
     if not isinstance(selection_or_object, str | Mapping | Selection):
@@ -138,7 +138,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     inner: list[tuple[str, Loaded]] = []
     parameters = _with_selected(info, exported, asked.parameters, inner)
     built = build(info, exported, parameters)
-    _check_kind(kind, built, f"{called(info)} from {info.source}")
+    _check_kind(kind, built, f"{sentence_subject(info)} from {info.source}")
     own = isinstance(exported, type)
     if kind == "reward" and own and getattr(built, "__name__", None) is None:
         with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
@@ -158,9 +158,9 @@ def load_rewards(selections: Any) -> RewardList:
     """Load reward functions: `GRPOTrainer(..., reward_funcs=load_rewards(["gsm8k_accuracy", "think_format"]))`.
 
     Args:
-        selections: One selection or a list of them. Callables pass through as they are, but for their names: the second
-            reward of one name is called `name_2`, since TRL would log both as one metric. What was passed in is then
-            wrapped, not changed.
+        selections: One selection or a list of them. Callables pass through unchanged, except that the second reward of
+            one name becomes `name_2`, since TRL would log both as one metric; then the callable is wrapped, not
+            modified.
 
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
@@ -175,12 +175,12 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
     rewards = [item.object for item in loaded]
     names = [_metric_name(reward) for reward in rewards]
     if len(set(names)) < len(names):
-        from ..guard.calls import renamed, unique_names  # here, because few runs need it
+        from ..guard.calls import rename, unique_names  # here, because few runs need it
 
         own = [item.own for item in loaded]
         new = unique_names(names, [_is_model(reward) for reward in rewards])
         rewards = [
-            reward if name == old else renamed(reward, name, in_place=mine)
+            reward if name == old else rename(reward, name, in_place=mine)
             for reward, old, name, mine in zip(rewards, names, new, own, strict=True)
         ]
         twice = sorted({name for name in new if new.count(name) > 1})
@@ -192,21 +192,21 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
 
 
 def load_advantage_hooks(selections: Any) -> list[Any]:
-    """Load advantage hooks and put them in the order in which they act: by their roles, then as selected.
+    """Load advantage hooks, in the order in which they act: by role, then as selected.
 
     Args:
         selections: One selection or object, or a list of them.
 
     Raises:
-        PluginContractError: A hook does not say its role.
+        PluginContractError: A hook has no role.
         PluginError, ConfigurationError: As for `resolve`.
     """
     loaded = _resolve_several("advantage_hook", selections)
-    return LoadedList.made_of(sorted(loaded, key=lambda item: acting_order(item.object)))
+    return LoadedList.from_loaded(sorted(loaded, key=lambda item: acting_order(item.object)))
 
 
 def load_loss_aggregation(selection: Any) -> Any:
-    """Load the loss aggregation; there is only one.
+    """Load the loss aggregation; a run has only one.
 
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
@@ -215,7 +215,7 @@ def load_loss_aggregation(selection: Any) -> Any:
 
 
 def resolve_loss_aggregation(selection: Any) -> Loaded:
-    """Load the loss aggregation and keep where it came from.
+    """Load the loss aggregation, with its origin.
 
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
@@ -226,7 +226,7 @@ def resolve_loss_aggregation(selection: Any) -> Loaded:
 
 
 def load_group_filter(selection: Any) -> Any:
-    """Load the group filter of `resample`; several are combined by `all_of` and `any_of`.
+    """Load the group filter for `resample`; combine several by `all_of` or `any_of`.
 
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
@@ -235,7 +235,7 @@ def load_group_filter(selection: Any) -> Any:
 
 
 def resolve_group_filter(selection: Any) -> Loaded:
-    """Load the group filter and keep where it came from.
+    """Load the group filter, with its origin.
 
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
@@ -251,8 +251,8 @@ def resolve_group_filter(selection: Any) -> Loaded:
 def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
     if not implements(aggregation, "weights"):
         raise ConfigurationError(
-            f"{called(info)} from {info.source} has `reduce`, and skip_zero_variance works with `weights` alone. Take "
-            "skip_zero_variance out, or select another aggregation."
+            f"{sentence_subject(info)} from {info.source} has `reduce`, and skip_zero_variance works with `weights`. "
+            "Take skip_zero_variance out, or select another aggregation."
         )
     from ..credit.signal import SkipZeroVariance  # here, because it imports torch
 
@@ -260,7 +260,7 @@ def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
 
 
 def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
-    """Resolve one selection or a list of them; plugins of a `LoadedList` are loaded already, and belong to others."""
+    """Resolve one selection or a list of them; plugins of a `LoadedList` are already loaded and shared."""
     several = selections if isinstance(selections, list | tuple) else [selections]
     source = selections.source if isinstance(selections, LoadedList) else lambda item: None
     known = [source(item) for item in several]
@@ -273,11 +273,11 @@ def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
 def _with_selected(
     info: PluginInfo, exported: Any, parameters: dict[str, Any], inner: list[tuple[str, Loaded]]
 ) -> dict[str, Any]:
-    """Load the plugins of its own kind that are selected inside a plugin's parameters: a reward's, a filter's.
+    """Load the plugins of the same kind that a plugin's parameters select: a reward's, a filter's.
 
-    Which parameters these are its class lists in `takes_rewards` or `takes_filters`. One selection becomes the plugin;
-    a list of rewards becomes a `RewardList`, which has the weights; a mapping without a `name` is one from keys to
-    selections. What is None or built already stays as it is. All are added to `inner`, with their place.
+    Its class lists these parameters in `takes_rewards` or `takes_filters`. One selection becomes the plugin; a list of
+    rewards becomes a `RewardList` with weights; a mapping without a `name` maps keys to selections. None and objects
+    that are already built stay. All are added to `inner`, with their place.
     """
     kind, attribute = info.kind, FACTS[info.kind].takes
     takes = getattr(exported, attribute, ()) if attribute and isinstance(exported, type) else ()
@@ -285,7 +285,7 @@ def _with_selected(
         return parameters
     if not isinstance(takes, tuple | list) or not all(isinstance(name, str) for name in takes):
         raise BrokenPluginError(
-            broken(info, f"its `{attribute}` must be a tuple of the names of parameters, and is {takes!r}")
+            broken_plugin_error(info, f"its `{attribute}` must be a tuple of the names of parameters, and is {takes!r}")
         )
     check_parameters(info, exported, parameters)  # before what is inside: a typo outside comes first
 
@@ -294,11 +294,11 @@ def _with_selected(
             loaded = resolve(kind, selection)
             if loaded.selection is not None and loaded.selection.weight is not None and not weighed:
                 raise ConfigurationError(
-                    f"the weight {loaded.selection.weight} of {loaded.selection.name!r} would count for nothing: only "
+                    f"the weight {loaded.selection.weight} of {loaded.selection.name!r} would have no effect: only "
                     "rewards in a list have weights."
                 )
         except (ConfigurationError, PluginError) as error:
-            raise type(error)(f"{called(info)} from {info.source}, in {place}: {error}") from error
+            raise type(error)(f"{sentence_subject(info)} from {info.source}, in {place}: {error}") from error
         inner.append((place, loaded))
         return loaded
 
@@ -317,7 +317,7 @@ def _with_selected(
 
 
 def _is_built(kind: Kind, value: Any) -> bool:
-    """Whether a value is a plugin object of a kind already, not a selection."""
+    """Whether a value is already a plugin object of this kind, not a selection."""
     methods = FACTS[kind].methods
     return not isinstance(value, type) and (
         callable(value) if kind == "reward" else any(implements(value, one) for one in methods)
@@ -330,7 +330,7 @@ def _guarded(reward: Any, info: PluginInfo, guard: Mapping[str, Any]) -> Any:
     try:
         return guarded(reward, **guard, name=_metric_name(reward))
     except ConfigurationError as error:
-        raise ConfigurationError(f"{called(info)} from {info.source}, in its guard: {error}") from error
+        raise ConfigurationError(f"{sentence_subject(info)} from {info.source}, in its guard: {error}") from error
 
 
 def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
@@ -349,7 +349,7 @@ def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
         return
     if len(has) == 1:
         return
-    what = f"{subject} is {described(plugin)}, not {with_article(kind)}"
+    what = f"{subject} is {describe(plugin)}, not {with_article(kind)}"
     if has:
         what += f": it has both {' and '.join(has)}"
     others = [

@@ -1,6 +1,6 @@
-"""The metadata of installed distributions, read so that one broken installation hurts none of the others.
+"""Read the metadata of installed distributions, so that one broken installation does not hurt the others.
 
-Names are compared as PEP 503 does. Nothing is imported.
+Names are compared as in PEP 503. Nothing is imported.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ OURS = "trl-grpo-ext"
 _PACKAGE = __name__.partition(".")[0]
 
 
-def normal(name: str) -> str:
-    """Normalise a distribution's name as PEP 503 does."""
+def normalise(name: str) -> str:
+    """Normalise a distribution's name as in PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def directory(distribution: Distribution) -> str:
-    """Path of the `.dist-info` or `.egg-info`; empty for a distribution that is not kept as files."""
+    """Path of the `.dist-info` or `.egg-info`; empty for a distribution without files."""
     return str(getattr(distribution, "_path", ""))
 
 
 def _stem(distribution: Distribution) -> list[str]:
-    """Name and version as the directory's name has them: there even when METADATA is gone, and cheap to read."""
+    """Name and version from the directory's name, which is cheap and works without METADATA."""
     path = Path(directory(distribution))
     return path.stem.split("-")[:2] if path.suffix in (".dist-info", ".egg-info") else []
 
@@ -55,7 +55,7 @@ def installed_distributions(
     This package itself is the distribution that the running code belongs to, wherever on the path it stands.
 
     Args:
-        on_duplicate: Gets two distributions of one normalised name in one folder, of which the second is passed over.
+        on_duplicate: Called with two distributions of one normalised name in one folder; the second is ignored.
     """
     seen: dict[str, Distribution] = {}
     running = _running()
@@ -66,7 +66,7 @@ def installed_distributions(
         has_metadata = any(_text(distribution, file) for file in ("entry_points.txt", "METADATA", "PKG-INFO"))
         if not has_metadata:
             continue
-        key = normal(name)
+        key = normalise(name)
         if key == OURS and running is not None:
             distribution = running
         if key not in seen:
@@ -82,7 +82,7 @@ def _folder(distribution: Distribution) -> Path | None:
 
 
 def _running() -> Distribution | None:
-    """The distribution of the code that runs: it lies beside it, is installed from there, or has nothing else in it."""
+    """The distribution of the running code: it lies next to it, is installed from there, or contains nothing else."""
     ours = list(distributions(name=OURS))
     root = Path(__file__).resolve().parents[2]
     where: tuple[Callable[[Distribution], bool], ...] = (
@@ -98,13 +98,13 @@ def _running() -> Distribution | None:
 
 
 def metadata_directory(name: str) -> str:
-    """Path of an installed distribution's `.dist-info`; empty where there is none."""
-    distribution = dict(installed_distributions()).get(normal(name))
+    """Path of an installed distribution's `.dist-info`; empty if there is none."""
+    distribution = dict(installed_distributions()).get(normalise(name))
     return "" if distribution is None else directory(distribution)
 
 
 def provenance(key: str, distribution: Distribution) -> tuple[str, str | None]:
-    """Name and version for people to read, also where the metadata lacks them."""
+    """Name and version for people to read, even if the metadata lacks them."""
     fields = _fields(distribution)
     return fields.get("name") or key, fields.get("version") or next(iter(_stem(distribution)[1:]), None)
 
@@ -124,11 +124,11 @@ def documentation(distribution: Distribution, names: Iterable[str]) -> str:
 
 
 def owner_of(module: str, installed: Mapping[str, Distribution]) -> tuple[str, Distribution] | None:
-    """The distribution that a module belongs to; none for a file of the user's own.
+    """The distribution that a module belongs to; None for the user's own file.
 
-    Not `importlib.metadata.packages_distributions`: that knows no editable installs and fails on broken metadata. Here
-    a module belongs to the distribution whose file list has it, or that is installed editable and has an entry point
-    into it. The deepest match wins, since distributions may share a namespace package.
+    Not by `importlib.metadata.packages_distributions`, which ignores editable installs and fails on broken metadata. A
+    module belongs to the distribution whose file list has it, or to an editable one with an entry point into it. The
+    deepest match wins, since distributions may share a namespace package.
     """
     parts = module.split(".")
     roots = _roots(parts[0])

@@ -1,7 +1,7 @@
-"""What one entry of a selection asks for: the same spelling in Python, in YAML and on the command line.
+"""Read one entry of a selection, spelled alike in Python, in YAML and on the command line.
 
 `think_format`, `some-dist:think_format`, `pkg.mod:attr`, or a mapping `{name: ..., weight: 0.2, <parameter>: ...}`. A
-string that starts with `{` is such a mapping in YAML's flow style, which is how a command line gives parameters.
+string that starts with `{` is such a mapping in YAML's flow style, for parameters on a command line.
 
 Some keys are not the plugin's own parameters: a reward's `weight` and `guard`, an advantage hook's `preserve_sign` and
 `preserve_sum`, and a loss aggregation's `skip_zero_variance`.
@@ -24,7 +24,7 @@ GUARD_PARAMETERS = (
     *("timeout", "retries", "on_error", "outcomes", "cache"),
     *("workers", "batch_size", "memory_mb", "budget", "tokenizer"),
 )
-"""What a reward's `guard` may hold: the parameters of `trl_grpo_ext.guard.guarded.guarded`, whose `name` is given."""
+"""The keys of a reward's `guard`: the parameters of `trl_grpo_ext.guard.guarded.guarded` except `name`."""
 
 # A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads.
 _EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
@@ -32,15 +32,15 @@ _EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 
 @dataclass(frozen=True)
 class Selection:
-    """One plugin as it was asked for.
+    """One selected plugin.
 
     Attributes:
         name: The plugin's name, or the attribute of a dotted path.
-        distribution: What stands before the colon: a distribution, or a dotted path's module. None for a bare name.
+        distribution: The part before the colon: a distribution, or a dotted path's module. None for a bare name.
         parameters: Keyword parameters to build the plugin with.
-        weight: A reward's weight; None where none was given.
+        weight: A reward's weight; None if not given.
         switches: Which of the `switches` of its kind are on.
-        guard: What a reward is guarded with, some of the `GUARD_PARAMETERS`; None where it is not.
+        guard: A reward's guard, with some of the `GUARD_PARAMETERS`; None without a guard.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Selection:
         return self.name if self.distribution is None else f"{self.distribution}:{self.name}"
 
     def plain(self) -> str | dict[str, Any]:
-        """The string or mapping that reads as this selection: what to save with a run's settings.
+        """The string or mapping that parses to this selection, to save with a run's settings.
 
         Selections inside the parameters become plain too.
         """
@@ -67,7 +67,7 @@ class Selection:
 
 
 def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> Selection:
-    """Read one entry of a selection. Looks at nothing but the value: the plugin need not exist.
+    """Read one entry of a selection. Only parses: the plugin need not exist.
 
     Args:
         kind: One of `KINDS`. Only a reward may have a weight.
@@ -129,7 +129,7 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
 
 
 def looks_like_a_number(value: object) -> bool:
-    """Whether this string is one that its author meant as a number, such as `1e-3`."""
+    """Whether this string was meant as a number, such as `1e-3`."""
     return isinstance(value, str) and _EXPONENT_WITHOUT_POINT.fullmatch(value) is not None
 
 
@@ -179,7 +179,7 @@ def _guard(guard: object, name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter with the selections inside it made plain."""
+    """A parameter with its inner selections made plain."""
     if isinstance(value, Selection):
         return value.plain()
     if isinstance(value, Mapping):
@@ -191,15 +191,16 @@ def _read_flow_mapping(kind: Kind, text: str) -> Mapping[Any, Any]:
     import yaml  # here, because most selections need no YAML
 
     class Loader(yaml.SafeLoader):
-        """`yaml.SafeLoader` that also takes 1e-3 for a number: nobody on a command line means the string."""
+        """`yaml.SafeLoader` that also reads 1e-3 as a number: nobody means the string on a command line."""
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT_WITHOUT_POINT, list("-+0123456789"))
     try:
         value = yaml.load(text, Loader)
     except Exception as error:  # PyYAML leaks ValueError, KeyError and others on odd scalars
-        raise ConfigurationError(f"{text!r} starts like a YAML mapping and is none: {error}. {_how(kind)}") from error
+        problem = f"{text!r} starts like a YAML mapping but is not one: {error}. {_how(kind)}"
+        raise ConfigurationError(problem) from error
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{text!r} starts like a YAML mapping and is none. {_how(kind)}")
+        raise ConfigurationError(f"{text!r} starts like a YAML mapping but is not one. {_how(kind)}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Files that are never half there: written beside their place, and put there in one step."""
+"""Atomic file writes: each file is written beside its place, then renamed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file, text as UTF-8, in one step; one that is there is replaced.
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write or replace a file in one step; text is encoded as UTF-8.
 
     Raises:
-        OSError: It cannot be written; nothing is left of it then.
+        OSError: It cannot be written. No partial file remains.
     """
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")

@@ -1,8 +1,8 @@
-"""The training log in a file that is up to date at every entry: `OUTPUT_DIR/trl_grpo_ext_log.jsonl`.
+"""A training log that is always up to date: `OUTPUT_DIR/trl_grpo_ext_log.jsonl`.
 
 The trainer writes its log history, `trainer_state.json`, only with a checkpoint. This file has the same entries, one
-JSON object on a line, each written when it is logged. When training begins it is rewritten with the history that the
-trainer has by then: nothing, or that of the checkpoint it resumes from. Values that JSON has no number for are null.
+JSON object per line, each written when it is logged. When training begins, the file is rewritten with the trainer's
+history so far: empty, or the checkpoint's if the run resumes. NaN and infinity become null.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LiveLog(TrainerCallback):
         self._path: Path | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what is in the history already; entries after the checkpoint of a resumed run are gone with it."""
+        """Write the history so far; a resumed run drops the entries after its checkpoint."""
         if not state.is_world_process_zero:
             return
         self._path = Path(args.output_dir) / LOG_FILE
@@ -42,7 +42,7 @@ class LiveLog(TrainerCallback):
         self._written = len(state.log_history)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add what is new in the history."""
+        """Append the new entries of the history."""
         if self._path is None or not state.is_world_process_zero:
             return
         lines = "".join(map(_line, state.log_history[self._written :]))
@@ -55,14 +55,14 @@ class LiveLog(TrainerCallback):
 
     def _give_up(self, error: OSError) -> None:
         warnings.warn(
-            f"{self._path} cannot be written, so the log cannot be followed there: {error}. Training goes on.",
+            f"{self._path} cannot be written, so the log stops there: {error}. Training goes on.",
             stacklevel=3,
         )
         self._path = None
 
 
 def number(value: object) -> float:
-    """The value as a float; NaN for whatever is none, as None is, a mean over nothing."""
+    """The value as a float; NaN if it is not a number, such as None, the mean over nothing."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several values

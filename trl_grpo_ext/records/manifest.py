@@ -1,12 +1,12 @@
-"""Which plugins a run used: recorded beside it and in every checkpoint, compared when a run is resumed.
+"""The plugins of a run: recorded beside it and in every checkpoint, and compared when the run resumes.
 
     output_dir/trl_grpo_ext_plugins.json                     when the training starts
     output_dir/checkpoint-N/trl_grpo_ext_plugins.json        with every checkpoint, and wherever a model is saved
     output_dir/README.md                                     a table, in the model card
 
-A manifest has one record for each plugin, in their order, and the versions of what runs them. `differences` says in
-sentences how two of them differ, `with_plugins` puts a table into a model card. `source` hashes what a plugin is
-written in, `settings` has the hyper-parameters; the part of the trainer that does all this is `plugin_records`.
+A manifest has one record per plugin, in order, and the versions of the libraries. `differences` lists how two manifests
+differ; `with_plugins` puts a table into a model card. `source` hashes a plugin's source and `settings` records the
+hyper-parameters; the trainer calls all this from `plugin_records`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
-from ..guard.printable import escaped
+from ..guard.printable import escape
 from ..plugins.kinds import KINDS, LABELS
 from ..plugins.loading import Kind, Loaded, LoadedList
 from ..plugins.metadata import installed_distributions, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import CONTRACT_VERSION, role_of
-from .files import write_whole
+from .files import write_atomically
 from .source import Source, SourceReader, of_text
 
 __all__ = ["FILE", "Manifest", "PluginRecord", "differences", "version_notes"]
@@ -59,19 +59,19 @@ class PluginRecord:
 
     Attributes:
         kind: One of `KINDS`.
-        name: The entry point's name, or what TRL or messages call an object that was given in Python.
-        distribution: The distribution that it comes from; None for a module of the user's own.
+        name: The entry point's name, or, for an object given in Python, the name that TRL or messages use.
+        distribution: Its distribution; None for the user's own module.
         version: That distribution's version; None where it has none.
         target: `module:attribute` that was loaded; for an object given in Python its function or class.
-        parameters: What was selected, as JSON; for an object given in Python what its constructor took, as far as it
-            keeps that under the same names; None where that is not known.
-        weight: Of a reward that the trainer calls, or that stands in a list inside another; None for others.
-        switches: What the selection asked for beyond parameters: `guard`, `preserve_sign` and so on.
-        source_hash: SHA-256 of its source (see `records.source`); None where there is none to read.
-        source: What that hash covers, or why there is none.
-        inside: For a reward among another reward's parameters, that reward and the place; else None.
-        selected: Whether it was selected by name or path; else it was given in Python.
-        role: Of an advantage hook; None for others, and in manifests older than roles.
+        parameters: The selected parameters, as JSON; for an object given in Python its constructor's arguments, if it
+            keeps them under the same names; None if they are unknown.
+        weight: Weight of a reward that the trainer calls or that another reward lists; None for other plugins.
+        switches: What the selection says beyond parameters: `guard`, `preserve_sign` and so on.
+        source_hash: SHA-256 of its source (see `records.source`); None if it has none to read.
+        source: What the hash covers, or why there is none.
+        inside: For a reward inside another reward's parameters, that reward and parameter; else None.
+        selected: Whether it was selected by name or path, rather than given in Python.
+        role: Role of an advantage hook; None for other plugins and in manifests older than roles.
     """
 
     kind: Kind
@@ -101,8 +101,7 @@ class Manifest:
     """The plugins of a run.
 
     Attributes:
-        plugins: In the order in which they are called: rewards, advantage hooks, the loss aggregation; those inside a
-            reward follow it.
+        plugins: In calling order: rewards, advantage hooks, the loss aggregation. Rewards inside a reward follow it.
         versions: Of this package and the libraries under it, by distribution.
         contract_version: `trl_grpo_ext.types.CONTRACT_VERSION` of the run.
     """
@@ -113,22 +112,22 @@ class Manifest:
 
     @classmethod
     def of(cls, trainer: Any, aggregation: Loaded | None = None, group_filter: Loaded | None = None) -> Manifest:
-        """The manifest of a constructed trainer; TRL's own will do, with rewards alone.
+        """The manifest of a constructed trainer; of TRL's own trainer it holds rewards alone.
 
         Args:
             trainer: A `GRPOTrainer` or one that extends it.
-            aggregation: What its loss aggregation was made of, if that is known.
-            group_filter: What its group filter was made of, if that is known.
+            aggregation: What its loss aggregation was loaded from, if known.
+            group_filter: What its group filter was loaded from, if known.
         """
         weights = [_short(weight) for weight in trainer.reward_weights.tolist()]
         weights += [1.0] * (len(trainer.reward_funcs) - len(weights))
         made = _Recorder()
         records: list[PluginRecord] = []
         for loaded, name, weight in zip(
-            _loaded(trainer.reward_funcs), trainer.reward_func_names, weights, strict=False
+            _as_loaded(trainer.reward_funcs), trainer.reward_func_names, weights, strict=False
         ):
             records += made.records("reward", loaded, name=name, weight=weight)
-        for loaded in _loaded(getattr(trainer, "advantage_hooks", [])):
+        for loaded in _as_loaded(getattr(trainer, "advantage_hooks", [])):
             records += [
                 replace(record, role=role_of(loaded.object)) for record in made.records("advantage_hook", loaded)
             ]
@@ -140,7 +139,7 @@ class Manifest:
         return cls(tuple(records), {name: _version(name) for name in _VERSIONS_OF})
 
     def line(self) -> str:
-        """Every plugin with where it comes from, in one line; empty where there is none."""
+        """Every plugin and its origin in one line; empty if there is none."""
         by_kind: dict[Kind, list[str]] = {}
         for record in self.plugins:
             if record.inside is None:
@@ -150,7 +149,7 @@ class Manifest:
         )
 
     def plain(self) -> dict[str, Any]:
-        """The manifest as JSON has it."""
+        """The manifest as JSON values."""
         return {
             "format": _FORMAT,
             "contract_version": self.contract_version,
@@ -159,13 +158,13 @@ class Manifest:
         }
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, in one step, so that no half of it is ever there.
+        """Write it atomically as JSON.
 
         Raises:
             OSError: The file cannot be written.
         """
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(self.plain(), indent=2) + "\n")
+        write_atomically(path, json.dumps(self.plain(), indent=2) + "\n")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Manifest:
@@ -182,16 +181,16 @@ class Manifest:
         except (OSError, ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
             raise ManifestError(
-                f"{path} cannot be read as a record of plugins: {reason.rstrip('.')}. Restore the file; or delete it, "
-                "or set plugin_changes: warn, and nobody checks whether the plugins are the same."
+                f"{path} cannot be read as a record of plugins: {reason.rstrip('.')}. Restore the file. To resume "
+                f"without comparing plugins, delete it or set plugin_changes: warn."
             ) from error
 
     @classmethod
     def from_plain(cls, value: Any) -> Manifest:
-        """Make it of what `plain` returned, or of anything that came in a file.
+        """Make a manifest from what `plain` returned; the value may come from an untrusted file.
 
         Raises:
-            ManifestError: It is not of that form; the message says where.
+            ManifestError: It is malformed; the message says where.
         """
         whole = _of_type(value, dict, "the whole")
         if whole.get("format") != _FORMAT:
@@ -228,12 +227,12 @@ def _record(value: Any, place: str) -> PluginRecord:
 
 def _of_type(value: Any, types: Any, place: str) -> Any:
     if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
-        raise ManifestError(f"{place} is {value!r:.60}, which has another type than it should")
+        raise ManifestError(f"{place} is {value!r:.60}, which has the wrong type")
     return value
 
 
 class _Recorder:
-    """Makes records; reads each source file and the installed distributions once."""
+    """Makes records, and reads each source file and the installed distributions once."""
 
     def __init__(self) -> None:
         self._sources = SourceReader()
@@ -310,7 +309,7 @@ class _Recorder:
         return dict(installed_distributions())
 
 
-def _loaded(plugins: Sequence[Any]) -> list[Loaded]:
+def _as_loaded(plugins: Sequence[Any]) -> list[Loaded]:
     return plugins.loaded if isinstance(plugins, LoadedList) else [Loaded(plugin) for plugin in plugins]
 
 
@@ -320,13 +319,13 @@ def _is_model(thing: Any) -> bool:
 
 
 def _wraps(thing: Any) -> str | None:
-    """The attribute that holds the plugin, if this is one of our own objects around one."""
+    """The attribute that holds the plugin, if this is one of our wrappers."""
     ours = type(thing).__module__.startswith("trl_grpo_ext.")
     return _WRAPPERS.get(type(thing).__qualname__) if ours else None
 
 
 def _switches(wrapper: Any) -> dict[str, Any]:
-    """What one of our own wrappers was asked for, as a selection would say it."""
+    """The switches of one of our wrappers, as a selection writes them."""
     asked = {name: value for name, value in (_constructed_with(wrapper) or {}).items() if name != "name"}
     if type(wrapper).__qualname__.endswith("Guarded"):
         return {"guard": {name: value for name, value in asked.items() if value is not None}}
@@ -336,9 +335,9 @@ def _switches(wrapper: Any) -> dict[str, Any]:
 
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:
-    """Simple values that an object keeps under the names of its constructor's parameters, which is a common habit.
+    """Simple values that an object keeps under the names of its constructor's parameters, as many classes do.
 
-    Not asked of one with a state of its own, whose values change while it trains. None where nothing is found.
+    Objects with a state are skipped, because their values change during training. None if there are none.
     """
     try:
         names = inspect.signature(type(thing)).parameters
@@ -362,7 +361,7 @@ def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """A parameter as JSON; of what JSON has no word for, the name of its function or class."""
+    """A parameter as JSON; what JSON cannot hold becomes the name of its function or class."""
     if isinstance(value, Selection):
         return plain_value(value.plain())
     if isinstance(value, Mapping):
@@ -386,7 +385,7 @@ def plain_value(value: Any) -> Any:
 
 
 def _short(weight: float) -> float:
-    """A float32 without the digits that it does not have: 0.2 and not 0.20000000298."""
+    """A float without false float32 digits: 0.2 rather than 0.20000000298."""
     return float(f"{weight:.7g}") if math.isfinite(weight) else weight
 
 
@@ -406,26 +405,25 @@ _Key = tuple[str, str | None, str, int]
 
 
 def differences(old: Manifest, new: Manifest) -> list[str]:
-    """Say what makes the plugins of two manifests different ones; empty where they are the same.
+    """List the differences between the plugins of two manifests; empty if there are none.
 
-    Plugins are matched by kind and name. What counts is where they come from, their versions and sources, parameters,
-    switches and weights, their order, and which there are. Sources count where both are known and the versions are
-    equal, since another version has another source. The versions of the libraries beneath don't count: see
-    `version_notes`.
+    Plugins are matched by kind and name, and compared by origin, version, source, parameters, switches, weight and
+    order. Sources are compared if both are known and the versions are equal, since another version has another source.
+    Versions of the libraries don't count: see `version_notes`.
 
     Args:
         old: Of the checkpoint.
         new: Of this run.
     """
-    before, here = _keyed(old), _keyed(new)
+    before, here = _by_key(old), _by_key(new)
     texts = []
     for key in {**before, **here}:
         if key not in here:
-            texts.append(f"{_called(before[key])} ({_text(before[key].origin)}) is in the checkpoint and not here")
+            texts.append(f"{_describe(before[key])} ({_text(before[key].origin)}) is in the checkpoint and not here")
         elif key not in before:
-            texts.append(f"{_called(here[key])} ({_text(here[key].origin)}) is here and not in the checkpoint")
+            texts.append(f"{_describe(here[key])} ({_text(here[key].origin)}) is here and not in the checkpoint")
         else:
-            texts += [f"{_called(here[key])}: {text}" for text in _changes(before[key], here[key])]
+            texts += [f"{_describe(here[key])}: {text}" for text in _changes(before[key], here[key])]
     for kind in KINDS:
         order = [key for key in before if key[0] == kind and key in here]
         order_here = [key for key in here if key[0] == kind and key in before]
@@ -436,7 +434,7 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
 
 
 def version_notes(old: Manifest, new: Manifest) -> list[str]:
-    """Say which of the libraries beneath have other versions; this alone makes no plugin another one."""
+    """List the libraries with different versions; these alone don't count as a change of plugins."""
     notes = [
         f"{_text(name)} {_text(old.versions.get(name) or 'none')} in the checkpoint, {new.versions.get(name)} here"
         for name in sorted({*old.versions, *new.versions})
@@ -447,8 +445,8 @@ def version_notes(old: Manifest, new: Manifest) -> list[str]:
     return notes
 
 
-def _keyed(manifest: Manifest) -> dict[_Key, PluginRecord]:
-    """The records by kind, place and name, and the how-manieth of these each one is."""
+def _by_key(manifest: Manifest) -> dict[_Key, PluginRecord]:
+    """The records by kind, place, name and a running number for duplicates."""
     keyed: dict[_Key, PluginRecord] = {}
     for record in manifest.plugins:
         number = 0
@@ -495,13 +493,13 @@ def _of_values(what: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Whether two JSON values are equal; other than in Python, true is not 1."""
+    """Whether two JSON values are equal; unlike in Python, true is not 1."""
     return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True) or (
         type(old) in (int, float) and type(new) in (int, float) and old == new
     )
 
 
-def _called(record: PluginRecord) -> str:
+def _describe(record: PluginRecord) -> str:
     within = f" (inside {_text(record.inside)})" if record.inside else ""
     return f"{LABELS[record.kind]} {_text(record.name)}{within}"
 
@@ -511,8 +509,8 @@ def _value(value: Any) -> str:
 
 
 def _text(value: str | None) -> str:
-    """A string from a file or a plugin, without what a terminal would obey."""
-    return _cut(escaped(str(value)))
+    """A string from a file or a plugin, without control characters."""
+    return _cut(escape(str(value)))
 
 
 def _cut(text: str) -> str:
@@ -527,12 +525,12 @@ _BEGIN, _END = "<!-- trl-grpo-ext: plugins -->", "<!-- trl-grpo-ext: end of plug
 _SECTION = re.compile(rf"\n*{re.escape(_BEGIN)}.*?{re.escape(_END)}\n*", re.DOTALL)
 _CITATIONS = re.compile(r"^## Citations?$", re.MULTILINE)
 _PLAIN = re.compile(r"[\w .,:;=/+(){}\"'@<>!?%^&#$*\[\]~-]*", re.ASCII)
-"""What means nothing to Markdown between backticks in a table."""
+"""Characters without a meaning in Markdown, between backticks in a table."""
 _NAME, _VERSION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"), re.compile(r"[A-Za-z0-9.!+_-]+")
 
 
 def with_plugins(card: str, manifest: Manifest) -> str:
-    """A model card with the section on plugins, before the citations or at the end; replaces the one that it has.
+    """Add the section on plugins to a model card, before the citations or at the end, or replace an earlier one.
 
     Args:
         card: Markdown.
@@ -565,7 +563,7 @@ def section(manifest: Manifest) -> str:
     loose = [record for record in manifest.plugins if record.distribution is None]
     if loose:
         modules = ", ".join(dict.fromkeys(_cell(record.target) for record in loose))
-        lines += ["", f"In no distribution, so not to be installed: {modules}."]
+        lines += ["", f"In no distribution, so pip cannot install them: {modules}."]
     return "\n".join([*lines, _END])
 
 
@@ -586,12 +584,12 @@ def _row(record: PluginRecord) -> str:
 
 
 def _cell(text: str | None) -> str:
-    """A string that may hold anything, as a cell of a Markdown table that shows it and obeys none of it."""
+    """An untrusted string as a cell of a Markdown table, escaped."""
     if not text:
         return ""
     if text == text.strip() and _PLAIN.fullmatch(text):
         return f"`{text}`"
-    text = escaped(text)
+    text = escape(text)
     return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
 
 

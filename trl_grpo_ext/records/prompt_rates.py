@@ -1,21 +1,20 @@
-"""How often each prompt was solved in training, `OUTPUT_DIR/prompt_rates.jsonl`, and which prompts the next run draws.
+"""How often training solved each prompt (`OUTPUT_DIR/prompt_rates.jsonl`), and how often the next run draws it.
 
     prompt_rates: true                             # this run writes the file
     prompt_weights: earlier/prompt_rates.jsonl     # the next one leaves out what is solved
     prompt_weights: {file: earlier/prompt_rates.jsonl, solved: 0.1, unsolved: 0.5, mixed: 2}
 
 A line is one group: `{"step": 12, "prompt": ..., "solved": 3, "sampled": 8, "rate": 0.375}`, in the order of training.
-A completion solves its prompt if it is at or above every threshold of `pass_thresholds`; one that a reward left out is
-not counted. A run that resumes keeps the lines of the steps before its checkpoint.
+A completion solves its prompt if it reaches every threshold of `pass_thresholds`; one that a reward left out is not
+counted. A resumed run keeps the lines before its checkpoint.
 
-A prompt's weight is how often an epoch draws it: 0 leaves it out, 1 is as usual, 2 is twice, and 0.3 draws three in
-ten of such prompts, the same ones in every epoch. It goes by the prompt's last line: a policy that has learned to solve
-it solves it now. Prompts that the file does not have keep weight 1. Whoever makes the file by hand may give a line a
-`weight` of its own, which then counts. Prompts are compared by their text, so rows that differ in an image alone are
-one.
+A prompt's weight is how often an epoch draws it: 0 leaves it out, 1 is as usual, 2 is twice, and 0.3 draws three in ten
+of such prompts, the same ones in every epoch. The prompt's last line decides, since it shows what the policy can do
+now. Prompts that the file lacks keep weight 1. In a file made by hand a line may have a `weight` of its own, which
+takes precedence. Prompts are compared by their text, so rows that differ only in an image count as one.
 
-A group that all or none of its completions solve gives no gradient under GRPO, yet what is left out is never seen
-again, and unlearned without notice: keep some of it, and evaluate on all of it.
+A group in which all or no completions solve the prompt gives no gradient under GRPO. But a prompt that is left out is
+never seen again and may be unlearned unnoticed: keep some of them, and evaluate on all.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ import torch
 from transformers import TrainerCallback
 
 from ..errors import ConfigurationError
-from .files import write_whole
+from .files import write_atomically
 
 RATES_FILE = "prompt_rates.jsonl"
 
 WEIGHTS: Mapping[str, float] = {"solved": 0.0, "unsolved": 1.0, "mixed": 1.0}
-"""By what became of a prompt's last group, its weight where nothing else is said."""
+"""Default weight by the outcome of a prompt's last group."""
 
 
 def key_of(prompt: Any) -> str:
-    """What a prompt is known by: its text, or its messages; what is no text in them counts by its kind alone."""
+    """Identify a prompt by its text or messages; parts that are not text count by their kind alone."""
     return json.dumps(prompt, sort_keys=True, ensure_ascii=False, default=lambda other: type(other).__name__)
 
 
 def solved_groups(
     rewards_N_K: torch.Tensor, thresholds: Mapping[tuple[int, str], float], group_size: int
 ) -> list[tuple[int, int]]:
-    """Of every group, how many completions solve the prompt, and how many were judged.
+    """For every group, count the completions that solve the prompt and those that were judged.
 
     Args:
         rewards_N_K: Of all ranks, NaN for none.
-        thresholds: By the column of the rewards and its name.
+        thresholds: By reward column and name.
         group_size: Completions of one prompt.
     """
     columns = [column for column, _ in thresholds]
@@ -65,7 +64,7 @@ def solved_groups(
 
 
 def shares_of(groups: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """The shares of the groups that all, and that none, of their completions solve; empty where none was judged."""
+    """The shares of groups in which all, and in which no, completions solve the prompt; empty if none was judged."""
     known = [(solved, judged) for solved, judged in groups if judged]
     if not known:
         return {}
@@ -79,7 +78,7 @@ class PromptRates(TrainerCallback):
     """Writes the file, on the main process. A full disk costs the file, not the run.
 
     Args:
-        thresholds: By the column of the rewards and its name, what solves a prompt.
+        thresholds: By reward column and name, the least value that solves a prompt.
         group_size: Completions of one prompt.
     """
 
@@ -88,14 +87,14 @@ class PromptRates(TrainerCallback):
         self._path: Path | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the lines of the steps before; those of this step and later belong to a training that is gone."""
+        """Keep the lines of earlier steps; drop the rest, which a training after this checkpoint wrote."""
         if not state.is_world_process_zero:
             return
         self._path = path = Path(args.output_dir) / RATES_FILE
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             kept = [line for line in _lines(path) if _step_of(line) < state.global_step] if path.is_file() else []
-            write_whole(path, "".join(f"{line}\n" for line in kept))
+            write_atomically(path, "".join(f"{line}\n" for line in kept))
         except OSError as error:
             self._give_up(error)
 
@@ -161,7 +160,7 @@ class PromptWeights:
         """Return the weights of the file's prompts, by `key_of`.
 
         Raises:
-            ConfigurationError: The file is not there, or a line of it is not as it has to be.
+            ConfigurationError: The file is missing, or a line is malformed.
         """
         try:
             lines = _lines(Path(self.file))
@@ -175,8 +174,8 @@ class PromptWeights:
                 weight = entry["weight"] if "weight" in entry else self._weight_of(entry["rate"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigurationError(
-                    f"prompt_weights: line {number} of {self.file!r} has to be {{prompt, rate}} or {{prompt, weight}}, "
-                    f"and is {line[:80]!r} ({type(error).__name__}: {error})."
+                    f"prompt_weights: line {number} of {self.file!r} must be {{prompt, rate}} or {{prompt, weight}}, "
+                    f"got {line[:80]!r} ({type(error).__name__}: {error})."
                 ) from error
             weights[key] = _checked(weight, f"prompt_weights: the weight in line {number} of {self.file!r}")
         return weights
@@ -187,11 +186,11 @@ class PromptWeights:
         return self.solved if rate == 1 else self.unsolved if rate == 0 else self.mixed
 
     def rows(self, prompts: Sequence[Any], seed: int, at_least: int) -> list[int]:
-        """Return the rows of an epoch: each as often as its weight says, next to itself.
+        """Return the rows of an epoch: each as often as its weight says, duplicates next to each other.
 
         Args:
             prompts: Of the data set.
-            seed: Decides which rows a fraction draws; the same on all ranks.
+            seed: Decides which rows a fractional weight draws; the same on all ranks.
             at_least: Prompts that a generation batch takes.
 
         Raises:
@@ -220,7 +219,7 @@ class PromptWeights:
 
 
 def read_prompt_weights(value: Any) -> PromptWeights | None:
-    """What the setting is: None, a file, or a mapping with `file` and weights.
+    """Read the setting: None, a file, or a mapping with `file` and weights.
 
     Raises:
         ConfigurationError: It is something else.
@@ -245,12 +244,12 @@ def _checked(weight: Any, what: str) -> float:
 
 
 def _lines(path: Path) -> list[str]:
-    # Not `splitlines`: a prompt may hold U+2028 where somebody made the file by hand.
+    # Not `splitlines`: in a file made by hand a prompt may hold U+2028.
     return [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
 
 
 def _step_of(line: str) -> float:
-    """The step of a line; one that a run that was cut off left half written is of no step."""
+    """The step of a line; None for a line that an interrupted run left incomplete."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

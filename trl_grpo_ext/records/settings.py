@@ -1,8 +1,8 @@
 """The hyper-parameters of a run, recorded beside its manifest: `output_dir/trl_grpo_ext_settings.json`.
 
-TRL keeps them in a pickle, which nobody should open in somebody else's folder. Written is what differs from the
-defaults, what `ALWAYS` lists, the model, the number of processes and the adapter. Left out is `NEVER`. What is named
-like a key, a token or a password, and the user's part of a URL, becomes "(not recorded)".
+TRL keeps them in a pickle, which is unsafe to open in a folder that you don't trust. The record has the settings that
+differ from the defaults, those in `ALWAYS`, the model, the number of processes and the adapter; it leaves out `NEVER`.
+Values of keys, tokens and passwords, and the user part of URLs, become "(not recorded)".
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
-from .files import write_whole
+from .files import write_atomically
 from .manifest import HIDDEN, plain_mapping, plain_value
 
 FILE = "trl_grpo_ext_settings.json"
-"""The name, in a run's folder."""
+"""File name in a run's folder."""
 
 ALWAYS = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "max_grad_norm", "weight_decay"),
@@ -30,7 +30,7 @@ ALWAYS = (
     *("loss_type", "scale_rewards", "beta", "epsilon", "epsilon_high", "importance_sampling_level"),
     *("reward_weights", "compact_updates"),
 )
-"""Settings that are recorded even with their default values."""
+"""Recorded even at their default values."""
 
 NEVER = ("output_dir", "logging_dir", "run_name", "disable_tqdm", "local_rank", "accelerator_config", "token_records")
 """Settings that say nothing of what is learned."""
@@ -42,7 +42,7 @@ _OF_ADAPTER = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora"
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """The settings of a constructed trainer as JSON; TRL's own trainer will do.
+    """The settings of a constructed trainer, ours or TRL's, as JSON.
 
     Args:
         trainer: With `args`, a dataclass, `model` and `accelerator`.
@@ -68,20 +68,20 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def write_settings(trainer: Any, path: str | os.PathLike[str]) -> None:
-    """Write the settings as JSON, in one step, so that no half of it is ever there.
+    """Write the settings atomically as JSON.
 
     Raises:
         OSError: The file cannot be written.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"format": _FORMAT, "settings": settings_of(trainer)}, indent=2) + "\n")
+    write_atomically(path, json.dumps({"format": _FORMAT, "settings": settings_of(trainer)}, indent=2) + "\n")
 
 
 def from_plain(value: Any) -> dict[str, Any]:
-    """The settings of what was in a file.
+    """The settings in a file's content.
 
     Raises:
-        ManifestError: It is not of that form.
+        ManifestError: It is malformed.
     """
     if not isinstance(value, dict) or value.get("format") != _FORMAT or not isinstance(value.get("settings"), dict):
         raise ManifestError("it is no record of settings that this version reads")
@@ -97,7 +97,7 @@ def _differs(field: Field[Any], value: Any) -> bool:
 
 
 def _simple(value: Any) -> Any:
-    """As JSON; what can say itself as a mapping does so, and torch's types have their names."""
+    """As JSON: objects that have a mapping become it, and torch's types their names."""
     if isinstance(value, Mapping):
         return plain_mapping({key: _simple(inner) for key, inner in value.items()})
     if isinstance(value, (list, tuple)):

@@ -1,13 +1,12 @@
-"""A hash of the Python source that a plugin is written in, read from files without importing anything.
+"""A hash of a plugin's Python source, read from files without importing anything.
 
-It covers the plugin's module, the packages that this lies in, and all that these import, directly or further on, from
-where they come from themselves: from their own top-level package, from other top-level modules of their distribution,
-and for modules of no distribution also from those that lie beside them. Extension modules count with their bytes. Line
-endings don't count.
+It covers the plugin's module, its parent packages, and everything that these import, directly or indirectly, from their
+own top-level package and from other top-level modules of their distribution. For modules of no distribution it also
+covers imported modules in the same folder. Extension modules count by their bytes. Line endings don't count.
 
-It does not cover what is imported by name at run time (`importlib.import_module`), data files, environment variables,
-other distributions, nor what only type checkers import. Objects that a script itself defines, the file that Python was
-started with, are covered by their own text alone: else every edit of the script's settings would be another plugin.
+It does not cover imports by name at run time (`importlib.import_module`), data files, environment variables, other
+distributions or imports for type checkers only. For objects defined in the script that Python was started with, only
+their own text counts: otherwise every edit of the script's settings would change the plugin.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _OURS = "trl_grpo_ext"
 
 @dataclass(frozen=True)
 class Source:
-    """What a plugin is written in.
+    """A plugin's source.
 
     Attributes:
-        hash: SHA-256 as hexadecimal digits; None where there is no source to read.
-        covers: What the hash is of, in words; or why there is none.
+        hash: SHA-256 as hexadecimal digits; None if there is no source to read.
+        covers: What the hash covers, in words; or why there is none.
     """
 
     hash: str | None
@@ -44,7 +43,7 @@ class Source:
 
 @dataclass
 class SourceReader:
-    """Hashes sources; keeps what it has read, since plugins share modules."""
+    """Hashes sources, and caches files, since plugins share modules."""
 
     _files: dict[Path, tuple[bytes, list[ast.stmt]]] = field(default_factory=dict)
 
@@ -53,7 +52,7 @@ class SourceReader:
 
         Args:
             module: Its dotted name. It need not be imported yet, though its top-level package may be.
-            owner: The distribution that it belongs to; None for a module of the user's own.
+            owner: Its distribution; None for the user's own module.
         """
         tops = _Tops(module.partition(".")[0], owner)
         files: dict[str, Path] = {}
@@ -80,7 +79,7 @@ class SourceReader:
         return Source(digest.hexdigest(), f"the module {module}{others}")
 
     def _read(self, path: Path) -> tuple[bytes, list[ast.stmt]]:
-        """A file's bytes, with plain line endings, and its statements, none where it is not Python."""
+        """A file's bytes, with normalised line endings, and its statements; no statements if it is not Python."""
         if path not in self._files:
             content, statements = path.read_bytes(), []
             if path.suffix == ".py":
@@ -94,7 +93,7 @@ class SourceReader:
 
 
 def of_text(thing: Any) -> Source:
-    """The source of a function or class by its own text, for what a script or a notebook defines.
+    """The source of a function or class by its own text, for objects defined in a script or a notebook.
 
     Args:
         thing: The function or class.
@@ -109,7 +108,7 @@ def of_text(thing: Any) -> Source:
 
 
 class _Tops:
-    """Finds the files of the modules that belong together with one top-level module."""
+    """Finds the files of modules that belong to the same distribution or folder as a top-level module."""
 
     def __init__(self, top: str, owner: str | None) -> None:
         self._top = top
@@ -124,7 +123,7 @@ class _Tops:
             self._declared = set() if in_site_packages else None
 
     def file(self, module: str) -> Path | None:
-        """The file of a module if it belongs, and is there."""
+        """The file of a module, if it belongs and exists."""
         top, *rest = module.split(".")
         if not self._belongs(top):
             return None
@@ -147,7 +146,7 @@ class _Tops:
         return any(place.parent in self._roots for place in self._place(top))
 
     def _place(self, top: str) -> list[Path]:
-        """Where a top-level module lies: its folder, or its file without the ending."""
+        """The path of a top-level module: its folder, or its file without the suffix."""
         if top not in self._places:
             spec = _spec(top)
             found = [*(spec.submodule_search_locations or [])] if spec else []
@@ -165,7 +164,7 @@ def _spec(top: str) -> ModuleSpec | None:
 
 
 def _record(owner: str) -> str | None:
-    """A distribution's list of files; None where its modules lie elsewhere, as in an editable installation."""
+    """A distribution's list of files; None if its modules are elsewhere, as in an editable installation."""
     try:
         found = distribution(owner)
         origin = json.loads(found.read_text("direct_url.json") or "{}")
@@ -176,7 +175,7 @@ def _record(owner: str) -> str | None:
 
 
 def _ancestors(module: str) -> list[str]:
-    """A module and the packages that it lies in, which run before it."""
+    """A module and its parent packages, which run before it."""
     parts = module.split(".")
     return [".".join(parts[: length + 1]) for length in range(len(parts))]
 

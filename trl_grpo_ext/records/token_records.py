@@ -1,10 +1,9 @@
-"""Token by token, what the loss used: a sample of the completions, written as one parquet file per logging step.
+"""What the loss used, token by token: sampled completions, in one parquet file per logging step.
 
-Turned on by `token_records: n` in the config. Whole groups are sampled, so that the completions of one prompt can be
-compared, at least `n` completions of every generation batch. Each row of `token_records/step_00010.parquet` is one
-completion; `SCHEMA` lists its columns. What is in there was taken where it was used: the rewards and the advantages
-after each rollout hook when the generation batch was scored, the rest at the row's last loss forward before the file
-was written.
+The setting `token_records: n` turns it on. It samples at least `n` completions of every generation batch, in whole
+groups, so that completions of one prompt can be compared. Each row of `token_records/step_00010.parquet` is one
+completion; `SCHEMA` lists its columns. Values are taken where they were used: rewards and the advantages after each
+rollout hook when the batch was scored, the rest at the row's last loss forward before the file was written.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ COLUMNS: dict[str, str] = {
     "truncated": "whether it ended at the limit",
     "rewards": "each function's reward, null where it gave None",
     "reward": "their weighted sum",
-    "outcomes": "what rewards that judge by outcomes made of it: right, wrong, no_answer, timeout, ...",
+    "outcomes": "the verdict of rewards that judge by outcomes: right, wrong, no_answer, timeout, ...",
     "token_ids": "the completion's tokens",
     "tokens": "their names in the vocabulary",
     "starts": "where in the completion's text each token's characters begin; null if they cannot be matched",
     "ends": "where they end",
     "live": "whether the token counts in the loss",
     "turns": "number of the turn that wrote the token, from 0; -1 where a tool or an environment wrote it",
-    "failed_turns": "numbers of the turns that have a tool call that failed; null where it is not known",
-    "stages": "what has acted on the advantages: trl, then each hook",
-    "advantages": "for each of the stages the advantage of every token",
+    "failed_turns": "numbers of the turns with a failed tool call; null if unknown",
+    "stages": "the stages of the advantages: trl, then each hook",
+    "advantages": "the advantage of every token after each stage",
     "advantage": "the advantage of every token that the loss used; null until the row has been trained on",
-    "weight": "what its loss counts in the optimizer step's loss; null where there was none",
+    "weight": "the token's weight in the loss of the optimizer step; null where there was none",
     "logp": "log-probability under the policy at that loss forward; null where there was none",
     "entropy": "entropy of the next-token distribution there, in nats; null where there was none",
 }
-"""The columns of a record, by name, with what they are."""
+"""The columns of a record: name, type and meaning."""
 
 
 class TokenRecorder:
-    """Keeps the records of the sampled rows of this rank until they are written.
+    """Keeps the records of this rank's sampled rows until they are written.
 
     Args:
-        count: Completions to sample of each generation batch, over all ranks; whole groups are taken.
+        count: Completions to sample from each generation batch, over all ranks, in whole groups.
         seed: For the choice of groups, which must be the same on all ranks.
     """
 
@@ -71,12 +70,12 @@ class TokenRecorder:
         stages: Sequence[tuple[str, torch.Tensor]],
         outcomes: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        """Begin the records of a new generation batch; those of the one before are dropped.
+        """Begin the records of a generation batch; drop those of the one before.
 
         Args:
             rollout: The generation batch.
-            places_B: By which number each row is known at its loss forward.
-            stages: Name of what has acted on the advantages, and `(B, T)` after it.
+            places_B: The number that identifies each row at its loss forward.
+            stages: Name of each stage of the advantages, and `(B, T)` after it.
             outcomes: By name of a reward, the outcome of each of the `B` completions.
         """
         self._generations += 1
@@ -101,7 +100,7 @@ class TokenRecorder:
         """Whether any of these rows is recorded."""
         return any(place in self._records for place in places_B.tolist())
 
-    def trained(
+    def add_trained(
         self,
         places_B: torch.Tensor,
         stages: Sequence[tuple[str, torch.Tensor]],
@@ -119,7 +118,7 @@ class TokenRecorder:
             if record is None:
                 continue
             size = len(record["token_ids"])
-            done = record["at_rollout"]  # what follows is of an earlier pass over the batch
+            done = record["at_rollout"]  # later stages are from an earlier pass over the batch
             record["stages"][done:] = [name for name, _ in stages]
             record["advantages"][done:] = [_row(values_B_T, row, size) for _, values_B_T in stages]
             record |= {name: _row(values_B_T, row, size) for name, values_B_T in used.items()}
@@ -211,5 +210,5 @@ def _number(value: float) -> float | None:
 
 
 def encodable(text: str) -> str:
-    """The text as UTF-8 can hold it: what a model writes may contain half a surrogate pair, which becomes `?`."""
+    """The text as UTF-8 can encode it: a lone surrogate, which a model may write, becomes `?`."""
     return text.encode("utf-8", errors="replace").decode("utf-8")

@@ -25,7 +25,7 @@ _LOADED: dict[_Source, _Loaded] = {}
 
 @dataclass(frozen=True)
 class _Source:
-    """What a model is loaded from; instances that agree on it share one model per process."""
+    """A model's source; instances with the same source share one model per process."""
 
     model: str
     tokenizer: str
@@ -45,33 +45,33 @@ class _Loaded:
 
 
 class Classifier:
-    r"""Score `sign` times the probability that a Hugging Face sequence classifier gives to a label.
+    r"""Score `sign` times a label's probability under a Hugging Face sequence classifier.
 
     For detoxification: `{name: classifier, model: unitary/toxic-bert, label: toxic, sign: -1.0}`. The model is loaded
-    at the first call, once per process whatever the number of rewards that use it, and runs in evaluation mode without
-    gradients. A model without a trained classification head is refused: it would score at random.
+    at the first call, once per process for all rewards that use it, and runs in evaluation mode without gradients. A
+    model without a trained classification head is refused, since it would score at random.
 
-    The probability is a sigmoid for models whose configuration says `multi_label_classification`, else a softmax over
-    the labels. A model with one output (a regression, a reward model) has no labels: its score is the output itself.
+    The probability is a sigmoid if the model's configuration says `multi_label_classification`, else a softmax over the
+    labels. A model with one output (a regression, a reward model) has no labels: its score is the output itself.
 
-    A text that is longer than `max_length` tokens, or than what the model takes, is cut: for "completion" its
-    beginning is kept, for "prompt_and_completion" its end. So a model may learn to write what the classifier doesn't
-    like after the cut: set `max_length` to what completions need.
+    A text longer than `max_length` tokens, or than the model's limit, is cut: "completion" keeps its beginning,
+    "prompt_and_completion" its end. A policy could then hide what the classifier dislikes after the cut, so make
+    `max_length` long enough for your completions.
 
     Args:
         model: Name or path of the model.
         label: The label, by its name or index in the model's `id2label`. May be left out for a model of one output.
-        sign: What the score is multiplied with.
+        sign: Factor on the score.
         batch_size: Texts per forward pass; they are batched by length.
-        device: Such as "cpu" or "cuda:1". None: the GPU of this process (`LOCAL_RANK`), or the CPU where there is none.
+        device: Such as "cpu" or "cuda:1". None means the GPU of this process (`LOCAL_RANK`), or the CPU without one.
         max_length: In tokens.
-        text: "completion" or "prompt_and_completion". Prompts of messages go through the tokenizer's chat template if
+        text: "completion" or "prompt_and_completion". Prompts of messages go through the tokenizer's chat template, if
             it has one, together with the completion.
         score: "probability" or "logit".
         tokenizer: Name or path, if not the model's.
         dtype: "float32", "bfloat16" or "float16"; None: as the model was saved.
-        revision: Of the model and, if it is the model's own, the tokenizer: a branch, a tag or a commit.
-        local_files_only: Whether to look at files on disk only.
+        revision: A branch, tag or commit of the model, and of its tokenizer unless `tokenizer` is set.
+        local_files_only: Whether to use only files on disk.
         trust_remote_code: Whether code that comes with the model may run.
 
     Raises:
@@ -137,12 +137,12 @@ class Classifier:
             **columns: The other columns; `prompts` is read for "prompt_and_completion".
 
         Returns:
-            `B` scores; None where the tokenizer makes no token of the text (some do so of an empty one).
+            `B` scores; None where the tokenizer gives no tokens (some do for an empty text).
 
         Raises:
             RewardError: The model cannot be loaded, has no trained head, or gives a score that is not finite; or
                 `prompts` is missing where it is needed.
-            ConfigurationError: The model has no such label; the message lists those that it has.
+            ConfigurationError: The model has no such label; the message lists its labels.
         """
         if not completions:
             return []
@@ -273,7 +273,7 @@ def _own_device(torch: Any) -> str:
 
 @contextlib.contextmanager
 def _no_sharding() -> Iterator[None]:
-    """Under DeepSpeed ZeRO-3 every model that is loaded is cut over the ranks, which would then wait for each other."""
+    """Load without DeepSpeed ZeRO-3, which would shard the model over ranks that then wait for each other."""
     deepspeed = importlib.import_module("transformers.integrations.deepspeed")
     held = getattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
     config = held() if held is not None else None

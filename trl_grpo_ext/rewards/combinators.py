@@ -1,9 +1,8 @@
-"""Rewards that are made of other rewards: `weighted`, `gated`, `product`, `clip` and `per_column`.
+"""Rewards made of other rewards: `weighted`, `gated`, `product`, `clip` and `per_column`.
 
-Their children are reward functions of any form, async ones too. A child is checked as the trainer would check it: it
-says one finite number of a completion, or None, which NaN is too; whatever else it returns is a `PluginOutputError`
-that names it, and what it raises passes through. In a selection the children are selections themselves
-(`takes_rewards`).
+Their children are reward functions of any form, including async. A child is checked as by the trainer: it returns one
+finite number per completion, or None or NaN; anything else is a `PluginOutputError` that names it, and its exceptions
+pass through. In a selection the children are selections themselves (`takes_rewards`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, PluginOutputError
-from ..guard.calls import call, checked_scores, reward_name, rows_of
+from ..guard.calls import call, check_scores, reward_name, select_rows
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_flag, checked_number
 from ..guard.parameters import column as checked_column
@@ -24,18 +23,17 @@ _VALUES_SHOWN = 10
 
 
 class Weighted:
-    """Score the sum of weight times score over the rewards that said something.
+    """Score the weighted sum of rewards, without those that give None.
 
-    A reward that says None of a completion is left out there, as in TRL's own sum over its reward functions; None where
-    all say None. Useful inside another reward: `gated`, `clip`, `per_column`. At the top level, TRL's own sum gives the
-    same, and a metric for each.
+    Where a reward gives None it is left out, as in TRL's own sum over its reward functions; None where all do. Useful
+    inside another reward: `gated`, `clip`, `per_column`. At the top level, TRL's own sum gives the same, with a metric
+    for each.
 
     The spans of a `SpanScore` are kept, their values times the reward's weight.
 
     Args:
         rewards: The rewards. In a selection, selections, whose `weight` counts here.
-        weights: One per reward, where they are no selections; None takes those of the selections, 1 where there are
-            none.
+        weights: One per reward if they are not selections; None means those of the selections, or 1.
 
     Raises:
         ConfigurationError: There is no reward, or one is not callable; the weights are not one finite number per
@@ -66,12 +64,12 @@ class Weighted:
         ]
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` sums, or None where no reward said anything. All rewards get all columns.
+        """`B` sums, or None where all rewards gave None. All rewards get all columns.
 
         Raises:
             PluginOutputError: A reward broke its contract, or the sum is too large for a float.
         """
-        return [self._sum(said, row) for row, said in enumerate(_said_by_all(self.rewards, completions, kwargs))]
+        return [self._sum(said, row) for row, said in enumerate(_all_child_scores(self.rewards, completions, kwargs))]
 
     def _sum(self, scores: Sequence[float | None], row: int) -> float | None:
         said = [(weight, score) for weight, score in zip(self.weights, scores, strict=True) if score is not None]
@@ -90,11 +88,10 @@ class Weighted:
 
 
 class Product:
-    """Score the product of the rewards: each scales what the others give, and a zero of one is a zero of all.
+    """Score the product of rewards: each scales the others, and one zero makes it zero.
 
-    None where any of them says None: what is unknown scales to nothing known. That holds beside a zero too, so the
-    product does not depend on which of them is asked first. Spans are dropped, because a product's value cannot be
-    shared out between them.
+    None where any of them gives None, even if another gives 0. Spans are dropped, because a product cannot be divided
+    among them.
 
     Args:
         rewards: The rewards. In a selection, selections; a `weight` is a factor.
@@ -112,12 +109,14 @@ class Product:
         self.factor = math.prod(getattr(rewards, "weights", [1.0]))
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` products, or None where a reward said None. All rewards get all columns.
+        """`B` products, or None where a reward gave None. All rewards get all columns.
 
         Raises:
             PluginOutputError: A reward broke its contract, or the product is too large for a float.
         """
-        return [self._product(said, row) for row, said in enumerate(_said_by_all(self.rewards, completions, kwargs))]
+        return [
+            self._product(said, row) for row, said in enumerate(_all_child_scores(self.rewards, completions, kwargs))
+        ]
 
     def _product(self, scores: Sequence[float | None], row: int) -> float | None:
         numbers = [float(score) for score in scores if score is not None]
@@ -127,13 +126,13 @@ class Product:
 
 
 class Clip:
-    """Score `reward`, raised to `low` where it is below and lowered to `high` where it is above.
+    """Score `reward`, clipped to [`low`, `high`].
 
-    None stays None. A score within the bounds stays as it is, with its spans; one that is changed has none, because
-    they say what another number was earned with.
+    None stays None. A score within the bounds keeps its spans; a clipped score loses them, because they explain a
+    different number.
 
     Args:
-        reward: What to score. In a selection, a selection.
+        reward: The reward to clip. In a selection, a selection.
         low: The least score; None for no bound.
         high: The greatest score; None for no bound.
 
@@ -155,8 +154,8 @@ class Clip:
             raise ConfigurationError(f"clip: low must not be above high, got low={low!r} and high={high!r}")
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` scores within the bounds, or None where the reward said None. It gets all columns."""
-        scores = _said_by(self.reward, {"completions": completions, **kwargs}, len(completions))
+        """`B` scores within the bounds, or None where the reward gave None. It gets all columns."""
+        scores = _child_scores(self.reward, {"completions": completions, **kwargs}, len(completions))
         return [None if score is None else self._within(score) for score in scores]
 
     def _within(self, score: float) -> float:
@@ -168,21 +167,21 @@ class Clip:
 class Gated:
     """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
 
-    Correctness that counts only where the format is right, for instance. Where the gate says None nothing is known, and
-    the score is None. Where the gate holds the score is the reward's own, None and spans included.
+    For instance, correctness that counts only if the format is right. Where the gate gives None the score is None.
+    Where the gate is open the score is the reward's own, including None and spans.
 
-    By default both are called with the whole batch, so a reward that compares completions with each other is what it
-    would be alone, and what it logs is of the whole batch. `lazy` spares an expensive reward the rest.
+    By default both get the whole batch, so rewards that compare completions, and their logs, see all of it. `lazy`
+    saves time if `reward` is expensive.
 
     Args:
-        reward: What to score. In a selection, a selection.
-        gate: What must hold. In a selection, a selection.
-        threshold: From which score of the gate on it holds.
-        otherwise: The score where the gate does not hold; None says nothing of such completions.
-        lazy: Call `reward` with those rows alone where the gate holds, and not at all where there are none.
+        reward: The reward to gate. In a selection, a selection.
+        gate: The reward that opens the gate. In a selection, a selection.
+        threshold: The least score of `gate` that opens it.
+        otherwise: The score where the gate is closed; may be None.
+        lazy: Call `reward` only with the rows where the gate is open, and not at all if there are none.
 
     Raises:
-        ConfigurationError: `reward` or `gate` is not callable, a number is not finite, or `lazy` is no bool.
+        ConfigurationError: `reward` or `gate` is not callable, a number is not finite, or `lazy` is not a bool.
     """
 
     __name__ = "gated"
@@ -205,9 +204,9 @@ class Gated:
         self.lazy = checked_flag("gated: lazy", lazy)
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` scores. Both rewards get all columns; a lazy gate's reward gets its rows of them."""
+        """`B` scores. Both rewards get all columns; with `lazy`, `reward` gets only its rows."""
         columns, count = {"completions": completions, **kwargs}, len(completions)
-        gates = _said_by(self.gate, columns, count)
+        gates = _child_scores(self.gate, columns, count)
         scores = [None if gate is None else self.otherwise for gate in gates]
         rows = [row for row, gate in enumerate(gates) if gate is not None and gate >= self.threshold]
         if self.lazy:
@@ -215,32 +214,33 @@ class Gated:
             held = dict(zip(rows, some.scores(self.reward, rows), strict=True))
             some.flush()
         else:
-            held = dict(enumerate(_said_by(self.reward, columns, count)))
+            held = dict(enumerate(_child_scores(self.reward, columns, count)))
         for row in rows:
             scores[row] = held[row]
         return scores
 
 
 class PerColumn:
-    """Score each completion with the reward that its row's value in a column asks for.
+    """Score each completion with the reward for its row's value in a column.
 
-    Mathematics and code in one dataset, for instance, distinguished by a column `task`. Each reward is called once per
-    batch, with its rows alone, in their order; not at all where it has none. Scores pass through, None and spans too.
+    For instance, mathematics and code in one dataset, distinguished by a column `task`. Each reward is called once per
+    batch with its own rows in order, or not at all if it has none. Scores pass through, including None and spans.
 
-    Values are compared as text, `str(value)`, because YAML reads keys as it likes: the key 1 is the value 1 and the
-    value "1", and the key `true` is the value True and the value "True". A row whose value has no reward gets that of
-    `default`, or None where there is none. The metric `per_column/<column>/unrouted` is the share of such rows, and
-    without a default a warning lists their values.
+    Values are compared as text, `str(value)`, because YAML converts keys: the key 1 matches the values 1 and "1", and
+    the key `true` the values True and "True". Rows without a matching key get the reward `default`, or None if there is
+    no default. The metric `per_column/<column>/unrouted` is the share of such rows, and without a default a warning
+    lists their values.
 
-    Each reward logs metrics of its own rows; a column that it logs has None in the rows of the others.
+    Each reward logs metrics of its own rows; a column that it logs has None in the other rows.
 
     Args:
         column: The column's name.
         rewards: The reward for each of its values. In a selection, selections.
-        default: The reward for all other values; None for none.
+        default: The reward for all other values, if any.
 
     Raises:
-        ConfigurationError: `column` is no name, there is no reward or one is not callable, or two keys are one value.
+        ConfigurationError: `column` is not a name, there is no reward, one is not callable, or two keys are equal as
+            text.
     """
 
     __name__ = "per_column"
@@ -266,7 +266,7 @@ class PerColumn:
         self.default = None if default is None else _checked_child("per_column", "default", default)
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` scores, or None where no reward was asked or the one that was said None.
+        """`B` scores, or None where there is no reward or the reward gave None.
 
         Raises:
             RewardError: The column is missing, or has not one entry per completion.
@@ -314,31 +314,31 @@ def _checked_children(owner: str, parameter: str, children: Any) -> list[Callabl
     return [_checked_child(owner, f"{parameter}[{index}]", child) for index, child in enumerate(children)]
 
 
-def _said_by(child: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[float | None]:
-    scores = checked_scores(call(child, columns), count, reward_name(child))
+def _child_scores(child: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[float | None]:
+    scores = check_scores(call(child, columns), count, reward_name(child))
     return [None if score is None or math.isnan(score) else score for score in scores]
 
 
-def _said_by_all(
+def _all_child_scores(
     children: Sequence[Callable[..., Any]], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> list[tuple[float | None, ...]]:
-    """For each completion, what each child says of it."""
+    """For each completion, each child's score."""
     columns, count = {"completions": completions, **columns}, len(completions)
-    return list(zip(*(_said_by(child, columns, count) for child in children), strict=True))
+    return list(zip(*(_child_scores(child, columns, count) for child in children), strict=True))
 
 
 def _in_range(owner: str, value: float, row: int) -> float:
-    """A score that was computed from others, checked not to have overflowed."""
+    """A score computed from others, checked for overflow."""
     if math.isfinite(value):
         return value
     raise PluginOutputError(f"{owner}: the score at row {row} is {value}; the rewards that it is made of are too large")
 
 
 class _SomeRows:
-    """Calls rewards with some of a batch's rows each, as if those were the batch.
+    """Calls each reward with some of a batch's rows, as if those were the batch.
 
-    What such a call logs with `log_extra` is put back in the rows that it belongs to, the others get None, and `flush`
-    logs it, each column once. What it logs with `log_metric` is logged as it is: of the rows that it was called with.
+    Values logged with `log_extra` go back to their rows, the others get None, and `flush` logs each column once. Values
+    logged with `log_metric` are logged unchanged and refer to the rows of that call.
     """
 
     def __init__(self, columns: Mapping[str, Any], count: int) -> None:
@@ -346,7 +346,7 @@ class _SomeRows:
         self._extra: dict[str, list[Any]] = {}
 
     def scores(self, child: Callable[..., Any], rows: Sequence[int]) -> list[float | None]:
-        """What a child says of these rows, in their order; it is not called for none."""
+        """A child's scores of these rows, in order; it is not called without rows."""
         if not rows:
             return []
 
@@ -355,12 +355,12 @@ class _SomeRows:
             for row, value in zip(rows, values, strict=True):
                 whole[row] = value
 
-        cut = rows_of(self.columns, self.count, rows)
+        cut = select_rows(self.columns, self.count, rows)
         if "log_metric" in self.columns:
             cut["log_metric"] = self.columns["log_metric"]
         if "log_extra" in self.columns:
             cut["log_extra"] = None if self.columns["log_extra"] is None else log_extra
-        return _said_by(child, cut, len(rows))
+        return _child_scores(child, cut, len(rows))
 
     def flush(self) -> None:
         """Log the columns that the children logged."""

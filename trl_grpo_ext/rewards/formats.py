@@ -1,7 +1,7 @@
 """Rewards by the form of a completion: `think_format` and `tag_format`.
 
 They take completions as strings or lists of messages and read no other column. No completion raises, and the time is
-linear in its length. The scores are `SpanScore`s, whose spans say which tags earned what.
+linear in its length. The scores are `SpanScore`s; their spans are the tags that earned something.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 def think_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Score 1.0 where the completion is `<think>...</think>` followed by an answer, 0.0 where it is not.
 
-    The completion must begin with `<think>` (not even white space before it), must not open it a second time, and must
-    close it. What follows the first `</think>` must hold more than white space and further `</think>` tags. The
-    thoughts themselves may be empty.
+    The completion must begin with `<think>` (without white space before it), open it only once, and close it. After the
+    first `</think>` there must be more than white space and further `</think>` tags. The thoughts may be empty.
 
     Returns:
         `B` scores, 1.0 or 0.0. Their spans are the tags that are in the text, which share the score equally. No
@@ -57,13 +56,13 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
     above. A tag earns its 0.1 if it occurs exactly once in the completion and stands after every tag that has earned
     before it. So:
 
-    - a missing tag costs its own 0.1 only: `<answer>18</answer>` alone scores 0.3;
+    - a missing tag costs only its own 0.1: `<answer>18</answer>` alone scores 0.3;
     - a tag out of order earns nothing: `</think><think>` scores 0.1 (for `<think>`), and
       `<answer>18</answer><think></think>` scores 0.2 (for the thoughts);
     - a tag that occurs twice earns nothing, so repeating tags never pays.
 
     The last 0.1 is for a number (as `gsm8k_accuracy` reads it; "eighteen" is one) between `<answer>` and `</answer>`,
-    where both have earned. The most is 0.5. Text before, between and after the tags is free.
+    if both have earned. The maximum is 0.5. Other text before, between and after the tags does not matter.
 
     Returns:
         `B` scores from 0.0 to 0.5. Their spans are what earned 0.1 each: tags, and the inside of an answer with a

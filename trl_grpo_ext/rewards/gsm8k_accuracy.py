@@ -17,24 +17,24 @@ _ROUNDING = Fraction(1, 10**9)
 
 
 class GSM8KAccuracy:
-    r"""Score 1.0 where the completion's final number is the reference's, 0.0 where it is not or there is none.
+    r"""Score 1.0 where the completion's final number equals the reference, 0.0 where it does not or is missing.
 
     How the final number is found (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18", else the last number) is
     described in `rewards._text.final_answer`. A number that is only a part of an expression (`18!`, `\sqrt{18}`, "half
     of 18") is not the answer, nor is one that the text denies ("not 18"). Numbers are compared by value and exactly:
-    18, 18.00, $18 and 36/2 are one number, 7.41 is not 7, and 33.33 is not 33.333. The only tolerance is 1e-9 of the
-    reference, for what floating point leaves over (17.999999999999996). A percent sign and units are ignored. "60
-    million" equals both 60 and 60,000,000, because GSM8K asks for either.
+    18, 18.00, $18 and 36/2 are the same number, 7.41 is not 7, and 33.33 is not 33.333. The only tolerance is 1e-9 of
+    the reference, for floating-point errors (17.999999999999996). A percent sign and units are ignored. "60 million"
+    equals both 60 and 60,000,000, because GSM8K asks for either.
 
     `gsm8k_accuracy` in this module is an instance with the defaults, for a dotted path.
 
     Args:
-        outcomes: What outcomes become, where that is not the default: `right` 1.0, `wrong` 0.0, `no_answer` 0.0 and
-            `unparseable_reference` None (with a warning: a broken reference must not read as a wrong answer). Each may
-            be a number, None or "raise".
+        outcomes: Values of outcomes, if not the defaults: `right` 1.0, `wrong` 0.0, `no_answer` 0.0 and
+            `unparseable_reference` None (with a warning, since a broken reference must not read as a wrong answer).
+            Each may be a number, None or "raise".
 
     Raises:
-        ConfigurationError: `outcomes` names another outcome, or holds another value.
+        ConfigurationError: `outcomes` names an unknown outcome, or has an invalid value.
 
     GSM8K is Cobbe et al., 2021 (arXiv:2110.14168). Departures from its own grader, which compares the strings after
     the first `####`: numbers are compared by value, other ways to give an answer are read too, and of several answers
@@ -56,13 +56,14 @@ class GSM8KAccuracy:
         Args:
             completions: `B` completions, strings or lists of messages.
             answer: `B` references: GSM8K's own solutions ("... #### 1,234") or plain numbers (string, int or float).
-            **kwargs: The other columns; not used but for TRL's `log_metric` and `log_extra`.
+            **kwargs: The other columns; only TRL's `log_metric` and `log_extra` are used.
 
         Returns:
             `B` scores. No completion raises, and the time is linear in its length.
 
         Raises:
-            RewardError: There is no column `answer`, it has not one entry per completion, or an outcome is to raise.
+            RewardError: The column `answer` is missing or does not have one entry per completion, or an outcome is set
+                to "raise".
         """
         judgements = self.judge(completions=completions, answer=answer, **kwargs)
         unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
@@ -80,7 +81,7 @@ class GSM8KAccuracy:
         """The outcome of each completion.
 
         Raises:
-            RewardError: There is no column `answer`, or it has not one entry per completion.
+            RewardError: The column `answer` is missing or does not have one entry per completion.
         """
         if answer is None:
             columns = sorted(kwargs.keys() - NOT_COLUMNS)

@@ -26,29 +26,27 @@ class JSONSchema:
     """Score 1.0 where the completion's JSON is valid under a schema, `partial` where it only parses, 0.0 elsewhere.
 
     Parsing and validation run in worker processes that are killed after `timeout` seconds of CPU time: a schema's
-    patterns, its `uniqueItems` and its references to itself can take longer than linear time on what a model writes.
-    JSON is read strictly: `NaN` is none, and an object that has a key twice is invalid, for readers differ on what it
-    means.
+    patterns, its `uniqueItems` and its references to itself can take more than linear time on a model's text. JSON is
+    read strictly: `NaN` is invalid, and so is an object with a repeated key, since parsers disagree on its meaning.
 
-    Validation is that of the package jsonschema: the draft that `$schema` names, else 2020-12. `format` is an
-    annotation, as the draft has it. No reference is ever fetched: what `$ref` names must be in the schema.
+    The package jsonschema validates, by the draft that `$schema` names, else 2020-12. `format` is an annotation, as in
+    the draft. References are never fetched: the target of `$ref` must be in the schema.
 
     Args:
-        schema: The schema, or the path of a file with it.
-        extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or, if none is marked so, the
-            last one without a mark. "whole": the whole completion. "last": the last object that is closed and no part
-            of another value, wherever it stands.
-        partial: The score of JSON that is not valid: the same as `outcomes: {wrong: ...}`, which goes before.
-        max_characters: Longer JSON is refused, and so is a completion ten times as long as that.
+        schema: The schema, or the path of its file.
+        extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one.
+            "whole": the whole completion. "last": the last closed object that is not part of another value.
+        partial: The score of JSON that parses but is not valid; `outcomes: {wrong: ...}` overrides it.
+        max_characters: Longer JSON is refused, and so is a completion more than ten times as long.
         max_depth: JSON with deeper nesting is refused.
         timeout: CPU seconds that one completion may take.
-        budget: CPU seconds that completions without a result may use in a batch; then they have run out of time.
-        outcomes: What becomes of a completion that is `right`, `wrong`, without JSON (`no_answer`), `refused` (also for
-            a number that is too large), or whose validation ran into `timeout`, `died` or `error`.
+        budget: CPU seconds that a batch's completions without a result may use together; after that they time out.
+        outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `refused` (also for too large
+            numbers), `timeout`, `died` and `error`.
 
     Raises:
-        ConfigurationError: The schema cannot be read, is no valid schema, or refers to what it does not hold; a
-            parameter is of the wrong kind; or jsonschema is not installed.
+        ConfigurationError: The schema cannot be read, is invalid, or has a reference that leads nowhere; a parameter is
+            of the wrong kind; or jsonschema is not installed.
     """
 
     __name__ = "json_schema"
@@ -101,7 +99,7 @@ class JSONSchema:
         return self.policy.scores(judgements)
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """What becomes of `B` completions."""
+        """The outcomes of `B` completions."""
         texts = [completion_text(completion) for completion in completions]
         longest = self.max_characters if self.extract == "whole" else 10 * self.max_characters
         judgements = {
@@ -144,7 +142,7 @@ def verdict(schema: str, extract: str, max_characters: int, max_depth: int, comp
     try:
         problem = next(_validator(schema).iter_errors(instance), None)
     except RecursionError:
-        return Outcome.REFUSED.value, "the schema refers to itself without end, or deeper than can be followed"
+        return Outcome.REFUSED.value, "the schema refers to itself endlessly, or too deeply"
     if problem is None:
         return Outcome.RIGHT.value, ""
     return Outcome.WRONG.value, f"breaks {problem.validator!r} at {shown(problem.json_path)}"

@@ -1,4 +1,4 @@
-"""Is the completion written in the language that was asked for?"""
+"""Is the completion written in the requested language?"""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _NOT_LANGUAGE = re.compile(
 
 
 class Language:
-    """Score 1.0 where the completion's most probable language is the one that was asked for, 0.0 where it is not.
+    """Score 1.0 where the completion's most probable language is the requested one, 0.0 where it is not.
 
-    Against answers that drift into another language. The identifier is py3langid's naive Bayes model over byte n-grams
-    (Lui and Baldwin, "langid.py: An Off-the-shelf Language Identification Tool", ACL 2012), which comes with the
-    package and needs no network. What is no language is taken out first: code, LaTeX, addresses of the web, and tags.
+    Use it against answers that drift into another language. The identifier is py3langid's naive Bayes model over byte
+    n-grams (Lui and Baldwin, "langid.py: An Off-the-shelf Language Identification Tool", ACL 2012), which comes with
+    that package and needs no network. Code, LaTeX, URLs and tags are removed first.
 
     Args:
-        language: An ISO 639-1 code such as "en"; of "pt-BR" the first part counts. None: each completion's own, from a
+        language: An ISO 639-1 code such as "en"; of "pt-BR" the first part counts. None means each row's own, from a
             column of the dataset.
-        column: The column with the codes, where `language` is None. An entry of None gives None.
-        probability: Whether to score the probability of the language instead of 1.0 or 0.0. It is the model's own,
-            tempered by the text's length, and no calibrated one.
-        min_characters: How many letters must be left, or the score is None: few letters show no language, and an answer
-            that is a formula has none.
-        max_characters: How many characters of a completion are looked at, from its beginning.
+        column: The column with the codes if `language` is None. An entry of None gives None.
+        probability: Whether to score the language's probability instead of 1.0 or 0.0. It is the model's own, tempered
+            by the text's length, not calibrated.
+        min_characters: With fewer letters left the score is None: they show no language, as in an answer that is a
+            formula.
+        max_characters: How many characters of a completion are read, from its beginning.
 
     Raises:
         ConfigurationError: A parameter is of the wrong kind, the model does not know the language, or py3langid is not
@@ -88,14 +88,14 @@ class Language:
 
         Args:
             completions: `B` completions, strings or lists of messages.
-            **columns: The other columns; the one with the languages is read where no language is fixed.
+            **columns: The other columns; the one with the languages is read if no language is fixed.
 
         Returns:
             `B` scores from 0.0 to 1.0; None where too few letters are left, or the language is None. No completion
-            raises, and the time is linear in what is looked at.
+            raises, and the time is linear in the characters read.
 
         Raises:
-            RewardError: The column is missing, has not one entry per completion, or has a code that is not known.
+            RewardError: The column is missing, does not have one entry per completion, or has an unknown code.
         """
         wanted: Sequence[str | None] = [self.language] * len(completions)
         if self.language is None:
@@ -129,7 +129,7 @@ class Language:
 
 
 def prose_of(text: str) -> str:
-    """A text without code, LaTeX, addresses of the web, tags and what is no character. Linear in the text."""
+    """A text without code, LaTeX, URLs, tags and lone surrogates. Linear in the text."""
     for opening, closing in _PAIRS:
         text = _without(text, opening, closing)
     text = _NOT_LANGUAGE.sub(" ", text)
@@ -151,7 +151,7 @@ def _without(text: str, opening: str, closing: str) -> str:
 
 
 def _code(language: object) -> str | None:
-    """The model's label of a language, None if it has none."""
+    """The model's label for a language, None if it has none."""
     if not isinstance(language, str):
         return None
     code = language.lower().replace("_", "-").partition("-")[0]

@@ -1,7 +1,7 @@
 """Rewards by the completion's number of tokens: `soft_overlong`, `length_target` and `cosine_length`.
 
-All read `completion_ids`, `B` lists of token ids without padding, and raise `RewardError` where it is missing or has
-not one entry per completion.
+All read `completion_ids`, `B` lists of token ids without padding, and raise `RewardError` if it is missing or does not
+have one entry per completion.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, RewardError
-from ..guard.calls import call, checked_scores, reward_name
+from ..guard.calls import call, check_scores, reward_name
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_choice, checked_number, checked_whole, column, lengths
 
 
 class SoftOverlong:
-    r"""Score 0 for completions that leave room, down to -1 for those at the length limit or beyond.
+    r"""Score 0 for completions well below the length limit, falling to -1 at the limit and beyond.
 
     Equation (13) of DAPO (arXiv:2503.14476), with `L` the completion's length in tokens:
 
@@ -32,7 +32,8 @@ class SoftOverlong:
         cache: `L_cache`, in tokens: the last tokens over which the penalty grows; 0 for a step at the limit.
 
     Raises:
-        ConfigurationError: A parameter is no integer, or not `1 <= max_completion_length` and `0 <= cache <=` it.
+        ConfigurationError: A parameter is not an integer, or not `0 <= cache <= max_completion_length` with a limit of
+            at least 1.
     """
 
     __name__ = "soft_overlong"
@@ -68,19 +69,19 @@ class LengthTarget:
         exact   -alpha · |t - n|
         max     clip(alpha · (t - n) + delta, 0, 1)
 
-    "exact" wants the very length. "max" wants no more than it, and leaves some slope around it instead of a cliff.
+    "exact" asks for exactly that length. "max" asks for at most that length, with a slope around it instead of a cliff.
 
     Source: L1, Aggarwal and Welleck, "L1: Controlling How Long A Reasoning Model Thinks With Reinforcement Learning"
     (arXiv:2503.04697), section 3: the length terms of L1-Exact and L1-Max, with its defaults.
 
-    Departures: only the length term is here. The paper adds the first to correctness and multiplies the second with
-    it: select a correctness reward beside this one, or `product` of the two. `tolerance` is ours.
+    Departures: only the length term is here. The paper adds the first to correctness and multiplies the second by it:
+    also select a correctness reward, or the `product` of the two. `tolerance` is ours.
 
     Args:
-        target: `t`, in tokens. None: each completion's own, from a column of the dataset.
-        column: The column with the targets, where `target` is None. An entry of None or NaN gives None.
+        target: `t`, in tokens. None means each row's own, from a column of the dataset.
+        column: The column with the targets if `target` is None. An entry of None or NaN gives None.
         mode: "exact" or "max".
-        alpha: What a token of difference costs; positive.
+        alpha: The cost of one token of difference; positive.
         delta: For "max": the score at `n = t`.
         tolerance: For "exact": tokens of difference that cost nothing.
 
@@ -122,8 +123,8 @@ class LengthTarget:
         """`B` scores; at most 0 in mode "exact", from 0 to 1 in mode "max"; None where the target is None.
 
         Raises:
-            RewardError: The column is missing, has not one entry per completion, or a target is no whole number of
-                tokens.
+            RewardError: The column is missing, does not have one entry per completion, or a target is not a whole
+                number of tokens.
         """
         tokens = lengths("length_target", completion_ids, columns)
         if self.target is not None:
@@ -153,7 +154,7 @@ class LengthTarget:
 
 
 class CosineLength:
-    r"""Scale right and wrong by the completion's length along half a cosine.
+    r"""Scale the reward of right and wrong completions by their length, along half a cosine.
 
     With `p = min(tokens / max_length, 1)`, a completion scores
 
@@ -161,8 +162,7 @@ class CosineLength:
 
     where `short` and `long` are `max_value_correct` and `min_value_correct` for a right completion, and
     `min_value_wrong` and `max_value_wrong` for a wrong one: short right answers earn most, short wrong answers lose
-    most. A completion is right where another reward, `reward`, scores it `threshold` or more; where that reward says
-    None, so does this one.
+    most. A completion is right if another reward, `reward`, scores it `threshold` or more; None stays None.
 
     Source: Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv:2502.03373), appendix C.1. It is
     TRL's `get_cosine_scaled_reward(max_len=max_length, ...)` over any correctness reward instead of
@@ -174,13 +174,13 @@ class CosineLength:
         max_length: `L_max`, in tokens: where the cosine ends.
         reward: Any other reward function. In a selection, its name or mapping:
             `{name: cosine_length, max_length: 1024, reward: gsm8k_accuracy}`.
-        threshold: From which score on a completion is right.
-        min_value_wrong: Score of a wrong completion of no length.
+        threshold: The least score of a right completion.
+        min_value_wrong: Score of a wrong completion of length 0.
         max_value_wrong: Score of a wrong completion of `max_length` tokens.
         min_value_correct: Score of a right completion of `max_length` tokens.
-        max_value_correct: Score of a right completion of no length.
+        max_value_correct: Score of a right completion of length 0.
         exceeded_value: The paper's `r_e`: score of every completion of `max_length` tokens or more, right or wrong.
-            None: they score as those of `max_length` tokens do.
+            None means that they score like those of `max_length` tokens.
 
     Raises:
         ConfigurationError: A parameter is of the wrong kind, or not finite.
@@ -225,11 +225,11 @@ class CosineLength:
         """`B` scores, None where `reward`, which gets all columns, gave None or NaN.
 
         Raises:
-            PluginOutputError: `reward` returned something else than one number or None per completion.
+            PluginOutputError: `reward` returned something other than one number or None per completion.
         """
         tokens = lengths("cosine_length", completion_ids, columns)
         returned = call(self.reward, {"completion_ids": completion_ids, **columns})
-        scores = checked_scores(returned, len(tokens), reward_name(self.reward))
+        scores = check_scores(returned, len(tokens), reward_name(self.reward))
         return [self._scaled(score, length) for score, length in zip(scores, tokens, strict=True)]
 
     def _scaled(self, score: float | None, length: int) -> float | None:

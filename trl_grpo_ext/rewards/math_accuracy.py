@@ -1,9 +1,8 @@
-r"""Is the answer mathematically equal to the reference? math-verify's verdict, which always comes.
+r"""Is the answer mathematically equal to the reference? math-verify's verdict, without hanging.
 
-`math_accuracy` reads a whole completion, `reasoning_accuracy` what follows the reasoning. From a batch to verdicts it
-goes in steps, each for what the one before has left: limits and pairs of plain numbers (`_math.plain_answers`),
-verdicts that are known from earlier batches, and math-verify in worker processes that are killed when they take too
-long (`_math.workers`).
+`math_accuracy` reads a whole completion, `reasoning_accuracy` the part after the reasoning. Each step judges what the
+one before has left: limits and pairs of plain numbers (`_math.plain_answers`), cached verdicts, and math-verify in
+worker processes that are killed when they take too long (`_math.workers`).
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _LONGEST_SHOWN = 500
 
 @dataclass(frozen=True)
 class _Question:
-    """What workers are asked about a completion: only its reference, where the completion is `refused` unless that is
-    unreadable."""
+    """A question to the workers about a completion: only about its reference, if the completion is `refused` unless the
+    reference is unreadable."""
 
     pair: Pair
     refused: str = ""
@@ -54,40 +53,39 @@ class MathAccuracy:
 
     The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is read by `parse` with
     its defaults; the completion's answer must be LaTeX, in `\boxed{}` or in an environment after the word "answer".
-    But math-verify's timeouts are signals. They work in the main thread alone (TRL turns them off in others), don't
+    But math-verify's timeouts are signals. They only work in the main thread (TRL turns them off in others), don't
     bound memory, and cannot interrupt one long operation:
-    `\boxed{\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}}` stops a training. Where they do
+    `\boxed{\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}}` hangs a training. Where they do
     work, `\boxed{9^{9^{9^9}}}` costs five seconds or more. Here math-verify runs in worker processes, which are killed.
-    Pairs of plain numbers, most of a GSM8K training, are decided without any worker, where math-verify's verdict can be
-    proved (`trl_grpo_ext.rewards._math.plain_answers`).
+    Pairs of plain numbers, most of a GSM8K training, need no worker if math-verify's verdict can be proved
+    (`trl_grpo_ext.rewards._math.plain_answers`).
 
-    The outcomes and what they become unless `outcomes` says otherwise: `right` 1.0; `wrong`, `no_answer` 0.0;
-    `unparseable_reference` None (the reference parses to nothing, is too large, or cannot even be compared with a plain
-    number in time); `timeout`, `died` (twice, or out of memory) and `refused` (too large) 0.0; `error` raises.
-    When a pair comes to no verdict, the reference is tried alone, once, for the whole `timeout`; so neither is blamed
-    for the other.
+    The outcomes and their default values: `right` 1.0; `wrong`, `no_answer` 0.0; `unparseable_reference` None (the
+    reference parses to nothing, is too large, or cannot be compared even with a plain number in time); `timeout`,
+    `died` (twice, or out of memory) and `refused` (too large) 0.0; `error` raises. If a pair has no verdict, the
+    reference is tried alone, once, for the whole `timeout`, to find which of the two is at fault.
 
-    All times are CPU seconds of the worker, so a verdict does not depend on what else the machine does. A pair that
-    takes long is suspended while others are judged, and goes on where it was.
+    All times are CPU seconds of the worker, so a verdict does not depend on what else the machine does. A slow pair is
+    suspended while others are judged, then resumes.
 
     Args:
         timeout: CPU seconds for one completion, parsing and comparing. An ordinary pair takes 1 to 20 milliseconds,
             the solution of a differential equation up to 4 seconds.
-        budget: CPU seconds that completions without a verdict may use together, for 64 of them, of all workers, and in
-            proportion for larger batches. When they are spent, completions that have had a turn get `timeout`; each
-            gets at least one of 50 milliseconds. What comes to a verdict is not counted. This counts where many are
-            hostile, and a slow but honest answer among them can then have `timeout` as well, or `unparseable_reference`
-            where its reference alone takes longer than the pair had.
-        workers: Number of processes; None is the number of cores, shared with the other ranks of this machine, at
-            most 8. They start with the first completion that needs one.
-        memory_mb: What a worker may use, in MiB, beside what it starts with; None is no limit.
+        budget: CPU seconds that completions without a verdict may use together over all workers, per 64 completions (in
+            proportion for larger batches). Once it is spent, completions that have had a turn get `timeout`; each gets
+            at least a turn of 50 milliseconds. Completions with a verdict do not count. It matters if many completions
+            are hostile: then a slow but honest one can get `timeout` too, or `unparseable_reference` if its reference
+            alone takes longer than the pair had.
+        workers: Number of processes; None means the number of cores divided among this machine's ranks, at most 8. They
+            start with the first completion that needs one.
+        memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
         max_characters: Longer completions are `refused`, longer references unparseable. So are boxes with more than
             20,000 characters, more than 2000 digits in a row or brackets more than 100 deep.
-        outcomes: What outcomes become, by name: a number, None, or "raise".
+        outcomes: Values of outcomes, by name: a number, None, or "raise".
         cache: Number of verdicts kept over batches; timeouts and deaths are not kept.
 
     Raises:
-        ConfigurationError: A parameter cannot work.
+        ConfigurationError: A parameter is invalid.
 
     Departures from TRL's `accuracy_reward`:
 
@@ -95,14 +93,14 @@ class MathAccuracy:
       be strings.
     - A pair that takes more than `timeout` CPU seconds is 0.0. Math-Verify has 5 seconds on the wall clock for each of
       parsing the reference, parsing the answer and every comparison, and so may say 1.0 after that time.
-    - A reference that never comes to an end gives None, not 0.0.
-    - Exact fractions that differ are not equal. To math-verify they are where the difference vanishes in floating
-      point: `\frac{1}{2004!}` for `\frac{1}{2006!}`, `10^{-31}` for `10^{-30}`.
+    - A reference that never finishes gives None, not 0.0.
+    - Different exact fractions are not equal. To math-verify they are if the difference vanishes in floating point:
+      `\frac{1}{2004!}` for `\frac{1}{2006!}`, `10^{-31}` for `10^{-30}`.
     - "gold_parsed" and "answer_parsed" are the LaTeX that was read, not sympy's spelling of it.
 
-    Math-Verify's rules for decimals and percent are kept, because other ones would be another reward: numbers are
-    rounded to 6 places where one is a decimal (`\boxed{0.0000001}` is right for the reference `0.0`), and a percent
-    sign is ignored where both are integers (`\boxed{50\%}` is right for `50`).
+    Math-Verify's rules for decimals and percent are kept, because others would make a different reward: numbers are
+    rounded to 6 places if one is a decimal (`\boxed{0.0000001}` is right for the reference `0.0`), and a percent sign
+    is ignored if both are integers (`\boxed{50\%}` is right for `50`).
     """
 
     __name__ = "math_accuracy"
@@ -143,16 +141,16 @@ class MathAccuracy:
             completions: `B` completions, strings or lists of messages.
             solution: `B` references.
             log_metric: TRL's; gets the share of each outcome.
-            log_extra: TRL's; gets each completion's outcome, and what was read, as the columns "solution",
+            log_extra: TRL's; gets each completion's outcome, and the parsed answers, as the columns "solution",
                 "gold_parsed" and "answer_parsed" of the table of completions.
             **columns: The other columns; not used.
 
         Returns:
-            `B` scores: what the outcomes are worth (1.0, 0.0 or None by default).
+            `B` scores: the outcomes' values (1.0, 0.0 or None by default).
 
         Raises:
-            RewardError: There is no column `solution`, or it has not one entry per completion; or an outcome was set
-                to "raise".
+            RewardError: The column `solution` is missing or does not have one entry per completion, or an outcome is
+                set to "raise".
         """
         readings = self._read(completions, solution, columns)
         judgements = [reading.judgement for reading in readings]
@@ -166,7 +164,7 @@ class MathAccuracy:
     def judge(
         self, completions: Sequence[Any], solution: Sequence[Any] | None = None, **columns: Any
     ) -> list[Judgement]:
-        """Say what became of each of `B` completions; arguments and errors as in a call."""
+        """The outcomes of `B` completions; arguments and errors as in a call."""
         return [reading.judgement for reading in self._read(completions, solution, columns)]
 
     def start(self) -> None:
@@ -202,7 +200,7 @@ class MathAccuracy:
         return readings
 
     def _decided(self, text: str, reference: Any) -> Reading | _Question:
-        """The verdict where no worker is needed for it, else what to ask."""
+        """The verdict if no worker is needed, else the question to the workers."""
         answer = self._answer_text(text)
         if answer is None:
             return Reading(Judgement(Outcome.NO_ANSWER, "the reasoning does not end"))
@@ -238,24 +236,24 @@ class MathAccuracy:
 
 
 class ReasoningAccuracy(MathAccuracy):
-    """Score as `math_accuracy` does, but only what follows the reasoning; 0.0 where the reasoning does not end.
+    """Score like `math_accuracy`, but only the text after the reasoning; 0.0 where the reasoning does not end.
 
-    Of `reasoning_delimiters` the first that occurs in the completion counts, and of its occurrences the last. As in
-    TRL's `reasoning_accuracy_reward` a completion without any has no answer, which is 0.0 and not None even where the
-    reference cannot be read: the reference is not looked at.
+    The text begins after the last occurrence of the first of `reasoning_delimiters` that occurs. As in TRL's
+    `reasoning_accuracy_reward`, a completion without any has no answer: it scores 0.0 and not None even if its
+    reference is unreadable, because the reference is not read.
 
     Args:
-        reasoning_delimiters: What ends the reasoning; None is `["</think>"]`.
+        reasoning_delimiters: What ends the reasoning; None means `["</think>"]`.
         timeout: As for `math_accuracy`, and so are the others.
         budget: CPU seconds that 64 completions without a verdict may use together.
         workers: Number of processes.
-        memory_mb: What a worker may use, in MiB.
-        max_characters: The longest text after the reasoning that is looked at.
-        outcomes: What outcomes become, by name.
+        memory_mb: Memory that a worker may use, in MiB.
+        max_characters: The longest text after the reasoning that is judged.
+        outcomes: Values of outcomes, by name.
         cache: Number of verdicts kept over batches.
 
     Raises:
-        ConfigurationError: A parameter cannot work.
+        ConfigurationError: A parameter is invalid.
 
     Departures from TRL's `reasoning_accuracy_reward`: those of `math_accuracy`.
     """

@@ -1,4 +1,4 @@
-"""Does the completion's Python code pass its tests? Run in a process without rights, with limits."""
+"""Does the completion's Python code pass its tests? It runs in an unprivileged process, with limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
-from ..guard.workers import usual_workers
+from ..guard.workers import default_workers
 from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
 from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, read_tests, same_output
 from ._text.completions import completion_text
@@ -31,47 +31,45 @@ class PythonTests:
     The dataset's column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
-    - one source text (HumanEval, pytest, unittest, doctests): one test. Definitions that people mean to be run are run.
-      If it defines `check` and does not call it, `check(<entry_point>)` is called, with what the column `entry_point`
-      has for that row;
-    - a list of `{"input": ..., "output": ...}`: each is a test, in which the code is a program that reads the one and
-      must print the other. White space at the ends of lines does not count.
+    - one source text (HumanEval, pytest, unittest, doctests): one test. Test functions and classes in it are run. If it
+      defines `check` and does not call it, `check(<entry_point>)` is called, with the row's value in the column
+      `entry_point`;
+    - a list of `{"input": ..., "output": ...}`: each is a test, in which the code is a program that reads `input` and
+      must print `output`. White space at the ends of lines does not count.
 
     The code is the completion's last fence marked python, else its last fence, else its whole text.
 
-    A program runs once per test, in a process of its own. Otherwise one process holds the code, and another one runs
-    the tests, in order and in one namespace (`rewards._sandbox.judge`); it asks the first for calls and attributes and
-    gets values as data. The standard library and installed packages are there. What the processes may do is in
-    `rewards._sandbox.run`: with the layers that are required by default, no files but their own, no network, no other
-    process.
+    A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests,
+    in order and in one namespace (`rewards._sandbox.judge`); it asks the first for calls and attributes and gets values
+    as data. The standard library and installed packages are available. `rewards._sandbox.run` says what the processes
+    may do: with the layers required by default, they reach no files but their own, no network and no other process.
 
-    What an outcome means: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised
-    or it ended the process before the tests were through; `died`, it crashed the interpreter, ran out of memory or
-    stored too much; `timeout`, it took more processor time than `timeout`, which holds for all tests of a completion
-    together; `refused`, the completion is too long. With `partial`, where some tests pass, it is `scored`.
-    `unparseable_reference`: the tests are in none of the forms, or cannot judge this code, because no assert ran, one
-    was kept from running by what the code returned, or one needs what only the code could say: the `==`, order or truth
-    of an object of its own class.
+    The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
+    ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
+    much; `timeout`, it took more processor time than `timeout` for all tests of the completion; `refused`, the
+    completion is too long; `scored`, with `partial`, some tests pass. `unparseable_reference`: the tests are in none of
+    the forms, or cannot judge this code: no assert ran, the code's result kept one from running, or one needs what only
+    the code could say, such as `==`, order or truth of an object of its own class.
 
-    Can the code forge its verdict? It never sees a test, and whatever it does to its process, it can do no more than
-    answer calls with values. What it answers is compared where it cannot reach. What is left is what the tests leave
-    open: a constant is right where only one input is tested.
+    Can the code forge its verdict? It never sees a test, and whatever it does to its process, it can only answer calls
+    with values, which are compared out of its reach. It can still exploit weak tests: a constant passes if only one
+    input is tested.
 
     Args:
         partial: Score the share of tests that pass.
-        timeout: Seconds of processor time that the code may take for all tests of a completion; of the time that it
-            sleeps, half counts. What else the machine does makes no difference.
+        timeout: Seconds of processor time that the code may take for all tests of a completion; half of the time that
+            it sleeps counts. What else the machine does makes no difference.
         memory_mb: Memory, in MiB, beyond the interpreter's own.
-        workers: How many completions are tested at a time; None is the number of usable cores, shared with the other
-            ranks of this machine (`LOCAL_WORLD_SIZE`), at most 8.
+        workers: How many completions are tested at a time; None means the number of usable cores divided among this
+            machine's ranks (`LOCAL_WORLD_SIZE`), at most 8.
         max_characters: Longer completions are refused.
-        code: "fence", as above, or "text" where the whole completion is code.
-        require: Layers that must hold: "files", "network", "processes", "memory". Without them code that a model wrote
-            would run with the trainer's own rights; an empty list takes what there is.
-        outcomes: By outcome, what it is worth: a number, null or "raise".
+        code: "fence", as above, or "text" if the whole completion is code.
+        require: Layers that must hold: "files", "network", "processes", "memory". Without them the model's code would
+            run with the trainer's own rights; with an empty list, only the available layers protect.
+        outcomes: Values of outcomes, by name: a number, null or "raise".
 
     Raises:
-        ConfigurationError: A parameter cannot work, or this machine lacks a layer that is required.
+        ConfigurationError: A parameter is invalid, or this machine lacks a required layer.
     """
 
     __name__ = "python_tests"
@@ -106,14 +104,14 @@ class PythonTests:
 
         Args:
             completions: `B` completions, strings or lists of messages.
-            **kwargs: The other columns; `tests` is needed, and `entry_point` is read where tests need it.
+            **kwargs: The other columns; `tests` is needed, and `entry_point` if tests need it.
 
         Returns:
             `B` scores from 0.0 to 1.0, or None where the tests cannot be read, which also warns.
 
         Raises:
-            RewardError: There is no column `tests`, or it has not one entry per completion; an outcome is to raise; a
-                process cannot be started, or cannot give up what is required.
+            RewardError: The column `tests` is missing or does not have one entry per completion; an outcome is set to
+                "raise"; a process cannot be started, or cannot give up its rights.
         """
         judgements = self.judge(completions=completions, **kwargs)
         unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
@@ -130,7 +128,7 @@ class PythonTests:
         """The outcome of each completion.
 
         Raises:
-            RewardError: As for a call, but for outcomes that are to raise.
+            RewardError: As for a call, except for outcomes set to "raise".
         """
         count = len(completions)
         advice = "Rename the column that holds the unit tests to 'tests'."
@@ -161,7 +159,7 @@ class PythonTests:
                 return functools.partial(self._check, code, read)
             return functools.partial(self._try_examples, code, read)
 
-        results = run_all([task(code, read) for _, code, read in jobs], self.workers or usual_workers())
+        results = run_all([task(code, read) for _, code, read in jobs], self.workers or default_workers())
         for (row, _, _), judgement in zip(jobs, results, strict=True):
             judged[row] = judgement
         return [judgement for judgement in judged if judgement is not None]
@@ -225,7 +223,7 @@ class PythonTests:
 
 
 def fenced_code(text: str) -> str:
-    """The last fence marked python, else the last fence, else the whole text. One that is left open counts."""
+    """The last fence marked python, else the last fence, else the whole text. An unclosed fence counts."""
     blocks: list[tuple[str, list[str]]] = []
     fence = ""
     for line in text.split("\n"):
@@ -248,7 +246,7 @@ def _failure(run: Run) -> Judgement | None:
     if run.ended == "timeout":
         return Judgement(Outcome.TIMEOUT, f"{run.seconds:.1f} s")
     if run.ended == "tests":
-        return Judgement(Outcome.UNPARSEABLE, "the tests take too long, without the code's doing")
+        return Judgement(Outcome.UNPARSEABLE, "the tests themselves take too long")
     for message in run.messages:
         if "unread" in message:
             return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(message['unread'])}")
@@ -266,7 +264,7 @@ def _failure(run: Run) -> Judgement | None:
         if message.get("gone") == "closed":
             return Judgement(Outcome.WRONG, "the process ended before its tests did")
         if message.get("gone"):
-            return Judgement(Outcome.WRONG, f"it answered what is no value ({shown(message['gone'])})")
+            return Judgement(Outcome.WRONG, f"it answered with no valid value ({shown(message['gone'])})")
         if "failed" in message:
             return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
     if run.judge is not None and run.judge < 0:
@@ -281,9 +279,9 @@ def _checked_layers(name: str, require: Any, memory_mb: int) -> tuple[str, ...]:
     missing = [layer for layer in LAYERS if layer in require and layer not in holds]
     if missing:
         raise ConfigurationError(
-            f"{name}: this machine cannot hold {', '.join(missing)} back from the code (it can: "
-            f"{', '.join(holds) or 'nothing'}). Landlock (Linux 5.13) and seccomp, on x86-64 or ARM, are needed, and a "
-            f"container may forbid them. `require: {[layer for layer in require if layer in holds]}` runs the code "
-            "without; do that only where nothing on this machine is worth anything."
+            f"{name}: this machine cannot hold the layers {', '.join(missing)} (it holds: "
+            f"{', '.join(holds) or 'none'}). They need Landlock (Linux 5.13) and seccomp, on x86-64 or ARM, which a "
+            f"container may forbid. `require: {[layer for layer in require if layer in holds]}` runs the code without "
+            "them; do that only on a machine with nothing to lose."
         )
     return tuple(layer for layer in LAYERS if layer in require)

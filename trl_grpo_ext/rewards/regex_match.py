@@ -23,27 +23,27 @@ _OUTCOMES = (Outcome.SCORED, Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Out
 class RegexMatch:
     r"""Score `value` where the completion matches, `otherwise` where it does not.
 
-    The pattern is Python's (`re`) and may be found anywhere. A pattern such as `(a+)+b` can take longer than the
-    training does on a text that a model may well write, and `re` cannot be interrupted. So where a bound on the steps
-    (`regex_cost`) is not small for this pattern and this text, the match runs in a worker process that is killed after
-    `timeout` seconds of CPU time. Simple patterns and short texts need no worker, and none is started for them.
+    The pattern is Python's (`re`) and may match anywhere. A pattern such as `(a+)+b` can take longer than the training
+    on a text that a model may well write, and `re` cannot be interrupted. So unless a bound on the steps (`regex_cost`)
+    is small for this pattern and text, the match runs in a worker process that is killed after `timeout` seconds of CPU
+    time. Simple patterns and short texts need no worker.
 
     Args:
         pattern: The regular expression.
         full: Whether the whole completion must match, from its first character to its last.
-        flags: Letters out of "aimsx": as in `(?i)`. Without "s" a dot does not match a line's end.
+        flags: Letters from "aimsx", as in `(?i)`. Without "s" a dot does not match a line break.
         value: The score of a match.
-        otherwise: The score of none.
-        count: How many matches, which do not overlap, earn the whole `value`. Fewer earn their share of the way
-            from `otherwise`.
-        max_characters: Longer completions are refused. They are not cut, because `$` and `full` would then lie.
+        otherwise: The score without a match.
+        count: How many non-overlapping matches earn the whole `value`. With fewer, the score lies between `otherwise`
+            and `value` in proportion.
+        max_characters: Longer completions are refused. Cutting them would make `$` and `full` wrong.
         timeout: CPU seconds that a match may take in a worker.
-        budget: CPU seconds that completions without a result may use in a batch; then they have run out of time.
-        outcomes: What becomes of a completion that was `refused`, or whose match ran into `timeout`, `died` or
-            `error`; 0.0 each but for the last, which raises.
+        budget: CPU seconds that a batch's completions without a result may use together; after that they time out.
+        outcomes: Values of the outcomes `refused`, `timeout`, `died` and `error`: 0.0 each, except that the last
+            raises.
 
     Raises:
-        ConfigurationError: The pattern is no regular expression, or a parameter is of the wrong kind.
+        ConfigurationError: The pattern is not a regular expression, or a parameter is of the wrong kind.
     """
 
     __name__ = "regex_match"
@@ -110,7 +110,7 @@ class RegexMatch:
         return self.policy.scores(judgements)
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """What becomes of `B` completions."""
+        """The outcomes of `B` completions."""
         texts = [completion_text(completion) for completion in completions]
         judgements: dict[int, Judgement] = {}
         slow: list[int] = []
@@ -141,7 +141,7 @@ class RegexMatch:
 
 
 def find_matches(pattern: str, flags: int, full: bool, count: int, text: str) -> list[list[int]]:
-    """The first `count` matches, `[start, end]` each. Runs in a worker, too."""
+    """The first `count` matches, `[start, end]` each. Also runs in a worker."""
     compiled = re.compile(pattern, flags)
     if full:
         match = compiled.fullmatch(text)

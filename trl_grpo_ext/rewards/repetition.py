@@ -1,4 +1,4 @@
-"""How much of the completion has been said before?"""
+"""How much does the completion repeat itself?"""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Repetition:
     """Score `max_penalty · (1 - distinct n-grams / n-grams)`: 0 where no n-gram repeats.
 
     Source: Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv:2502.03373), appendix C.2, as
-    TRL's `get_repetition_penalty_reward(ngram_size=n, max_penalty)` has it, to which it is equal over tokens. Over
-    words it is what Open R1's reward of that name does.
+    TRL's `get_repetition_penalty_reward(ngram_size=n, max_penalty)` has it; over tokens the two are equal. Over words
+    it is Open R1's reward of that name.
 
-    Departures from the paper: one number for the completion. `repetition_penalty`, an advantage hook, puts the penalty
-    on the very tokens that repeat; so does `span_credit` with this reward over words, whose spans say which words end
-    an n-gram that was there before. Words are what white space separates, whatever their case, so for languages that
-    are written without spaces take tokens.
+    Departures from the paper: one number for the completion. The advantage hook `repetition_penalty` puts the penalty
+    on the tokens that repeat; so does `span_credit` with this reward over words, whose spans are the words that end a
+    repeated n-gram. Words are separated by white space and compared without case, so use tokens for languages written
+    without spaces.
 
     Args:
         n: Length of an n-gram.
-        max_penalty: What endless repetition comes to; 0 or less.
-        units: What n-grams are of: "tokens" or "words".
+        max_penalty: The limit for endless repetition; 0 or less.
+        units: The units of n-grams, "tokens" or "words".
 
     Raises:
         ConfigurationError: A parameter is of the wrong kind or out of its range.
@@ -57,7 +57,7 @@ class Repetition:
             with its share of the penalty. No completion raises; time and memory are linear in its length.
 
         Raises:
-            RewardError: Over tokens, `completion_ids` is missing, or has not one entry per completion.
+            RewardError: Over tokens, `completion_ids` is missing or does not have one entry per completion.
         """
         if self.units == "words":
             return [self._of_words(completion_text(completion)) for completion in completions]
@@ -65,11 +65,11 @@ class Repetition:
         return [self._of_tokens(row) for row in ids]
 
     def _of_tokens(self, ids: Sequence[int]) -> float:
-        return self._penalty(repeated(ids, self.n))
+        return self._penalty(repeats(ids, self.n))
 
     def _of_words(self, text: str) -> SpanScore:
         words = list(_WORD.finditer(text))
-        again = repeated([word.group().lower() for word in words], self.n)
+        again = repeats([word.group().lower() for word in words], self.n)
         share = self.max_penalty / max(len(again), 1)
         ends = words[self.n - 1 :]
         spans: list[Span] = [(*word.span(), share) for word, is_again in zip(ends, again, strict=True) if is_again]
@@ -79,8 +79,8 @@ class Repetition:
         return self.max_penalty * (1 - again.count(False) / len(again)) if any(again) else 0.0
 
 
-def repeated(items: Sequence[Hashable], n: int) -> list[bool]:
-    """For each n-gram, from the first to the last, whether the same one began at an earlier place.
+def repeats(items: Sequence[Hashable], n: int) -> list[bool]:
+    """For each n-gram, from first to last, whether it occurred earlier.
 
     Exact. n-grams are numbered, those of twice the length by the pair of numbers of their halves, so that time is
     O(T log n) and memory O(T), whatever n is.

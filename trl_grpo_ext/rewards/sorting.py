@@ -1,6 +1,6 @@
 """Rewards of the sorting task of Stanford's CS336 (spring 2025, lecture 17): `sort_distance` and `sort_inclusion`.
 
-They share how the numbers of the task and those of the answer are read.
+They read the numbers of the task and of the answer in the same way.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _NUMBER = re.compile(r"(?<![0-9])-?[0-9]+(?:\.[0-9]+)*")
 
 
 def sort_distance(completions: Sequence[Any], *, normalise: bool = False, **columns: Any) -> list[float | None]:
-    """Score one point for each place where the completion has the number that the sorted list has there.
+    """Score one point for each position where the completion has the same number as the sorted list.
 
     The first reward of the sorting task in Stanford's CS336 (spring 2025, lecture 17, `sort_distance_reward`), where it
-    shows what a reward leaves out: an answer that drops its first number scores near nothing however well the rest is
-    sorted. `sort_inclusion` is the other one. A completion for the numbers 3 1 0 2 scores 4 if it is `0 1 2 3`, and 2
-    if it is `7 1 2 9`.
+    shows what a reward can miss: an answer without its first number scores almost nothing, however well the rest is
+    sorted. `sort_inclusion` is the second one. For the numbers 3 1 0 2, the completion `0 1 2 3` scores 4, and
+    `7 1 2 9` scores 2.
 
     Args:
         completions: `B` completions, strings or lists of messages. The numbers of the last `<answer>...</answer>`
             count, else those after the last `</think>`, else all.
-        normalise: Whether to divide by the number of places, of the longer of the two lists: then 1.0 is the right
-            answer and nothing else, as in the sorting study of this repository.
+        normalise: Whether to divide by the length of the longer of the two lists: then only the right answer scores
+            1.0, as in the sorting study of this repository.
         **columns: The other columns. The numbers to sort are the integers of `numbers` (`B` lists of integers, or
             texts), or of the last message of the user in `prompts`.
 
@@ -47,8 +47,8 @@ def sort_distance(completions: Sequence[Any], *, normalise: bool = False, **colu
     Raises:
         RewardError: There is neither `numbers` nor `prompts`, or not one entry per completion, or an entry is unusable.
 
-    Departures from the lecture, whose lists are of equal length: numbers beyond the last place neither earn nor, unless
-    `normalise` is set, cost anything.
+    Departures from the lecture, whose lists have equal length: surplus numbers earn nothing and, unless `normalise` is
+    set, cost nothing.
     """
     return _scores("sort_distance", _places, lambda size: size, completions, normalise, columns)
 
@@ -61,20 +61,20 @@ def _places(task: Sequence[int], answer: Sequence[_Found]) -> list[Span]:
 def sort_inclusion(
     completions: Sequence[Any], *, normalise: bool = False, form: str = "bounded", **columns: Any
 ) -> list[float | None]:
-    """Score one point for each number of the prompt that is there, and one for each neighbouring pair in order.
+    """Score one point for each number of the prompt that occurs, and one for each adjacent pair in order.
 
     The second reward of the sorting task in Stanford's CS336 (spring 2025, lecture 17,
-    `sort_inclusion_ordering_reward`): denser than `sort_distance`, for it pays what is sorted wherever it stands. The
-    right answer to `n` numbers scores `2n - 1`; `0 2 3` for the numbers 3 1 0 2 scores 3 + 2.
+    `sort_inclusion_ordering_reward`): denser than `sort_distance`, since it pays for sorted parts at any position. The
+    right answer to `n` numbers scores `2n - 1`; for the numbers 3 1 0 2, `0 2 3` scores 3 + 2.
 
     Args:
         completions: `B` completions, strings or lists of messages. The numbers of the last `<answer>...</answer>`
             count, else those after the last `</think>`, else all.
-        normalise: Whether to divide by `2n - 1`, with `n` the length of the longer of the two lists: then 1.0 is the
-            right answer and, in form "bounded", nothing else.
-        form: "bounded", as below, or "lecture", the points of the lecture: one for each number of the prompt that
-            occurs in the answer at all, and one for each neighbouring pair in order. They differ where numbers repeat:
-            for the numbers 1 1 2 the answer `1 2 2` scores the most, 5, in the lecture's form, and 4 in ours.
+        normalise: Whether to divide by `2n - 1`, with `n` the length of the longer of the two lists: then the right
+            answer scores 1.0 and, in form "bounded", no other does.
+        form: "bounded", as below, or "lecture", the lecture's points: one for each number of the prompt that occurs in
+            the answer at all, and one for each adjacent pair in order. They differ if numbers repeat: for the numbers
+            1 1 2 the answer `1 2 2` scores the maximum of 5 in the lecture's form, but 4 in ours.
         **columns: The other columns. The numbers to sort are the integers of `numbers` (`B` lists of integers, or
             texts), or of the last message of the user in `prompts`.
 
@@ -87,9 +87,9 @@ def sort_inclusion(
         ConfigurationError: `form` is neither.
         RewardError: There is neither `numbers` nor `prompts`, or not one entry per completion, or an entry is unusable.
 
-    Departures from the lecture, which leaves both open to abuse, in form "bounded": a number counts as often as the
-    prompt has it, and pairs count among the first `n` numbers only, so that a long ascending list earns nothing by its
-    length. The sorting study of this repository divides numbers by `n` and pairs by `n - 1`, for a sum of 2, instead.
+    Departures from the lecture, in form "bounded": a number counts at most as often as in the prompt, and pairs count
+    only among the first `n` numbers, so a long ascending list earns nothing extra. The lecture leaves both open to
+    abuse. The sorting study of this repository divides numbers by `n` and pairs by `n - 1` instead, for a sum of 2.
     """
     spans_of = _FORMS[checked_choice("sort_inclusion: form", form, tuple(_FORMS))]
     return _scores("sort_inclusion", spans_of, lambda size: 2 * size - 1, completions, normalise, columns)
@@ -133,7 +133,7 @@ sort_inclusion.conformance = {"required": ["numbers"]}  # type: ignore[attr-defi
 
 
 class _Found(NamedTuple):
-    """A number of a completion. Its value is None where it is no integer, or has more than `_MOST_DIGITS` digits."""
+    """A number of a completion. Its value is None if it is not an integer, or has more than `_MOST_DIGITS` digits."""
 
     value: int | None
     start: int
@@ -141,7 +141,7 @@ class _Found(NamedTuple):
 
 
 def _numbers_in(text: str, start: int = 0, end: int | None = None) -> list[_Found]:
-    """The first `_MOST_NUMBERS` numbers of a text; a minus sign after a digit is none. Linear in the text."""
+    """The first `_MOST_NUMBERS` numbers of a text; a minus after a digit is not a sign. Linear in the text."""
     found: list[_Found] = []
     for match in _NUMBER.finditer(text, start, len(text) if end is None else end):
         if len(found) == _MOST_NUMBERS:
@@ -173,8 +173,8 @@ def _scores(
 
     Args:
         reward: The reward's name, for messages.
-        spans_of: From the numbers to sort and those of the answer, what earned a point, or two.
-        highest: The most points for so many numbers.
+        spans_of: Returns what earned points, from the numbers to sort and those of the answer.
+        highest: Returns the maximum score for a number of numbers.
         completions: `B` completions.
         normalise: Whether to divide by `highest` of the longer of the two lists.
         columns: The other columns: `numbers`, else `prompts`.

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..credit.turns import Exchange, calls_made, exchanges, is_tool_error
+from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number, checked_whole
 from ..types import TurnScores
@@ -18,16 +18,17 @@ from ._text.completions import completion_text
 
 
 class ToolUse:
-    """Score each turn by its tool calls: so much for each that returned, for each that failed, and for each at all.
+    """Score each turn by its tool calls: made, returned and failed.
 
         made · calls + returned · calls that returned + failed · calls that failed
 
-    A call fails where the tool raised, does not exist or does not take the arguments: TRL then answers
-    `{'error': '...'}`. With `marker` set, a message that has it in its text and no calls is a call that could not be
-    parsed, and failed. A call that was never run, because the completion ended before, neither returned nor failed.
+    A call fails if the tool raised, does not exist or does not take the arguments: TRL then answers
+    `{'error': '...'}`. With `marker` set, a message whose text contains it but which has no calls is a call that could
+    not be parsed, and failed. A call that never ran, because the completion ended first, neither returned nor failed.
 
-    The score is the sum over the turns, and a `TurnScores` that has each turn's own. Only the first `at_most` calls of
-    a completion earn anything, or a policy would call for the reward's sake; failures cost beyond it too.
+    The score is the sum over the turns, as a `TurnScores` with each turn's own. Only the first `at_most` calls of a
+    completion earn anything, so that a policy does not call tools for the reward's sake; failures still cost after
+    that.
 
     Source: none of its own; rewards for calls that work are part of most recipes for tools, such as ToolRL
     (arXiv:2504.13958), which compares them with a reference and this does not.
@@ -35,11 +36,11 @@ class ToolUse:
     Departures: none.
 
     Args:
-        returned: Of each call that returned.
-        failed: Of each call that failed.
-        made: Of each call, whatever came of it.
-        at_most: How many calls of a completion earn anything; None for all.
-        marker: What a call begins with, such as `<tool_call>`; None where calls that cannot be parsed do not count.
+        returned: Score of each call that returned.
+        failed: Score of each call that failed.
+        made: Score of each call, whatever its result.
+        at_most: How many calls of a completion earn anything; None means all.
+        marker: The beginning of a call, such as `<tool_call>`; None ignores calls that cannot be parsed.
 
     Raises:
         ConfigurationError: A parameter is of the wrong kind, or all three numbers are 0.
@@ -87,9 +88,9 @@ class ToolUse:
         return [self._scored(row) for row in counts]
 
     def _counts(self, exchange: Exchange) -> tuple[int, int, int]:
-        """How many calls a turn makes, how many of them returned, and how many failed."""
+        """A turn's numbers of calls made, returned and failed."""
         message, answers = exchange
-        calls = len(calls_made(message))
+        calls = len(tool_calls(message))
         if not calls:
             unparsed = int(self.marker is not None and self.marker in completion_text(message))
             return unparsed, 0, unparsed
@@ -110,27 +111,27 @@ class ToolUse:
 
 
 class TurnLength:
-    """Score each turn by its length: 0 where it leaves room, down to -1 where it is too long.
+    """Score each turn by its length: 0 well below the limit, falling to -1 at the limit and beyond.
 
         0                             n ≤ longest - cache
         (longest - cache - n) / cache     up to longest
         -1                            beyond
 
-    n counts the characters that the model wrote into a turn's message: its content, its reasoning where the chat
-    template sets it apart, and the names and arguments of its calls as JSON. The score is the mean over the turns, and
-    a `TurnScores` that has each turn's own over the number of turns.
+    n counts the characters that the model wrote into a turn's message: its content, its reasoning if the chat template
+    separates it, and the names and arguments of its calls as JSON. The score is the mean over the turns, as a
+    `TurnScores` with each turn's share.
 
     Source: none of its own; `soft_overlong`, equation (13) of DAPO (arXiv:2503.14476), turn by turn.
 
-    Departures: in characters, because a reward function is given the tokens of the whole conversation, the tools'
-    among them.
+    Departures: in characters, because a reward function gets the tokens of the whole conversation, including the
+    tools'.
 
     Args:
         longest: In characters.
         cache: The last characters over which the penalty grows; 0 for a step.
 
     Raises:
-        ConfigurationError: A parameter is no integer, or not `1 <= longest` and `0 <= cache <= longest`.
+        ConfigurationError: A parameter is not an integer, or not `1 <= longest` and `0 <= cache <= longest`.
     """
 
     __name__ = "turn_length"
@@ -158,7 +159,7 @@ class TurnLength:
 
 
 def _turns_of(completion: Any) -> list[Exchange]:
-    """The turns of whatever a completion is."""
+    """The turns of a completion in any form."""
     if isinstance(completion, str):
         return [({"role": "assistant", "content": completion}, [])]
     messages = [completion] if isinstance(completion, Mapping) else completion
@@ -169,6 +170,6 @@ def _written(message: Mapping[str, Any]) -> int:
     """How many characters the model wrote into a message."""
     texts = [completion_text(message)]
     texts += [text for key in ("reasoning_content", "thinking") if isinstance(text := message.get(key), str)]
-    for function in calls_made(message):
+    for function in tool_calls(message):
         texts += [str(function.get("name", "")), json.dumps(function.get("arguments"), default=str, ensure_ascii=False)]
     return sum(map(len, texts))

@@ -10,16 +10,16 @@ import torch
 
 from ..credit.flow import reduced_loss, reduced_weights, token_weights
 from ..types import Rollout, Totals, implements
-from .builders import Row, Scene, Setting, long, nothing_live, odd, wider, with_empty_rows
-from .rules import Broken, NotChecked, cause_of, fresh, raised
-from .trials import ABSOLUTE, RELATIVE, Trials, number, same
+from .builders import Row, Scene, Setting, dead_batches, long_batches, odd_batches, wider_width, with_empty_rows
+from .rules import Broken, NotChecked, cause_of, describe_exception, fresh_copy
+from .trials import ABSOLUTE, RELATIVE, Trials, compare, format_number
 
 _DEAD = 90
 """Numbers of the rows that are in no total start here."""
 
 
 class AggregationChecks(Trials):
-    """The checks of one aggregation, made as `Trials`.
+    """The checks of one aggregation, as `Trials`.
 
     What a `reduce` makes each token count is the slope of its scalar in the token's loss; where rules speak of weights,
     these stand for them.
@@ -49,10 +49,10 @@ class AggregationChecks(Trials):
         dtype: torch.dtype = torch.float64,
         logps_dtype: torch.dtype | None = None,
     ) -> list[tuple[str, torch.Tensor]]:
-        aggregation = fresh(self.plugin if plugin is None else plugin)
+        aggregation = fresh_copy(self.plugin if plugin is None else plugin)
         if self.by_weights:
-            odd = {"padding": padding, "padding_id": 7 if padding else 0}
-            rollout = self._rollout(scene, width=width, dtype=dtype, logps_dtype=logps_dtype, **odd)
+            off_mask = {"padding": padding, "padding_id": 7 if padding else 0}
+            rollout = self._rollout(scene, width=width, dtype=dtype, logps_dtype=logps_dtype, **off_mask)
             return [("weights", token_weights(aggregation, rollout))]
         mask_B_T = scene.mask(width, dtype)
         loss_B_T = torch.where(mask_B_T > 0, scene.losses(width, logps_dtype or dtype), padding).requires_grad_()
@@ -60,21 +60,21 @@ class AggregationChecks(Trials):
         return [("reduce", reduced_weights(aggregation, loss, loss_B_T, mask_B_T))]
 
     def _weights(self, scene: Scene, totals: Totals | None = None) -> torch.Tensor:
-        return token_weights(fresh(self.plugin), self._rollout(scene, totals=totals or scene.totals()))
+        return token_weights(fresh_copy(self.plugin), self._rollout(scene, totals=totals or scene.totals()))
 
     def _reduced(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        return reduced_loss(fresh(self.plugin), loss_B_T, mask_B_T, totals)
+        return reduced_loss(fresh_copy(self.plugin), loss_B_T, mask_B_T, totals)
 
     def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:
-        return token_weights(fresh(self.plugin), rollout)
+        return token_weights(fresh_copy(self.plugin), rollout)
 
     def _unsent(self, scene: Scene) -> Iterator[tuple[Any, dict[str, torch.Tensor], Callable[[], Any]]]:
         rollout = self._rollout(scene)
         if self.by_weights:
-            yield rollout, {}, lambda: fresh(self.plugin).weights(rollout)
+            yield rollout, {}, lambda: fresh_copy(self.plugin).weights(rollout)
         else:
             tensors = {"loss_B_T": scene.losses().requires_grad_(), "mask_B_T": scene.mask()}
-            yield rollout, tensors, lambda: fresh(self.plugin).reduce(*tensors.values(), scene.step_totals())
+            yield rollout, tensors, lambda: fresh_copy(self.plugin).reduce(*tensors.values(), scene.step_totals())
 
     def _weights_only(self, reason: str) -> None:
         if not self.by_weights:
@@ -89,7 +89,7 @@ class AggregationChecks(Trials):
             raise NotChecked("its reduce sees one micro-batch at a time and does not declare needs_step_totals = True")
 
     def _parts_agree(self, parts: str) -> None:
-        """The mean of a reduce over the `micro_batches` or `processes` of a step is its value for the whole."""
+        """The mean of `reduce` over the `micro_batches` or `processes` of a step equals its value for the whole."""
         self._step_only()
 
         def judge(scene: Scene) -> None:
@@ -103,8 +103,8 @@ class AggregationChecks(Trials):
                 cuts = [slice(start * size, (start + 1) * size) for start in range(count)]
                 mean = sum(float(self._reduced(loss_B_T[rows], mask_B_T[rows], totals)) for rows in cuts) / count
                 if abs(mean - whole) > ABSOLUTE + RELATIVE * abs(whole):
-                    what = f"the mean over {count} {parts} is {number(mean)}"
-                    raise Broken(f"{what}, and of the whole step it is {number(whole)}", str(scene))
+                    what = f"the mean over {count} {parts} is {format_number(mean)}"
+                    raise Broken(f"{what}, and of the whole step it is {format_number(whole)}", str(scene))
 
         self._over(self.varied, judge)
 
@@ -127,16 +127,16 @@ class AggregationChecks(Trials):
 
     def finite(self) -> None:
         """No NaN, no infinity."""
-        self._finite({"an ordinary batch": self.ordinary[0], **odd(self.setting)})
+        self._finite({"an ordinary batch": self.ordinary[0], **odd_batches(self.setting)})
         self._finite({"an ordinary batch": self.ordinary[1]})
 
     def empty_rows(self) -> None:
-        """Rows without a live token beside others."""
+        """Rows without a live token among others."""
         self._finite(with_empty_rows(self.setting))
 
     def nothing_live(self) -> None:
         """No live token at all."""
-        self._finite(nothing_live(self.setting))
+        self._finite(dead_batches(self.setting))
 
     def _finite(self, scenes: dict[str, Scene]) -> None:
         for what, scene in scenes.items():
@@ -145,7 +145,7 @@ class AggregationChecks(Trials):
     def long(self) -> None:
         """Thousands of tokens."""
         self._long(1e-3)
-        for what, scene in long(self.setting).items():
+        for what, scene in long_batches(self.setting).items():
             self._over([scene], self._some_weight, what)
 
     def dtype(self) -> None:
@@ -159,7 +159,7 @@ class AggregationChecks(Trials):
 
     def mask(self) -> None:
         """Zero off the mask."""
-        self._over(self.ordinary, lambda scene: self._results(scene, width=wider(scene)), breaks=("mask", None))
+        self._over(self.ordinary, lambda scene: self._results(scene, width=wider_width(scene)), breaks=("mask", None))
 
     def live(self) -> None:
         """Some weight."""
@@ -171,7 +171,7 @@ class AggregationChecks(Trials):
             raise Broken("all weights are zero, though tokens are live", str(scene), "no weight")
 
     def micro_batches(self) -> None:
-        """Micro-batches of another size."""
+        """Micro-batches of a different size."""
         self._deterministic_only()
         if not self.by_weights:
             self._parts_agree("micro_batches")
@@ -179,7 +179,7 @@ class AggregationChecks(Trials):
 
         def judge(scene: Scene) -> None:
             one_B_T, four_B_T = (self._weights(scene, replace(scene.totals(), micro_batches=count)) for count in (1, 4))
-            same(one_B_T, four_B_T, "with one micro-batch on each rank and with four", scene, scene.mask())
+            compare(one_B_T, four_B_T, "with one micro-batch on each rank and with four", scene, scene.mask())
 
         self._over(self.varied, judge)
 
@@ -207,12 +207,12 @@ class AggregationChecks(Trials):
             more = replace(scene, rows=(*scene.rows, *dead))
             more_B_T = self._weights(more, scene.totals())[: len(scene.rows), : scene.width]
             what = f"without and with a masked group of {size} rows that is in none of the totals"
-            same(self._weights(scene), more_B_T, what, scene, scene.mask())
+            compare(self._weights(scene), more_B_T, what, scene, scene.mask())
 
         self._over(self.varied, judge)
 
     def row_permutation(self) -> None:
-        """All rows the other way round, groups too."""
+        """All rows in reverse order, including groups."""
         self._permuted(lambda scene: [*range(len(scene.rows))][::-1], "the rows in order and the other way round")
 
     def masked_values(self) -> None:
@@ -220,14 +220,14 @@ class AggregationChecks(Trials):
         self._deterministic_only()
 
         def judge(scene: Scene) -> None:
-            mask_B_T, loss_B_T = scene.mask(wider(scene)), scene.losses(wider(scene))
+            mask_B_T, loss_B_T = scene.mask(wider_width(scene)), scene.losses(wider_width(scene))
             clean, garbled = (
                 self._reduced(torch.where(mask_B_T > 0, loss_B_T, off), mask_B_T, scene.step_totals())
                 for off in (0.0, self.garbage[0])
             )
             if not bool(torch.isclose(clean, garbled, rtol=RELATIVE, atol=ABSOLUTE)):
                 what = f"with losses of 0 off the mask and of {self.garbage[0]:g}"
-                raise Broken(f"{what}: {number(clean)} and {number(garbled)}", str(scene))
+                raise Broken(f"{what}: {format_number(clean)} and {format_number(garbled)}", str(scene))
 
         if not self.by_weights:
             self._over(self.varied, judge)
@@ -250,7 +250,10 @@ class AggregationChecks(Trials):
                 float(self._reduced(factor * scene.losses(), scene.mask(), scene.step_totals())) for factor in (1, 2)
             )
             if abs(twice - 2 * once) > ABSOLUTE + RELATIVE * abs(once):
-                raise Broken(f"reduce gives {number(once)}, and {number(twice)} for losses twice as large", str(scene))
+                raise Broken(
+                    f"reduce gives {format_number(once)}, and {format_number(twice)} for losses twice as large",
+                    str(scene),
+                )
 
         self._over(self.ordinary, judge)
 
@@ -266,6 +269,8 @@ class AggregationChecks(Trials):
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # the plugin's own, whatever it is
-                raise Broken(f"where totals.step is None {raised(error)}", str(scene), cause_of(error)) from error
+                raise Broken(
+                    f"where totals.step is None {describe_exception(error)}", str(scene), cause_of(error)
+                ) from error
 
         self.over(self.ordinary, judge, Scene.smaller)

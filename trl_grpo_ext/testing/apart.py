@@ -1,10 +1,10 @@
-"""The rules of one plugin, checked in a process that can be stopped, one after the other.
+"""Check the rules of one plugin in a process that can be stopped.
 
 A plugin may sleep for ever, raise `SystemExit`, call `os._exit` or crash the interpreter. So it is loaded and tried in
-a forked copy of this process, which says over a pipe which rule it is at and what came of it. Where a rule takes longer
-than the limit, or the process ends, that rule is broken, and another copy goes on with the rules after it.
+a forked copy of this process, which reports each rule and its result over a pipe. If a rule takes longer than the
+limit, or the process ends, that rule is broken, and another copy continues with the next rule.
 
-The limit counts what the process itself did: not the time that it waited for a core on a busy machine.
+The limit counts the process's own time, not the time that it waits for a core on a busy machine.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .. import errors
 from ..errors import BrokenPluginError, TRLGRPOExtError
 from ..guard.outcomes import shown
 from ..guard.worker_processes import queued_seconds
-from .rules import GATES, Checks, Rule, Violation, raised
+from .rules import GATES, Checks, Rule, Violation, describe_exception
 
 LOADING_SECONDS = 120.0
-"""What importing and building a plugin may take: some import frameworks, on slow disks."""
+"""Seconds for importing and building a plugin: some import frameworks, on slow disks."""
 
 FIRST_CALL = 2.0
-"""How many times the limit the rule `run` has, whose first call may load a model."""
+"""Factor on the limit for the rule `run`, whose first call may load a model."""
 
 _MOST_HANGS = 2
 _LOOKS = 0.05
@@ -43,12 +43,12 @@ _LONGEST_LINE, _LINES = 200, 5
 _SET_PDEATHSIG = 1
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the rule that is being checked, its number and how many there are."""
+"""Called with the rule's name, its number and the number of rules."""
 
 
 @dataclass
 class Outcome:
-    """What came of the rules; as `Report` has it."""
+    """The results of the rules, as in `Report`."""
 
     name: str = ""
     passed: list[Rule] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Outcome:
     printed: tuple[tuple[str, ...], int] = ((), 0)
 
     def take(self, rule: Rule, found: dict[str, str]) -> None:
-        """Note what `Checks.check` found."""
+        """Record a result of `Checks.check`."""
         if "skipped" in found:
             self.skipped.append((rule, found["skipped"]))
         elif found:
@@ -68,21 +68,21 @@ class Outcome:
             self.passed.append(rule)
 
     def skip(self, rules: Sequence[Rule], reason: str) -> None:
-        """Note rules that nobody checks."""
+        """Record rules that are not checked."""
         self.skipped += [(rule, reason) for rule in rules]
 
     def closed_by(self, rule: Rule) -> str:
-        """Why nothing after this rule is checked; empty where it is."""
+        """Why the rules after this one are not checked; empty if they are."""
         gate = bool(self.violations) and self.violations[-1].rule is rule and rule.short in GATES
         return f"{rule.name} is broken" if gate else ""
 
 
 Prepare = Callable[[], tuple[str, Checks]]
-"""Loads the plugin: gives its name and its checks. Runs where the checks run."""
+"""Loads the plugin and returns its name and checks. Runs in the process of the checks."""
 
 
 def check_here(rules: Sequence[Rule], prepare: Prepare, progress: Progress | None = None) -> Outcome:
-    """Check the rules in this process, which the plugin may then stop or change."""
+    """Check the rules in this process, which the plugin may stop or change."""
     name, checks = prepare()
     outcome = Outcome(name)
     for place, rule in enumerate(rules):
@@ -103,7 +103,7 @@ def check_apart(rules: Sequence[Rule], prepare: Prepare, timeout: float, progres
         rules: The rules, in order.
         prepare: Loads the plugin.
         timeout: Seconds for each rule.
-        progress: Handed the name of each rule before it is checked.
+        progress: Called before each rule.
 
     Raises:
         TRLGRPOExtError: The plugin cannot be loaded, or not within `LOADING_SECONDS`.
@@ -136,7 +136,7 @@ def check_apart(rules: Sequence[Rule], prepare: Prepare, timeout: float, progres
 def _follow(
     child: _Child, outcome: Outcome, rules: Sequence[Rule], count: int, timeout: float, progress: Progress | None
 ) -> bool:
-    """Take what a child says until it is through. True where it was lost in a rule, which is then broken."""
+    """Read a child's reports until it is done. True if it was lost in a rule, which is then broken."""
     by_name, rule, trying = {rule.name: rule for rule in rules}, None, ""
     limit = LOADING_SECONDS
     while True:
@@ -174,7 +174,7 @@ def _follow(
 
 
 class _Child:
-    """A forked copy of this process that checks rules and says so."""
+    """A forked copy of this process that checks rules and reports."""
 
     def __init__(self, rules: Sequence[Rule], prepare: Prepare, output: int) -> None:
         self._read, write = os.pipe()
@@ -204,7 +204,7 @@ class _Child:
         return time.monotonic() - self._began - waited
 
     def next(self, limit: float) -> dict[str, Any] | None:
-        """What it says next; None where it has ended, or says nothing in so many seconds of its own."""
+        """Its next report; None if it has ended, or reports nothing within this many seconds of its own time."""
         while b"\n" not in self._rest:
             left = limit - self._own_seconds()
             if left <= 0:
@@ -220,7 +220,7 @@ class _Child:
         return message
 
     def why(self, limit: float) -> str:
-        """Why it says nothing."""
+        """Why it does not report."""
         if self._status is None:
             return f"it did not return within {limit:g} s, and its process was ended"
         code = os.waitstatus_to_exitcode(self._status)
@@ -230,7 +230,7 @@ class _Child:
         return f"it ended the process with exit status {code} (os._exit?)"
 
     def end(self) -> None:
-        """Kill it, with what it has started."""
+        """Kill it, with everything that it started."""
         os.close(self._read)
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -240,7 +240,7 @@ class _Child:
 
 
 def _be_child(write: int, output: int, parent: int, rules: Sequence[Rule], prepare: Prepare) -> NoReturn:
-    """Check the rules and say so. Never returns into the code that forked."""
+    """Check the rules and report. Never returns into the code that forked."""
     status = 1
     try:
         os.setpgid(0, 0)
@@ -290,7 +290,7 @@ def _check(say: Callable[..., None], rules: Sequence[Rule], prepare: Prepare) ->
         say(error=[type(error).__name__, str(error)])
         return
     except BaseException as error:  # SystemExit too
-        say(error=["BrokenPluginError", f"while the plugin was imported and built {raised(error)}"])
+        say(error=["BrokenPluginError", f"while the plugin was imported and built {describe_exception(error)}"])
         return
     say(name=name, timeout=checks.timeout)
     last = ""
@@ -313,7 +313,7 @@ def _check(say: Callable[..., None], rules: Sequence[Rule], prepare: Prepare) ->
 
 
 def _printed(output: Any) -> tuple[tuple[str, ...], int]:
-    """The first lines of what was printed, and how many there are."""
+    """The first printed lines, and the total number."""
     output.seek(0)
     lines: list[str] = []
     count = 0

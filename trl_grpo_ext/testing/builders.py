@@ -1,9 +1,8 @@
-"""Contexts made by hand, for tests of hooks and aggregations without a trainer; and several ranks in one process.
+"""Build contexts for tests of hooks and aggregations without a trainer, and simulate several ranks in one process.
 
-`make_rollout` and `make_forward` are for unit tests. A `Scene` is what the kit tries plugins on: a generation batch
-made from a few numbers, so that it can be made smaller. A row's tokens, log-probabilities and losses follow from its
-number and the seed alone. So a row is the same row in whatever batch, order and padding it stands, which is what most
-of the rules are about.
+`make_rollout` and `make_forward` are for unit tests. The kit tries plugins on a `Scene`: a generation batch made from a
+few numbers, so that it can be shrunk. A row's tokens, log-probabilities and losses depend only on its number and the
+seed. So a row is the same in any batch, order and padding, which most rules rely on.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ import torch
 from torch.nn.functional import pad
 
 from ..credit.groups import group_mean
-from ..credit.turns import runs_of
+from ..credit.turns import true_runs
 from ..errors import PluginOutputError
 from ..guard.outcomes import shown
 from ..types import NEEDS, Forward, Rollout, Span, StepTotals, ToolCall, Totals, Turn
 
 
 class UnequalGathers(PluginOutputError):  # noqa: N818
-    """One rank called `gather` more often than another, which in a run would wait for ever."""
+    """One rank called `gather` more often than another; a run would hang."""
 
     breaks = "gathers"
 
@@ -54,17 +53,17 @@ def make_rollout(
         rollout = make_rollout([3, 1], rewards=[1.0, 0.0])
         new_B_T = MyHook().on_rollout(rollout.mask_B_T * torch.tensor([[0.5], [-0.5]]), rollout)
 
-    By default each token wrote one character, `c`, and every token has the id 1; where `tool_mask_B_T` cuts them into
-    turns, each but the last calls a tool, which returns what stands there. There are no log-probabilities. All
-    tensors are float64, so that sums done by hand are met to the last digits.
+    By default each token wrote one character, `c`, and has the id 1. If `tool_mask_B_T` cuts tokens into turns, each
+    turn but the last calls a tool, and the tokens between turns are its answer. There are no log-probabilities. All
+    tensors are float64, so that sums by hand agree to the last digits.
 
     Args:
         lengths: Live tokens of each of the `B` completions.
-        rewards: Those of a single reward function, called `r`, `B` of them; NaN where it said None. Zeros by default.
-        groups: The group of each completion; by default all are completions of one prompt.
-        width: `T`, where it is not the longest length.
+        rewards: The `B` rewards of a single reward function `r`; NaN for None. Zeros by default.
+        groups: The group of each completion; by default one group.
+        width: `T`, if not the longest length.
         limit: `max_completion_length`.
-        **overrides: Any field of `Rollout`, taken as it is.
+        **overrides: Any field of `Rollout`, used unchanged.
     """
     rows = len(lengths)
     rewards_B = torch.tensor([0.0] * rows if rewards is None else list(rewards), dtype=torch.float64)
@@ -98,14 +97,14 @@ def make_rollout(
 
 
 def turns_between(wrote: Sequence[bool | int], pieces: Sequence[str], failed: Collection[int] = ()) -> list[Turn]:
-    """The turns of a completion, each of which but the last is one tool call, answered by what follows it.
+    """The turns of a completion; each but the last is one tool call, answered by the tokens after it.
 
     Args:
         wrote: Whether the model wrote each token.
         pieces: What each token wrote.
         failed: Numbers of the turns whose call raised.
     """
-    runs, offsets = runs_of([bool(one) for one in wrote]), _offsets(pieces)
+    runs, offsets = true_runs([bool(one) for one in wrote]), _offsets(pieces)
     turns = []
     for number, (first, end) in enumerate(runs):
         after = runs[number + 1][0] if number + 1 < len(runs) else len(wrote)
@@ -133,11 +132,11 @@ def make_forward(
     """The context of one micro-batch at its loss forward, for a unit test of `on_forward`.
 
     Args:
-        logps: Log-probabilities of the sampled tokens under the policy being trained, `(B, T)`. Those under the policy
-            that generated are the same.
+        logps: Log-probabilities of the sampled tokens under the policy being trained, `(B, T)`, and by default under
+            the policy that generated.
         entropies: Entropies in nats, `(B, T)`.
         mask: Loss mask `(B, T)`; every token counts by default.
-        **overrides: Any field of `Forward`, taken as it is; by default rewards are 0, of groups whose rewards differ.
+        **overrides: Any field of `Forward`, used unchanged; by default rewards are 0, and no group has zero variance.
     """
     rows = logps.size(0)
     settings: dict[str, Any] = {
@@ -154,7 +153,7 @@ def make_forward(
 
 
 def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:
-    """The same generation batch on several ranks, which have `sizes` rows of it; for `Ranks`."""
+    """Split a generation batch over several ranks with `sizes` rows each, for `Ranks`."""
     parts, first = [], 0
     if sum(sizes) != len(rollout.mask_B_T):
         raise ValueError(f"The sizes {list(sizes)} must add up to the {len(rollout.mask_B_T)} rows of the batch.")
@@ -176,7 +175,7 @@ def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:
 
 
 class Ranks:
-    """Several ranks in this process, each with its part of a generation batch: their `gather` really meets.
+    """Several ranks in this process, each with its part of a generation batch and a working `gather`.
 
     Args:
         parts: Each rank's rollout, with the totals of all.
@@ -201,10 +200,10 @@ class Ranks:
             first = rows.stop
 
     def run(self, call: Callable[[Rollout], Any]) -> list[Any]:
-        """What `call` gives on each rank.
+        """Run `call` on each rank and return the results.
 
         Raises:
-            UnequalGathers: The ranks don't gather equally often. (What `call` raises on a rank is raised first.)
+            UnequalGathers: The ranks don't gather equally often. (An exception of `call` is raised first.)
         """
         self._gone, self._failed = 0, False
 
@@ -266,7 +265,7 @@ _WIDER = 3
 
 @dataclass(frozen=True)
 class Row:
-    """One completion: its number, its group, which of its tokens count, and what two functions gave it."""
+    """One completion: its number, its group, which of its tokens count, and its rewards from two functions."""
 
     number: int
     group: int
@@ -276,14 +275,14 @@ class Row:
 
     @property
     def reward(self) -> float:
-        """The weighted sum of those that said something; NaN where none did."""
+        """The weighted sum of its rewards; NaN if it has none."""
         said = [(r, w) for r, w in zip(self.rewards, REWARD_WEIGHTS, strict=True) if not math.isnan(r)]
         return sum(r * w for r, w in said) if said else math.nan
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all batches of one check."""
+    """The common settings of all batches of one check."""
 
     seed: int = 0
     texts: tuple[str, ...] | None = None
@@ -295,7 +294,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Scene:
-    """A generation batch of all ranks, rows of one group side by side as in TRL."""
+    """A generation batch of all ranks, with a group's rows next to each other, as in TRL."""
 
     rows: tuple[Row, ...]
     setting: Setting = field(default_factory=Setting)
@@ -340,11 +339,11 @@ class Scene:
 
     @property
     def width(self) -> int:
-        """`T`, without more padding than there must be."""
+        """`T`, with minimal padding."""
         return max(1, *(len(row.live) for row in self.rows), 1)
 
     def baselines(self) -> list[float]:
-        """Each row's group's mean reward; NaN where nobody has one."""
+        """Each row's group's mean reward; NaN if no row has one."""
         means = {}
         for group in {row.group for row in self.rows}:
             scored = [row.reward for row in self.rows if row.group == group and not math.isnan(row.reward)]
@@ -498,7 +497,7 @@ class Scene:
         return Forward(**{**settings, **overrides})
 
     def smaller(self) -> Iterator[Scene]:
-        """The scene with less in it, the greatest steps first: a group, a row of each group, a token, a reward."""
+        """Smaller scenes, the greatest steps first: without a group, a row of each group, a token, a reward."""
         groups = list(dict.fromkeys(row.group for row in self.rows))
         for group in groups if len(groups) > 1 else ():
             yield replace(self, rows=tuple(row for row in self.rows if row.group != group))
@@ -550,8 +549,8 @@ def _drawn(name: str, low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def _turn_values(row: Row) -> list[float] | None:
-    """What the second function gave each turn: a tenth to each but the last, which has the rest of its reward."""
-    count = len(runs_of([bool(one) for one in row.live]))
+    """The second function's reward for each turn: a tenth, and the rest for the last."""
+    count = len(true_runs([bool(one) for one in row.live]))
     if math.isnan(row.rewards[1]) or not count:
         return None
     return [*[0.1] * (count - 1), row.rewards[1] - 0.1 * (count - 1)]
@@ -576,8 +575,8 @@ def _scene(
     return Scene(tuple(rows), setting, **kwargs)
 
 
-def ordinary(setting: Setting) -> list[Scene]:
-    """Batches as they come: rewards that differ, every completion scored and with a token that counts."""
+def ordinary_batches(setting: Setting) -> list[Scene]:
+    """Ordinary batches: rewards that differ, every completion scored and with a token that counts."""
     three_pairs = [(1, 1, 1), (1,), (1, 1), (1, 0, 1, 1, 1), (1, 1, 1, 1), (1, 1)]
     with_tools = [(1, 1, 0, 1), (1, 0, 1, 0, 0, 1, 1), (1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0, 1, 1)]
     three_fours = [(1,) * length for length in (3, 1, 4, 2, 5, 2, 6, 1, 2, 3, 4, 7)]
@@ -588,8 +587,8 @@ def ordinary(setting: Setting) -> list[Scene]:
     ]
 
 
-def odd(setting: Setting) -> dict[str, Scene]:
-    """Batches on which divisions by zero happen, by what is odd about them."""
+def odd_batches(setting: Setting) -> dict[str, Scene]:
+    """Batches that provoke divisions by zero, by what is odd about them."""
     lives = [(1, 1, 1), (1,), (1, 1), (1, 1, 1, 1)]
     nan = math.nan
     return {
@@ -606,14 +605,14 @@ def odd(setting: Setting) -> dict[str, Scene]:
 
 
 def equal_rewards(setting: Setting) -> list[Scene]:
-    """Batches in which all rewards of a group are one number that no float is, so that sums of it are rounded."""
+    """Batches with equal rewards in a group, at a number without an exact float, so that sums are rounded."""
     lives = [(1,) * length for length in (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 3, 1, 2, 1)]
     scenes = [_scene(setting, 2, lives, [0.3] * 7 + [0.7] * 7), _scene(setting, 2, lives[:6], [100.1] * 3 + [0.1] * 3)]
     return [_scored(scene, range(len(scene.rows)), None) for scene in scenes]
 
 
 def with_empty_rows(setting: Setting) -> dict[str, Scene]:
-    """Batches in which some completion has no token that counts, beside others that have."""
+    """Batches in which some completions have tokens that count and others have none."""
     return {
         "an empty completion": _scene(setting, 2, [(1, 1), (), (1,), (1, 1, 1)], [1.0, 0.0, 0.5, 0.0]),
         "a completion that is all masked": _scene(setting, 2, [(1, 1), (0, 0, 0), (1,), (1, 1)], [1.0, 0.0, 0.5, 0.0]),
@@ -622,8 +621,8 @@ def with_empty_rows(setting: Setting) -> dict[str, Scene]:
 
 
 def odd_beside_ordinary(setting: Setting) -> list[Scene]:
-    """Those of the odd batches that are tried with the ordinary ones, since some plugins act on them alone."""
-    some, empty = odd(setting), with_empty_rows(setting)
+    """Odd batches that are tried with the ordinary ones, since some plugins only act on them."""
+    some, empty = odd_batches(setting), with_empty_rows(setting)
     return [
         some["a group whose rewards are all equal"],
         some["a completion without a reward"],
@@ -632,7 +631,7 @@ def odd_beside_ordinary(setting: Setting) -> list[Scene]:
     ]
 
 
-def nothing_live(setting: Setting) -> dict[str, Scene]:
+def dead_batches(setting: Setting) -> dict[str, Scene]:
     """Batches without any token that counts."""
     return {
         "a batch whose tokens are all masked": _scene(setting, 1, [(0, 0), (0,)], [1.0, 0.0]),
@@ -644,8 +643,8 @@ LONG = (64, 512, 4096)
 """Tokens of long completions."""
 
 
-def long(setting: Setting) -> dict[str, Scene]:
-    """Batches of long completions beside short ones."""
+def long_batches(setting: Setting) -> dict[str, Scene]:
+    """Batches of long and short completions."""
     lengths = {length: (length, length // 2, length - 3, 1) for length in LONG}
     return {
         f"completions of up to {length} tokens": _scene(
@@ -655,7 +654,7 @@ def long(setting: Setting) -> dict[str, Scene]:
     }
 
 
-def negative(setting: Setting) -> Scene:
+def negative_batch(setting: Setting) -> Scene:
     """A batch with negative rewards."""
     return _scene(setting, 2, [(1, 1), (1,), (1, 1, 1), (1,)], [-1.0, -2.0, 0.5, -0.5])
 
@@ -669,6 +668,6 @@ def _scored(scene: Scene, places: Collection[int], rewards: tuple[float, float] 
     return replace(scene, rows=rows)
 
 
-def wider(scene: Scene) -> int:
-    """A width with more padding than there must be."""
+def wider_width(scene: Scene) -> int:
+    """A width with surplus padding."""
     return scene.width + _WIDER

@@ -1,7 +1,7 @@
-"""Which collectives of torch.distributed a plugin calls, on each of two simulated ranks.
+"""Record which collectives of torch.distributed a plugin calls on each of two simulated ranks.
 
-Nothing is sent: torch's own fake process group answers at once with what the rank itself has. So a plugin that would
-leave the other rank waiting for ever returns, and the lists differ.
+Nothing is sent: torch's own fake process group answers at once with the rank's own data. So a plugin that would hang
+the other rank returns, and the lists differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MENTIONS = re.compile(r"\b(distributed|all_reduce|all_gather|accelerate|Partial
 
 
 def mentions_collectives(plugin: Any) -> bool:
-    """Whether the source of a plugin's package has anything to do with torch.distributed or accelerate."""
+    """Whether the source of a plugin's package mentions torch.distributed or accelerate."""
     own = plugin if hasattr(plugin, "__qualname__") else type(plugin)
     package = str(getattr(own, "__module__", "")).partition(".")[0]
     if "torch" not in sys.modules or package in ("", "builtins", __name__.partition(".")[0]):
@@ -35,7 +35,7 @@ def _source(module: Any) -> str:
 def collectives_of_ranks(call: Callable[[int], Any], ranks: int = 2) -> list[list[str]]:
     """The names of the collectives that `call(rank)` calls, by rank.
 
-    Where this process has a process group already, none can be simulated, and nothing is said.
+    Empty if this process already has a process group, since none can be simulated then.
     """
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -65,8 +65,8 @@ def collectives_of_ranks(call: Callable[[int], Any], ranks: int = 2) -> list[lis
     return of_ranks
 
 
-def unequal(of_ranks: list[list[str]]) -> str:
-    """What is wrong with these lists; empty where they are the same."""
+def describe_difference(of_ranks: list[list[str]]) -> str:
+    """How these lists differ, in words; empty if they don't."""
     if len({tuple(called) for called in of_ranks}) < 2:
         return ""
     said = " and ".join(f"{', '.join(called) or 'nothing'} on rank {rank}" for rank, called in enumerate(of_ranks))

@@ -11,13 +11,13 @@ import torch
 
 from ..credit.flow import group_verdicts, verdicts_by_group
 from ..types import Rollout, implements
-from .builders import Scene, nothing_live, odd, with_empty_rows
-from .rules import Broken, fresh
+from .builders import Scene, dead_batches, odd_batches, with_empty_rows
+from .rules import Broken, fresh_copy
 from .trials import Trials
 
 
 class FilterChecks(Trials):
-    """The checks of one filter, made as `Trials`: what it says of a completion stands for each of its tokens."""
+    """The checks of one filter, as `Trials`: a completion's verdict stands for each of its tokens."""
 
     prefix = "filter"
 
@@ -39,14 +39,14 @@ class FilterChecks(Trials):
         logps_dtype: torch.dtype | None = None,
     ) -> list[tuple[str, torch.Tensor]]:
         rollout = self._rollout(scene, width=width, padding=padding, dtype=dtype, logps_dtype=logps_dtype)
-        return [("keep", _numbers(fresh(self.plugin if plugin is None else plugin), rollout))]
+        return [("keep", _numbers(fresh_copy(self.plugin if plugin is None else plugin), rollout))]
 
     def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:
-        return _numbers(fresh(self.plugin), rollout)
+        return _numbers(fresh_copy(self.plugin), rollout)
 
     def _unsent(self, scene: Scene) -> Iterator[tuple[Any, dict[str, torch.Tensor], Callable[[], Any]]]:
         rollout = self._rollout(scene)
-        yield rollout, {}, lambda: fresh(self.plugin).keep(rollout)
+        yield rollout, {}, lambda: fresh_copy(self.plugin).keep(rollout)
 
     # ------------------------------------------------------------------------------------------ its rules
 
@@ -64,16 +64,20 @@ class FilterChecks(Trials):
         self._over(self.ordinary, self._results, breaks=("shape", None))
 
     def odd_batches(self) -> None:
-        """Batches on which divisions by zero happen."""
-        for what, scene in {**odd(self.setting), **with_empty_rows(self.setting), **nothing_live(self.setting)}.items():
+        """Batches that provoke divisions by zero."""
+        for what, scene in {
+            **odd_batches(self.setting),
+            **with_empty_rows(self.setting),
+            **dead_batches(self.setting),
+        }.items():
             self._over([scene], self._results, what, breaks=("shape", None))
 
     def groups(self) -> None:
-        """One answer for all of a group."""
+        """One answer per group."""
 
         def judge(scene: Scene) -> None:
             rollout = self._rollout(scene)
-            plugin = fresh(self.plugin)
+            plugin = fresh_copy(self.plugin)
             verdicts_by_group(plugin, group_verdicts(plugin, rollout), rollout.group_ids_B.tolist())
 
         self._over(self.varied, judge, breaks=("groups", None))
@@ -88,7 +92,7 @@ class FilterChecks(Trials):
 
 
 def _numbers(plugin: Any, rollout: Rollout) -> torch.Tensor:
-    """What a filter says of each completion, as a number at each of its tokens."""
+    """A filter's verdict on each completion, as a number at each of its tokens."""
     said = group_verdicts(plugin, rollout)
     numbers = [2.0 + zlib.crc32(one.encode()) if isinstance(one, str) else float(one) for one in said]
     shape = rollout.mask_B_T.shape

@@ -12,16 +12,16 @@ import torch
 from ..credit.flow import run_hook, run_shaper
 from ..errors import PluginContractError, PluginRunError, TRLGRPOExtError
 from ..types import HOOK_METHODS, NEEDS, Forward, Rollout, implements, role_of
-from .builders import Scene, Setting, equal_rewards, negative, nothing_live, odd, with_empty_rows
-from .rules import Broken, NotChecked, cause_of, fresh, raised
-from .trials import Trials, number, same
+from .builders import Scene, Setting, dead_batches, equal_rewards, negative_batch, odd_batches, with_empty_rows
+from .rules import Broken, NotChecked, cause_of, describe_exception, fresh_copy
+from .trials import Trials, compare, format_number
 
 _NOTHING = 1e-9
 """Advantages up to this size are, in float64, what rounding leaves of zero."""
 
 
 class HookChecks(Trials):
-    """The checks of one hook, made as `Trials`."""
+    """The checks of one hook, as `Trials`."""
 
     prefix = "hook"
 
@@ -39,7 +39,7 @@ class HookChecks(Trials):
         return scene.forward(**settings) if stage == "on_forward" else scene.rollout(**settings)
 
     def _run(self, hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
-        """What the flow makes of one method, `(B, T)`; a reward for a completion stands on each of its tokens."""
+        """The flow's result for one method, `(B, T)`; a completion's reward stands at each of its tokens."""
         if stage != "on_rewards":
             return run_hook(hook, stage, advantages_B_T, context)
         added = run_shaper(hook, context)
@@ -62,14 +62,16 @@ class HookChecks(Trials):
         return [
             (
                 stage,
-                self._run(fresh(hook), stage, scene.incoming(width, dtype), self._context(scene, stage, **settings)),
+                self._run(
+                    fresh_copy(hook), stage, scene.incoming(width, dtype), self._context(scene, stage, **settings)
+                ),
             )
             for stage in self.stages
         ]
 
     def _raw(self, stage: str, advantages_B_T: torch.Tensor, context: Any) -> Any:
         with torch.no_grad():
-            return self._call(fresh(self.plugin), stage, advantages_B_T, context)
+            return self._call(fresh_copy(self.plugin), stage, advantages_B_T, context)
 
     @staticmethod
     def _call(hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> Any:
@@ -90,7 +92,7 @@ class HookChecks(Trials):
 
     def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:
         assert self.at_rollout is not None
-        return self._run(fresh(self.plugin), self.at_rollout, scene.incoming()[rollout.local_rows], rollout)
+        return self._run(fresh_copy(self.plugin), self.at_rollout, scene.incoming()[rollout.local_rows], rollout)
 
     def _chain(self, hook: Any, scene: Scene, training: bool = True) -> torch.Tensor:
         """The stages of one hook object, one after the other."""
@@ -110,7 +112,7 @@ class HookChecks(Trials):
     # ------------------------------------------------------------------------------------------ its rules
 
     def form(self) -> None:
-        """A method, and the role that goes with it."""
+        """A method and its role."""
         if not self.stages:
             has = [name for name in dir(self.plugin) if not name.startswith("_")][:8]
             raise Broken(f"it has none of {', '.join(HOOK_METHODS)}; it has {', '.join(has) or 'nothing'}")
@@ -120,7 +122,7 @@ class HookChecks(Trials):
             raise Broken(str(error)) from error
 
     def role(self) -> None:
-        """An estimator does not see the advantages that come in, a transform does; a mask keeps or takes away."""
+        """An estimator ignores the incoming advantages, a transform does not; a mask keeps them or sets them to 0."""
         self._deterministic_only()
         role = role_of(self.plugin)
         if self.at_rollout != "on_rollout":
@@ -130,17 +132,17 @@ class HookChecks(Trials):
         def judge(scene: Scene) -> None:
             rollout, mask_B_T = scene.rollout(), scene.mask()
             given = (scene.incoming(), 2.0 * scene.incoming() + mask_B_T)
-            one_B_T, other_B_T = (run_hook(fresh(self.plugin), "on_rollout", a_B_T, rollout) for a_B_T in given)
+            one_B_T, other_B_T = (run_hook(fresh_copy(self.plugin), "on_rollout", a_B_T, rollout) for a_B_T in given)
             if role == "estimator":
                 what = "it is an estimator, and with other advantages coming in"
-                same(one_B_T, other_B_T, what, scene, mask_B_T)
+                compare(one_B_T, other_B_T, what, scene, mask_B_T)
                 return
             moved.append(not torch.equal(one_B_T, other_B_T))
             if getattr(self.plugin, "last", False):
                 for before_B_T, after_B_T in zip(given, (one_B_T, other_B_T), strict=True):
                     kept_B_T = (before_B_T != 0) & ~self._taken(before_B_T, rollout)
                     what = "whether it, a mask, leaves an advantage, and whether it leaves 1 of the same sign"
-                    same((after_B_T != 0).double(), kept_B_T.double(), what, scene, mask_B_T, exactly=True)
+                    compare((after_B_T != 0).double(), kept_B_T.double(), what, scene, mask_B_T, exactly=True)
 
         self._over(self.ordinary, judge)
         if role == "transform" and moved and not any(moved):
@@ -153,25 +155,25 @@ class HookChecks(Trials):
         """Where a mask gives an advantage of 1, or of -1, of the same sign 0."""
         ones_B_T = torch.ones_like(advantages_B_T)
         up_B_T, down_B_T = (
-            run_hook(fresh(self.plugin), "on_rollout", sign * ones_B_T, rollout) for sign in (1.0, -1.0)
+            run_hook(fresh_copy(self.plugin), "on_rollout", sign * ones_B_T, rollout) for sign in (1.0, -1.0)
         )
         return torch.where(advantages_B_T >= 0, up_B_T, down_B_T) == 0
 
     def equal_rewards(self) -> None:
-        """Exactly 0 or not at all near it."""
+        """Exactly 0 or far from it."""
         self._deterministic_only()
         if role_of(self.plugin) != "estimator":
-            raise NotChecked("it is no estimator")
+            raise NotChecked("it is not an estimator")
 
         def judge(scene: Scene) -> None:
             exact_B_T, rounded_B_T = (
-                run_hook(fresh(self.plugin), "on_rollout", scene.incoming(dtype=dtype), scene.rollout(dtype=dtype))
+                run_hook(fresh_copy(self.plugin), "on_rollout", scene.incoming(dtype=dtype), scene.rollout(dtype=dtype))
                 for dtype in (torch.float64, torch.float32)
             )
             near_B_T = (exact_B_T.abs() < _NOTHING) & ((exact_B_T != 0) | (rounded_B_T != 0))
             if bool(near_B_T.any()):
                 row, token = (int(i) for i in near_B_T.nonzero()[0])
-                values = number(exact_B_T[row, token]), number(rounded_B_T[row, token])
+                values = format_number(exact_B_T[row, token]), format_number(rounded_B_T[row, token])
                 advice = "take means with trl_grpo_ext.credit.groups.group_mean, or of differences between rewards"
                 raise Broken(
                     f"where all rewards of a group are equal, {values[0]} in float64 and {values[1]} in float32 at row "
@@ -205,7 +207,7 @@ class HookChecks(Trials):
                 raise
             except BaseException as error:  # the plugin's own, whatever it is
                 has = ", ".join(needs) or "nothing"
-                message = f"with what it lists in `needs` ({has}) {raised(error)}; with everything it runs"
+                message = f"with what it lists in `needs` ({has}) {describe_exception(error)}; with everything it runs"
                 raise Broken(message, str(scene), cause_of(error)) from error
 
         self.over(self.ordinary, judge, Scene.smaller)
@@ -238,13 +240,13 @@ class HookChecks(Trials):
         self._long(1e-2)
 
     def mask(self) -> None:
-        """Garbage off the mask stays there."""
+        """Garbage off the mask does not spread."""
         self._off_the_mask()
 
     def finite(self) -> None:
         """Finite advantages on odd batches."""
         named: dict[str, Scene] = {f"an ordinary batch ({n})": scene for n, scene in enumerate(self.ordinary)}
-        named |= {**odd(self.setting), **with_empty_rows(self.setting), **nothing_live(self.setting)}
+        named |= {**odd_batches(self.setting), **with_empty_rows(self.setting), **dead_batches(self.setting)}
         for what, scene in named.items():
             self._over([scene], self._results, what, breaks=("finite", None))
 
@@ -256,7 +258,7 @@ class HookChecks(Trials):
                     raise
                 # Any other is a refusal in words, which is no NaN.
 
-        self._over([negative(self.setting)], judge, "negative rewards", breaks=("finite", None))
+        self._over([negative_batch(self.setting)], judge, "negative rewards", breaks=("finite", None))
 
     def gradient(self) -> None:
         """No grad comes out."""
@@ -264,7 +266,7 @@ class HookChecks(Trials):
         def judge(scene: Scene) -> None:
             for stage in self.stages:
                 with torch.enable_grad():
-                    result = self._call(fresh(self.plugin), stage, scene.incoming(), self._context(scene, stage))
+                    result = self._call(fresh_copy(self.plugin), stage, scene.incoming(), self._context(scene, stage))
                 if isinstance(result, torch.Tensor) and result.requires_grad:
                     advice = "compute it under torch.no_grad() or detach it"
                     raise Broken(f"what {stage} returned requires grad ({result.grad_fn}); {advice}", str(scene))
@@ -272,7 +274,7 @@ class HookChecks(Trials):
         self._over(self.ordinary, judge)
 
     def row_permutation(self) -> None:
-        """Rows of a group the other way round."""
+        """The rows of a group in reverse order."""
 
         def turned(scene: Scene) -> list[int]:
             return sorted(range(len(scene.rows)), key=lambda place: (_first(scene, place), -place))
@@ -280,7 +282,7 @@ class HookChecks(Trials):
         self._permuted(turned, "a group's completions in order and the other way round")
 
     def group_permutation(self) -> None:
-        """Groups the other way round."""
+        """Groups in reverse order."""
 
         def turned(scene: Scene) -> list[int]:
             return sorted(range(len(scene.rows)), key=lambda place: (-_first(scene, place), place))
@@ -307,13 +309,13 @@ class HookChecks(Trials):
 
         def judge(scene: Scene) -> None:
             incoming_B_T, mask_B_T, forward = scene.incoming(), scene.mask(), scene.forward()
-            whole_B_T = run_hook(fresh(self.plugin), "on_forward", incoming_B_T, forward)
+            whole_B_T = run_hook(fresh_copy(self.plugin), "on_forward", incoming_B_T, forward)
             for row in range(len(scene.rows)):
                 here = slice(row, row + 1)
                 # All that is known of a row comes along, its group's mean and spread too.
-                alone_1_T = run_hook(fresh(self.plugin), "on_forward", incoming_B_T[here], _rows(forward, here))
+                alone_1_T = run_hook(fresh_copy(self.plugin), "on_forward", incoming_B_T[here], _rows(forward, here))
                 what = f"row {row} among {len(scene.rows)} rows and alone"
-                same(whole_B_T[here], alone_1_T, what, scene, mask_B_T[here])
+                compare(whole_B_T[here], alone_1_T, what, scene, mask_B_T[here])
 
         self._over(self.varied, judge)
 
@@ -323,7 +325,7 @@ class HookChecks(Trials):
 
         def judge(scene: Scene) -> None:
             for stage, result_B_T in self._results(scene):
-                run_hook(fresh(self.plugin), stage, result_B_T, self._context(scene, stage))
+                run_hook(fresh_copy(self.plugin), stage, result_B_T, self._context(scene, stage))
 
         self._over([replace(scene, advantages="token") for scene in self.ordinary], judge, breaks=("finite", None))
 
@@ -337,13 +339,13 @@ class HookChecks(Trials):
         self._deterministic_only()
 
         def judge(scene: Scene) -> None:
-            used, resumed = fresh(self.plugin), fresh(self.plugin)
+            used, resumed = fresh_copy(self.plugin), fresh_copy(self.plugin)
             self._chain(used, scene)
             state = used.state_dict()
             try:
                 travelled = json.loads(json.dumps(state, allow_nan=True))
             except (TypeError, ValueError) as error:
-                raise Broken(f"state_dict() is no mapping of JSON values: {error}", f"{state!r:.200}") from error
+                raise Broken(f"state_dict() is not a mapping of JSON values: {error}", f"{state!r:.200}") from error
             if not isinstance(travelled, Mapping):
                 raise Broken(f"state_dict() must be a mapping, and is {type(state).__name__}", f"{state!r:.200}")
             resumed.load_state_dict(travelled)
@@ -351,7 +353,7 @@ class HookChecks(Trials):
                 message = f"after load_state_dict its state is {_json(resumed.state_dict())}, not {_json(state)}"
                 raise Broken(message, str(scene))
             on_B_T, resumed_B_T = self._chain(used, scene), self._chain(resumed, scene)
-            same(on_B_T, resumed_B_T, "going on, and resumed from its state", scene, scene.mask())
+            compare(on_B_T, resumed_B_T, "going on, and resumed from its state", scene, scene.mask())
 
         self._over(self.varied, judge)
 
@@ -360,19 +362,19 @@ class HookChecks(Trials):
         self._deterministic_only()
 
         def judge(scene: Scene) -> None:
-            trained, evaluated = fresh(self.plugin), fresh(self.plugin)
+            trained, evaluated = fresh_copy(self.plugin), fresh_copy(self.plugin)
             state = _json(evaluated.state_dict()) if callable(getattr(evaluated, "state_dict", None)) else None
             self._chain(evaluated, scene, training=False)
             if state is not None and _json(evaluated.state_dict()) != state:
                 message = f"evaluation changed its state from {state} to {_json(evaluated.state_dict())}"
                 raise Broken(message, str(scene))
             what = "training, without and with an evaluation before"
-            same(self._chain(trained, scene), self._chain(evaluated, scene), what, scene, scene.mask())
+            compare(self._chain(trained, scene), self._chain(evaluated, scene), what, scene, scene.mask())
 
         self._over(self.varied, judge)
 
     def measured(self) -> dict[str, float | str]:
-        """How often it acts; nothing where it cannot be asked."""
+        """How often it acts; empty if it cannot be run."""
         try:
             return {"share_of_tokens_changed": self.share_changed()}
         except Exception:  # of a plugin that breaks a rule
@@ -389,7 +391,7 @@ class HookChecks(Trials):
         for scene in (replace(scene, advantages="token") for scene in self.varied):
             mask_B_T = scene.mask()
             try:
-                result_B_T = self._chain(fresh(self.plugin), scene)
+                result_B_T = self._chain(fresh_copy(self.plugin), scene)
             except TRLGRPOExtError:  # a rule has reported it
                 continue
             before_B_T = torch.zeros_like(result_B_T) if self.at_rollout == "on_rewards" else scene.incoming()

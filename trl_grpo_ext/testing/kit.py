@@ -1,8 +1,8 @@
-"""Checking a plugin against the rules of its kind, with all that is known about it.
+"""Check a plugin against the rules of its kind.
 
-A plugin says what its checks need as an attribute `conformance`, a mapping; a distribution in its pyproject.toml under
-`[tool.trl-grpo-ext.check."NAME"]`, with the same keys. What the caller gives wins over pyproject.toml, which wins over
-the attribute.
+A plugin declares what its checks need in an attribute `conformance`, a mapping; a distribution in its pyproject.toml
+under `[tool.trl-grpo-ext.check."NAME"]`, with the same keys. The caller's options win over pyproject.toml, which wins
+over the attribute.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..plugins.building import import_plugin
 from ..plugins.discovery import find, find_and_explain
 from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
-from ..plugins.metadata import documentation, installed_distributions, normal
+from ..plugins.metadata import documentation, installed_distributions, normalise
 from ..plugins.selection import Selection, parse_selection
 from .apart import Outcome, Progress, check_apart, check_here
-from .rules import Checks, ConformanceError, Report, fresh, rules_of, with_roots
+from .rules import Checks, ConformanceError, Report, fresh_copy, rules_of, with_roots
 
 ATTRIBUTE = "conformance"
 TABLE = ("tool", "trl-grpo-ext", "check")
 
 TIMEOUT = 10.0
-"""Seconds for each rule, unless the caller or the plugin says otherwise."""
+"""Seconds for each rule, unless the caller or the plugin sets another limit."""
 
 
 class Options(TypedDict, total=False):
-    """What may be known about any plugin. What is left out follows the plugin's own declaration, then the default."""
+    """Options for any plugin. Those left out follow the plugin's own declaration, then the default."""
 
     parameters: Mapping[str, Any] | None
-    """To build the plugin with where the selection has none."""
+    """Parameters to build the plugin with, if the selection has none."""
 
     columns: Mapping[str, Any] | None
     """The data set's columns: one value for all rows, or a list of values, repeated. A reward is given some beside them
@@ -51,26 +51,26 @@ class Options(TypedDict, total=False):
     """Prompts, repeated."""
 
     deterministic: bool | None
-    """False for what draws random numbers on purpose."""
+    """False for plugins that draw random numbers on purpose."""
 
     seed: int | None
-    """What log-probabilities, tokens and losses are drawn with. Batches of rewards are the same in every run."""
+    """The seed for log-probabilities, tokens and losses. Batches for rewards are the same in every run."""
 
     rules: Iterable[str] | None
     """Names of rules; all by default."""
 
     timeout: float | None
-    """Seconds that each rule may take, 10 by default; the first, which may load a model, twice that."""
+    """Seconds per rule, 10 by default; twice that for the first, which may load a model."""
 
 
 class RewardOptions(Options, total=False):
-    """What may be known about a reward."""
+    """Options for a reward."""
 
     required: Sequence[str] | None
     """Columns that are never None in the data, so that None need not be tried."""
 
     unreadable: Sequence[Any] | None
-    """References, beside None, that it cannot read, for `reward.outcomes`."""
+    """References, besides None, that it cannot read, for `reward.outcomes`."""
 
     formats: Sequence[str] | None
     """The forms of completions that it takes, "text" and "messages"."""
@@ -83,7 +83,7 @@ class RewardOptions(Options, total=False):
 
 
 class ContextOptions(Options, total=False):
-    """What may be known about an advantage hook, a loss aggregation or a group filter."""
+    """Options for an advantage hook, a loss aggregation or a group filter."""
 
     tokenizer: Any
     """`rollout.tokenizer`; None by default. Only the caller can give it, since a file holds no object."""
@@ -96,11 +96,11 @@ def check(
 
     Args:
         kind: One of `KINDS`.
-        plugin_or_selection: A plugin object, or what selects one: a name, a dotted path, a mapping with parameters.
-        isolated: Whether it runs in a process of its own, so that a plugin that hangs, exits or crashes breaks a rule
-            and does no more. False for a debugger, or to measure coverage. Where CUDA is in use in this process, no
-            other can be forked from it, and the checks run here.
-        progress: Called with the name of each rule before it is checked, its number, and how many there are.
+        plugin_or_selection: A plugin object or a selection: a name, a dotted path, a mapping with parameters.
+        isolated: Whether it runs in a separate process, so that a plugin that hangs, exits or crashes only breaks a
+            rule. Use False for a debugger or to measure coverage. If CUDA is in use in this process, it cannot be
+            forked, and the checks run here.
+        progress: Called before each rule with its name, its number and the number of rules.
         **options: Those of `check_reward`, `check_advantage_hook`, `check_loss_aggregation` and
             `check_group_filter`.
 
@@ -138,7 +138,7 @@ def _documentation(kind: Kind, plugin_or_selection: Any) -> str:
     info = find(kind, plugin_or_selection)
     if info.builtin:
         return "docs/plugins.md"  # which has them all: `tests/test_every_plugin.py`
-    distribution = dict(installed_distributions()).get(normal(info.distribution or ""))
+    distribution = dict(installed_distributions()).get(normalise(info.distribution or ""))
     return "" if distribution is None else documentation(distribution, (info.name, *info.aliases))
 
 
@@ -157,7 +157,7 @@ def _prepared(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) ->
 
 
 def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> None:
-    """Check a plugin as `check` does, and raise where it breaks a rule: for tests.
+    """Check a plugin like `check`, and raise if it breaks a rule: for tests.
 
     Raises:
         ConformanceError: It breaks a rule. The message is the report.
@@ -170,17 +170,17 @@ def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> Non
 
 
 def check_reward(reward: Any, **options: Unpack[RewardOptions]) -> Report:
-    """Check a reward: a function, or what selects one; as `check`."""
+    """Check a reward, given as a function or a selection, like `check`."""
     return check("reward", reward, **options)
 
 
 def check_advantage_hook(hook: Any, **options: Unpack[ContextOptions]) -> Report:
-    """Check an advantage hook, or what selects one; as `check`."""
+    """Check an advantage hook, given as an object or a selection, like `check`."""
     return check("advantage_hook", hook, **options)
 
 
 def check_loss_aggregation(aggregation: Any, **options: Unpack[ContextOptions]) -> Report:
-    """Check a loss aggregation, or what selects one; as `check`."""
+    """Check a loss aggregation, given as an object or a selection, like `check`."""
     return check("loss_aggregation", aggregation, **options)
 
 
@@ -202,7 +202,7 @@ def _reward_checks(found: Subject) -> Checks:
 
 
 def check_group_filter(group_filter: Any, **options: Unpack[ContextOptions]) -> Report:
-    """Check a group filter, or what selects one; as `check`."""
+    """Check a group filter, given as an object or a selection, like `check`."""
     return check("group_filter", group_filter, **options)
 
 
@@ -230,7 +230,7 @@ _MAKERS: Mapping[Kind, Callable[[Subject], Checks]] = {
     "loss_aggregation": _aggregation_checks,
     "group_filter": _filter_checks,
 }
-"""What makes the checks of each kind. They import torch where the kind needs it."""
+"""What makes the checks of each kind. Most import torch."""
 
 
 def _setting(options: Mapping[str, Any]) -> Any:
@@ -258,13 +258,13 @@ def _forms(name: str, formats: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A plugin that is to be checked.
+    """A plugin to check.
 
     Attributes:
         plugin: The object.
-        name: What reports call it.
-        options: Everything that is known about it.
-        again: Builds it once more.
+        name: Its name in reports.
+        options: Its options.
+        again: Builds another one.
     """
 
     plugin: Any
@@ -274,13 +274,13 @@ class Subject:
 
 
 def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Subject:
-    """Load a plugin, unless it is one already, and put together what is known about it.
+    """Load a plugin, unless it is already one, and collect its options.
 
     Args:
         kind: The kind.
-        plugin_or_selection: An object, or what selects one. A selection without parameters gets those that the plugin
-            declares for its checks; one with parameters is taken as it stands.
-        given: The caller's options; None is not given.
+        plugin_or_selection: An object or a selection. A selection without parameters gets those that the plugin
+            declares for its checks.
+        given: The caller's options; None means not given.
 
     Raises:
         ConfigurationError: There is no such option.
@@ -299,16 +299,16 @@ def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> S
     if isinstance(plugin_or_selection, type):
         plugin_or_selection = resolve(kind, plugin_or_selection).object  # which says what to pass instead
     name = str(getattr(plugin_or_selection, "__name__", type(plugin_or_selection).__name__))
-    unused = fresh(plugin_or_selection)
+    unused = fresh_copy(plugin_or_selection)
     options = {**declared(kind, plugin_or_selection, name), **given}
-    return Subject(plugin_or_selection, name, options, lambda: fresh(unused))
+    return Subject(plugin_or_selection, name, options, lambda: fresh_copy(unused))
 
 
 def declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
-    """What a plugin, or its class, says about itself.
+    """The options that a plugin, or its class, declares.
 
     Raises:
-        ConfigurationError: Its `conformance` is no mapping, or has a key that means nothing.
+        ConfigurationError: Its `conformance` is not a mapping, or has an unknown key.
     """
     options: dict[str, Any] = {}
     attribute = getattr(exported, ATTRIBUTE, None)
@@ -325,10 +325,10 @@ def declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
 
 
 def project_options(folder: Path) -> dict[str, dict[str, Any]]:
-    """The options of each plugin in a folder's pyproject.toml, by name; empty where it has none.
+    """The options of each plugin in a folder's pyproject.toml, by name.
 
     Raises:
-        ConfigurationError: The file, or what it says there, cannot be read.
+        ConfigurationError: The file, or that part of it, cannot be read.
     """
     table: Any = _project(folder)
     for key in TABLE:
@@ -340,7 +340,7 @@ def project_options(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def project_name(folder: Path) -> str | None:
-    """The name of the distribution whose pyproject.toml is in a folder; None where there is none.
+    """The name of the distribution whose pyproject.toml is in a folder, or None.
 
     Raises:
         ConfigurationError: The file cannot be read.
@@ -362,7 +362,7 @@ def as_columns(columns: Any) -> dict[str, list[Any]]:
     """Columns as lists of values: a list is one already, anything else is one value for every row.
 
     Raises:
-        ConfigurationError: It is no mapping, or a list is empty.
+        ConfigurationError: It is not a mapping, or a list is empty.
     """
     if columns is None:
         return {}
@@ -379,7 +379,7 @@ def as_texts(what: str, texts: Any) -> tuple[Any, ...] | None:
     """Prompts or completions; a single string is one of them.
 
     Raises:
-        ConfigurationError: There are none, or they are no list.
+        ConfigurationError: There are none, or they are not a list.
     """
     if texts is None:
         return None

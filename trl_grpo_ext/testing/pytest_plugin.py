@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_load_initial_conftests(args: list[str]) -> None:
-    """Without `=` the option has no value: `pytest --trl-grpo-ext tests` means the folder, not a plugin."""
+    """Without `=` the option has no value: in `pytest --trl-grpo-ext tests`, `tests` is a folder, not a plugin."""
     args[:] = [f"{OPTION}=" if word == OPTION else word for word in args]
 
 
@@ -74,7 +74,7 @@ class ConformanceCollector(pytest.Collector):
     def _plugins(self) -> list[PluginInfo]:
         from ..errors import ConfigurationError
         from ..plugins.discovery import available
-        from ..plugins.metadata import normal
+        from ..plugins.metadata import normalise
         from .kit import project_name
 
         words = [word.strip() for word in self.asked.split(",") if word.strip()]
@@ -88,7 +88,7 @@ class ConformanceCollector(pytest.Collector):
             words = [own]
         installed, found = available(), []
         for word in words:
-            of_distribution = [info for info in installed if normal(info.distribution or "") == normal(word)]
+            of_distribution = [info for info in installed if normalise(info.distribution or "") == normalise(word)]
             named = [info for info in installed if _answers(info, word)]
             if not of_distribution and not named:
                 raise ConfigurationError(
@@ -101,7 +101,7 @@ class ConformanceCollector(pytest.Collector):
 
 
 class CheckedPlugin:
-    """A plugin with its report, which is made when the first of its rules is run."""
+    """A plugin with its report, which is made when its first rule runs."""
 
     def __init__(self, info: PluginInfo, options: dict[str, Any]) -> None:
         self.info, self.options = info, options
@@ -146,7 +146,7 @@ class RuleItem(pytest.Item):
                 raise _Said(str(violation))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """No traceback of the kit: it says nothing about the plugin."""
+        """The message without the kit's traceback, which says nothing about the plugin."""
         from ..errors import TRLGRPOExtError
 
         if isinstance(excinfo.value, _Said | TRLGRPOExtError):
@@ -159,7 +159,7 @@ class RuleItem(pytest.Item):
 
 
 class FailedItem(pytest.Item):
-    """What cannot even be collected, as one failing test."""
+    """Something that cannot be collected, as one failing test."""
 
     def __init__(self, *, message: str, **settings: Any) -> None:
         super().__init__(**settings)
@@ -179,16 +179,16 @@ class FailedItem(pytest.Item):
 
 
 class _Said(Exception):  # noqa: N818
-    """A failure that is said in words."""
+    """A failure with a message only."""
 
 
 def _headline(name: str) -> str:
-    """What stands over a failure; were it the name itself, pytest would take its dots for classes."""
+    """A failure's headline. pytest would read the dots of the plain name as classes."""
     return name.replace("::", ": ")
 
 
 def _answers(info: PluginInfo, word: str) -> bool:
-    from ..plugins.metadata import normal
+    from ..plugins.metadata import normalise
 
     distribution, colon, name = word.rpartition(":")
-    return info.answers_to(name) and (not colon or normal(info.distribution or "") == normal(distribution))
+    return info.answers_to(name) and (not colon or normalise(info.distribution or "") == normalise(distribution))

@@ -1,4 +1,4 @@
-"""The rules of rewards, each as a check on small batches as TRL hands them over."""
+"""The rules of rewards, each as a check on small batches in TRL's form."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import PluginOutputError
-from ..guard.calls import call, checked_scores
+from ..guard.calls import call, check_scores
 from ..guard.outcomes import shown
-from .collectives import collectives_of_ranks, mentions_collectives, unequal
-from .rules import Broken, Checks, NotChecked, cause_of, pickled, raised
+from .collectives import collectives_of_ranks, describe_difference, mentions_collectives
+from .rules import Broken, Checks, NotChecked, cause_of, describe_exception, pickle_round_trip
 
 SECONDS_PER_COMPLETION = 1.0
 """More than this, and `reward.time` is broken, unless the reward declares another limit."""
@@ -49,18 +49,18 @@ Form = Literal["text", "messages"]
 
 
 class RewardChecks(Checks):
-    """The checks of one reward. A method without `_` in front checks its rule.
+    """The checks of one reward. A method without a leading `_` checks its rule.
 
     Args:
         reward: The reward function.
         batch: An ordinary batch.
-        again: Builds the reward once more.
-        deterministic: Whether it says that it is.
-        per_completion: Whether it looks at each completion by itself.
+        again: Builds another one.
+        deterministic: Whether it declares that it is.
+        per_completion: Whether it scores each completion on its own.
         formats: The forms of completions that it takes.
         required: Columns that are never None.
-        unreadable: References, beside None, that it cannot read.
-        seconds_per_completion: Its limit of time.
+        unreadable: References, besides None, that it cannot read.
+        seconds_per_completion: Its time limit.
     """
 
     def __init__(
@@ -92,24 +92,24 @@ class RewardChecks(Checks):
         self._given: set[float | None] = set()
 
     def _raw(self, batch: Batch, reward: Any = None) -> Any:
-        """What the reward returns, read once where it is a generator."""
+        """What the reward returns; a generator is read once."""
         returned = call(self.reward if reward is None else reward, batch.arguments())
         return returned if hasattr(returned, "__len__") or not hasattr(returned, "__iter__") else list(returned)
 
     def _scores(self, batch: Batch, reward: Any = None) -> Scores:
-        """The same, held to the contract. NaN is None, as it is to TRL."""
+        """The same, checked against the contract. NaN becomes None, as in TRL."""
         return self._read(self._raw(batch, reward), batch)
 
     def _read(self, returned: Any, batch: Batch) -> Scores:
-        values = checked_scores(returned, len(batch.items), self.name)
+        values = check_scores(returned, len(batch.items), self.name)
         scores = [None if value is None or math.isnan(value) else float(value) for value in values]
         self._given.update(scores)
         return scores
 
     def _checked(self, returned: Any, batch: Batch, part: str) -> Scores:
-        """What was returned, as a run reads it; what breaks this part of the contract is `Broken`."""
+        """The result as a run reads it; breaking the contract is `Broken`."""
         try:
-            return checked_scores(returned, len(batch.items), self.name)
+            return check_scores(returned, len(batch.items), self.name)
         except PluginOutputError as error:
             if error.breaks != part:
                 return []
@@ -130,7 +130,7 @@ class RewardChecks(Checks):
         return returned
 
     def _spare(self) -> None:
-        """Go on with fewer completions where each takes long."""
+        """Use fewer completions if each takes long."""
         self.slow = min(self.seconds) > _SLOW
         if self.slow:
             self.batch = self.batch.with_items(self.batch.items[:_FEW])
@@ -138,7 +138,7 @@ class RewardChecks(Checks):
     def _over(
         self, batches: Iterable[Batch], judge: Callable[[Batch], None], where: str = "", smaller: bool = True
     ) -> None:
-        """Judge batches; what the reward raises is `Broken` too."""
+        """Judge batches; the reward's exceptions are `Broken` too."""
 
         def guarded(batch: Batch) -> None:
             try:
@@ -146,19 +146,19 @@ class RewardChecks(Checks):
             except (Broken, NotChecked, KeyboardInterrupt):
                 raise
             except BaseException as error:  # the reward's own, whatever it is; SystemExit too
-                message = f"{raised(error)}{f' ({where})' if where else ''}{_advice(error, batch)}"
+                message = f"{describe_exception(error)}{f' ({where})' if where else ''}{_advice(error, batch)}"
                 raise Broken(message, str(batch), cause_of(error)) from error
 
         self.over(batches, guarded, Batch.smaller if smaller else lambda batch: ())
 
     def _agree(self, ours: Scores, theirs: Scores, what: str, batch: Batch) -> None:
-        """Compare scores that ought to be the same.
+        """Compare scores that should be equal.
 
         Raises:
-            Broken: They differ; `what` says which two they are.
+            Broken: They differ; `what` names the two.
         """
         for row, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            if not _alike(one, other):
+            if not _scores_agree(one, other):
                 raise Broken(f"{what}: {_said(one)} and {_said(other)} at row {row}", str(batch))
 
     def _deterministic_only(self) -> None:
@@ -182,7 +182,7 @@ class RewardChecks(Checks):
     # ------------------------------------------------------------------------------------------ what it returns
 
     def call(self) -> None:
-        """TRL's call: the signature takes it."""
+        """The signature accepts TRL's call."""
         if not callable(self.reward):
             raise Broken(f"it is {type(self.reward).__name__}, which is not callable")
         try:
@@ -198,7 +198,7 @@ class RewardChecks(Checks):
             raise Broken(f"its signature is {signature}: {error}; {advice}") from error
 
     def run(self) -> None:
-        """The first call of all, whose scores are kept: nothing has been remembered yet."""
+        """The very first call, whose scores are kept for comparison."""
 
         def judge(batch: Batch) -> None:
             first = self._timed(batch)
@@ -273,7 +273,7 @@ class RewardChecks(Checks):
         self._over([self.batch.with_items(strings)], judge)
 
     def determinism(self) -> None:
-        """The same to the bit: as in the first call of all, again, of a fresh build, and after other texts."""
+        """The same to the bit: as in the first call, again, from a fresh build, and after other texts."""
         self._deterministic_only()
 
         def same(batch: Batch, once: Scores, again: Scores, what: str) -> None:
@@ -351,7 +351,7 @@ class RewardChecks(Checks):
         self._over(batches, judge)
 
     def order(self) -> None:
-        """The other way round."""
+        """In reverse order."""
         self._independent()
 
         def judge(batch: Batch) -> None:
@@ -362,7 +362,7 @@ class RewardChecks(Checks):
         self._over([self.batch], judge)
 
     def neighbours(self) -> None:
-        """Row 0 beside others, and alone."""
+        """Row 0 with others, and alone."""
         self._independent()
 
         def judge(batch: Batch) -> None:
@@ -390,14 +390,14 @@ class RewardChecks(Checks):
             key=lambda pair: pair[0],
         )
         wrong = min((score for score, _ in scored if score is not None), default=0.0)
-        if item is None or _alike(right, wrong):
+        if item is None or _scores_agree(right, wrong):
             raise NotChecked("none of the completions scores better than the others; give a right one in completions")
         batch = self.batch.with_items([item])
         for reference in (None, *self.unreadable):
 
             def judge(tried: Batch, reference: Any = reference) -> None:
                 (score,) = self._scores(tried)
-                if score is not None and _alike(score, wrong):
+                if score is not None and _scores_agree(score, wrong):
                     message = (
                         f"with the reference {shown(reference)} a right answer gets {_said(score)}, as a wrong one"
                     )
@@ -415,7 +415,7 @@ class RewardChecks(Checks):
         def judge(batch: Batch) -> None:
             returned = self._raw(batch)
             self._read(returned, batch)
-            for row, value in enumerate(checked_scores(returned, len(batch.items), self.name)):
+            for row, value in enumerate(check_scores(returned, len(batch.items), self.name)):
                 _check_value(value, row, batch)
 
         rows = [replace(items[row % len(items)], completion=text) for row, text in enumerate(completions)]
@@ -447,7 +447,7 @@ class RewardChecks(Checks):
 
     def pickle(self) -> None:
         """There and back."""
-        again = pickled(self.reward)
+        again = pickle_round_trip(self.reward)
 
         def judge(batch: Batch) -> None:
             theirs = self._scores(batch, again)
@@ -465,7 +465,9 @@ class RewardChecks(Checks):
             try:
                 alone = pool.submit(self._scores, batch).result()
             except BaseException as error:  # the reward's own, whatever it is
-                raise Broken(f"called off the main thread {raised(error)}", str(batch), cause_of(error)) from error
+                raise Broken(
+                    f"called off the main thread {describe_exception(error)}", str(batch), cause_of(error)
+                ) from error
         if self.deterministic:
             self._agree(expected[0], alone, "on the main thread and off it", batch)
 
@@ -481,7 +483,9 @@ class RewardChecks(Checks):
                 futures = [pool.submit(repeatedly, which) for which in (batch, turned)]
                 both = [future.result() for future in futures]
         except BaseException as error:  # the reward's own, whatever it is
-            raise Broken(f"called by two threads at once {raised(error)}", str(batch), cause_of(error)) from error
+            raise Broken(
+                f"called by two threads at once {describe_exception(error)}", str(batch), cause_of(error)
+            ) from error
         finally:
             sys.setswitchinterval(interval)
         if self.deterministic:
@@ -492,11 +496,11 @@ class RewardChecks(Checks):
     def leftovers(self) -> None:
         """Nothing piles up."""
         self._raw(self.batch)  # what is made once and kept is there from now on
-        before = settled(helpers(), 0.0)
+        before = wait_for_helpers(helpers(), 0.0)
         counts = [before]
         for _ in range(_CALLS):
             self._raw(self.batch)
-            counts.append(settled(counts[-1]))
+            counts.append(wait_for_helpers(counts[-1]))
         for place, what in ((0, "threads"), (1, "child processes")):
             numbers = [count[place] for count in counts]
             if all(later > earlier for earlier, later in pairwise(numbers)):
@@ -504,14 +508,14 @@ class RewardChecks(Checks):
                 raise Broken(f"each call leaves {what} running: {listed} after one call each", str(self.batch))
 
     def collectives(self) -> None:
-        """The same on two ranks of which each has a half."""
+        """The same on two ranks with half the batch each."""
         if not mentions_collectives(self.reward):
             raise NotChecked("it does not use torch.distributed")
 
         def judge(batch: Batch) -> None:
             half = len(batch.items) // 2
             halves = batch.with_items(batch.items[:half]), batch.with_items(batch.items[half:])
-            if difference := unequal(collectives_of_ranks(lambda rank: self._raw(halves[rank]))):
+            if difference := describe_difference(collectives_of_ranks(lambda rank: self._raw(halves[rank]))):
                 raise Broken(difference, str(batch))
 
         rows = self.batch.items
@@ -545,7 +549,7 @@ class RewardChecks(Checks):
             raise Broken(f"{best:.3g} s per completion, more than {self.limit:g} s", str(self.batch))
 
 
-def _alike(one: float | None, other: float | None) -> bool:
+def _scores_agree(one: float | None, other: float | None) -> bool:
     """Whether two scores are the same, up to the last digits."""
     if one is None or other is None:
         return one is other
@@ -564,20 +568,20 @@ def _check_value(value: Any, row: int, batch: Batch) -> None:
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, int | float):
         kind = type(value).__name__
-        raise Broken(f"the value {value!r:.80} at row {row} ({kind}) is none that torch.tensor takes", str(batch))
+        raise Broken(f"the value {value!r:.80} at row {row} ({kind}) is not accepted by torch.tensor", str(batch))
     try:
         as_trl = ctypes.c_float(number).value
     except OverflowError:
         as_trl = math.inf
     if math.isnan(as_trl):
-        message = f"the value at row {row} is NaN; say None where the reward has nothing to say"
+        message = f"the value at row {row} is NaN; return None where the reward does not apply"
         raise Broken(message, str(batch), "NaN")
     if math.isinf(as_trl):
         raise Broken(f"the value {value!r:.80} at row {row} is not finite in float32", str(batch))
 
 
 def _advice(error: BaseException, batch: Batch) -> str:
-    """What to do about a column that is not there."""
+    """Advice about a missing column."""
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) and batch.items:
         has = batch.items[0].columns
         if error.args[0] not in has:
@@ -586,7 +590,7 @@ def _advice(error: BaseException, batch: Batch) -> str:
 
 
 def _with_mark(item: Item, mark: str) -> Item:
-    """A text that nobody has seen."""
+    """The text with a unique mark."""
     text = item.completion
     return replace(item, completion=f"{text} {mark}") if isinstance(text, str) else item
 
@@ -603,7 +607,7 @@ COMPLETIONS = (
     "1 3 18",
     "<think>x</think><answer>3</answer>",
 )
-"""Completions of several kinds, so that most rewards have something to tell apart."""
+"""Completions of several kinds, so that most rewards give different scores."""
 
 PROMPTS = ("Janet has 20 eggs and breaks 2. How many are left?", "Add two numbers.", "Sort: 3 18 1")
 
@@ -670,7 +674,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Batch:
-    """One call of a reward. `form` says how completions that are strings are handed over."""
+    """One call of a reward. `form` is the form in which string completions are passed."""
 
     items: tuple[Item, ...]
     form: Form = "text"
@@ -702,13 +706,13 @@ class Batch:
         return replace(self, items=tuple(items))
 
     def with_column(self, row: int, name: str, value: Any) -> Batch:
-        """The same with another value of a column in one row."""
+        """The same with another value in one row of a column."""
         item = self.items[row]
         changed = replace(item, columns={**item.columns, name: value})
         return self.with_items((*self.items[:row], changed, *self.items[row + 1 :]))
 
     def smaller(self) -> Iterator[Batch]:
-        """The batch with less in it, the greatest steps first: rows, then halves of texts, then characters of them."""
+        """Smaller batches, the greatest steps first: fewer rows, then half the text, then fewer characters."""
         count = len(self.items)
         if count > 2:
             yield self.with_items(self.items[: count // 2])
@@ -747,7 +751,7 @@ def ordinary_batch(
     columns: Mapping[str, Sequence[Any]],
     form: Form,
 ) -> Batch:
-    """A batch of completions as they come.
+    """An ordinary batch of completions.
 
     Args:
         reward: Whose docstring's examples are taken too, where no completions are given, and texts that say what
@@ -755,7 +759,7 @@ def ordinary_batch(
         completions: The completions; `COMPLETIONS` by default.
         prompts: The prompts, repeated.
         columns: By name a list of values, repeated; more than `COLUMNS`, or instead.
-        form: How strings are handed over.
+        form: How strings are passed.
     """
     texts = completions or COMPLETIONS
     asked = prompts or PROMPTS
@@ -790,7 +794,7 @@ def _saying(column: Any, given: Mapping[str, Sequence[Any]], items: Sequence[Ite
 
 
 def examples_of(reward: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Completions with their columns out of the calls in a reward's docstring examples, as far as they are literals."""
+    """Completions and columns from the literal calls in a reward's docstring examples."""
     found: list[tuple[Any, dict[str, Any]]] = []
     for holder in dict.fromkeys((reward, type(reward), vars(type(reward)).get("__call__"))):
         text = getattr(holder, "__doc__", None)
@@ -833,24 +837,24 @@ def _shorter(text: Any) -> Iterator[str]:
 
 
 def _ids(completion: Any) -> list[int]:
-    """A token for every four characters: their number is what rewards read."""
+    """One token per four characters; rewards only read their number."""
     text = completion if isinstance(completion, str) else "".join(str(message.get("content")) for message in completion)
     return [1 + ord(character) % 500 for character in text[::4]]
 
 
 def _log_extra(column: str, values: list[Any]) -> None:
-    """Take what TRL would put into its table of completions."""
+    """Accept what TRL would put into its table of completions."""
 
 
 def _take_metric(name: str, value: float) -> None:
-    """Take what TRL would log."""
+    """Accept what TRL would log."""
 
 
 # ---------------------------------------------------------------------------------------------- the process
 
 
 def global_state() -> dict[str, Any]:
-    """Everything of a process that others rely on, by what it is called."""
+    """The global state of the process that others rely on, by name."""
     state: dict[str, Any] = {
         "the state of `random`": hashlib.sha256(repr(random.getstate()).encode()).hexdigest(),
         "the working directory": _working_directory(),
@@ -880,7 +884,7 @@ def global_state() -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What has changed, in words."""
+    """The changes, in words."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
     imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
@@ -888,12 +892,12 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def helpers() -> tuple[int, int]:
-    """How many threads and child processes this process has."""
+    """The numbers of threads and child processes of this process."""
     return threading.active_count(), len(_children())
 
 
-def settled(wanted: tuple[int, int], seconds: float = 1.0) -> tuple[int, int]:
-    """The same, after those that are just ending have had some time to be gone."""
+def wait_for_helpers(wanted: tuple[int, int], seconds: float = 1.0) -> tuple[int, int]:
+    """The same, after waiting a little for those that are just ending."""
     until = time.monotonic() + seconds
     now = helpers()
     while (now[0] > wanted[0] or now[1] > wanted[1]) and time.monotonic() < until:

@@ -1,6 +1,6 @@
-"""The rules of the conformance kit: what each asks of a plugin, and why; how they are run; what is reported.
+"""The rules of the conformance kit: what each requires and why, how they run, and the report.
 
-Nothing in here imports torch, so that the rules can be listed at once and a reward without torch is checked without it.
+Nothing here imports torch, so rules can be listed at once, and a reward without torch is checked without it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
-from ..guard.outcomes import said, shown
+from ..guard.outcomes import exception_text, shown
 from ..plugins.kinds import LABELS, Kind
 
 T = TypeVar("T")
 
 _TRIES, _SECONDS = 300, 3.0
-"""How long an input that breaks a rule is made smaller."""
+"""Seconds spent on shrinking an input that breaks a rule."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Rule:
     Attributes:
         name: `reward.length` and the like; stable.
         kind: One of `KINDS`.
-        summary: What it asks, in one line.
-        why: What goes wrong in training where a plugin breaks it.
-        rests_on: Short names of the rules of its kind without which its comparisons say nothing: where one of those is
-            broken, a difference that this rule finds follows from it.
+        summary: What it requires, in one line.
+        why: What goes wrong in training if a plugin breaks it.
+        rests_on: Short names of the rules on which its comparisons depend: if one of those is broken, a difference that
+            this rule finds follows from it.
     """
 
     name: str
@@ -156,14 +156,14 @@ RULES: tuple[Rule, ...] = (
             "determinism",
             "the same call gives the same scores, also of a fresh build and after other calls, unless it declares "
             "`deterministic = False`",
-            "What remembers the texts it has seen scores by the order of sampling. Undeclared randomness is noise in "
+            "A reward that remembers texts scores by the order of sampling. Undeclared randomness is noise in "
             "every advantage, makes runs impossible to repeat, and hides in the randomness of sampling.",
         ),
         (
             "rows",
             "each completion is scored with its own row's columns",
             "TRL passes columns as lists, one value per completion. A reward that reads the first row's reference "
-            "holds every prompt's completions against one answer.",
+            "compares every prompt's completions with one answer.",
         ),
         (
             "neighbours",
@@ -180,19 +180,19 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "inputs",
-            "does not change what it is given",
+            "does not change its arguments",
             "The other rewards, the loss and the logs get the same lists. A popped message is gone for all of them.",
         ),
         (
             "formats",
             "a completion as a string and as a list of one message gets the same score",
-            "TRL hands over lists of messages where the prompts are conversations. A reward that reads only strings "
-            "scores the text of the list's brackets there.",
+            "TRL passes lists of messages if the prompts are conversations. A reward that reads only strings then "
+            "scores the text of a list, brackets included.",
         ),
         (
             "none",
             "a column's value may be None in one row, which then costs no other row anything",
-            "Datasets that were put together from several sources have None in the columns that one of them lacks.",
+            "Datasets merged from several sources have None in the columns that one of them lacks.",
         ),
         (
             "empty",
@@ -225,7 +225,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "leftovers",
-            "no call adds to the threads and child processes that live on",
+            "no call leaves more threads or child processes running",
             "One thread per call is ten thousand after a day. A pool that is made once and kept is fine.",
         ),
         (
@@ -250,7 +250,7 @@ RULES: tuple[Rule, ...] = (
         "hook",
         (
             "form",
-            "has a role, and the method of it: on_rewards, on_rollout or on_forward",
+            "has a role and its method: on_rewards, on_rollout or on_forward",
             "The chain is built by roles, and the trainer calls these methods and no other.",
         ),
         (
@@ -260,7 +260,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "needs",
-            "lists what it reads in `needs`, out of the names that there are, and `teachers` as ids",
+            "lists what it reads in `needs`, by known names, and `teachers` as ids",
             "Log-probabilities that nobody lists are not computed, so the hook finds None in the first step of a run "
             "whose configuration was checked. A name that does not exist is refused at construction.",
         ),
@@ -277,10 +277,10 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "role",
-            "an estimator does not look at the advantages that come in, a transform does, and a mask (`last = True`) "
-            "gives a token 0 by its sign or place and not by the size of its advantage",
-            "The chain puts hooks in the order of their roles. A transform that overwrites throws away what the hooks "
-            "before it made, and zeros that depend on the size cannot be held after the forward stage.",
+            "an estimator ignores the incoming advantages, a transform uses them, and a mask (`last = True`) sets "
+            "tokens to 0 by sign or position, not by the size of the advantage",
+            "The chain puts hooks in the order of their roles. A transform that overwrites discards the work of the "
+            "hooks before it, and zeros that depend on the size cannot be kept after the forward stage.",
         ),
         (
             "equal_rewards",
@@ -290,7 +290,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "dtype",
-            "keeps the dtype and the device of the advantages that come in, float32 and float64, and takes "
+            "keeps the dtype and the device of the incoming advantages, float32 and float64, and takes "
             "log-probabilities in bfloat16 and float16",
             "A float64 result makes the loss float64, and one on the CPU stops a run on a GPU. In runs with bf16 the "
             "log-probabilities are of that type, which numpy, for one, does not know.",
@@ -298,8 +298,8 @@ RULES: tuple[Rule, ...] = (
         (
             "mask",
             "values off the mask reach no live token",
-            "What stands in the padding is whatever the model computes there. It changes with the batch, so a mean "
-            "that takes it in is a mean of noise.",
+            "Padding holds whatever the model computes there. It changes with the batch, so a mean that includes it "
+            "is a mean of noise.",
         ),
         (
             "finite",
@@ -317,7 +317,7 @@ RULES: tuple[Rule, ...] = (
         (
             "gradient",
             "its result does not require grad",
-            "Advantages are constants of the loss. A gradient through them is another algorithm than the one on paper.",
+            "Advantages are constants of the loss. A gradient through them makes a different algorithm.",
         ),
         (
             "inputs",
@@ -343,8 +343,8 @@ RULES: tuple[Rule, ...] = (
         (
             "split",
             "on_rollout gives the same on one rank as on two and three, also where groups are spread over ranks",
-            "Statistics over the rank's own rows change with the number of GPUs, and of a group that is spread over "
-            "two ranks each sees a half. Gather first.",
+            "Statistics over the rank's own rows change with the number of GPUs, and of a group on two ranks each "
+            "sees a half. Gather first.",
         ),
         (
             "gathers",
@@ -353,13 +353,13 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "micro_batches",
-            "with `per_completion = True`, on_forward gives each completion the same beside any others",
-            "Compact updates put other completions beside it, because it says so.",
+            "with `per_completion = True`, on_forward gives each completion the same next to any others",
+            "Compact updates rely on it to put other completions next to it.",
         ),
         (
             "composition",
             "takes advantages that differ from token to token, and its own result",
-            "Any transform may stand before another, so what comes in is whatever the hook before it made.",
+            "Any transform may come before another, so the incoming advantages are whatever the hook before it made.",
         ),
         (
             "state",
@@ -400,7 +400,7 @@ RULES: tuple[Rule, ...] = (
         (
             "non_negative",
             "no weight is negative",
-            "A negative weight turns the token's advantage round: what was right is unlearnt.",
+            "A negative weight flips the token's advantage: the policy unlearns what was right.",
         ),
         (
             "mask",
@@ -414,7 +414,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "empty_rows",
-            "completions without a live token, and such whose tokens are all masked, leave the others finite weights",
+            "completions without a live token, or with all tokens masked, leave the others finite weights",
             "Truncated completions are masked whole. Dividing by their length of zero gives NaN.",
         ),
         (
@@ -429,13 +429,13 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "dtype",
-            "takes masks, advantages, losses and log-probabilities in bfloat16 and float16 as well",
+            "also takes masks, advantages, losses and log-probabilities in bfloat16 and float16",
             "In runs with bf16 the log-probabilities are of that type, which numpy, for one, does not know.",
         ),
         (
             "micro_batches",
             "the loss does not depend on how a rank's rows are cut into micro-batches",
-            "Memory decides the cut, and would decide the gradient. A reduce is held to it where it declares "
+            "Memory decides the cut, and would decide the gradient. A reduce is checked only if it declares "
             "`needs_step_totals = True`.",
         ),
         (
@@ -450,14 +450,14 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "totals",
-            "counts with rollout.totals: completions that are in no total change nothing",
-            "`skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Rows that "
-            "are counted some other way bring them back.",
+            "counts by rollout.totals: completions that are in no total change nothing",
+            "`skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Counting "
+            "rows in any other way brings them back.",
         ),
         (
             "padding",
             "more padding changes nothing",
-            "A batch is as wide as its longest completion, so the width is the neighbours' doing.",
+            "A batch is as wide as its longest completion, so the width depends on the neighbours.",
         ),
         (
             "row_permutation",
@@ -466,8 +466,8 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "masked_values",
-            "what stands off the mask does not matter",
-            "In the padding stands whatever the model computes there, and it changes with the batch.",
+            "values off the mask do not matter",
+            "Padding holds whatever the model computes there, and it changes with the batch.",
         ),
         (
             "gradient",
@@ -494,7 +494,7 @@ RULES: tuple[Rule, ...] = (
         ("run", "runs on an ordinary batch", "What fails here fails in the first training step."),
         (
             "shape",
-            "keep returns (B,), bool; or of each completion True, False or a short reason",
+            "keep returns (B,), bool; or for each completion True, False or a short reason",
             "Reasons are names of metrics; anything else has no meaning to a run.",
         ),
         (
@@ -504,27 +504,27 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             "odd_batches",
-            "answers on batches with equal rewards, missing rewards, empty completions, nothing that counts",
-            "These are what a filter is for: late in a run they are many.",
+            "answers on batches with equal rewards, missing rewards, empty completions, or no token that counts",
+            "Filters are made for these: late in a run there are many.",
         ),
         (
             "groups",
-            "says the same of all completions of a group",
+            "gives all completions of a group the same answer",
             "A group is trained on whole or not at all.",
         ),
         ("padding", "the answer does not depend on how far rows are padded", "Each round is padded by itself."),
         (
             "masked_values",
-            "what stands off the mask has no influence",
+            "values off the mask have no influence",
             "Padding holds whatever the computation left there.",
         ),
         (
             "ranks",
-            "says the same on one rank as on two and three, also where groups are spread over ranks",
+            "gives the same answer on one rank as on two and three, also if groups are spread over ranks",
             "Ranks that disagree on a group cannot put one batch together. Gather what decides.",
         ),
-        ("gathers", "calls rollout.gather equally often on every rank", "Ranks that don't would wait for each other."),
-        ("inputs", "does not write to what it is handed", "The kept groups are trained on as they are there."),
+        ("gathers", "calls rollout.gather equally often on every rank", "Otherwise ranks wait for each other."),
+        ("inputs", "does not write to its arguments", "The kept groups are trained on as they are there."),
         ("pickle", "pickles", "Launchers and workers send the trainer's parts to other processes."),
     ),
 )
@@ -532,10 +532,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def rules_of(kind: Kind, names: Iterable[str] | None = None) -> tuple[Rule, ...]:
-    """The rules of a kind; with names, these of them.
+    """The rules of a kind, or those with the given names.
 
     Raises:
-        ConfigurationError: One of the names is no rule of this kind.
+        ConfigurationError: A name is not a rule of this kind.
     """
     of_kind = tuple(rule for rule in RULES if rule.kind == kind)
     if names is None:
@@ -562,9 +562,9 @@ class Violation:
     Attributes:
         rule: The rule.
         message: What was wrong, with the values.
-        example: The smallest input found on which it breaks the rule, as text that can be printed.
-        cause: What it comes from: an exception and its line, or a part of the contract; empty where two results differ.
-        follows: The name of the broken rule that this one follows from; empty where it stands for itself.
+        example: The smallest input found on which it breaks the rule, as printable text.
+        cause: An exception and its line, or a part of the contract; empty if two results differ.
+        follows: The name of the broken rule that causes this one, if any.
     """
 
     rule: Rule
@@ -582,18 +582,17 @@ class Violation:
 
 @dataclass(frozen=True)
 class Report:
-    """What the kit found out about one plugin.
+    """The kit's report on one plugin.
 
     Attributes:
         subject: The plugin's name.
         kind: Its kind.
         passed: The rules that it keeps.
-        violations: Those that it breaks, in the order of the rules.
-        skipped: Those that were not checked, with the reason.
-        measured: What was measured by the way, such as `seconds_per_completion`.
-        unshown: Why nothing shows that the plugin does anything: it gave all texts of the kit one score, say. Empty
-            where something does, and where that cannot be said.
-        printed: What the plugin printed, and how many lines it was in all; it may hold anything.
+        violations: The rules that it breaks, in the order of the rules.
+        skipped: The rules that were not checked, with the reason.
+        measured: Measurements, such as `seconds_per_completion`.
+        unshown: Why the checks do not show that the plugin does anything (all texts got one score, say); else empty.
+        printed: What the plugin printed (untrusted text), and the total number of lines.
         documentation: Where its distribution documents it: a URL, its README, or docs/plugins.md of this project; empty
             where it does not.
     """
@@ -654,7 +653,7 @@ class Report:
         return "gold", ""
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON takes it."""
+        """Everything, as JSON values."""
         return {
             "subject": self.subject,
             "kind": self.kind,
@@ -690,8 +689,8 @@ class Report:
         reasons: dict[str, list[str]] = {}
         for rule, reason in self.skipped:
             reasons.setdefault(reason, []).append(rule.short)
-        said = [f"{reason} ({_listed(names)})" for reason, names in reasons.items()]
-        return "; ".join(said)
+        parts = [f"{reason} ({_listed(names)})" for reason, names in reasons.items()]
+        return "; ".join(parts)
 
     def __str__(self) -> str:
         lines = [f"{LABELS[self.kind]} {self.subject}: {self.counts()}"]
@@ -744,18 +743,18 @@ def _shown(value: float | str) -> str:
 
 
 def with_roots(violations: Sequence[Violation]) -> tuple[Violation, ...]:
-    """Say of each violation which other one it follows from.
+    """Set for each violation which other one it follows from.
 
-    One follows from an earlier one of the same cause (the same exception of the same line, the same part of the
-    contract); and where it is a difference between two results, from any broken rule that its own rests on, a rule
-    that those rest on included.
+    A violation follows from an earlier one of the same cause (the same exception at the same line, the same part of the
+    contract). A difference between two results also follows from any broken rule that its own rests on, directly or
+    indirectly.
     """
     broken = {violation.rule.short: violation for violation in violations}
     first_of: dict[str, Violation] = {}
     found: dict[str, str] = {}
 
     def root(violation: Violation, seen: frozenset[str] = frozenset()) -> str:
-        """The rule that it comes from in the end; empty where that is its own."""
+        """The rule at the root of it; empty if that is its own."""
         name = violation.rule.short
         if name in found:
             return found[name]
@@ -790,7 +789,7 @@ class Broken(Exception):  # noqa: N818
 
 
 class NotChecked(Exception):  # noqa: N818
-    """A rule says nothing about this plugin; the message is the reason."""
+    """A rule does not apply to this plugin; the message is the reason."""
 
 
 class Checks:
@@ -798,29 +797,28 @@ class Checks:
     `NotChecked`.
 
     Attributes:
-        trying: Handed, as text, each input before the plugin is tried on it, so that of one that never returns it is
-            known.
-        timeout: Seconds that the plugin says each rule may take; None where it says nothing.
+        trying: Called with each input, as text, before the plugin is tried on it, to know it if the plugin hangs.
+        timeout: Seconds per rule that the plugin declares, or None.
     """
 
     timeout: float | None = None
 
     def __init__(self) -> None:
-        self.trying: Callable[[str], None] = _nobody
+        self.trying: Callable[[str], None] = _ignore
 
     def measured(self) -> dict[str, float | str]:
-        """What was measured by the way."""
+        """Measurements made during the checks."""
         return {}
 
     def unshown(self) -> str:
-        """Why nothing shows that the plugin does anything, or nothing."""
+        """Why the checks do not show that the plugin does anything; empty if they do."""
         return ""
 
     def check(self, rule: Rule) -> dict[str, str]:
         """Check one rule.
 
         Returns:
-            `{}` where it is kept; `skipped` and the reason where it says nothing; else what `Broken` has.
+            `{}` if it is kept; `skipped` and the reason if it does not apply; else the fields of `Broken`.
         """
         try:
             with warnings.catch_warnings():
@@ -833,13 +831,12 @@ class Checks:
         return {}
 
     def over(self, items: Iterable[T], judge: Callable[[T], None], smaller: Callable[[T], Iterable[T]]) -> None:
-        """Judge inputs; of the first on which the rule is broken, report the smallest that still breaks it.
+        """Judge inputs; shrink the first that breaks the rule to the smallest that still does, and raise that.
 
         Args:
             items: Inputs, in the order in which they are tried.
-            judge: Returns where all is well and raises `Broken` where not. An exception of the plugin is the judge's to
-                catch.
-            smaller: What an input can be made smaller to, the greatest steps first.
+            judge: Returns if all is well, else raises `Broken`. It must catch the plugin's exceptions itself.
+            smaller: The next smaller versions of an input, the greatest steps first.
         """
 
         def tried(item: T) -> Broken | None:
@@ -853,17 +850,15 @@ class Checks:
         for item in items:
             broken = tried(item)
             if broken is not None:
-                raise smallest(item, broken, tried, smaller)
+                raise shrink(item, broken, tried, smaller)
 
 
-def _nobody(example: str) -> None:
+def _ignore(example: str) -> None:
     """Listen to nothing."""
 
 
-def smallest(
-    item: T, broken: Broken, tried: Callable[[T], Broken | None], smaller: Callable[[T], Iterable[T]]
-) -> Broken:
-    """Greedily take any smaller input that is broken for the same cause, until none is. The same in every run."""
+def shrink(item: T, broken: Broken, tried: Callable[[T], Broken | None], smaller: Callable[[T], Iterable[T]]) -> Broken:
+    """Greedily take smaller inputs that break for the same cause, until there is none. Deterministic."""
     until, tries, cause = time.monotonic() + _SECONDS, 0, broken.cause
     going = True
     while going:
@@ -879,9 +874,9 @@ def smallest(
     return broken
 
 
-def raised(error: BaseException) -> str:
-    """An exception of a plugin in words; an error of this package says by itself what was wrong."""
-    text = said(error)
+def describe_exception(error: BaseException) -> str:
+    """Describe a plugin's exception in words; errors of this package keep their own message."""
+    text = exception_text(error)
     if isinstance(error, TRLGRPOExtError):
         return f"{text}{_place(error)}"
     return (
@@ -892,7 +887,7 @@ def raised(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """What two exceptions have in common that come from the same mistake."""
+    """A key that exceptions from the same mistake share."""
     if isinstance(error, PluginOutputError):
         return f"contract: {error.breaks}"
     frame = _frame(error)
@@ -904,7 +899,7 @@ _OURS = Path(__file__).parents[1]
 
 
 def _frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The deepest frame of the plugin's own code; None where there is none."""
+    """The deepest frame of the plugin's own code, or None."""
     origin = error.__cause__ if isinstance(error, TRLGRPOExtError) and error.__cause__ is not None else error
     frames = traceback.extract_tb(origin.__traceback__)
     rooms = tuple(str(_OURS / room) for room in ("testing", "guard", "credit", "types.py"))
@@ -925,8 +920,8 @@ def _place(error: BaseException) -> str:
     return text if text.isprintable() and len(text) < 200 else f" ({shown(name)}, line {frame.lineno})"
 
 
-def pickled(plugin: Any) -> Any:
-    """A plugin after pickling and unpickling.
+def pickle_round_trip(plugin: Any) -> Any:
+    """Pickle and unpickle a plugin.
 
     Raises:
         Broken: It does not pickle.
@@ -935,11 +930,11 @@ def pickled(plugin: Any) -> Any:
         return pickle.loads(pickle.dumps(plugin))
     except Exception as error:  # pickle raises whatever the object's own methods raise
         hint = ". Define functions and classes at the top of a module, and open files, locks and models on first use."
-        raise Broken(f"when it was pickled {raised(error)}{hint}", cause="pickle") from error
+        raise Broken(f"when it was pickled {describe_exception(error)}{hint}", cause="pickle") from error
 
 
-def fresh(plugin: Any) -> Any:
-    """A copy that remembers what the plugin remembers and shares nothing with it; itself where it cannot be copied."""
+def fresh_copy(plugin: Any) -> Any:
+    """A deep copy with the plugin's state; the plugin itself if it cannot be copied."""
     try:
         return copy.deepcopy(plugin)
     except Exception:  # whatever a plugin's own __deepcopy__ or __reduce__ raises

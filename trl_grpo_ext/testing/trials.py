@@ -1,7 +1,7 @@
-"""Trying hooks and aggregations on small generation batches: what both kinds have to keep, and how they are judged.
+"""Try hooks and aggregations on small generation batches: rules common to both kinds, and how they are judged.
 
-What a run enforces is asked of the flow itself (`credit.flow`): its errors say which part of the contract they are
-about, and the rule of that part reports them. Other rules pass over batches on which the flow refuses the result.
+The flow itself (`credit.flow`) checks what a run enforces: its errors name a part of the contract, and that part's rule
+reports them. Other rules skip batches on which the flow refuses the result.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 
 from ..errors import PluginOutputError
 from ..types import Rollout
-from .builders import Ranks, Scene, Setting, cut, long, odd_beside_ordinary, ordinary, wider
-from .collectives import collectives_of_ranks, mentions_collectives, unequal
-from .rules import Broken, Checks, NotChecked, cause_of, pickled, raised
+from .builders import Ranks, Scene, Setting, cut, long_batches, odd_beside_ordinary, ordinary_batches, wider_width
+from .collectives import collectives_of_ranks, describe_difference, mentions_collectives
+from .rules import Broken, Checks, NotChecked, cause_of, describe_exception, pickle_round_trip
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
-"""How far two numbers may be apart that ought to be the same: a plugin may well compute in float32."""
+"""Tolerances for numbers that should be equal, since a plugin may compute in float32."""
 
 
 _ORDER = ("gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups")
@@ -31,7 +31,7 @@ are kept."""
 
 
 class Trials(Checks, ABC):
-    """One plugin, and the generation batches that it is tried on. A method without `_` in front checks its rule.
+    """One plugin and the generation batches that it is tried on. A method without a leading `_` checks its rule.
 
     Args:
         plugin: The hook or aggregation.
@@ -40,15 +40,15 @@ class Trials(Checks, ABC):
     """
 
     prefix: str
-    """What the names of its rules begin with."""
+    """The prefix of its rules' names."""
 
     garbage: tuple[float, ...] = (1e4, float("nan"))
-    """What may stand off the mask."""
+    """Values to put off the mask."""
 
     def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
         super().__init__()
         self.plugin, self.setting, self.deterministic = plugin, setting, deterministic
-        self.ordinary = ordinary(setting)
+        self.ordinary = ordinary_batches(setting)
         self.varied = [*self.ordinary, *odd_beside_ordinary(setting)]
 
     @abstractmethod
@@ -66,11 +66,11 @@ class Trials(Checks, ABC):
 
         Args:
             scene: The batch.
-            plugin: Another plugin than this one; either is copied first.
+            plugin: Another plugin instead of this one; either is copied first.
             width: `T`.
-            padding: What stands where no token is.
-            dtype: That of every tensor of numbers.
-            logps_dtype: That of log-probabilities and entropies, where it is another.
+            padding: The value where no token is.
+            dtype: The dtype of all tensors of numbers.
+            logps_dtype: The dtype of log-probabilities and entropies, if different.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Trials(Checks, ABC):
 
     @abstractmethod
     def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:
-        """What the flow makes of that method's answer on one rank, which has some of the rows."""
+        """The flow's result for that method's answer on one rank, which has some of the rows."""
 
     # ------------------------------------------------------------------------------------------ judging
 
@@ -98,9 +98,9 @@ class Trials(Checks, ABC):
 
         Args:
             scenes: The scenes, in the order in which they are tried.
-            judge: Returns where all is well and raises `Broken` where not.
+            judge: Returns if all is well, else raises `Broken`.
             where: What is odd about the scenes.
-            breaks: The parts of the contract whose breach is this rule's, the first in `_ORDER` in front; None is an
+            breaks: The parts of the contract that this rule reports, in the order of `_ORDER`; None stands for an
                 exception of another kind.
         """
         no_news = self.varied[len(self.ordinary) :] if scenes is self.varied else []
@@ -118,7 +118,7 @@ class Trials(Checks, ABC):
                 part = error.breaks if isinstance(error, PluginOutputError) else None
                 known = part is None and any(scene is one for one in no_news)
                 if part in breaks and not known:
-                    raise Broken(f"{raised(error)}{place}", str(scene), cause_of(error)) from error
+                    raise Broken(f"{describe_exception(error)}{place}", str(scene), cause_of(error)) from error
                 if part is not None and (breaks[0] is None or _ORDER.index(part) < _ORDER.index(breaks[0])):
                     refused.append(part)
 
@@ -130,7 +130,7 @@ class Trials(Checks, ABC):
         self, ours: Sequence[tuple[str, torch.Tensor]], theirs: Sequence[tuple[str, torch.Tensor]], what: str, at: Scene
     ) -> None:
         for (method, one_B_T), (_, other_B_T) in zip(ours, theirs, strict=True):
-            same(one_B_T, other_B_T[:, : one_B_T.size(1)], f"{method}, {what}", at, at.mask(one_B_T.size(1)))
+            compare(one_B_T, other_B_T[:, : one_B_T.size(1)], f"{method}, {what}", at, at.mask(one_B_T.size(1)))
 
     def _deterministic_only(self) -> None:
         if not self.deterministic:
@@ -143,8 +143,8 @@ class Trials(Checks, ABC):
         self._deterministic_only()
 
         def judge(scene: Scene) -> None:
-            what = f"without padding and with {wider(scene) - scene.width} columns of it"
-            self._agree(self._results(scene), self._results(scene, width=wider(scene)), what, scene)
+            what = f"without padding and with {wider_width(scene) - scene.width} columns of it"
+            self._agree(self._results(scene), self._results(scene, width=wider_width(scene)), what, scene)
 
         self._over(self.varied, judge)
 
@@ -153,14 +153,14 @@ class Trials(Checks, ABC):
         self._deterministic_only()
 
         def judge(scene: Scene) -> None:
-            width = wider(scene)
+            width = wider_width(scene)
             clean = self._results(scene, width=width)
             for garbage in self.garbage:
                 what = f"with 0 off the mask and with {garbage}"
                 try:
                     garbled = self._results(scene, width=width, padding=garbage)
                 except PluginOutputError as error:
-                    raise Broken(f"{what}: {raised(error)}", str(scene), cause_of(error)) from error
+                    raise Broken(f"{what}: {describe_exception(error)}", str(scene), cause_of(error)) from error
                 self._agree(clean, garbled, what, scene)
 
         self._over(self.varied, judge)
@@ -186,12 +186,12 @@ class Trials(Checks, ABC):
             for count, parts_B_T in self._on_ranks(scene):
                 each = len(scene.rows) // count
                 what = f"on one rank and on {count} ranks ({each} row{'s' * (each != 1)} each)"
-                same(whole_B_T, parts_B_T, what, scene, scene.mask())
+                compare(whole_B_T, parts_B_T, what, scene, scene.mask())
 
         self._over(self.varied, judge)
 
     def gathers(self) -> None:
-        """Equally often on each rank; collectives that it calls past `gather` too."""
+        """Equally often on each rank, including collectives that bypass `gather`."""
         self._over(self.varied, lambda scene: list(self._on_ranks(scene)), breaks=("gathers", None))
         if not mentions_collectives(self.plugin):
             return
@@ -205,7 +205,7 @@ class Trials(Checks, ABC):
                 alone = replace(parts[rank], local_rows=rows, gather=lambda tensor: torch.cat([tensor, tensor]))
                 self._on_a_rank(scene, alone)
 
-            if difference := unequal(collectives_of_ranks(call)):
+            if difference := describe_difference(collectives_of_ranks(call)):
                 raise Broken(difference, str(scene))
 
         self._over([scene for scene in self.varied if len(scene.rows) % 2 == 0], judge)
@@ -216,7 +216,7 @@ class Trials(Checks, ABC):
         Args:
             stray: How far, relatively, sums over thousands of tokens in float32 may be off.
         """
-        for what, scene in long(self.setting).items():
+        for what, scene in long_batches(self.setting).items():
 
             def judge(scene: Scene) -> None:
                 exact, rounded = self._results(scene), self._results(scene, dtype=torch.float32)
@@ -227,19 +227,19 @@ class Trials(Checks, ABC):
                     size = float(exact_B_T.abs().max())
                     if bool((error_B_T > stray * size + ABSOLUTE).any()):
                         row, token = (int(i) for i in (error_B_T == error_B_T.max()).nonzero()[0])
-                        values = number(exact_B_T[row, token]), number(rounded_B_T[row, token])
+                        values = format_number(exact_B_T[row, token]), format_number(rounded_B_T[row, token])
                         raise Broken(
                             f"{method}, in float64 and in float32: {values[0]} and {values[1]} at row {row}, token "
                             f"{token}",
                             str(scene),
                         )
                     if size and not bool(rounded_B_T.any()):
-                        raise Broken(f"{method}: in float32 nothing is left of {number(size)}", str(scene))
+                        raise Broken(f"{method}: in float32 nothing is left of {format_number(size)}", str(scene))
 
             self._over([scene], judge, what, breaks=("finite", None))
 
     def _in_half(self) -> None:
-        """Contexts of bfloat16 and float16 beside float32."""
+        """Contexts of bfloat16 and float16 compared with float32."""
 
         def judge(scene: Scene) -> None:
             for dtype in (torch.bfloat16, torch.float16):
@@ -248,7 +248,7 @@ class Trials(Checks, ABC):
         self._over(self.ordinary, judge, "with log-probabilities in bfloat16 and float16", breaks=("shape", None))
 
     def _on_ranks(self, scene: Scene) -> Iterator[tuple[int, torch.Tensor]]:
-        """The result on two and on three ranks, as far as the rows can be dealt out evenly."""
+        """The result on two and on three ranks, if the rows can be split evenly."""
         for count in dict.fromkeys((2, 3, len(scene.rows))):  # to the last a row each
             if len(scene.rows) % count or count > 6:
                 continue
@@ -273,13 +273,13 @@ class Trials(Checks, ABC):
 
         def judge(scene: Scene) -> None:
             for (method, once_B_T), (_, again_B_T) in zip(self._results(scene), self._results(scene), strict=True):
-                same(once_B_T, again_B_T, f"{method}, once and again", scene, scene.mask(), exactly=True)
+                compare(once_B_T, again_B_T, f"{method}, once and again", scene, scene.mask(), exactly=True)
 
         self._over(self.varied, judge)
 
     def pickle(self) -> None:
         """There and back."""
-        again = pickled(self.plugin)
+        again = pickle_round_trip(self.plugin)
         if not self.deterministic:
             return
 
@@ -293,30 +293,30 @@ class Trials(Checks, ABC):
 # ---------------------------------------------------------------------------------------------- comparing
 
 
-def same(
+def compare(
     ours: torch.Tensor, theirs: torch.Tensor, what: str, example: object, live: torch.Tensor, *, exactly: bool = False
 ) -> None:
     """Compare two tensors `(B, T)` where `live` is not zero.
 
     Raises:
-        Broken: They differ; `what` says which two they are, as in "with padding and without".
+        Broken: They differ; `what` names the two, as in "with padding and without".
     """
     relative, absolute = (0.0, 0.0) if exactly else (RELATIVE, ABSOLUTE)
     close = torch.isclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True) | (live == 0)
     if not bool(close.all()):
         row, token = (int(i) for i in (~close).nonzero()[0])
         digits = 17 if exactly else 6
-        one, other = number(ours[row, token], digits), number(theirs[row, token], digits)
+        one, other = format_number(ours[row, token], digits), format_number(theirs[row, token], digits)
         raise Broken(f"{what}: {one} and {other} at row {row}, token {token}", str(example))
 
 
-def number(value: torch.Tensor | float, digits: int = 6) -> str:
+def format_number(value: torch.Tensor | float, digits: int = 6) -> str:
     """A number for a message."""
     return f"{float(value):.{digits}g}"
 
 
 class Unchanged:
-    """Looks whether tensors, and the lists of a context, are as they were."""
+    """Checks that tensors and the lists of a context are unchanged."""
 
     def __init__(self, context: Any, **others: torch.Tensor) -> None:
         self._tensors = [*others.items(), *_tensors_in(context)]
@@ -325,7 +325,7 @@ class Unchanged:
         self._lists = {name: copy.deepcopy(value) for name, value in self._plain()}
 
     def check(self, example: object) -> None:
-        """Raise `Broken` where one of them has changed."""
+        """Raise `Broken` if one of them has changed."""
         for (name, tensor), (value, version) in zip(self._tensors, self._before, strict=True):
             untouched = tensor._version == version and torch.equal(tensor.nan_to_num(), value.nan_to_num())
             if not untouched:

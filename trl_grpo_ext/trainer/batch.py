@@ -1,4 +1,4 @@
-"""TRL's batch, a dict of tensors: the entries that we add, which tokens count, and its rows put together."""
+"""TRL's batch, a dict of tensors: the entries that we add, the tokens that count, and how to join batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BatchKeys:
     zero_variance = "trl_grpo_ext_zero_variance"
     """`(B,)`, whether the group is without signal."""
     held_signs = "trl_grpo_ext_held_signs"
-    """`(B, T)`, which signs of advantages the masks let through at the forward stage, of `HookChain.held_signs`."""
+    """`(B, T)`, the signs of advantages that masks let through at the forward stage, from `HookChain.held_signs`."""
     place = "trl_grpo_ext_place"
     """`(B,)`, running number of the completion in TRL's table, over all ranks and generation batches; -1 for none."""
     weights = "trl_grpo_ext_weights"
@@ -32,7 +32,7 @@ class BatchKeys:
     idle = "trl_grpo_ext_idle"
     """Whether a compact micro-step has placeholders only, on all ranks."""
     factor = "trl_grpo_ext_factor"
-    """`(B,)`, what a compact part's advantages were multiplied by."""
+    """`(B,)`, factor on a compact part's advantages."""
 
 
 PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})
@@ -46,12 +46,12 @@ def counting_mask(batch: dict[str, Any]) -> torch.Tensor:
 
 
 def whole_rows(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompt and completion of each row, `(B, P + T)`, and what of it is no padding."""
+    """Prompt and completion of each row, `(B, P + T)`, and its mask."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 
 
-def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def join_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The rows of several micro-batches as one."""
     rows: dict[str, Any] = {}
     for key, value in batches[0].items():

@@ -23,47 +23,46 @@ class GRPOExtConfig(GRPOConfig):
 
     A selection is a name, `distribution:name`, a dotted path `pkg.module:attribute`, or a mapping of `name` and
     parameters. On the command line a mapping is written as YAML: `--rewards gsm8k_accuracy '{name: think_format,
-    weight: 0.2}'`. Names are looked up here, in the installed distributions' metadata; nothing is imported before the
-    trainer is constructed.
+    weight: 0.2}'`. Names are looked up here in the metadata of installed distributions; nothing is imported before the
+        trainer is constructed.
 
     Args:
         rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
-        advantage_hooks: Advantage hooks. They act by their roles, those of one role in this order. A mapping may hold
-            `preserve_sign` and `preserve_sum`.
+        advantage_hooks: Advantage hooks. They run in order of their roles; hooks of one role run in this order. A
+            mapping may hold `preserve_sign` and `preserve_sum`.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
-            hold `skip_zero_variance`, which leaves groups without signal out of an aggregation by weights.
+            hold `skip_zero_variance`, which excludes groups without signal from an aggregation by weights.
         resample: Which groups to train on: a group filter, or a mapping of `filter`, `max_rounds` (4 by default) and
-            `keep_surplus` (true). Groups that it does not keep make way for others, sampled from further prompts, until
-            the generation batch is full or the rounds are spent (see `trl_grpo_ext.trainer.resampling`).
-        reward_timeout: Seconds on the wall clock that all reward functions together may take for one generation batch,
-            on each rank: it ends a hang, before the ranks that wait give up, and they wait by the wall clock.
-            Past them the run stops, on all ranks, with an error that names the reward. None is no limit in one process
-            and 80 % of `ddp_timeout` in several, where the other ranks would give up then.
-        compact_updates: `off`, or `exact`: the update runs on rows in order of length, trimmed, without those that have
-            no signal, with the same gradient (see `trl_grpo_ext.trainer.compact.updates`).
+            `keep_surplus` (true). Other groups are replaced by groups of further prompts, until the generation batch is
+            full or the rounds are used up (see `trl_grpo_ext.trainer.resampling`).
+        reward_timeout: Wall-clock seconds that all reward functions together may take for one generation batch on each
+            rank. It ends a hang before the waiting ranks time out, by an error on all ranks that names the reward. None
+            means no limit in one process and 80 % of `ddp_timeout` in several.
+        compact_updates: `off`, or `exact`: the update sorts rows by length, trims padding and leaves out rows without
+            signal, with the same gradient (see `trl_grpo_ext.trainer.compact.updates`).
         balance_ranks: With `compact_updates: exact`, deal the rows of each optimizer window to the ranks again, so that
-            all have as many tokens to compute. Pays where many rows are left out.
-        max_tokens_per_micro_batch: With `compact_updates: exact`, how many tokens a forward pass may compute, padding
-            counted; micro-batches are cut further where they would have more. None is as many as without a plan.
-        share_prompts: With `compact_updates: exact`, compute each prompt once for the completions that share it, where
-            that is exact and cheaper (see `trl_grpo_ext.trainer.compact.shared`).
-        token_records: How many completions of each generation batch to record token by token, in whole groups, as
-            parquet files under `output_dir/token_records`, one per logging step. 0 records nothing.
-        plugin_changes: What to do when a run is resumed from a checkpoint that was trained with other plugins: `stop`,
-            with an error that names every difference, or `warn` and go on (see `trl_grpo_ext.records.manifest`).
-        summary_steps: Optimizer steps between summaries on the console (see `trl_grpo_ext.trainer.live`), in place of
-            transformers' printed dictionaries. 0 leaves those as they are.
-        pass_at_k: Numbers of completions k, each at most `num_generations_eval`. An evaluation reports `pass@k`: the
-            probability that at least one of k completions passes, estimated without bias from all that it samples of a
-            problem (see `trl_grpo_ext.trainer.pass_at_k`).
+            all compute equally many tokens. Pays off if many rows are left out.
+        max_tokens_per_micro_batch: With `compact_updates: exact`, the most tokens that a forward pass may compute, with
+            padding; larger micro-batches are cut further. None means as many as without compact updates.
+        share_prompts: With `compact_updates: exact`, compute each prompt once for all its completions, if that is exact
+            and cheaper (see `trl_grpo_ext.trainer.compact.shared`).
+        token_records: Completions of each generation batch to record token by token, in whole groups. Writes one
+            parquet file per logging step to `output_dir/token_records`. 0 records nothing.
+        plugin_changes: What to do when a run resumes from a checkpoint with different plugins: `stop` with an error
+            that names every difference, or `warn` and continue (see `trl_grpo_ext.records.manifest`).
+        summary_steps: Optimizer steps between summaries on the console (see `trl_grpo_ext.trainer.live`), which replace
+            the dictionaries that transformers prints. 0 keeps those.
+        pass_at_k: Values of k, each at most `num_generations_eval`. An evaluation reports `pass@k`: the probability
+            that at least one of k completions passes, estimated without bias from all completions of a problem (see
+            `trl_grpo_ext.trainer.pass_at_k`).
         mean_at_k: An evaluation reports `mean@n`: the mean reward of a problem's `num_generations_eval` completions,
             over the problems.
-        pass_thresholds: By the name of a reward, the least value that passes. None is 1.0 for the run's only reward.
-        prompt_rates: Write beside the run how many completions of each group solved their prompt, by `pass_thresholds`
-            (see `trl_grpo_ext.records.prompt_rates`).
-        prompt_weights: That file of an earlier run, or a mapping of `file`, `solved`, `unsolved` and `mixed`: how often
-            an epoch draws prompts that all, none, or some of their last completions solved. A file alone leaves out
-            what is solved.
+        pass_thresholds: By reward name, the least value that passes. None means 1.0 for the run's only reward.
+        prompt_rates: Write to the output folder how many completions of each group solved their prompt, by
+            `pass_thresholds` (see `trl_grpo_ext.records.prompt_rates`).
+        prompt_weights: The `prompt_rates.jsonl` of an earlier run, or a mapping of `file`, `solved`, `unsolved` and
+            `mixed`: how often an epoch draws prompts that all, none or some of their last completions solved. A file
+            alone leaves out solved prompts.
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
@@ -76,7 +75,7 @@ class GRPOExtConfig(GRPOConfig):
     )
     advantage_hooks: list[str] | None = field(
         default=None,
-        metadata={"help": f"Advantage hooks, which act by their roles, then in this order. {_HOW}"},
+        metadata={"help": f"Advantage hooks; they run in order of their roles, then in this order. {_HOW}"},
     )
     loss_aggregation: dict[str, Any] | str | None = field(
         default=None, metadata={"help": f"One loss aggregation in place of TRL's own reduction. {_HOW}"}
@@ -85,7 +84,7 @@ class GRPOExtConfig(GRPOConfig):
     resample: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": "Sample on until the batch is full of groups that a filter keeps: a group filter's name, or "
+            "help": "Resample until a group filter has kept enough groups to fill the batch: the filter's name, or "
             "'{filter: signal, max_rounds: 4, keep_surplus: true}'."
         },
     )
@@ -95,11 +94,9 @@ class GRPOExtConfig(GRPOConfig):
     compact_updates: str = field(
         default="off", metadata={"help": "off, or exact: cheaper updates with the same gradient."}
     )
-    balance_ranks: bool = field(
-        default=False, metadata={"help": "Deal the rows of a compact update to the ranks again, so that none waits."}
-    )
+    balance_ranks: bool = field(default=False, metadata={"help": "Balance the rows of a compact update between ranks."})
     max_tokens_per_micro_batch: int | None = field(
-        default=None, metadata={"help": "Tokens that one forward pass of a compact update may compute."}
+        default=None, metadata={"help": "Most tokens that a forward pass of a compact update may compute."}
     )
     share_prompts: bool = field(
         default=False, metadata={"help": "Compute each prompt once for its completions in a compact update."}
@@ -108,13 +105,13 @@ class GRPOExtConfig(GRPOConfig):
         default=0, metadata={"help": "Completions of each generation batch to record token by token, in whole groups."}
     )
     plugin_changes: str = field(
-        default="stop", metadata={"help": "stop or warn when a resumed run's plugins are not the checkpoint's."}
+        default="stop", metadata={"help": "stop or warn, if a resumed run's plugins differ from the checkpoint's."}
     )
     summary_steps: int = field(
         default=0, metadata={"help": "Optimizer steps between summaries on the console; 0: transformers' own lines."}
     )
     pass_at_k: list[int] | None = field(
-        default=None, metadata={"help": "Report pass@k in evaluations, for these k; at most num_generations_eval."}
+        default=None, metadata={"help": "Values of k for pass@k in evaluations, each at most num_generations_eval."}
     )
     mean_at_k: bool = field(
         default=False, metadata={"help": "Report the mean reward over num_generations_eval completions in evaluations."}
@@ -162,8 +159,8 @@ class GRPOExtConfig(GRPOConfig):
             raise ConfigurationError("share_prompts needs compact_updates: exact.")
         if self.share_prompts and self.balance_ranks:
             raise ConfigurationError(
-                "share_prompts keeps the completions of a prompt together, and balance_ranks deals them to the ranks "
-                "by their lengths. Choose one of them."
+                "share_prompts keeps the completions of a prompt together, but balance_ranks deals them to ranks by "
+                "length. Choose one."
             )
         limit = self.reward_timeout
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
@@ -177,8 +174,8 @@ class GRPOExtConfig(GRPOConfig):
         own = Path(self.output_dir or "trainer_output") / RATES_FILE
         if weights is not None and self.prompt_rates and Path(weights.file).resolve() == own.resolve():
             raise ConfigurationError(
-                f"prompt_weights: {weights.file!r} is the file that this run writes, so it would draw other prompts "
-                "when it is resumed. Take a copy of it, or another output_dir."
+                f"prompt_weights: {weights.file!r} is the file that this run writes, so a resumed run would draw "
+                f"other prompts. Copy it, or choose another output_dir."
             )
         super().__post_init__()
         self._check_pass_at_k()
@@ -198,8 +195,8 @@ class GRPOExtConfig(GRPOConfig):
                 raise ConfigurationError(f"pass_at_k must be numbers from 1 up, got {k!r}.")
             if k > sampled:
                 raise ConfigurationError(
-                    f"pass_at_k: {k} completions cannot be drawn from the {sampled} that an evaluation samples of a "
-                    f"problem. Set num_generations_eval to {k} or more, or leave {k} out."
+                    f"pass_at_k: {k} completions are more than the {sampled} that an evaluation samples per problem. "
+                    f"Set num_generations_eval to {k} or more, or leave {k} out."
                 )
         if not isinstance(self.mean_at_k, bool):
             raise ConfigurationError(
@@ -212,7 +209,7 @@ class GRPOExtConfig(GRPOConfig):
 
 
 def _mapping(name: str, value: Any) -> Any:
-    """Return what a setting is, or what it is written as on a command line."""
+    """Return a setting, parsed if it came as text from a command line."""
     if not isinstance(value, str):
         return value
     import yaml  # here, because a mapping needs none
@@ -224,7 +221,7 @@ def _mapping(name: str, value: Any) -> Any:
 
 
 def _resample(value: Any) -> dict[str, Any] | None:
-    """The setting as a plain mapping, with the filter looked up; the filter may be written as a selection alone."""
+    """The setting as a plain mapping, with the filter looked up; a selection alone names the filter."""
     if isinstance(value, str) and value.lower() in ("none", "null"):  # TRL's command line for "not set"
         return None
     if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -254,7 +251,7 @@ def _selected(field_name: str, kind: Kind, values: Any) -> Any:
     """Return selections as plain strings and mappings (they are saved with the arguments), each looked up once."""
     if isinstance(values, (str, dict)):
         values = [values]
-    # How TRL's command line spells "not set", to switch off what a YAML file selects.
+    # How TRL's command line spells "not set", to override what a YAML file selects.
     if values is None or (
         isinstance(values, list) and [str(value).lower() for value in values] in (["none"], ["null"])
     ):

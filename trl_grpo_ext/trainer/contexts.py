@@ -1,7 +1,7 @@
-"""What hooks and aggregations see, made from TRL's batch and what was seen on the way: the `Rollout` and the `Forward`.
+"""Make the `Rollout` and the `Forward`, which hooks and aggregations see.
 
-TRL shuffles a generation batch before it is trained on. What a row must not lose on the way rides in the batch itself,
-under `BatchKeys`.
+TRL shuffles a generation batch before it is trained on. What must stay with a row travels in the batch itself, under
+`BatchKeys`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from ..credit.alignment import token_offsets
 from ..credit.groups import group_mean, weighted_rewards
-from ..credit.turns import placed_spans, read_turns, scores_turns, turn_values
+from ..credit.turns import place_spans, read_turns, scores_turns, turn_values
 from ..errors import ConfigurationError, UpstreamError
 from ..types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, turn_numbers
 from .batch import BatchKeys, counting_mask
@@ -25,8 +25,8 @@ from .upstream import parsing_of
 
 
 @dataclass
-class Scored:
-    """What one generation batch was scored on, as `_calculate_rewards` saw it; rewards are those of all ranks."""
+class ScoredBatch:
+    """One generation batch as `_calculate_rewards` saw it; rewards are those of all ranks."""
 
     rows: Sequence[dict[str, Any]]
     prompts: Sequence[Any]
@@ -38,8 +38,8 @@ class Scored:
     tool_masks: Sequence[Sequence[int]] | None = None
     by_turns: frozenset[str] | None = None
 
-    def agreed(self, facts: RunFacts) -> Scored:
-        """Let every rank know of each function that returned spans on any; here it may have had nothing to say."""
+    def agreed(self, facts: RunFacts) -> ScoredBatch:
+        """Make all ranks agree on which functions returned spans; a function may return none on this rank."""
         names = facts.reward_names
         of_turns = [any(map(scores_turns, self.spans.get(name, ()))) for name in names]
         points_2K = torch.tensor([[*(name in self.spans for name in names), *of_turns]], device=self.rewards_N_K.device)
@@ -55,17 +55,17 @@ class Scored:
         return replace(self, spans=spans, by_turns=by_turns)
 
     def names_by_turns(self) -> list[str]:
-        """Functions that gave values of turns: on any rank where that is agreed, or else here."""
+        """Functions that gave values by turn: on any rank once agreed, else on this one."""
         if self.by_turns is None:
             return [name for name, rows in self.spans.items() if any(map(scores_turns, rows))]
         return [name for name in self.spans if name in self.by_turns]
 
     def wrote(self, batch: dict[str, Any], there_B_T: torch.Tensor) -> torch.Tensor:
-        """Which tokens the model wrote, `(B, T)`: as generated, before truncated completions were masked.
+        """The tokens that the model wrote, `(B, T)`, before truncated completions were masked.
 
         Args:
             batch: Of TRL.
-            there_B_T: Where there is a completion token, bool.
+            there_B_T: Whether a place holds a completion token, bool.
         """
         lengths = [len(ids) for ids in self.completion_ids]
         if self.tool_masks is None or [len(mask) for mask in self.tool_masks] != lengths:
@@ -77,8 +77,7 @@ class Scored:
 
 
 class ByReward(Mapping[str, Any]):
-    """What is made of the spans of each reward function when it is read: where that fails, only a run whose hooks want
-    it is stopped."""
+    """Values by reward function, made when they are read: if that fails, only a run whose hooks need them stops."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], Any]) -> None:
         self._names, self._read = tuple(names), functools.cache(read)
@@ -104,7 +103,7 @@ def make_rollout(
     facts: RunFacts,
     moment: Moment,
     batch: dict[str, Any],
-    scored: Scored | None,
+    scored: ScoredBatch | None,
     scores: Scores,
     reward_weights_K: torch.Tensor,
     gather: Callable[[torch.Tensor], torch.Tensor],
@@ -115,10 +114,10 @@ def make_rollout(
         facts: Of the run.
         moment: Now.
         batch: What TRL's `_generate_and_score_completions` returned.
-        scored: What its `_calculate_rewards` saw before.
+        scored: What its `_calculate_rewards` saw.
         scores: Log-probabilities that hooks need and TRL has not computed.
         reward_weights_K: Weights of the reward functions.
-        gather: What plugins may gather with.
+        gather: The gather that plugins may use.
 
     Raises:
         UpstreamError: The rewards were never seen.
@@ -159,7 +158,7 @@ def make_rollout(
     def spans_of(name: str) -> Sequence[Sequence[Span] | None]:
         read = zip(scored.spans[name], scored.completions, texts, strict=True)
         return [
-            None if spans is None else placed_spans(spans, functools.partial(turns, row), completion, text, row)
+            None if spans is None else place_spans(spans, functools.partial(turns, row), completion, text, row)
             for row, (spans, completion, text) in enumerate(read)
         ]
 
@@ -215,8 +214,8 @@ def make_rollout(
     )
 
 
-def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: Scored) -> None:
-    """Rewards and groups are known of the rows as they were scored; a batch of other rows would get wrong ones."""
+def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: ScoredBatch) -> None:
+    """Refuse a batch whose rows are not those that were scored: rewards and groups would be wrong."""
     rows = batch["completion_ids"].tolist()
     same = [row[: len(ids)] == list(ids) for row, ids in zip(rows, scored.completion_ids, strict=False)]
     if len(rows) == len(scored.completion_ids) and all(same):
@@ -224,21 +223,21 @@ def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: Scored) -> None:
     what = f"row {same.index(False)} is another" if False in same else f"{len(rows)} of {len(scored.completion_ids)}"
     raise ConfigurationError(
         f"_generate_and_score_completions of a base class of {facts.trainer} returned other rows than were scored "
-        f"({what}), so advantage hooks and loss aggregations would see wrong rewards and groups. Let it keep all rows "
-        "in their order and set the advantages of those that are not wanted to zero, or derive that class from "
-        "GRPOExtTrainer, so that it acts on what the hooks have made."
+        f"({what}), so advantage hooks and loss aggregations would see wrong rewards and groups. Let it keep all "
+        f"rows in order and set unwanted advantages to zero, or derive that class from GRPOExtTrainer, so that it "
+        f"runs after the hooks."
     )
 
 
 def row_entries(
     rollout: Rollout, signal_N: torch.Tensor, held_signs_B_T: torch.Tensor | None, places_B: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """What each row takes along to its loss forward, by the names of `BatchKeys`.
+    """What each row needs at its loss forward, by the names of `BatchKeys`.
 
     Args:
         rollout: The generation batch.
         signal_N: Whether the group of each completion of all ranks has signal.
-        held_signs_B_T: What masks leave an advantage, or None.
+        held_signs_B_T: The signs that masks let through, or None.
         places_B: Running numbers of the completions.
     """
     entries = {
@@ -265,7 +264,7 @@ def make_forward(
         batch: The micro-batch, with its `row_entries`.
         logps_B_T: Log-probabilities under the policy.
         entropies_B_T: Entropies of its next-token distributions.
-        gather: What plugins may gather with.
+        gather: The gather that plugins may use.
     """
     return Forward(
         logps_B_T=logps_B_T.detach(),
@@ -287,9 +286,9 @@ def make_forward(
 def step_totals(
     facts: RunFacts, moment: Moment, micro_batches: Sequence[dict[str, Any]]
 ) -> list[StepTotals] | list[None]:
-    """For every micro-batch, the counts of its optimizer step over all ranks, with one collective.
+    """The counts of each micro-batch's optimizer step over all ranks, with one collective.
 
-    None where a step does not lie within this generation batch.
+    None if a step reaches beyond this generation batch.
     """
     length = facts.accumulation if moment.training else 1
     if len(micro_batches) % length:
@@ -302,5 +301,5 @@ def step_totals(
 
 
 def _text(tokenizer: Any, completion: Any, ids: Sequence[int]) -> str:
-    """The text that the tokens are; TRL has decoded it already unless the completion is made of messages."""
+    """The decoded text; TRL has decoded it already unless the completion is a list of messages."""
     return completion if isinstance(completion, str) else str(tokenizer.decode(ids, skip_special_tokens=True))

@@ -1,4 +1,4 @@
-"""What collaborators of the adapter know of a run: `RunFacts` for good, `Moment` for now; never the trainer.
+"""What the adapter's collaborators know of a run: `RunFacts` (constant) and `Moment` (now); never the trainer.
 
 `upstream` reads both off TRL's trainer.
 """
@@ -29,10 +29,10 @@ class RunFacts:
         rows_per_pass: Completions of one forward pass in training.
         rows_per_pass_eval: In evaluation.
         rank: Of this process.
-        ranks: How many there are.
+        ranks: Number of processes.
         gather: Concatenates equally shaped tensors over all ranks, in rank order.
         sum_over_ranks: Adds equally shaped tensors over all ranks.
-        device: Where tensors of the training live.
+        device: The training's device.
         async_tools: Names of the asynchronous tools.
     """
 
@@ -93,7 +93,7 @@ class LossSettings:
         bias_correction_kl: Whether the KL estimate is multiplied by the importance ratio.
         entropy_bonus: Whether TRL adds one.
         auxiliary_loss: Whether TRL adds a router's.
-        top_entropy_quantile: Share of the tokens that count, by entropy; 1.0 for all.
+        top_entropy_quantile: Share of tokens with the highest entropy that count; 1.0 for all.
     """
 
     loss_type: str

@@ -1,7 +1,7 @@
-"""What hooks remember, such as an adaptive coefficient, survives a checkpoint.
+"""Hooks' states, such as an adaptive coefficient, survive a checkpoint.
 
-It is written into the checkpoint's `trainer_state.json`, where transformers keeps the states of callbacks, and read
-back from there when a run is resumed.
+They are written into the checkpoint's `trainer_state.json`, where transformers keeps the states of callbacks, and read
+back when the run resumes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AdvantageHookStates(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"saved": [_state_of(hook) for hook in self.hooks]}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Give each hook what the checkpoint has for it; without one there is only what the hook has already.
+        """Restore each hook's state from the checkpoint; without a checkpoint hooks keep what they have.
 
         Raises:
             ConfigurationError: The checkpoint was written with other hooks.
@@ -48,7 +48,7 @@ class AdvantageHookStates(TrainerCallback, ExportableState):
 
 
 def states_of(hooks: Sequence[Any]) -> AdvantageHookStates | None:
-    """The callback for these hooks, or None where none of them has anything to save."""
+    """The callback for these hooks, or None if none has a state."""
     if not any(has_state(hook) for hook in hooks):
         return None
     states: AdvantageHookStates = type(AdvantageHookStates.__name__, (AdvantageHookStates,), {"hooks": list(hooks)})()
@@ -56,7 +56,7 @@ def states_of(hooks: Sequence[Any]) -> AdvantageHookStates | None:
 
 
 def has_state(hook: Any) -> bool:
-    """Whether a hook has something to save."""
+    """Whether a hook has a state to save."""
     return callable(getattr(hook, "state_dict", None)) and callable(getattr(hook, "load_state_dict", None))
 
 

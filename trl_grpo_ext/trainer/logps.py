@@ -1,7 +1,7 @@
 """Log-probabilities and entropies that hooks need and TRL does not compute: old policy's, reference's, teacher's.
 
-What a hook needs is known from its `needs` and `teachers`. What cannot be had is an error at construction, before any
-weights are loaded for it.
+Hooks say what they need in `needs` and `teachers`. A need that cannot be met is an error at construction, before any
+weights load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .batch import whole_rows
 
 @dataclass(frozen=True)
 class Scores:
-    """What TRL has not computed of one generation batch, `(B, T)`: None and empty without need."""
+    """What TRL has not computed for one generation batch, `(B, T)`; None or empty if no hook needs it."""
 
     old_B_T: torch.Tensor | None = None
     old_entropies_B_T: torch.Tensor | None = None
@@ -34,19 +34,19 @@ class Scores:
 
 @dataclass(frozen=True)
 class Models:
-    """The models of a run, as far as scoring needs them.
+    """What scoring needs of a run's models.
 
     Attributes:
         policy_pass: TRL's own pass of the policy over a batch, so many rows at a time, with entropies or without:
             `(batch, rows, entropies) -> (B, T), (B, T) or None`.
-        as_reference: Inside, the policy's pass is the reference's. None where there is no reference policy.
-        prepared: Puts a teacher where the policy is, sharded as it is, with TRL's head where `in_tiles`.
+        as_reference: A context in which the policy's pass is the reference's. None if there is no reference policy.
+        prepared: Puts a teacher on the policy's device, sharded like it, with TRL's head if `in_tiles`.
         in_tiles: Whether TRL gives a model a head that projects logits in tiles, as it does to the policy.
         autocast: The precision of the policy's passes.
         samples_with_logps: Whether the sampler reports log-probabilities.
-        one_update: Where a generation batch feeds one optimizer step alone, the settings that make it so; else None.
+        one_update: The settings by which a generation batch feeds only one optimizer step; else None.
         name: Of the policy.
-        temperature: That logits are divided by.
+        temperature: The logits are divided by it.
         trust_remote_code: Whether a teacher's own code may run.
     """
 
@@ -63,7 +63,7 @@ class Models:
 
 
 class Scorer:
-    """Knows what the selected hooks need and computes it.
+    """Computes what the selected hooks need.
 
     Args:
         hooks: Advantage hooks.
@@ -87,7 +87,7 @@ class Scorer:
                     self._teachers[name] = models.prepared(teacher).eval()
 
     def missing(self, batch: dict[str, Any]) -> list[str]:
-        """What `scores` would compute for a batch, by its names among the needs, teachers by theirs."""
+        """What `scores` would compute for a batch: names from `needs`, and names of teachers."""
         keys = {"old_logps": "old_per_token_logps", "old_entropies": None, "ref_logps": "ref_per_token_logps"}
         return [need for need, key in keys.items() if need in self.needs and key not in batch] + [*self._teachers]
 
@@ -118,10 +118,10 @@ class Scorer:
 
 
 def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
-    """Log-probabilities of the last `length` tokens by TRL's own head, which never holds all logits of a row.
+    """Log-probabilities of the last `length` tokens by TRL's own head, which never materialises all logits of a row.
 
     Args:
-        model: With that head, which knows the temperature.
+        model: With that head, which applies the temperature.
         ids: `(B, P + T)`, prompts padded on the left.
         attention_mask: Of the same shape.
         length: `T`.
@@ -129,7 +129,7 @@ def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, len
     Returns:
         `(B, T)` in float32, 0 where the mask is 0.
     """
-    labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token after each place that has a label
+    labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token that follows each labelled place
     labels[:, :-length] = -100
     positions = _positions(model, attention_mask)
     scored = model(input_ids=ids, attention_mask=attention_mask, labels=labels, fused_lm_head=True, **positions)
@@ -166,7 +166,7 @@ def completion_logps(
 
 
 def _positions(model: Any, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Positions that do not count the padding, for a model that takes them."""
+    """Positions without padding, if the model takes them."""
     if "position_ids" not in _takes(model):
         return {}
     return {"position_ids": (attention_mask.long().cumsum(1) - 1).clamp(min=0)}
@@ -192,10 +192,12 @@ def _check(hook: Any, models: Models, tokenizer: Any) -> None:
     needs, label = _strings(hook, "needs"), f"The advantage hook {plugin_label(hook)!r}"
     unknown = [need for need in needs if need not in NEEDS]
     if unknown:
-        raise ConfigurationError(f"{label} needs {unknown[0]!r}, which there is not. There are: {', '.join(NEEDS)}.")
+        raise ConfigurationError(
+            f"{label} needs {unknown[0]!r}, which does not exist. Possible needs: {', '.join(NEEDS)}."
+        )
     if "entropies" in needs and not implements(hook, "on_forward"):
         raise ConfigurationError(
-            f"{label} needs entropies, and has only on_rollout. They come with the policy's loss forward: give it "
+            f"{label} needs entropies but has only on_rollout. They come with the policy's loss forward: give it "
             "on_forward(advantages_B_T, forward), where forward.entropies_B_T has them, or list old_entropies, those "
             "of the policy that generated, which rollout.old_entropies_B_T has."
         )
@@ -207,13 +209,13 @@ def _check(hook: Any, models: Models, tokenizer: Any) -> None:
         )
     if "sampling_logps" in needs and not models.samples_with_logps:
         raise ConfigurationError(
-            f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func report. Set "
+            f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func provide. Set "
             "use_vllm: true, or use a hook that takes old_logps."
         )
     if "ref_logps" in needs and models.as_reference is None:
         raise ConfigurationError(
-            f"{label} needs a reference policy, and there is none: beta is 0.0 and the model has no adapter that could "
-            "be switched off. Set beta above 0, train an adapter (use_peft: true), or name a model where the hook "
+            f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter that could be switched "
+            f"off. Set beta above 0, train an adapter (use_peft: true), or name a model where the hook "
             f"takes one (`reference`, `teacher`). The model trained is {models.name!r}."
         )
     if "offsets" in needs:
@@ -221,24 +223,24 @@ def _check(hook: Any, models: Models, tokenizer: Any) -> None:
 
 
 def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool) -> Any:
-    """Load a teacher without gradients, after a look at its vocabulary."""
+    """Check a teacher's vocabulary and load it without gradients."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
         teachers = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code).get_vocab()
     except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
         raise ConfigurationError(
-            f"The teacher {name!r} of the advantage hook {hook!r} has no tokenizer that can be loaded: {error}. Its "
-            "vocabulary must be known to be the policy's."
+            f"The teacher {name!r} of the advantage hook {hook!r} has no tokenizer that can be loaded: {error}. "
+            f"Without it nothing shows that its vocabulary is the policy's."
         ) from error
     own = tokenizer.get_vocab()
     different = sorted(token for token, number in own.items() if teachers.get(token) != number)
     if different:
         example = different[0]
         raise ConfigurationError(
-            f"The teacher {name!r} of the advantage hook {hook!r} has another vocabulary: {len(different)} of the "
-            f"policy's {len(own)} tokens are not the same there, such as {example!r} with the number {own[example]} "
-            f"here and {teachers.get(example, 'none')} there. Its log-probabilities would be of other texts."
+            f"The teacher {name!r} of the advantage hook {hook!r} has a different vocabulary: {len(different)} of the "
+            f"policy's {len(own)} tokens differ, such as {example!r} with the number {own[example]} "
+            f"here and {teachers.get(example, 'none')} there. Its log-probabilities would be those of other texts."
         )
     try:
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=trust_remote_code)

@@ -1,7 +1,7 @@
-"""A loss tried out on the shapes of a real batch, with log-probabilities and advantages that are made up.
+"""Try out a loss on the shapes of a real batch, with made-up log-probabilities and advantages.
 
-No model runs, and no term of the loss is zero by accident. `self_check` asks in this way whether TRL's loss is made of
-the pieces that we know, `own_loss` what somebody's own loss can take.
+No model runs, and no term of the loss is zero by accident. `self_check` uses it to see whether TRL's loss consists of
+the pieces that we know, `own_loss` to see what a subclass's loss can take.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 ForwardPass = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""Returns what TRL's `_get_per_token_logps_and_entropies` does."""
+"""Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
 
 LossOf = Callable[[dict[str, Any], ForwardPass], torch.Tensor]
-"""A loss on a batch, with this in place of the policy's forward pass."""
+"""The loss of a batch, with a replacement for the policy's forward pass."""
 
 
 def wave_like(mask_B_T: torch.Tensor) -> torch.Tensor:
@@ -31,11 +31,11 @@ def made_up_batch(
 
     Args:
         inputs: A real micro-batch.
-        old_logps_B_T: Of the policy that sampled; the sampler is said to have had the same.
+        old_logps_B_T: Of the policy that sampled, and of the sampler.
         ref_logps_B_T: Of the reference policy.
         all_live: Let every token count.
     """
-    old = {"old_per_token_logps": old_logps_B_T}  # TRL leaves it out where the policy itself has just sampled
+    old = {"old_per_token_logps": old_logps_B_T}  # TRL leaves it out if the policy itself has just sampled
     replaced: dict[str, Any] = {"sampling_per_token_logps": old_logps_B_T, "ref_per_token_logps": ref_logps_B_T}
     if "importance_sampling_ratio" in inputs:
         replaced["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
@@ -55,10 +55,10 @@ def loss_on(
     """The loss of a made-up batch.
 
     Args:
-        loss_of: What to ask.
+        loss_of: The loss to try.
         batch: Of `made_up_batch`.
-        logps_B_T: What the policy's forward pass is to give.
-        handed_over: Advantages in the batch until that pass.
+        logps_B_T: What the policy's forward pass returns.
+        handed_over: Advantages in the batch before that pass.
         in_the_pass: Advantages in the batch from that pass on, which is where forward hooks change them.
     """
     asked = {**batch, "advantages": handed_over}

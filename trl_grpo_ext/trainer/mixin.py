@@ -1,4 +1,4 @@
-"""The adapter to TRL's trainer: every method of TRL that is overridden, each in one place, and none of them copied.
+"""The adapter to TRL's trainer: every override of a TRL method, each in one place, none of them a copy.
 
 | TRL calls | we add, in this order |
 | --- | --- |
@@ -62,19 +62,19 @@ from . import upstream
 from .batch import BatchKeys, whole_rows
 from .compact.shared import shared_prompts
 from .compact.updates import CompactUpdates, freedom_of, loss_of_parts
-from .contexts import Scored, loss_mask, make_forward, make_rollout, row_entries, step_totals
+from .contexts import ScoredBatch, loss_mask, make_forward, make_rollout, row_entries, step_totals
 from .facts import LossSettings, Moment
 from .hook_states import states_of
 from .live.bars import bars_wanted, generation_bar, with_bar
 from .live.summary import use_console_summary
 from .logps import Models, Scorer, Scores
 from .made_up import ForwardPass, LossOf
-from .own_loss import OwnLoss, Wanted, built_with, places_of
+from .own_loss import LossNeeds, OwnLoss, constructor_arguments, reward_positions
 from .pass_at_k import columns_of, pass_at_k_of
 from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
 from .reaggregation import LossForward, Reaggregation, trl_weights
-from .resampling import Prompts, ResampleSettings, Resampling, Sampled, read_resample, refuse_inexact
+from .resampling import Prompts, ResampleSettings, Resampling, SampledBatch, read_resample, refuse_inexact
 from .self_check import SelfCheck
 from .shaping import Shaping
 
@@ -82,20 +82,21 @@ from .shaping import Shaping
 class GRPOExtMixin:
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
-    Takes `GRPOTrainer`'s arguments and three more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`, then
+    Takes `GRPOTrainer`'s arguments and three more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`; then
     plugins can only be given here).
 
     Args:
         model: As in TRL.
-        reward_funcs: As in TRL. What `load_rewards` returns brings its weights along, unless `args.reward_weights` are
-            set. Rewards selected by `args.rewards` follow them.
+        reward_funcs: As in TRL. A list from `load_rewards` brings its weights, unless `args.reward_weights` is set.
+            Rewards selected by `args.rewards` follow them.
         args: As in TRL.
         train_dataset: As in TRL.
         eval_dataset: As in TRL.
         processing_class: As in TRL.
         reward_processing_classes: As in TRL, for the `reward_funcs` given here.
         *arguments: As in TRL.
-        advantage_hooks: Selections or hook objects. They act by their roles, those of one role in this order.
+        advantage_hooks: Selections or hook objects. They run in order of their roles; hooks of one role run in this
+            order.
         loss_aggregation: A selection or an aggregation object.
         resample: As in `GRPOExtConfig`; its `filter` may be a filter object.
         **keywords: As in TRL.
@@ -107,7 +108,7 @@ class GRPOExtMixin:
         plugin_manifest: The plugins that this trainer was constructed with.
 
     Raises:
-        UpstreamError: The installed TRL is not one that we can stand on.
+        UpstreamError: The installed TRL is not supported.
         ConfigurationError: A plugin is given twice, or cannot be exact with these settings.
         PluginError: A selected plugin does not load.
     """
@@ -117,7 +118,7 @@ class GRPOExtMixin:
     model: Any
     reward_weights: torch.Tensor
     state: Any
-    _scored: Scored | None = None
+    _scored: ScoredBatch | None = None
     _tool_masks: Sequence[Sequence[int]] | None = None
     _shaping: Shaping | None = None
     _show_columns: Callable[[Sequence[str]], None] | None = None
@@ -129,7 +130,7 @@ class GRPOExtMixin:
     _loss_path_ran = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse, when a class is made, bases in an order in which none of our methods would run."""
+        """Refuse an order of base classes in which none of our methods would run."""
         super().__init_subclass__(**keywords)
         order = cls.__mro__
         if GRPOTrainer in order and order.index(GRPOExtMixin) > order.index(GRPOTrainer):
@@ -157,17 +158,17 @@ class GRPOExtMixin:
         upstream.check_version()
         upstream.check_class(GRPOTrainer)
         self.advantage_hooks: list[Any] = load_advantage_hooks(
-            _given_once("advantage_hooks", advantage_hooks, getattr(args, "advantage_hooks", None)) or []
+            _one_source("advantage_hooks", advantage_hooks, getattr(args, "advantage_hooks", None)) or []
         )
-        aggregation = _given_once("loss_aggregation", loss_aggregation, getattr(args, "loss_aggregation", None))
+        aggregation = _one_source("loss_aggregation", loss_aggregation, getattr(args, "loss_aggregation", None))
         loaded_aggregation = None if aggregation is None else resolve_loss_aggregation(aggregation)
         self.loss_aggregation: Any = loaded_aggregation and loaded_aggregation.object
-        asked = read_resample(_given_once("resample", resample, getattr(args, "resample", None)))
+        asked = read_resample(_one_source("resample", resample, getattr(args, "resample", None)))
         loaded_filter = None if asked is None else resolve_group_filter(asked.filter)
         self.group_filter: Any = loaded_filter and loaded_filter.object
         self._chain = HookChain(self.advantage_hooks, self.loss_aggregation)
         self._changes_advantages = self._chain.acts("on_rollout") or self._chain.acts("on_forward")
-        wanted = Wanted(
+        wanted = LossNeeds(
             hooks=self._changes_advantages,
             forward_hooks=self._chain.acts("on_forward"),
             aggregation=None if self.loss_aggregation is None else flow.plugin_label(self.loss_aggregation),
@@ -186,18 +187,18 @@ class GRPOExtMixin:
             classes = classes if isinstance(classes, list) else [classes]
             reward_processing_classes = [*classes, *([None] * len(selected))]
         chosen = [*given, *selected]  # as they are now: TRL adds an environment's reward to the list that it was given
-        functions = LoadedList.joined(given, selected) if selected else reward_funcs
+        functions = LoadedList.join(given, selected) if selected else reward_funcs
         if (prompt_weights := read_prompt_weights(getattr(args, "prompt_weights", None))) is not None:
             train_dataset = upstream.weighted_prompts(train_dataset, prompt_weights, args)
         sources = (train_dataset, eval_dataset, processing_class, reward_processing_classes)
-        positional, named = built_with((model, functions, args), sources, arguments, keywords)
+        positional, named = constructor_arguments((model, functions, args), sources, arguments, keywords)
         super().__init__(*positional, **named)
 
         trl: Any = self
         upstream.check_instance(trl)
         trl.reward_func_names = unique_names(trl.reward_func_names)
         if self.args.reward_weights is None:
-            self.reward_weights[places_of(chosen, trl.reward_funcs, weights)] = torch.tensor(weights)
+            self.reward_weights[reward_positions(chosen, trl.reward_funcs, weights)] = torch.tensor(weights)
         trl.add_callback(LiveLog())
         if every := getattr(self.args, "summary_steps", 0):
             use_console_summary(trl, every)
@@ -206,12 +207,12 @@ class GRPOExtMixin:
         self._facts = upstream.facts_of(trl)
         self._agreement = Agreement(self._facts.rank, self._facts.ranks, self._facts.gather, self.accelerator.device)
         self._phases = PhaseClock(self.accelerator.device)
-        self._compact = self._compact_updates() if wanted.compact else None
+        self._compact = self._make_compact_updates() if wanted.compact else None
         self._shaping = Shaping(self._facts, upstream.batch_shape_of(trl)) if self._chain.acts("on_rewards") else None
         self._trls_advantages = not upstream.makes_own_advantages(type(self), GRPOExtMixin)
         needing = [*self.advantage_hooks, *([] if self.group_filter is None else [self.group_filter])]
         self._scorer = Scorer(needing, self._models(), self._facts.tokenizer)
-        self._resampling = None if asked is None else self._resampling_as(asked)
+        self._resampling = None if asked is None else self._make_resampling(asked)
         self._recorder = TokenRecorder(n, self.args.seed) if (n := getattr(self.args, "token_records", 0)) else None
         self._pass_at_k = pass_at_k_of(
             getattr(self.args, "pass_at_k", None),
@@ -234,11 +235,11 @@ class GRPOExtMixin:
         main_process = self.accelerator.is_main_process
         self._plugin_records = PluginRecords(self.plugin_manifest, self.args, main_process, self._agreement)
 
-    def _compact_updates(self) -> CompactUpdates:
+    def _make_compact_updates(self) -> CompactUpdates:
         if self.args.use_liger_kernel:
             raise ConfigurationError(
-                "compact_updates: exact does not go with use_liger_kernel, whose loss counts the rows of each "
-                "micro-batch. Switch one of them off."
+                "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each "
+                "micro-batch. Turn one of them off."
             )
         settings = upstream.loss_settings_of(self)
         freedom = freedom_of(settings, self.loss_aggregation, self.advantage_hooks, self.model.config)
@@ -266,7 +267,7 @@ class GRPOExtMixin:
             log=self._log_metrics,
         )
 
-    def _resampling_as(self, settings: ResampleSettings) -> Resampling:
+    def _make_resampling(self, settings: ResampleSettings) -> Resampling:
         trl: Any = self
         upstream.refuse_stream(trl.train_dataset)
         refuse_inexact(settings, self.group_filter, self.advantage_hooks, upstream.batch_statistics_of(trl))
@@ -288,7 +289,7 @@ class GRPOExtMixin:
         def policy_pass(
             batch: dict[str, Any], rows_at_once: int, entropies: bool
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            """By TRL's own method, so these are the numbers that TRL itself would have computed."""
+            """Use TRL's own method, so that the numbers are TRL's."""
             images = {key: batch[key] for key in upstream.MULTIMODAL_KEYS if batch.get(key) is not None}
             length = batch["completion_ids"].size(1)
             with torch.no_grad():
@@ -305,7 +306,7 @@ class GRPOExtMixin:
         return Models(
             policy_pass=policy_pass,
             as_reference=upstream.reference_of(self),
-            prepared=functools.partial(upstream.prepared_like_policy, self),
+            prepared=functools.partial(upstream.prepare_like_policy, self),
             in_tiles=upstream.add_fused_lm_head is not None,
             autocast=self.accelerator.autocast,
             samples_with_logps=trl.use_vllm or trl.rollout_func is not None,
@@ -355,7 +356,7 @@ class GRPOExtMixin:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Evaluate as transformers does, and add pass@k and mean@k to the metrics, where they are asked for.
+        """Evaluate as transformers does, and add pass@k and mean@k to the metrics if configured.
 
         Args:
             dataloader: As in transformers.
@@ -375,7 +376,7 @@ class GRPOExtMixin:
         return output
 
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
-        """Do TRL's step, and at the end of an optimizer step log the seconds of its phases."""
+        """Run TRL's step; at the end of an optimizer step log the seconds of its phases."""
         if not self._has_plugins:
             return super().training_step(*arguments, **keywords)  # type: ignore[misc]
         with self._phases.during("update"):
@@ -393,16 +394,16 @@ class GRPOExtMixin:
             inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
             moment = upstream.moment_of(self)
             if self._compact is not None and moment.training:
-                trl._buffered_inputs = self._compact.planned(trl._buffered_inputs, moment.precision)
+                trl._buffered_inputs = self._compact.plan(trl._buffered_inputs, moment.precision)
                 inputs = trl._buffered_inputs[trl._step % len(trl._buffered_inputs)]
             totals, self._undealt_totals = self._undealt_totals, None
             if totals is not None:
                 self._deal_totals(totals, trl._buffered_inputs if moment.training else [inputs], moment)
             if self._own_loss.untried:
                 trls_loss = functools.partial(GRPOTrainer._compute_loss, self)
-                with upstream.undisturbed(self):
-                    own = self._with_pass(super().compute_loss)  # type: ignore[misc]
-                    self._own_loss.try_out(inputs, own, self._with_pass(trls_loss))
+                with upstream.restore_after_trial(self):
+                    own = self._loss_with_pass(super().compute_loss)  # type: ignore[misc]
+                    self._own_loss.try_out(inputs, own, self._loss_with_pass(trls_loss))
             if not self._own_loss.per_token:
                 with self._agreement.section():
                     mask_B_T = loss_mask(inputs, moment.precision)
@@ -410,7 +411,7 @@ class GRPOExtMixin:
         return inputs
 
     def _deal_totals(self, totals: Totals, micro_batches: Sequence[dict[str, Any]], moment: Moment) -> None:
-        """Let every micro-batch know the counts of its generation batch and, for `reduce`, of its optimizer step."""
+        """Give every micro-batch the counts of its generation batch and, for `reduce`, of its optimizer step."""
         assert self._reaggregation is not None
         steps: Sequence[Any] = [None] * len(micro_batches)
         if not self._reaggregation.by_weights:
@@ -422,7 +423,7 @@ class GRPOExtMixin:
         generated = super()._generate(prompts)  # type: ignore[misc]
         self._tool_masks = generated[2] if len(generated) > 2 else None
         if self._shaping is not None:
-            self._shaping.saw_generated(generated)
+            self._shaping.record_generated(generated)
         return generated
 
     def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -432,7 +433,7 @@ class GRPOExtMixin:
             return generate(prompt_ids, *arguments, **keywords)
         elsewhere = trl.use_vllm or trl.use_transformers_continuous_batching
         layer = None if elsewhere else self.accelerator.unwrap_model(self.model).get_output_embeddings()
-        with generation_bar(len(prompt_ids), self._facts.max_completion_length, self._newest("reward"), layer):
+        with generation_bar(len(prompt_ids), self._facts.max_completion_length, self._latest("reward"), layer):
             return generate(prompt_ids, *arguments, **keywords)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
@@ -440,7 +441,7 @@ class GRPOExtMixin:
         if self._show_columns is not None:
             self._show_columns(())
         try:
-            with self._phases.during("rewards"), self._watched_rewards(watch, len(prompts)), watch.limited():
+            with self._phases.during("rewards"), self._watch_rewards(watch, len(prompts)), watch.time_limit():
                 rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
         except KeyboardInterrupt:
             raise
@@ -458,8 +459,8 @@ class GRPOExtMixin:
         self._log_metrics(watch.counts(rewards_N_K, self._facts.reward_names, self._facts.gather))
         if self._needs_rollout or self._compact is not None:
             seen = (inputs, prompts, completions, completion_ids_list, rewards_N_K)
-            self._scored = Scored(*seen, **watch.beside, tool_masks=self._tool_masks)
-        return rewards_N_K if self._shaping is None else self._shaped(self._shaping)
+            self._scored = ScoredBatch(*seen, **watch.extras, tool_masks=self._tool_masks)
+        return rewards_N_K if self._shaping is None else self._shape_rewards(self._shaping)
 
     def _write_rates(self, rates: PromptRates, prompts: Sequence[Any], rewards_N_K: torch.Tensor) -> None:
         groups = solved_groups(rewards_N_K, rates.thresholds, rates.group_size)
@@ -468,7 +469,7 @@ class GRPOExtMixin:
             rates.write(self.state.global_step, prompts_N[:: rates.group_size], groups)
         self._log_metrics(shares_of(groups))
 
-    def _shaped(self, shaping: Shaping) -> torch.Tensor:
+    def _shape_rewards(self, shaping: Shaping) -> torch.Tensor:
         """The rewards of all ranks, with a column for what each shaper adds."""
         trl: Any = self
         assert self._scored is not None  # shapers are hooks, so the rollout is needed
@@ -491,14 +492,14 @@ class GRPOExtMixin:
         return rewards_N_K
 
     @contextmanager
-    def _watched_rewards(self, watch: RewardWatch, rows: int) -> Iterator[None]:
-        """Inside, TRL finds the reward functions watched and, where somebody looks on, with bars."""
+    def _watch_rewards(self, watch: RewardWatch, rows: int) -> Iterator[None]:
+        """Inside, TRL's reward functions are watched and, on a terminal, show progress bars."""
         trl: Any = self
         functions, names = trl.reward_funcs, self._facts.reward_names
-        watched = [watch.around(*pair) for pair in zip(functions, names, strict=True)]
+        watched = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
         if bars_wanted(self.args, self.accelerator.is_main_process):
             watched = [
-                with_bar(function, name, rows, self._newest(f"rewards/{name}/mean"))
+                with_bar(function, name, rows, self._latest(f"rewards/{name}/mean"))
                 for function, name in zip(watched, names, strict=True)
             ]
         trl.reward_funcs = watched
@@ -512,31 +513,31 @@ class GRPOExtMixin:
         if not self._needs_rollout:
             batch, scored = self._scored_batch(below, inputs)
             if self._compact is not None and scored is not None:
-                self._take_rounding_away(batch, scored)
+                self._zero_rounding(batch, scored)
             return batch
         moment = upstream.moment_of(self)
         if self._resampling is None or not moment.training:
-            return self._finished(self._sampled(below, inputs, moment), moment)
+            return self._finish_batch(self._sample(below, inputs, moment), moment)
         refill, weights_K = self._resampling, self.reward_weights
 
-        def one_round(rows: list[Any]) -> Sampled:
-            sampled = self._sampled(below, rows, moment)
-            return self._after_hooks(sampled) if refill.reads_advantages else sampled
+        def one_round(rows: list[Any]) -> SampledBatch:
+            sampled = self._sample(below, rows, moment)
+            return self._apply_rollout_hooks(sampled) if refill.reads_advantages else sampled
 
-        filled, metrics = refill.filled(one_round, moment, weights_K)
+        filled, metrics = refill.fill(one_round, moment, weights_K)
         self._log_metrics(metrics)
-        return self._finished(filled, moment)
+        return self._finish_batch(filled, moment)
 
     def _scored_batch(
         self, below: Callable[[Any], dict[str, Any]], inputs: Any
-    ) -> tuple[dict[str, Any], Scored | None]:
-        """TRL's batch, and what it was scored on."""
-        batch = below(inputs) if self._shaping is None else self._with_columns(below, inputs, self._shaping)
+    ) -> tuple[dict[str, Any], ScoredBatch | None]:
+        """TRL's batch, and what `_calculate_rewards` saw of it."""
+        batch = below(inputs) if self._shaping is None else self._with_shaper_columns(below, inputs, self._shaping)
         scored, self._scored = self._scored, None
         return batch, scored
 
-    def _sampled(self, below: Callable[[Any], dict[str, Any]], inputs: Any, moment: Moment) -> Sampled:
-        """What TRL samples and scores, as rollout hooks are to see it."""
+    def _sample(self, below: Callable[[Any], dict[str, Any]], inputs: Any, moment: Moment) -> SampledBatch:
+        """Let TRL sample and score a batch, and make its rollout."""
         batch, scored = self._scored_batch(below, inputs)
         upstream.check_batch(batch)
         scores = Scores()
@@ -549,26 +550,26 @@ class GRPOExtMixin:
                 rollout = make_rollout(self._facts, moment, batch, scored, scores, weights_K, collective)
             else:
                 rollout = self._shaping.check(batch)
-            assert scored is not None  # or there would be no rollout
+            assert scored is not None  # otherwise there would be no rollout
             selected = (self._reaggregation, self._compact, self._resampling)
             if self._changes_advantages or any(one is not None for one in selected):
-                self._take_rounding_away(batch, scored)
+                self._zero_rounding(batch, scored)
         numbers_N = torch.arange(rollout.totals.sequences, device=rollout.mask_B_T.device)
         places_B = self._places + numbers_N[rollout.local_rows]
         self._places += rollout.totals.sequences
-        return Sampled(batch, scored, scores, rollout, places_B)
+        return SampledBatch(batch, scored, scores, rollout, places_B)
 
-    def _after_hooks(self, sampled: Sampled) -> Sampled:
-        """The same with the advantages that the rollout hooks make."""
+    def _apply_rollout_hooks(self, sampled: SampledBatch) -> SampledBatch:
+        """Apply the rollout hooks to the advantages."""
         with self._agreement.section():
             advantages_B_T, changes = self._chain.on_rollout(sampled.batch["advantages"], sampled.rollout)
             held_signs_B_T = self._chain.held_signs(sampled.rollout)
         rollout = replace(sampled.rollout, advantages_B_T=advantages_B_T)
         return replace(sampled, rollout=rollout, changes=changes, held_signs_B_T=held_signs_B_T)
 
-    def _finished(self, sampled: Sampled, moment: Moment) -> dict[str, Any]:
-        """The batch that is trained on: hooks, the aggregation's weights, what rows take along, records, metrics."""
-        sampled = self._after_hooks(sampled) if sampled.changes is None else sampled
+    def _finish_batch(self, sampled: SampledBatch, moment: Moment) -> dict[str, Any]:
+        """Finish the batch to train on: hooks, the aggregation's weights, entries of rows, records, metrics."""
+        sampled = self._apply_rollout_hooks(sampled) if sampled.changes is None else sampled
         batch, rollout, changes, scored = sampled.batch, sampled.rollout, sampled.changes or [], sampled.scored
         advantages_B_T = rollout.advantages_B_T
         assert advantages_B_T is not None
@@ -592,16 +593,18 @@ class GRPOExtMixin:
                 self._log_weights(batch[BatchKeys.weights], advantages_B_T, rollout.mask_B_T)
         return batch
 
-    def _with_columns(self, below: Callable[[Any], dict[str, Any]], inputs: Any, shaping: Shaping) -> dict[str, Any]:
-        """TRL's batch, of rewards that have a column for each shaper."""
+    def _with_shaper_columns(
+        self, below: Callable[[Any], dict[str, Any]], inputs: Any, shaping: Shaping
+    ) -> dict[str, Any]:
+        """Make TRL's batch from rewards with a column for each shaper."""
         try:
-            with upstream.reward_columns(self) as self._show_columns, shaping.listening():
+            with upstream.reward_columns(self) as self._show_columns, shaping.capture():
                 return below(inputs)
         finally:
             self._show_columns = None
 
-    def _take_rounding_away(self, batch: dict[str, Any], scored: Scored) -> None:
-        """Make TRL's own advantages exactly 0 where they are 0 but for rounding: where a group's rewards are equal."""
+    def _zero_rounding(self, batch: dict[str, Any], scored: ScoredBatch) -> None:
+        """Set TRL's own advantages to exactly 0 if a group's rewards are equal, where rounding may leave a rest."""
         if not self._trls_advantages:
             return
         trl: Any = self
@@ -615,11 +618,12 @@ class GRPOExtMixin:
         batch["advantages"] = torch.where(equal_B, torch.zeros_like(advantages_B), advantages_B)
 
     def _check_one_batch(self) -> None:
-        """Refuse weights of a second generation batch before those of the first are dealt."""
+        """Refuse a second generation batch before the first one's weights are dealt."""
         if self._undealt_totals is not None:
             raise ConfigurationError(
-                f"_generate_and_score_completions of {type(self).__qualname__} makes one batch out of several, and the "
-                "loss aggregation has weighed each by itself. Let it call super() once, or put GRPOExtMixin in front "
+                f"_generate_and_score_completions of {type(self).__qualname__} makes one batch out of several, but "
+                f"the loss aggregation has weighted each by itself. Let it call super() once, or put GRPOExtMixin in "
+                f"front "
                 "of it."
             )
 
@@ -636,19 +640,19 @@ class GRPOExtMixin:
     # ------------------------------------------------------------------ at every loss forward
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Compute TRL's loss, part by part, and stop if the selected plugins had no part in it."""
+        """Compute TRL's loss, part by part, and stop if the selected plugins were bypassed."""
         below: Callable[..., Any] = super().compute_loss  # type: ignore[misc]
         self._loss_path_ran = False
         idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
-        with upstream.undisturbed(self) if idle else nullcontext():  # nothing is logged of placeholders alone
+        with upstream.restore_after_trial(self) if idle else nullcontext():  # placeholders alone log nothing
             loss = loss_of_parts(
                 lambda batch: below(model, batch, *arguments, **keywords), model, inputs, self.accelerator
             )
         needed = self._acts_at_forward or (self._changes_advantages and not self._own_loss.owners)  # those were tried
         if needed and not self._loss_path_ran:
             raise UpstreamError(
-                f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) does not go "
-                "through TRL's _compute_loss, so the selected loss aggregation and advantage hooks would be ignored. "
+                f"compute_loss of {type(self).__qualname__} (or code that patches TRL, such as Unsloth) bypasses "
+                f"TRL's _compute_loss, so the selected loss aggregation and advantage hooks would be ignored. "
                 "Put GRPOExtMixin in front of that override, or remove it, or the plugins."
             )
         return loss
@@ -662,16 +666,16 @@ class GRPOExtMixin:
         mask_B_T, keep_graph = loss_mask(inputs, moment.precision), torch.is_grad_enabled()
         if moment.training and self._acts_at_forward and self._own_loss.per_token and not self._self_checked:
             slope = upstream.slope_at_ratio_one(self)
-            with self._agreement.section(), upstream.undisturbed(self):
-                check = SelfCheck(self._with_pass(below), self._facts, settings, moment, slope)
+            with self._agreement.section(), upstream.restore_after_trial(self):
+                check = SelfCheck(self._loss_with_pass(below), self._facts, settings, moment, slope)
                 check.run(inputs, mask_B_T, self._reaggregation)
             self._self_checked = True
         forward = LossForward(dict(inputs), mask_B_T, keep_graph)
         if self._reaggregation is None:
-            loss = self._in_flight(below, model, forward)
+            loss = self._run_loss(below, model, forward)
         else:
             with torch.enable_grad():  # in evaluation too: the split needs the graph from the advantages to the loss
-                trl_loss = self._in_flight(below, model, forward)
+                trl_loss = self._run_loss(below, model, forward)
                 loss = self._reaggregation.loss(trl_loss, forward, settings, moment)
             if not self._reaggregation.by_weights and forward.weights_B_T is not None:
                 self._log_weights(forward.weights_B_T, forward.inputs["advantages"], mask_B_T)
@@ -679,7 +683,7 @@ class GRPOExtMixin:
             self._record(forward, settings, moment)
         return loss if keep_graph else loss.detach()
 
-    def _in_flight(self, below: Callable[..., torch.Tensor], model: Any, forward: LossForward) -> torch.Tensor:
+    def _run_loss(self, below: Callable[..., torch.Tensor], model: Any, forward: LossForward) -> torch.Tensor:
         """TRL's loss on `forward.inputs`; the policy's forward pass inside it fills in the rest of `forward`."""
         self._loss_forward = forward
         try:
@@ -687,8 +691,8 @@ class GRPOExtMixin:
         finally:
             self._loss_forward = None
 
-    def _with_pass(self, loss: Callable[..., torch.Tensor]) -> LossOf:
-        """A loss that takes numbers in place of the policy's forward pass."""
+    def _loss_with_pass(self, loss: Callable[..., torch.Tensor]) -> LossOf:
+        """A loss that takes a replacement for the policy's forward pass."""
 
         def of(batch: dict[str, Any], forward_pass: ForwardPass) -> torch.Tensor:
             self._replaced_pass = forward_pass
@@ -709,16 +713,16 @@ class GRPOExtMixin:
         if forward is None:  # the old policy's or the reference's pass, at generation
             result = policy_pass(model, *arguments, **keywords)
             if self._shaping is not None:
-                self._shaping.saw_logps(result[0])
+                self._shaping.record_logps(result[0])
             return result
         acts = self._chain.acts("on_forward")
         if acts and len(arguments) <= upstream.ENTROPY_ARGUMENT:
-            keywords.setdefault("compute_entropy", True)  # which a loss of somebody's own may not have asked for
+            keywords.setdefault("compute_entropy", True)  # which a subclass's loss may not have asked for
         with torch.set_grad_enabled(forward.keep_graph):
             result = policy_pass(model, *arguments, **keywords)
         self._loss_path_ran = True
         forward.logps_B_T, forward.entropies_B_T = result[:2]
-        # TRL reads the advantages after this call, from the same dict: here is where they can still change.
+        # TRL reads the advantages from this dict after this call, so they can still change here.
         if acts:
             self._apply_forward_hooks(forward, *result[:2])
         if self._reaggregation is not None:
@@ -746,27 +750,27 @@ class GRPOExtMixin:
             if self.accelerator.is_main_process:
                 write_records(records, self.args.output_dir, self.state.global_step)
         if self._has_plugins:
-            upstream.leave_out_unknown(self)
+            upstream.drop_undefined_metrics(self)
         super().log(logs, *arguments, **keywords)  # type: ignore[misc]
 
     def _save(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
         super()._save(output_dir, *arguments, **keywords)  # type: ignore[misc]
-        self._plugin_records.beside_weights(output_dir)
+        self._plugin_records.write_beside_weights(output_dir)
 
     def save_model(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
         """Save as TRL does, with the manifest."""
         super().save_model(output_dir, *arguments, **keywords)  # type: ignore[misc]
         trl: Any = self
         if trl.is_fsdp_enabled:  # which does not call `_save` for a sharded state
-            self._plugin_records.beside_weights(output_dir)
+            self._plugin_records.write_beside_weights(output_dir)
 
     def create_model_card(self, model_name: str | None = None, *arguments: Any, **keywords: Any) -> None:
         """Write the model card as TRL does, with a section on the plugins."""
         super().create_model_card(model_name, *arguments, **keywords)  # type: ignore[misc]
-        self._plugin_records.on_the_card()
+        self._plugin_records.add_to_model_card()
 
     def _record(self, forward: LossForward, settings: LossSettings, moment: Moment) -> None:
-        """Hand what this loss forward used to the token records."""
+        """Record what this loss forward used."""
         places_B, inputs = forward.inputs[BatchKeys.place], forward.inputs
         if self._recorder is None or not self._recorder.wants(places_B):
             return
@@ -774,17 +778,17 @@ class GRPOExtMixin:
         if self._reaggregation is None and not self._own_loss.owners and settings.loss_type in upstream.LOSS_TYPES:
             forward.weights_B_T = trl_weights(forward, settings, self._facts, moment) / self._facts.ranks
         if (factor_B := inputs.get(BatchKeys.factor)) is not None and forward.weights_B_T is not None:
-            used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # as it was before it was put into a part
+            used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # undo the factor of its part
             forward.weights_B_T = forward.weights_B_T * factor_B.unsqueeze(1)
         seen = {"weight": forward.weights_B_T, "logp": forward.logps_B_T, "entropy": forward.entropies_B_T}
         used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
         stages = [(change.name, change.after_B_T) for change in forward.changes]
-        self._recorder.trained(places_B, stages, used)
+        self._recorder.add_trained(places_B, stages, used)
 
     def _log_changes(self, changes: Sequence[Change], places_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-        """Log what each hook did, and let TRL's table of completions show the advantage that the loss gets.
+        """Log what each hook did, and put the advantages that the loss gets into TRL's table of completions.
 
-        The table has one number for a completion: the mean over its live tokens.
+        The table has one number per completion: the mean over its live tokens.
         """
         means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
         places_N = self._facts.gather(places_B).tolist()
@@ -807,7 +811,7 @@ class GRPOExtMixin:
         for name, value in metrics.items():
             kept[name].append(value)
 
-    def _newest(self, metric: str) -> float | None:
+    def _latest(self, metric: str) -> float | None:
         """The newest value of a metric in training."""
         trl: Any = self
         if kept := trl._metrics["train"].get(metric):
@@ -819,7 +823,7 @@ class GRPOExtTrainer(GRPOExtMixin, GRPOTrainer):
     """TRL's `GRPOTrainer` with plugins; a drop-in: `from trl_grpo_ext import GRPOExtTrainer as GRPOTrainer`."""
 
 
-def _given_once(name: str, in_python: Any, in_config: Any) -> Any:
+def _one_source(name: str, in_python: Any, in_config: Any) -> Any:
     if in_python is not None and in_config is not None:
         raise ConfigurationError(
             f"{name} is given twice: {in_python!r} to the trainer and {in_config!r} in its config. Keep one of them."

@@ -1,10 +1,10 @@
-"""A trainer between ours and TRL's, somebody's subclass: how it is built, and what its loss can take.
+"""A user's trainer class between ours and TRL's: how to construct it, and what its loss can take.
 
-Plugins hand over advantages `(B, T)`. TRL's loss takes them; a loss that somebody wrote for `(B,)`, or copied from an
-older TRL, fails on them at best: `advantages.unsqueeze(1)` broadcasts `(B, T)` to `(B, B, T)`, and every completion is
-then trained with the advantages of all. So such a loss is tried out once, before the first step, with made-up
-log-probabilities, and compared with itself and with TRL's. One that takes `(B,)` gets `(B,)`, as long as the hooks give
-each completion one number.
+Plugins hand over advantages `(B, T)`. TRL's loss takes them. A loss written for `(B,)`, or copied from an older TRL, at
+best fails on them: `advantages.unsqueeze(1)` broadcasts `(B, T)` to `(B, B, T)`, and then every completion is trained
+with the advantages of all. So such a loss is tried out once, before the first step, with made-up log-probabilities, and
+compared with itself and with TRL's. A loss that takes `(B,)` gets `(B,)`, as long as the hooks give each completion one
+number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 
 from ..errors import ConfigurationError, SelfCheckError
 from . import upstream
-from .batch import BatchKeys, joined
+from .batch import BatchKeys, join_batches
 from .made_up import LossOf, loss_on, made_up_batch, wave_like
 
 RELATIVE_TOLERANCE = 1e-5
@@ -27,10 +27,10 @@ _SOURCES = ("train_dataset", "eval_dataset", "processing_class", "reward_process
 
 @dataclass(frozen=True)
 class LossKind:
-    """What was found out about a loss.
+    """What a trial showed of a loss.
 
     Attributes:
-        as_trl: It gave the same number as TRL's loss, so what overrides it only looks on.
+        as_trl: It equals TRL's loss, so the override only observes.
         acts: The advantages of the batch change it.
         late: It reads them after the policy's forward pass, where forward hooks act.
         per_token: It takes advantages `(B, T)`.
@@ -43,12 +43,12 @@ class LossKind:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LossNeeds:
     """What a run needs of its loss.
 
     Attributes:
         hooks: Advantage hooks act.
-        forward_hooks: Some of them at the loss forward.
+        forward_hooks: Some of them act at the loss forward.
         aggregation: Label of the selected one, or None.
         compact: `compact_updates: exact`.
     """
@@ -60,12 +60,12 @@ class Wanted:
 
     @property
     def anything(self) -> bool:
-        """Whether it needs anything at all."""
+        """Whether the run needs anything of its loss."""
         return self.hooks or self.compact or self.aggregation is not None
 
 
 class OwnLoss:
-    """Whose loss a trainer has: the classes below our mixin and above TRL's trainer that override it, nearest first.
+    """The classes between our mixin and TRL's trainer that override the loss, nearest first.
 
     Args:
         trainer: The trainer's class.
@@ -73,15 +73,15 @@ class OwnLoss:
         wanted: What the run needs of its loss.
 
     Raises:
-        ConfigurationError: The class is no `GRPOTrainer`, or one of the overrides is known not to be exact.
+        ConfigurationError: The class is no `GRPOTrainer`, or an override is known to be inexact.
     """
 
-    def __init__(self, trainer: type, mixin: type, wanted: Wanted) -> None:
+    def __init__(self, trainer: type, mixin: type, wanted: LossNeeds) -> None:
         order = trainer.__mro__
         if GRPOTrainer not in order:
             raise ConfigurationError(
-                f"{trainer.__qualname__} is no GRPOTrainer of TRL, and advantage hooks, aggregations and compact "
-                "updates know no other trainer. Rewards work in any: reward_funcs=load_rewards([...])."
+                f"{trainer.__qualname__} is not a subclass of TRL's GRPOTrainer, which advantage hooks, aggregations "
+                f"and compact updates need. Rewards work in any trainer: reward_funcs=load_rewards([...])."
             )
         between = order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
         self.owners = [owner for owner in between if not upstream.LOSS_METHODS.isdisjoint(vars(owner))]
@@ -94,24 +94,25 @@ class OwnLoss:
 
     @property
     def per_token(self) -> bool:
-        """Whether the loss takes advantages `(B, T)`, as far as is known."""
+        """Whether the loss is known to take advantages `(B, T)`."""
         return self._kind is None or self._kind.per_token
 
     @property
     def untried(self) -> bool:
-        """Whether it still has to be tried out."""
+        """Whether the loss has not been tried out yet."""
         return self._kind is None and self._wanted.anything
 
     @property
     def names(self) -> str:
-        """Whose loss it is, for messages."""
+        """The names of those classes, for messages."""
         return " and ".join(owner.__qualname__ for owner in self.owners)
 
     def advantages(self, advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
         """The advantages in the shape that the loss takes.
 
         Raises:
-            ConfigurationError: It takes one for each completion, and hooks gave the tokens of one different ones.
+            ConfigurationError: It takes one per completion, but hooks gave tokens of one completion different
+                advantages.
         """
         return advantages if self.per_token else one_per_completion(advantages, mask_B_T, self.names)
 
@@ -130,19 +131,19 @@ class OwnLoss:
             self._kind = LossKind(as_trl=False, per_token=False)
             return
         batch = {key: value for key, value in inputs.items() if key != BatchKeys.parts}
-        if batch["completion_ids"].size(0) == 1:  # one row cannot be mixed up with another
-            batch = joined([batch, batch])
+        if batch["completion_ids"].size(0) == 1:  # with one row there is nothing to mix up
+            batch = join_batches([batch, batch])
         kind = self._kind = try_out(batch, loss_of, trls_loss_of)
         wanted = self._wanted
         if wanted.compact and not kind.as_trl:
             raise ConfigurationError(
                 f"compact_updates: exact cannot be exact with {self.names}, whose loss is not TRL's and "
-                "may count the rows of a micro-batch. Switch compact_updates off, or remove the override."
+                "may count the rows of a micro-batch. Turn compact_updates off, or remove the override."
             )
         if not kind.acts and not wanted.forward_hooks and wanted.aggregation is None:
             raise SelfCheckError(
                 f"The loss of {self.names} does not depend on the advantages of the batch, so the selected advantage "
-                "hooks would be without effect. Remove them, or the override."
+                f"hooks would have no effect. Remove them, or the override."
             )
         if not kind.per_token and wanted.aggregation is not None:
             raise ConfigurationError(
@@ -153,14 +154,14 @@ class OwnLoss:
         if not kind.per_token and not kind.late and wanted.forward_hooks:
             raise SelfCheckError(
                 f"The loss of {self.names} reads the advantages before the policy's forward pass, so forward hooks "
-                "would be without effect. Remove them, or let it read inputs['advantages'] after that pass."
+                f"would have no effect. Remove them, or let it read inputs['advantages'] after that pass."
             )
 
 
-def built_with(
+def constructor_arguments(
     given: Sequence[Any], sources: Sequence[Any], more: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments of the trainer below ours: by name, because a subclass may take fewer, or keywords alone.
+    """The arguments of the trainer below ours: by name, because a subclass may take fewer, or only keywords.
 
     Args:
         given: `model`, `reward_funcs` and `args`.
@@ -174,8 +175,8 @@ def built_with(
     return [], {**dict(zip(("model", "reward_funcs", "args"), given, strict=True)), **present, **keywords}
 
 
-def places_of(given: Sequence[Any], functions: Sequence[Any], weights: Sequence[float]) -> list[int]:
-    """Where the reward functions that were given stand in the trainer: a subclass may have put its own before them.
+def reward_positions(given: Sequence[Any], functions: Sequence[Any], weights: Sequence[float]) -> list[int]:
+    """The positions of the given reward functions in the trainer: a subclass may put its own before them.
 
     Raises:
         ConfigurationError: One of them cannot be found.
@@ -196,9 +197,9 @@ def places_of(given: Sequence[Any], functions: Sequence[Any], weights: Sequence[
 
 
 def try_out(inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> LossKind:
-    """Find out what a loss takes, on the shapes of a real batch of two rows or more and made-up numbers.
+    """Find out what a loss takes, with made-up numbers in the shapes of a real batch of two rows or more.
 
-    Compared are the loss and its gradient in the log-probabilities.
+    It compares the loss and its gradient in the log-probabilities.
 
     Args:
         inputs: The batch.
@@ -222,7 +223,7 @@ def try_out(inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) ->
         return torch.cat([loss.detach().view(1), gradient_B_T.flatten()])
 
     def or_none(advantages: torch.Tensor) -> torch.Tensor | None:
-        """The loss with these advantages; None where their shape is none that it takes."""
+        """The loss with these advantages; None if it does not take their shape."""
         try:
             return with_advantages(loss_of, advantages, advantages)
         except (RuntimeError, ValueError, IndexError, TypeError):
@@ -245,7 +246,7 @@ def try_out(inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) ->
 
 
 def one_per_completion(advantages: torch.Tensor, mask_B_T: torch.Tensor, loss: str) -> torch.Tensor:
-    """Advantages `(B, T)` as the `(B,)` that they are, for a loss that takes one number for each completion.
+    """Reduce advantages `(B, T)` that are constant per completion to `(B,)`, for a loss that takes one number each.
 
     Args:
         advantages: `(B, T)`, or `(B,)` which is returned as it is.

@@ -45,16 +45,15 @@ def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
 
 @dataclass
 class PassAtK:
-    """Collects the rewards of an evaluation, and says what they amount to.
+    """Collects the rewards of an evaluation and computes pass@k and mean@k.
 
-    A completion passes if its reward is at or above the threshold. One that the reward left out (None, NaN) was not
-    judged: it is none of the n, and a problem of which fewer than k completions were judged is left out of pass@k,
-    with a warning.
+    A completion passes if its reward is at or above the threshold. One without a reward (None, NaN) was not judged and
+    does not count among the n. A problem with fewer than k judged completions is left out of pass@k, with a warning.
 
     Args:
         ks: The numbers of completions.
-        mean: Whether the mean reward of a problem's completions is wanted too.
-        thresholds: By the column of the rewards and its name, what passes.
+        mean: Whether to report the mean reward of a problem's completions too.
+        thresholds: By reward column and name, the least value that passes.
         group_size: Completions of one problem.
     """
 
@@ -66,7 +65,7 @@ class PassAtK:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, `add` collects."""
+        """A context in which `add` collects."""
         self._rewards = []
         try:
             yield
@@ -74,7 +73,7 @@ class PassAtK:
             self._rewards = None
 
     def add(self, rewards_N_K: torch.Tensor) -> None:
-        """Take the rewards of an evaluation batch of all ranks, in the order of the data; outside an evaluation none.
+        """Collect the rewards of an evaluation batch of all ranks, in data order; ignored outside an evaluation.
 
         Args:
             rewards_N_K: As TRL gathered them, NaN for none.
@@ -83,11 +82,11 @@ class PassAtK:
             self._rewards.append(rewards_N_K.detach().cpu())
 
     def metrics(self, completions: int | None) -> dict[str, float | None]:
-        """Return pass@k and mean@k of what was collected, by their names; None where nothing was judged.
+        """Return the collected pass@k and mean@k by metric name; None if nothing was judged.
 
         Args:
-            completions: How many there are in the data, over all ranks. What was collected beyond that are the first
-                problems once more: accelerate fills up the last batch with them. None where nobody knows.
+            completions: Completions in the data, over all ranks; None if unknown. Anything collected beyond that
+                repeats the first problems, with which accelerate fills up the last batch.
         """
         if not self._rewards:
             return {}
@@ -121,7 +120,7 @@ def pass_at_k_of(
     group_size: int,
     evaluates: bool,
 ) -> PassAtK | None:
-    """What the settings ask for; None where they ask for nothing.
+    """The collector that the settings ask for; None if they ask for none.
 
     Args:
         ks: `pass_at_k`.
@@ -147,7 +146,7 @@ def pass_at_k_of(
 
 
 def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[str]) -> dict[tuple[int, str], float]:
-    """What passes, by the column of the rewards and its name.
+    """The least values that pass, by reward column and name.
 
     Args:
         thresholds: `pass_thresholds`; None is 1.0 for the only reward.
@@ -161,8 +160,8 @@ def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[st
     if thresholds is None:
         if len(names) != 1:
             raise ConfigurationError(
-                f"pass_at_k, mean_at_k and prompt_rates need to know which reward is meant: the run has "
-                f"{', '.join(names)}. Name it with the least value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
+                f"pass_at_k, mean_at_k and prompt_rates need to know which reward decides: the run has "
+                f"{', '.join(names)}. Name it, with the least value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
             )
         thresholds = {names[0]: 1.0}
     if unknown := [name for name in thresholds if name not in names]:

@@ -3,19 +3,18 @@
 | metric | seconds of an optimizer step on the main process |
 | --- | --- |
 | `time/generation` | preparing its micro-batches but for rewards: generating, log-probabilities, hooks, weights |
-| `time/rewards` | in the reward functions, waiting for the other ranks' included |
+| `time/rewards` | in the reward functions, including the wait for other ranks |
 | `time/update` | all the rest: the loss, its gradient |
 
-A GPU works on what it was given while Python goes on. So the clock waits for the device twice in an optimizer step:
-before the first phase begins, when the optimizer's own step may still be running, and after the last one has ended.
-What it waits for at the end is the gradient, and counts as update; the optimizer's step counts as none of the three.
-Between the phases it does not wait. Generation and rewards end in numbers that Python reads, so the device has nothing
-left to do there; what hooks give it last may count as update.
+A GPU works asynchronously. So the clock waits for the device twice in an optimizer step: before the first phase, when
+the optimizer's own step may still be running, and after the last. The wait at the end is for the gradient and counts as
+update; the optimizer's step counts as none of the three. Between phases the clock does not wait: generation and rewards
+end in numbers that Python reads, so the device is idle then. Work that hooks leave on it may count as update.
 
-On the CPU the three add up to TRL's `step_time`, up to microseconds. On a GPU they are more: TRL does not wait. In a
-step that trains on completions of an earlier one, the first two are almost nothing. TRL's own `profiling/...` times
-go to some trackers alone and are not in the history. Logged where something of this package is selected; a run of
-TRL's keeps TRL's metrics.
+On the CPU the three add up to TRL's `step_time`, to within microseconds. On a GPU they add up to more, since TRL does
+not wait. In a step that trains on completions of an earlier one, the first two are close to 0. TRL's own
+`profiling/...` times go to some trackers only and are not in the history. Logged if the run uses anything of this
+package; otherwise TRL's metrics stay as they are.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PHASES = ("generation", "rewards", "update")
 
 
 class PhaseClock:
-    """Gives the time of training steps to phases. The update is around the other two.
+    """Assigns the time of training steps to phases. The update encloses the other two.
 
     Args:
         device: Where the training runs.
@@ -44,7 +43,7 @@ class PhaseClock:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Give the time within to a phase, and not to the one around it; outside of training steps to none."""
+        """Count the time inside as this phase, not the enclosing one; outside of training steps as none."""
         outer = self._phase
         if outer is None and phase != "update":
             yield
@@ -58,7 +57,7 @@ class PhaseClock:
             self._turn_to(outer)
 
     def take(self) -> dict[str, float]:
-        """The seconds since the last call, by metric, once the device has done its work."""
+        """Wait for the device and return the seconds since the last call, by metric."""
         with self.during("update"):
             self._device.synchronize()
         seconds, self._seconds = self._seconds, {}

@@ -1,7 +1,7 @@
-"""What a run records of its plugins, and the comparison with what a checkpoint recorded when it is resumed.
+"""Write a run's plugin manifest, and compare it with the checkpoint's when the run resumes.
 
-Compared is on every rank, with the file that the main process reads: so a rank that has other plugins installed than
-the others stops them too. The manifest is that of the trainer as it was constructed.
+Every rank compares its plugins with the file that the main process reads, so one rank with other plugins stops all. The
+manifest is that of the trainer at construction.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..records.settings import FILE as SETTINGS
 
 
 class ManifestWarning(UserWarning):
-    """A checkpoint's plugins are not those of this run, or nobody knows."""
+    """A checkpoint's plugins differ from those of this run, or are unknown."""
 
 
 class PluginRecords:
     """Writes the manifest of a run, and compares it when the run resumes.
 
     Args:
-        manifest: Of the trainer as it was constructed.
+        manifest: Of the trainer at construction.
         args: The training arguments.
-        main_process: Whether this process writes what there is once.
+        main_process: Whether this process writes the files that exist once.
         agreement: Of the ranks.
     """
 
@@ -39,7 +39,7 @@ class PluginRecords:
         self._manifest, self._args, self._main_process, self._agreement = manifest, args, main_process, agreement
 
     def begin(self, resume_from_checkpoint: str | bool | None, write_settings: Callable[[Path], None]) -> None:
-        """Compare with the checkpoint to resume from, and write what this run is.
+        """Compare with the checkpoint to resume from, and write this run's records.
 
         Args:
             resume_from_checkpoint: As in TRL's `train`.
@@ -57,12 +57,12 @@ class PluginRecords:
         if self._main_process and (line := self._manifest.line()):
             print(f"trl-grpo-ext: {line}", file=sys.stderr, flush=True)
 
-    def beside_weights(self, output_dir: str | None) -> None:
+    def write_beside_weights(self, output_dir: str | None) -> None:
         """Write the manifest where weights were saved."""
         if self._args.should_save:
             self._manifest.write(Path(output_dir or self._args.output_dir) / FILE)
 
-    def on_the_card(self) -> None:
+    def add_to_model_card(self) -> None:
         """Add a table of the plugins to the model card."""
         card = Path(self._args.output_dir) / "README.md"
         if self._main_process and card.is_file():
@@ -81,7 +81,7 @@ class PluginRecords:
             ) from error
 
     def _compare(self, resume_from_checkpoint: str | bool) -> None:
-        """Compare on all ranks with what the main process finds; one that differs stops all."""
+        """Compare on all ranks with the record that the main process reads; one difference stops all."""
         found: dict[str, Any] | None = None
         place = ""
         with self._agreement.section():
@@ -96,15 +96,15 @@ class PluginRecords:
             changed = differences(old, self._manifest)
             if changed and self._stops:
                 raise ManifestError(
-                    f"Not resumed from {place}: it was trained with other plugins. Select and install what it was "
-                    f"trained with (its {FILE} has all of it), start from its model instead of resuming, or set "
-                    f"plugin_changes: warn to go on with what is here. {'; '.join(changed)}."
+                    f"Not resumed from {place}: it was trained with different plugins. Select and install those (its "
+                    f"{FILE} lists them), start from its model instead of resuming, or set plugin_changes: warn to "
+                    f"continue with those of this run. {'; '.join(changed)}."
                 )
         if not self._main_process:
             return
         notes = version_notes(old, self._manifest)
         if changed:
-            _warn(f"{place} was trained with other plugins than this run has: {'; '.join([*changed, *notes])}.")
+            _warn(f"{place} was trained with plugins that differ from this run's: {'; '.join([*changed, *notes])}.")
         elif notes:
             _warn(f"{place} was trained with the same plugins on other versions: {'; '.join(notes)}.")
 
@@ -113,7 +113,7 @@ class PluginRecords:
         return getattr(self._args, "plugin_changes", "stop") == "stop"
 
     def _checkpoint(self, resume_from_checkpoint: str | bool) -> Path | None:
-        """The folder to resume from; None where there is none, which the trainer itself says best."""
+        """The folder to resume from; None if there is none, which the trainer itself reports."""
         folder: str | None = str(resume_from_checkpoint)
         if resume_from_checkpoint is True:
             output_dir = self._args.output_dir
@@ -124,7 +124,7 @@ class PluginRecords:
         try:
             return Manifest.read(folder / FILE).plain()
         except FileNotFoundError:
-            _warn(f"{folder} has no {FILE}, so nobody knows whether its plugins are those of this run.")
+            _warn(f"{folder} has no {FILE}, so its plugins cannot be compared with those of this run.")
         except ManifestError as error:
             if self._stops:
                 raise

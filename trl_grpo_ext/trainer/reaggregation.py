@@ -1,6 +1,6 @@
 """TRL's scalar loss, taken apart into per-token losses and put together again under another aggregation.
 
-What is private to TRL in here is listed in `upstream`, and `self_check` compares the pieces with TRL's own loss.
+`upstream` lists the private names of TRL used here, and `self_check` compares the pieces with TRL's own loss.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .facts import LossSettings, Moment, RunFacts
 
 @dataclass
 class LossForward:
-    """One `_compute_loss` in flight: its inputs, and what the policy's forward pass inside it gave."""
+    """One call of `_compute_loss`: its inputs, and what the policy's forward pass inside it returned."""
 
     inputs: dict[str, Any]
     mask_B_T: torch.Tensor
@@ -31,7 +31,7 @@ class LossForward:
     logps_B_T: torch.Tensor | None = None
     entropies_B_T: torch.Tensor | None = None
     weights_B_T: torch.Tensor | None = None
-    """What each token's loss counts in the optimizer step's loss over all ranks, where it was asked for."""
+    """Each token's weight in the optimizer step's loss over all ranks, if it is computed."""
     changes: list[Change] = field(default_factory=list)
 
 
@@ -42,7 +42,7 @@ class Reaggregation:
         aggregation: The selected one, with `weights` or `reduce`.
         facts: Of the run.
         loss_type: TRL's.
-        section: Inside, a plugin that fails on one rank stops all.
+        section: A context in which a plugin that fails on one rank stops all.
 
     Raises:
         ConfigurationError: The loss type is unknown, or the aggregation needs the counts of an optimizer step and TRL
@@ -91,7 +91,7 @@ class Reaggregation:
             weights_B_T: torch.Tensor = forward.inputs[BatchKeys.weights]
             forward.weights_B_T = weights_B_T * share
             return (weights_B_T * loss_B_T).sum() * (self._facts.ranks * share) + others
-        if not loss_B_T.requires_grad:  # evaluation of a loss that is linear in the advantages
+        if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()
         with self._section():
             totals = forward.inputs[BatchKeys.totals]
@@ -106,8 +106,8 @@ class Reaggregation:
         """Take TRL's scalar apart.
 
         Returns:
-            Per-token loss with its KL penalty, `(B, T)`, and what no aggregation touches: entropy bonus and auxiliary
-            loss as TRL scaled them, a scalar.
+            Per-token loss with its KL penalty, `(B, T)`, and the rest, a scalar that no aggregation touches: entropy
+            bonus and auxiliary loss as TRL scaled them.
         """
         mask_B_T = forward.mask_B_T
         terms_B_T = flow.split_loss(trl_loss, forward.inputs["advantages"])

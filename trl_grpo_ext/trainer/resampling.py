@@ -1,4 +1,4 @@
-"""`resample`: groups that a filter does not keep make way for others, until the batch is full or the rounds are spent.
+"""`resample`: replace groups that a filter drops, until the batch is full or the rounds are used up.
 
 One round is one call of TRL's own `_generate_and_score_completions`, for as many prompts as a generation batch has. So
 generation (vLLM, tools, environments, `rollout_func`), rewards, shapers, TRL's metrics and its table of completions see
@@ -43,19 +43,19 @@ from ..guard.parameters import checked_flag, checked_whole
 from ..types import Rollout, implements, role_of
 from . import upstream
 from .batch import PROMPT_KEYS, counting_mask
-from .contexts import Scored, make_rollout
+from .contexts import ScoredBatch, make_rollout
 from .facts import Moment, RunFacts
 from .logps import Scores
 
 STATE_FILE = "trl_grpo_ext_resample.pt"
-"""In a checkpoint: how many prompts were drawn, and the groups that were carried over."""
+"""In a checkpoint: the number of batches drawn, and the groups carried over."""
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
-    "importance_sampling_ratio": 1.0,  # VESPO sums its logarithms without a mask
+    "importance_sampling_ratio": 1.0,  # VESPO sums their logarithms without a mask
     "ref_per_token_logps": -1e4,  # TRL has exp(ref - logp) of padding too, before the mask: 0, and never infinite
 }
-"""What entries of TRL's batch are padded with, where it is not 0."""
+"""Padding values of TRL's batch, where not 0."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ResampleSettings:
 
     Attributes:
         filter: A selection of a group filter, or one.
-        max_rounds: How often a batch may be generated at most.
+        max_rounds: Most generations for one batch.
         keep_surplus: Whether groups kept beyond the batch go into the next one.
     """
 
@@ -95,12 +95,12 @@ def read_resample(value: Any) -> ResampleSettings | None:
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """A generation batch of this rank, from TRL's batch to what the rollout hooks made of it.
+class SampledBatch:
+    """A generation batch of this rank, from TRL's batch to the output of the rollout hooks.
 
     Attributes:
         batch: TRL's.
-        scored: What it was scored on.
+        scored: What `_calculate_rewards` saw of it.
         scores: Log-probabilities that hooks need.
         rollout: With the advantages, once the hooks have run.
         places_B: Running numbers of the completions in TRL's table.
@@ -109,7 +109,7 @@ class Sampled:
     """
 
     batch: dict[str, Any]
-    scored: Scored
+    scored: ScoredBatch
     scores: Scores
     rollout: Rollout
     places_B: torch.Tensor
@@ -119,7 +119,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class SampledRow:
-    """One completion with all that is known of it, without padding, on the CPU, so that it can go to any rank.
+    """One completion with all its data, without padding, on the CPU, so that it can move to any rank.
 
     Attributes:
         tensors: By name, of no dimension or one.
@@ -135,7 +135,7 @@ Group = list[SampledRow]
 
 @dataclass
 class Counts:
-    """What happened on the way to one batch, in groups."""
+    """Counts of groups on the way to one batch."""
 
     rounds: int = 0
     drawn: int = 0
@@ -162,12 +162,12 @@ class Prompts:
         self.drawn = 0
 
     def start_at(self, drawn: int) -> None:
-        """Go on after so many generation batches."""
+        """Continue after this many generation batches."""
         self.drawn, self._left, self._data = drawn, None, None
 
     @property
     def passes(self) -> float:
-        """How often the data has been passed."""
+        """Passes over the data so far."""
         return self.drawn / self.data.batches
 
     @property
@@ -189,7 +189,7 @@ class Prompts:
         return list(data.collate([data.rows[index] for index in mine]))
 
     def _all(self, data: upstream.TrainingData) -> Iterator[list[int]]:
-        """The sampler repeats each generation batch for all the steps that are made of it; once will do here."""
+        """The sampler repeats each generation batch for every step that uses it; take it once."""
         sampler = data.sampler()
         while True:
             if hasattr(sampler, "set_epoch"):
@@ -237,14 +237,14 @@ class Resampling:
 
     # ------------------------------------------------------------------ once per generation batch
 
-    def filled(
-        self, sample: Callable[[list[Any]], Sampled], moment: Moment, reward_weights_K: torch.Tensor
-    ) -> tuple[Sampled, dict[str, float]]:
+    def fill(
+        self, sample: Callable[[list[Any]], SampledBatch], moment: Moment, reward_weights_K: torch.Tensor
+    ) -> tuple[SampledBatch, dict[str, float]]:
         """Sample rounds until the batch is full; this rank's rows of it, and metrics.
 
         Args:
-            sample: One round: from this rank's rows of the data to what was sampled, with the hooks' part of it where
-                the filter reads advantages.
+            sample: One round: from this rank's rows of the data to the sampled batch, with the hooks' output if the
+                filter reads advantages.
             moment: Now.
             reward_weights_K: Weights of the reward functions.
         """
@@ -257,8 +257,8 @@ class Resampling:
             sampled = sample(rows)
             _refuse_images(sampled.batch)
             with self._agreement.section():
-                verdicts = group_verdicts(self.filter, self._seen(sampled.rollout))
-            groups, said = self._gathered(sampled, verdicts)
+                verdicts = group_verdicts(self.filter, self._filter_view(sampled.rollout))
+            groups, said = self._gather_groups(sampled, verdicts)
             self._check_carried(groups[0][0])
             wanted = len(groups)
             counts.rounds += 1
@@ -270,20 +270,22 @@ class Resampling:
                     others.append(group)
                     counts.dropped[verdict or "dropped"] += 1
         counts.kept = len(kept) - counts.carried
-        self._warn_of_nothing(counts)
+        self._warn_if_none_kept(counts)
         chosen = [*kept, *others][:wanted]
         surplus = kept[wanted:] if self.settings.keep_surplus else []
         if self._carried:
             chosen = self._with_old_logps(chosen, sampled)
         surplus = self._with_old_logps(surplus, sampled)
         self._carried = surplus
-        return self._joined(chosen, sampled, moment, reward_weights_K), self._counted(counts, wanted, len(kept))
+        return self._join(chosen, sampled, moment, reward_weights_K), self._count_metrics(counts, wanted, len(kept))
 
-    def _seen(self, rollout: Rollout) -> Rollout:
+    def _filter_view(self, rollout: Rollout) -> Rollout:
         return rollout if self.reads_advantages else replace(rollout, advantages_B_T=None)
 
-    def _gathered(self, sampled: Sampled, verdicts: Sequence[bool | str]) -> tuple[list[Group], list[bool | str]]:
-        """The groups of all ranks, and what the filter said of each; the same on every rank."""
+    def _gather_groups(
+        self, sampled: SampledBatch, verdicts: Sequence[bool | str]
+    ) -> tuple[list[Group], list[bool | str]]:
+        """The groups of all ranks and the filter's verdict on each; the same on every rank."""
         rows = _rows_of(sampled)
         if self._facts.ranks > 1:
             rows, verdicts = gather_object(rows), gather_object(list(verdicts))
@@ -292,7 +294,7 @@ class Resampling:
         return [rows[start : start + size] for start in range(0, len(rows), size)], list(said.values())
 
     def _check_carried(self, fresh: SampledRow) -> None:
-        """Refuse groups that were carried over from a run with other settings, by way of a checkpoint."""
+        """Refuse groups that a checkpoint carried over from a run with other settings."""
         for row in (group[0] for group in self._carried):
             if other := (row.tensors.keys() ^ fresh.tensors.keys()) - {"old_per_token_logps"}:
                 raise ConfigurationError(
@@ -301,20 +303,20 @@ class Resampling:
                     f"same, or delete {STATE_FILE} from the checkpoint to sample new ones."
                 )
 
-    def _warn_of_nothing(self, counts: Counts) -> None:
+    def _warn_if_none_kept(self, counts: Counts) -> None:
         if counts.kept or self._facts.rank:
             return
         why = ", ".join(f"{reason} ({number})" for reason, number in counts.dropped.most_common())
         warnings.warn(
             f"resample: the filter {plugin_label(self.filter)!r} kept none of {counts.drawn} groups in {counts.rounds} "
-            f"rounds: {why}. The batch is trained on as it was sampled. If this goes on, the prompts are too easy or "
-            "too hard for the policy, or a reward is broken: look at the completions (log_completions), take other "
-            "data (prompt_weights), more num_generations or a higher temperature, or another filter.",
+            f"rounds: {why}. The run trains on the batch as sampled. If this persists, the prompts are too easy or "
+            "too hard for the policy, or a reward is broken: look at the completions (log_completions), or change "
+            "the data (prompt_weights), num_generations, the temperature or the filter.",
             stacklevel=2,
         )
 
-    def _counted(self, counts: Counts, wanted: int, kept: int) -> dict[str, float]:
-        self._reasons |= counts.dropped.keys()  # from its first time on a reason is counted where it is 0 too
+    def _count_metrics(self, counts: Counts, wanted: int, kept: int) -> dict[str, float]:
+        self._reasons |= counts.dropped.keys()  # once seen, a reason is logged even when it is 0
         return {
             "groups/kept": min(kept, wanted) / wanted,
             "groups/rounds": float(counts.rounds),
@@ -325,10 +327,10 @@ class Resampling:
             **{f"groups/dropped/{why.replace(' ', '_')}": float(counts.dropped[why]) for why in sorted(self._reasons)},
         }
 
-    def _with_old_logps(self, groups: list[Group], like: Sampled) -> list[Group]:
-        """The groups with the log-probabilities of the policy that sampled them, which those carried over have.
+    def _with_old_logps(self, groups: list[Group], like: SampledBatch) -> list[Group]:
+        """Add the sampling policy's log-probabilities to groups that lack them; those carried over have them.
 
-        Every rank scores its share of the rows, and as many as any other, since a sharded model needs all ranks.
+        Every rank scores the same number of rows, since a sharded model needs all ranks.
         """
         rows = [row for group in groups for row in group]
         missing = [row for row in rows if "old_per_token_logps" not in row.tensors]
@@ -354,7 +356,7 @@ class Resampling:
 
     # ------------------------------------------------------------------ rows put together
 
-    def _batch_of(self, rows: Sequence[SampledRow], like: Sampled) -> dict[str, Any]:
+    def _batch_of(self, rows: Sequence[SampledRow], like: SampledBatch) -> dict[str, Any]:
         """TRL's batch of some rows, padded as TRL would have."""
         names = [name for name in rows[0].tensors if not name.startswith(_OURS)]
         batch: dict[str, Any] = {name: self._column(rows, name) for name in names}
@@ -369,12 +371,12 @@ class Resampling:
         if value is None:
             is_ids = name.removeprefix(_OURS) in ("prompt_ids", "completion_ids")
             value = self._shape.pad_id if is_ids else _PAD.get(name, 0)
-        return upstream.padded(tensors, self._shape, value, "left" if name in PROMPT_KEYS else "right", device)
+        return upstream.pad_rows(tensors, self._shape, value, "left" if name in PROMPT_KEYS else "right", device)
 
-    def _joined(
-        self, groups: Sequence[Group], like: Sampled, moment: Moment, reward_weights_K: torch.Tensor
-    ) -> Sampled:
-        """This rank's part of the batch that these groups are, in their order."""
+    def _join(
+        self, groups: Sequence[Group], like: SampledBatch, moment: Moment, reward_weights_K: torch.Tensor
+    ) -> SampledBatch:
+        """This rank's part of a batch of these groups, in their order."""
         everybody = [row for group in groups for row in group]
         count = len(everybody) // self._facts.ranks
         rows = everybody[self._facts.rank * count : (self._facts.rank + 1) * count]
@@ -382,7 +384,7 @@ class Resampling:
         batch["num_items_in_batch"] = sum(
             (counting_mask(row.tensors).sum() for row in everybody), torch.zeros((), dtype=torch.long)
         ).to(like.batch["num_items_in_batch"])
-        scored = self._scored(rows, everybody)
+        scored = self._join_scored(rows, everybody)
         scored_B_T = {
             name: self._column(rows, f"{_SCORES}{name}")
             for name, value in vars(like.scores).items()
@@ -395,11 +397,11 @@ class Resampling:
             raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, :functions])
             gather = self._agreement.gather
             rollout = make_rollout(self._facts, moment, batch, raw, scores, reward_weights_K, gather)
-        ridden: dict[str, Any] = {"rewards_B_K": scored.rewards_N_K[rollout.local_rows]}
-        ridden |= {name: self._column(rows, key) for name in _RIDDEN if (key := f"{_ROLLOUT}{name}") in rows[0].tensors}
-        ridden |= {name: getattr(like.rollout, name) for name in ("reward_names", "reward_weights_K")}
-        rollout = replace(rollout, **ridden)
-        joined = Sampled(batch, scored, scores, rollout, self._column(rows, _PLACE))
+        shaped: dict[str, Any] = {"rewards_B_K": scored.rewards_N_K[rollout.local_rows]}
+        shaped |= {name: self._column(rows, key) for name in _SHAPED if (key := f"{_ROLLOUT}{name}") in rows[0].tensors}
+        shaped |= {name: getattr(like.rollout, name) for name in ("reward_names", "reward_weights_K")}
+        rollout = replace(rollout, **shaped)
+        joined = SampledBatch(batch, scored, scores, rollout, self._column(rows, _PLACE))
         if like.changes is None:
             return joined
         advantages_B_T = self._column(rows, _AFTER)
@@ -411,11 +413,11 @@ class Resampling:
         rollout = replace(rollout, advantages_B_T=advantages_B_T)
         return replace(joined, rollout=rollout, changes=changes, held_signs_B_T=held)
 
-    def _scored(self, rows: Sequence[SampledRow], everybody: Sequence[SampledRow]) -> Scored:
+    def _join_scored(self, rows: Sequence[SampledRow], everybody: Sequence[SampledRow]) -> ScoredBatch:
         values = [row.values for row in rows]
 
         def beside(what: str, silent: Callable[[SampledRow, str], Any]) -> dict[str, list[Any]]:
-            """What rewards said beside their scores; not all do so in every round."""
+            """What rewards returned beside their scores; not all do so in every round."""
             names = dict.fromkeys(name for row in everybody for name in row.values[what])
             return {
                 name: [row.values[what][name] if name in row.values[what] else silent(row, name) for row in rows]
@@ -427,7 +429,7 @@ class Resampling:
             return None if bool(row.tensors[_REWARDS][column].isnan()) else ()
 
         masks = [one["tool_mask"] for one in values]
-        return Scored(
+        return ScoredBatch(
             rows=[one["row"] for one in values],
             prompts=[one["prompt"] for one in values],
             completions=[one["completion"] for one in values],
@@ -444,17 +446,17 @@ class Resampling:
     # ------------------------------------------------------------------ checkpoints
 
     def state(self, between_batches: bool) -> dict[str, Any]:
-        """What a checkpoint needs so that the run goes on as if it had not stopped.
+        """What a checkpoint needs for the run to continue as if it had not stopped.
 
         Args:
-            between_batches: Whether the next step generates. Else TRL generates the batch at hand once more, so what
-                counts is what was there before it.
+            between_batches: Whether the next step generates. Otherwise TRL generates the current batch again, so the
+                state before it is saved.
         """
         drawn, carried = (self.prompts.drawn, self._carried) if between_batches else self._before
         return {"drawn": drawn, "carried": [[vars(row) for row in group] for group in carried]}
 
     def save(self, folder: str, between_batches: bool, writes: bool) -> None:
-        """Write the state into a checkpoint. All ranks call it, and have the same.
+        """Write the state into a checkpoint. All ranks call it with the same state.
 
         Args:
             folder: The checkpoint.
@@ -462,7 +464,7 @@ class Resampling:
             writes: Whether this rank does.
 
         Raises:
-            ConfigurationError: A column of the data holds what cannot be read back safely.
+            ConfigurationError: A column of the data holds values that cannot be read back safely.
         """
         content = io.BytesIO()
         torch.save(self.state(between_batches), content)
@@ -470,22 +472,22 @@ class Resampling:
             torch.load(io.BytesIO(content.getvalue()), weights_only=True)
         except pickle.UnpicklingError as error:
             raise ConfigurationError(
-                "resample: the groups carried over cannot be written so that they can be read back safely: the data or "
-                "a reward has values that are neither numbers, texts, tensors nor lists and mappings of these "
+                "resample: the groups carried over cannot be saved safely: the data or a reward has values other "
+                "than numbers, texts, tensors, and lists and mappings of these "
                 f"({error}). Remove that column, or set keep_surplus: false."
             ) from error
         if writes:
             (Path(folder) / STATE_FILE).write_bytes(content.getvalue())
 
     def load(self, folder: str, batches_done: int) -> None:
-        """Go on where a checkpoint was written; one without a state was written without `resample`.
+        """Restore the state of a checkpoint; a checkpoint without one comes from a run without `resample`.
 
         Args:
             folder: The checkpoint.
             batches_done: Generation batches that a run without `resample` would have drawn by now.
 
         Raises:
-            ConfigurationError: Its groups are of another size.
+            ConfigurationError: Its groups have another size.
         """
         path = Path(folder) / STATE_FILE
         if not path.is_file():
@@ -500,19 +502,19 @@ class Resampling:
                 f"{self._facts.num_generations}. Resume with the same, or delete that file to sample new ones."
             )
         for number, row in enumerate(row for group in carried for row in group):
-            row.tensors[_PLACE] = torch.tensor(-1 - number)  # the table that it stood in is not there any more
+            row.tensors[_PLACE] = torch.tensor(-1 - number)  # its table is gone
         self._carried = carried if self.settings.keep_surplus else []
 
 
 # ---------------------------------------------------------------------- rows cut out
 
 _OURS = "trl_grpo_ext."
-"""What entries of a row begin with that are not TRL's; of TRL's batch they are `BatchKeys`, which begin otherwise."""
+"""Prefix of a row's entries that come neither from TRL nor from `BatchKeys`."""
 _ROLLOUT, _SCORES, _TEACHERS = f"{_OURS}rollout.", f"{_OURS}scores.", f"{_OURS}teachers."
 _REWARDS, _PLACE, _HELD = f"{_OURS}rewards", f"{_OURS}place", f"{_OURS}held"
 _BEFORE, _AFTER = f"{_OURS}before", f"{_OURS}after"
-_RIDDEN = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
-"""Entries of a rollout that shapers make and that need not be made again."""
+_SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
+"""Entries of a rollout that shapers make, kept so that shapers need not run again."""
 
 
 def _as_text(outcome: Any) -> str | None:
@@ -523,12 +525,12 @@ def _by_row(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def _rows_of(sampled: Sampled) -> list[SampledRow]:
-    """The rows of a batch, each with all that is known of it."""
+def _rows_of(sampled: SampledBatch) -> list[SampledRow]:
+    """The rows of a batch, each with all its data."""
     batch, scored, rollout, scores = sampled.batch, sampled.scored, sampled.rollout, sampled.scores
     count = len(scored.prompts)
     columns: dict[str, torch.Tensor] = {key: value for key, value in batch.items() if _by_row(value)}
-    columns |= {f"{_ROLLOUT}{name}": value for name in _RIDDEN if (value := getattr(rollout, name)) is not None}
+    columns |= {f"{_ROLLOUT}{name}": value for name in _SHAPED if (value := getattr(rollout, name)) is not None}
     columns |= {f"{_SCORES}{name}": value for name, value in vars(scores).items() if isinstance(value, torch.Tensor)}
     columns |= {f"{_TEACHERS}{name}": value for name, value in scores.teachers.items()}
     columns |= {_REWARDS: scored.rewards_N_K[rollout.local_rows], _PLACE: sampled.places_B}
@@ -574,8 +576,8 @@ def _rows_of(sampled: Sampled) -> list[SampledRow]:
 def _refuse_images(batch: Mapping[str, Any]) -> None:
     if images := sorted(upstream.MULTIMODAL_KEYS & {key for key, value in batch.items() if value is not None}):
         raise ConfigurationError(
-            f"resample puts batches together of several, and this one has images ({', '.join(images)}), whose entries "
-            "belong to no row. Remove resample."
+            f"resample combines several batches, and this one has images ({', '.join(images)}), whose entries cannot "
+            f"be assigned to rows. Remove resample."
         )
 
 
@@ -599,18 +601,18 @@ def refuse_inexact(
     for hook in whole:
         if implements(hook, "on_rewards"):
             raise ConfigurationError(
-                f"resample: the shaper {plugin_label(hook)!r} runs in each round, on what is sampled there, and may "
-                f"look at the whole batch, which is another one. {say}; else take it out, or resample."
+                f"resample: the shaper {plugin_label(hook)!r} runs in each round and may look at the whole batch, "
+                f"but the batch of a round is not the one that is trained on. {say}; otherwise remove it, or resample."
             )
         if implements(hook, "on_rollout") and getattr(group_filter, "reads_advantages", False):
             raise ConfigurationError(
                 f"resample: the filter {label!r} reads advantages, so the hooks run in each round, and "
-                f"{plugin_label(hook)!r} may look at the whole batch, which is not known there. {say}; else select a "
-                "filter that does not ask for advantages, such as accuracy_between."
+                f"{plugin_label(hook)!r} may look at the whole batch, which is incomplete then. {say}; otherwise "
+                f"select a filter that does not read advantages, such as accuracy_between."
             )
     if trls_batch_statistics is not None and not any(role_of(hook) == "estimator" for hook in hooks):
         raise ConfigurationError(
-            f"resample: with {trls_batch_statistics} TRL's advantages depend on all that is sampled in a round, which "
-            "is not the batch that is trained on. Set scale_rewards to group or none, or select an estimator "
+            f"resample: with {trls_batch_statistics} TRL's advantages depend on everything sampled in a round, which "
+            f"is not the batch that is trained on. Set scale_rewards to group or none, or select an estimator "
             "(batch_whitening divides by the standard deviation of the batch that is trained on)."
         )

@@ -1,7 +1,7 @@
-"""The check of the first training step: do the pieces that we take TRL's loss apart into add up to TRL's loss?
+"""The check of the first training step: do our pieces of TRL's loss add up to TRL's loss?
 
-TRL's own `_compute_loss` is asked on the shapes and masks of the real first batch, with made-up numbers (`made_up`).
-Compared are
+It runs TRL's own `_compute_loss` on the shapes and masks of the real first batch, with made-up numbers (`made_up`), and
+compares
 
 1. the weight that TRL's reduction gives each token, read off the slope of the loss in the advantages where every
    importance ratio is 1, with `upstream.reduction_weights`, which we divide out;
@@ -9,8 +9,8 @@ Compared are
    loss put together again from the pieces under those same weights. A loss that is not homogeneous in the advantages,
    a KL penalty that differs from ours, or a foreign term makes the two differ.
 
-Entropy bonus and auxiliary loss are switched off in the check: they are kept as TRL has them. It costs a few
-element-wise operations, once; metrics and the entropy controller are put back.
+Entropy bonus and auxiliary loss are off in the check, since training keeps them as TRL has them. The check costs a few
+element-wise operations, once; metrics and the entropy controller are restored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SelfCheck:
     """Compares TRL's loss with its pieces.
 
     Args:
-        loss_of: TRL's loss, undisturbed by the calls and without entropy bonus and auxiliary loss.
+        loss_of: TRL's loss, without entropy bonus and auxiliary loss; calls leave no trace.
         facts: Of the run.
         settings: Of the loss.
         moment: Now.
@@ -49,9 +49,9 @@ class SelfCheck:
     def run(self, inputs: dict[str, Any], mask_B_T: torch.Tensor, reaggregation: Reaggregation | None) -> None:
         """Compare on one training batch.
 
-        With forward hooks and no aggregation only the first half matters: that the advantages handed over are used.
-        Where no token of the micro-batch counts, every token is made to count, so that there is something to compare.
-        TRL's loss gathers its metrics over all ranks, so it is called equally often on each, whatever comes out.
+        With forward hooks and no aggregation only the first half matters: that the advantages handed over are used. If
+        no token of the micro-batch counts, all are made to count, so that there is something to compare. TRL's loss
+        gathers metrics over all ranks, so every rank calls it equally often.
 
         Args:
             inputs: The micro-batch.
@@ -59,7 +59,7 @@ class SelfCheck:
             reaggregation: The selected one.
 
         Raises:
-            SelfCheckError: Names what is off, with both values.
+            SelfCheckError: Names the mismatch, with both values.
         """
         ones_B_T, wave_B_T = torch.ones_like(mask_B_T, dtype=torch.float32), wave_like(inputs["completion_mask"])
         if not bool((mask_B_T > 0).any()):
@@ -92,7 +92,7 @@ class SelfCheck:
         old: torch.Tensor,
         ref: torch.Tensor,
     ) -> tuple[torch.Tensor, LossForward]:
-        """TRL's loss on made-up numbers, and what it was computed from."""
+        """TRL's loss on made-up numbers, and its inputs."""
         leaf_B_T = expand_advantages(advantages_B_T, mask_B_T).clone().requires_grad_()
         batch = made_up_batch(inputs, old, ref, all_live=bool((mask_B_T > 0).all()))
         loss = loss_on(self._loss_of, batch, logps_B_T, handed_over=advantages_B_T, in_the_pass=leaf_B_T)
@@ -104,9 +104,9 @@ class SelfCheck:
             return slope_B_T
         except RuntimeError as error:
             raise SelfCheckError(
-                f"The loss of {self._facts.trainer} does not depend on the advantages that trl-grpo-ext hands to it, "
-                "so neither a forward hook nor an aggregation can act on it: they are read before the policy's forward "
-                "pass, or from a copy. Remove these plugins, or the override of _compute_loss."
+                f"The loss of {self._facts.trainer} does not depend on the advantages that trl-grpo-ext passes to "
+                f"it, so neither a forward hook nor an aggregation can act on it: it reads them before the policy's "
+                f"forward pass, or from a copy. Remove these plugins, or the override of _compute_loss."
             ) from error
 
     def _compare(
@@ -118,7 +118,7 @@ class SelfCheck:
         if not float(gap.max()) <= RELATIVE_TOLERANCE * largest:  # `not <=`, so that NaN is caught
             worst = int(gap.nan_to_num(nan=torch.inf).argmax())
             raise SelfCheckError(
-                f"The loss of {self._facts.trainer} (loss_type={self._settings.loss_type!r}) is not made of the "
+                f"The loss of {self._facts.trainer} (loss_type={self._settings.loss_type!r}) does not consist of the "
                 f"pieces that trl-grpo-ext knows: its {what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is "
                 f"{expected.flatten()[worst].item():.6g}. A loss aggregation would not be exact, so training stops. "
                 "Remove loss_aggregation, move a term of your own from _compute_loss to compute_loss, or install a "

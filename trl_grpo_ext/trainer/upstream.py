@@ -1,8 +1,7 @@
-"""What this package relies on inside TRL, in one place: versions, private names, and how TRL reduces its loss.
+"""Everything that this package relies on inside TRL: versions, private names, and how TRL reduces its loss.
 
-What collaborators of the adapter may know of a trainer is read off it here, so they never see the trainer itself.
-`tests/upstream` runs this contract against the oldest and the newest supported TRL. When a release changes something
-below, the error names it.
+The adapter's collaborators get facts read here, never the trainer itself. `tests/upstream` runs this contract against
+the oldest and the newest supported TRL. If a release changes something below, the error names it.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ CALLED = frozenset({"_get_train_sampler", "_remove_unused_columns"})
 """Those that are called and not wrapped."""
 
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
-"""Those that make the loss; whoever overrides one has a loss of their own."""
+"""Methods that make the loss; a class that overrides one has its own loss."""
 
 ENTROPY_ARGUMENT = 4
 """Place of `compute_entropy` after `model` among the arguments of `_get_per_token_logps_and_entropies`."""
@@ -91,7 +90,7 @@ SAVING: dict[str, tuple[str, ...]] = {
 """Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
 
 WHERE_THERE: dict[str, tuple[str, ...]] = {"_run_epoch": ("self",)}
-"""Methods that are wrapped in releases of transformers that have them; older ones go without what they are for."""
+"""Methods that are wrapped if this release of transformers has them."""
 
 ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
@@ -174,11 +173,11 @@ LOSSES_PER_COMPLETION: dict[str, str] = {
 
 
 class UpstreamWarning(UserWarning):
-    """The installed TRL is newer than the newest release that the contract tests have seen."""
+    """The installed TRL is newer than the newest tested release."""
 
 
 def check_version(installed: str | None = None) -> None:
-    """Refuse a TRL that cannot work and warn about one that nobody has tested.
+    """Refuse a TRL that cannot work and warn about an untested one.
 
     Raises:
         UpstreamError: Older than `OLDEST_TESTED`, or a new major version.
@@ -233,7 +232,7 @@ def check_instance(trainer: Any) -> None:
 
 
 def check_loss_type(loss_type: str | None) -> None:
-    """Check that a loss type is one whose reduction we know; None passes.
+    """Check that we know a loss type's reduction; None passes.
 
     Raises:
         ConfigurationError: Names it and the known ones.
@@ -342,7 +341,7 @@ def weighted_prompts(dataset: Any, weights: PromptWeights, args: Any) -> Any:
     """
     if not hasattr(dataset, "select") or "prompt" not in (dataset.column_names or ()):
         raise ConfigurationError(
-            f"prompt_weights chooses rows by their column `prompt`, and train_dataset is {type(dataset).__name__}"
+            f"prompt_weights chooses rows by their column `prompt`, but train_dataset is {type(dataset).__name__}"
             f"{'' if hasattr(dataset, 'select') else ', which has no rows to choose from (a stream)'}. Load it as a "
             "Dataset with that column, or remove prompt_weights."
         )
@@ -352,15 +351,15 @@ def weighted_prompts(dataset: Any, weights: PromptWeights, args: Any) -> Any:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a trainer trains on, and in which order.
+    """A trainer's data and their order.
 
     Attributes:
-        rows: By their indices.
-        collate: Makes what TRL's methods get of some rows.
+        rows: Rows by index.
+        collate: Makes the input of TRL's methods from rows.
         sampler: A new sampler, of indices for all ranks: each generation batch `repeats` times, one after the other.
         batches: Generation batches of one pass.
         batch_size: Indices of one generation batch, over all ranks.
-        repeats: How often each comes, once for every step that is made of it.
+        repeats: Repetitions of each, one for every step that uses it.
     """
 
     rows: Any
@@ -372,20 +371,20 @@ class TrainingData:
 
 
 def refuse_stream(dataset: Any) -> None:
-    """Refuse data that cannot be drawn on.
+    """Refuse data that has no rows to draw.
 
     Raises:
         ConfigurationError: It has no rows to choose from.
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigurationError(
-            f"resample draws further prompts from train_dataset, and {type(dataset).__name__} has no rows to choose "
+            f"resample draws further prompts from train_dataset, but {type(dataset).__name__} has no rows to choose "
             "from (a stream). Load it as a Dataset, or remove resample."
         )
 
 
 def training_data_of(trainer: Any) -> TrainingData:
-    """Read off a trainer what it trains on; the rows are those of its own data loader, unused columns removed.
+    """The data of a trainer; the rows are those of its own data loader, without unused columns.
 
     Raises:
         ConfigurationError: There are fewer prompts than a generation batch has.
@@ -396,7 +395,7 @@ def training_data_of(trainer: Any) -> TrainingData:
     batches = len(sampler()) // (batch_size * repeats)
     if batches < 1:
         prompts = batch_size // int(args.num_generations)
-        raise ConfigurationError(f"A generation batch has {prompts} prompts, and train_dataset has fewer. Add some.")
+        raise ConfigurationError(f"A generation batch has {prompts} prompts, but train_dataset has fewer. Add some.")
     return TrainingData(rows, trainer.data_collator, sampler, batches, batch_size, repeats)
 
 
@@ -408,7 +407,7 @@ def batches_done(trainer: Any, checkpoint: str) -> int:
 
 
 def batch_statistics_of(trainer: Any) -> str | None:
-    """The setting by which TRL's own advantages depend on the whole batch; None where they depend on the group."""
+    """The setting that makes TRL's own advantages depend on the whole batch; None if they depend on the group."""
     if trainer.multi_objective_aggregation == "normalize_then_sum":
         return "multi_objective_aggregation: normalize_then_sum"
     return "scale_rewards: batch" if trainer.scale_rewards == "batch" else None
@@ -420,20 +419,20 @@ def between_batches(trainer: Any) -> bool:
 
 
 def rows_of(dataloader: Any, ranks: int) -> int | None:
-    """How many rows a pass over a data loader has in the data, over all ranks; None where nobody knows.
+    """The rows of the data in a pass over a data loader, over all ranks; None if unknown.
 
     accelerate fills up the last batches with the first rows, so a rank may see more.
     """
     batches = getattr(dataloader, "batch_sampler", None)
-    batches = getattr(batches, "batch_sampler", batches)  # within the part of it that a rank has
+    batches = getattr(batches, "batch_sampler", batches)  # within a rank's part of it
     sampler = getattr(batches, "sampler", None)
     try:
         rows = len(sampler)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         if ranks > 1:
             warnings.warn(
-                "The evaluation's data has no length, so the problems with which accelerate fills up the last batch of "
-                f"{ranks} processes count twice in pass@k and mean@k. A data set that is not streamed has one.",
+                "The evaluation data has no length, so the problems with which accelerate fills up the last batch of "
+                f"{ranks} processes count twice in pass@k and mean@k. Use a data set that is not streamed.",
                 stacklevel=2,
             )
         return None
@@ -441,7 +440,7 @@ def rows_of(dataloader: Any, ranks: int) -> int | None:
 
 
 def loss_settings_of(trainer: Any) -> LossSettings:
-    """What decides about a trainer's loss."""
+    """The settings that determine a trainer's loss."""
     return LossSettings(
         loss_type=trainer.loss_type,
         beta=trainer.beta,
@@ -454,7 +453,7 @@ def loss_settings_of(trainer: Any) -> LossSettings:
 
 
 def one_update_of(trainer: Any) -> str | None:
-    """The settings by which every generation batch feeds one optimizer step alone; None where the policy moves on it.
+    """The settings by which every generation batch feeds only one optimizer step; None if the policy moves in between.
 
     This is TRL's own condition for keeping the old policy's log-probabilities.
     """
@@ -466,10 +465,10 @@ def one_update_of(trainer: Any) -> str | None:
 
 
 def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
-    """Keep a frozen copy of an adapter that is to be trained further, as the adapter `ref`.
+    """Keep a frozen copy, named `ref`, of an adapter that will be trained further.
 
-    TRL makes one where `beta` is above 0, and takes it for the reference; with `beta` 0 it needs none, and a hook would
-    find the bare model instead of the policy as training began. Of a new adapter (`peft_config`) that is the same.
+    TRL makes one if `beta` is above 0, and uses it as the reference. With `beta` 0 it makes none, and a hook would get
+    the bare model instead of the policy at the start of training. For a new adapter (`peft_config`) the two are equal.
 
     Args:
         model: What the trainer was given.
@@ -489,7 +488,7 @@ def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
         model.add_adapter("ref", model.peft_config[trained])
     except ValueError as error:
         raise ConfigurationError(
-            f"The adapter {trained!r} of the model cannot be kept beside itself as the reference policy: {error}. Name "
+            f"The adapter {trained!r} of the model cannot be copied as the reference policy: {error}. Name "
             "a model where the hook takes one (`reference`, `teacher`), or update peft."
         ) from error
     set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=trained), adapter_name="ref")
@@ -498,7 +497,7 @@ def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
     """A context in which the policy's pass is the reference's: its adapter off, or TRL's `ref` adapter on.
 
-    None where the policy has no adapter; TRL itself computes the reference's log-probabilities where `beta` is above 0.
+    None if the policy has no adapter; TRL itself computes the reference's log-probabilities if `beta` is above 0.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not is_peft_model(model):
@@ -506,8 +505,8 @@ def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | No
     return lambda: use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
 
 
-def prepared_like_policy(trainer: Any, model: Any) -> Any:
-    """Put another model where the policy is, sharded as it is, with the head that TRL gives the policy."""
+def prepare_like_policy(trainer: Any, model: Any) -> Any:
+    """Put another model on the policy's device, sharded like it, with the head that TRL gives the policy."""
     if add_fused_lm_head is not None:
         add_fused_lm_head(model, temperature=trainer.temperature)
     if trainer.is_deepspeed_enabled:
@@ -523,8 +522,8 @@ class BatchShape:
 
     Attributes:
         pad_id: The padding token.
-        pad_to_multiple_of: What the width is a multiple of, or None.
-        masks_truncated: Completions that ended at the limit have an empty mask.
+        pad_to_multiple_of: The width is a multiple of it; None for any width.
+        masks_truncated: Whether truncated completions have an empty mask.
     """
 
     pad_id: int
@@ -533,7 +532,7 @@ class BatchShape:
 
 
 def batch_shape_of(trainer: Any) -> BatchShape:
-    """Read off a trainer how it makes tensors of tokens."""
+    """How a trainer makes tensors of tokens."""
     return BatchShape(
         pad_id=trainer._tokenizer.pad_token_id,
         pad_to_multiple_of=trainer.pad_to_multiple_of,
@@ -541,7 +540,7 @@ def batch_shape_of(trainer: Any) -> BatchShape:
     )
 
 
-def padded(
+def pad_rows(
     rows: Sequence[Sequence[float] | torch.Tensor], shape: BatchShape, value: float, side: str, device: torch.device
 ) -> torch.Tensor:
     """Rows of different lengths as one tensor, by TRL's own function."""
@@ -554,10 +553,10 @@ def padded(
 
 @contextmanager
 def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Inside, TRL finds as many reward functions, names and weights as there are columns of rewards.
+    """A context in which TRL's reward functions, names and weights match the columns of rewards.
 
     Yields:
-        What makes it so: takes the names of the columns that are more than there are reward functions, of weight 1.
+        A function that takes the names of the columns beyond the reward functions, of weight 1.
     """
     names, functions, weights = trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights
 
@@ -582,10 +581,10 @@ def slope_at_ratio_one(trainer: Any) -> float:
 
 
 @contextmanager
-def undisturbed(trainer: Any) -> Iterator[None]:
-    """Put back what trial calls of TRL's loss leave: its metrics and the entropy controller.
+def restore_after_trial(trainer: Any) -> Iterator[None]:
+    """Restore what trial calls of TRL's loss change: its metrics and the entropy controller.
 
-    Entropy bonus and auxiliary loss are switched off inside: no aggregation touches them.
+    Entropy bonus and auxiliary loss are off inside, since no aggregation touches them.
     """
     metrics = {mode: {name: list(values) for name, values in kept.items()} for mode, kept in trainer._metrics.items()}
     names = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats", "_entropy_bonus_enabled")
@@ -601,8 +600,8 @@ def undisturbed(trainer: Any) -> Iterator[None]:
             kept.update(metrics[mode])
 
 
-def leave_out_unknown(trainer: Any) -> None:
-    """Take metrics that have no value out of what TRL is about to log, as None, and which its loggers print so."""
+def drop_undefined_metrics(trainer: Any) -> None:
+    """Remove metrics without a value from what TRL is about to log, since its loggers would print None."""
     for kept in trainer._metrics.values():
         for name in [name for name, values in kept.items() if values and all(map(math.isnan, values))]:
             del kept[name]
@@ -659,4 +658,4 @@ def reduction_weights(
         tokens_per_window = num_items_in_batch.clamp(min=1.0) / processes * accumulation / steps_per_generation
         return mask_B_T / tokens_per_window
     check_loss_type(loss_type)
-    raise AssertionError(f"{loss_type} is in LOSS_TYPES and in none of its parts")
+    raise AssertionError(f"{loss_type} is in LOSS_TYPES but in none of its parts")

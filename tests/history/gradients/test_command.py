@@ -94,7 +94,7 @@ def test_the_table_and_a_rollout_that_goes_on(rolled_out: tuple[Path, Path, Any]
     assert f"{found['selections'][2]['ratio']['value']:.3g}" in line
     again = CliRunner().invoke(app, [*words[:-1], "16", "--with", str(folder / "hook.yaml")])
     assert isinstance(again.exception, ConfigurationError)
-    assert "another prompts_at_once" in str(again.exception)
+    assert "different prompts_at_once" in str(again.exception)
 
 
 def test_a_hook_on_texts_alone_and_what_cannot_work(tiny_model: Path, tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from trl_grpo_ext.history.gradients.statistics import (
-    all_but_one,
+    bootstrap_counts,
     compare,
     cosine,
-    drawn,
-    everything,
-    halvings,
+    full_counts,
     holm,
     interval,
+    jackknife_counts,
     jackknife_error,
     pair_mean,
+    random_halves,
     ratio,
     shares,
 )
@@ -29,12 +29,12 @@ GROUPS, SIZE = 200, 40
 def test_by_hand() -> None:
     # Gradients (1, 0), (1, 2), (4, 1): products of pairs 1, 4, 6; squares 1, 5, 17.
     x = torch.tensor([[1.0, 0.0], [1.0, 2.0], [4.0, 1.0]], dtype=torch.float64)
-    gram, counts = x @ x.T, everything(3)
+    gram, counts = x @ x.T, full_counts(3)
     signal = pair_mean(gram, counts)
     assert float(signal) == pytest.approx(11 / 3)
     assert float(ratio(gram, signal, counts)) == pytest.approx((11 / 3) / (23 / 3 - 11 / 3))
     # Without the first group, the pair that is left; and a group that was drawn twice makes no pair with itself.
-    assert pair_mean(gram, all_but_one(3)).tolist() == pytest.approx([6, 4, 1])
+    assert pair_mean(gram, jackknife_counts(3)).tolist() == pytest.approx([6, 4, 1])
     assert float(pair_mean(gram, torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64))) == pytest.approx(1)
     assert float(cosine(signal, signal, 4 * signal)) == pytest.approx(0.5)
     assert math.isnan(float(cosine(signal, signal, -signal)))
@@ -44,7 +44,7 @@ def test_by_hand() -> None:
 
 def test_against_loops() -> None:
     x, y = torch.randn(2, 7, 3, dtype=torch.float64)
-    counts = drawn(7, 5, 0)
+    counts = bootstrap_counts(7, 5, 0)
     assert counts.sum(dim=1).tolist() == [7.0] * 5
     for row, found in zip(counts, pair_mean(x @ y.T, counts), strict=True):
         total = weight = 0.0
@@ -52,7 +52,7 @@ def test_against_loops() -> None:
             total += float(row[q] * row[r] * (x[q] @ y[r]))
             weight += float(row[q] * row[r])
         assert float(found) == pytest.approx(total / weight)
-    assert halvings(7, 9, 0).sum(dim=1).tolist() == [3.0] * 9
+    assert random_halves(7, 9, 0).sum(dim=1).tolist() == [3.0] * 9
 
 
 def test_intervals_and_corrections() -> None:

@@ -119,7 +119,7 @@ def test_trls_own_tables_give_the_advantages_in_them(
     said: list[str] = []
     compared = replay(tmp_path, [settings], say=said.append)
     assert compared.num_generations == 4
-    assert any("Groups of 4 completions, inferred" in sentence for sentence in said)
+    assert any("Groups have 4 completions, inferred" in sentence for sentence in said)
     assert any("taken: length_reward, coarse_reward." in sentence for sentence in said)
     for file, played in zip(
         sorted((tmp_path / "completions").glob("*.parquet")), compared.played["selection 1"], strict=True
@@ -133,7 +133,7 @@ def test_what_fed_two_steps_is_replayed_once_from_the_later_file(tiny_model: Pat
     said: list[str] = []
     compared = replay(tmp_path, [{"advantage_hooks": ["entropy_shaping"]}], say=said.append)
     assert list(compared.steps) == [2]
-    assert any("1 of 2 tables repeat the completions before them" in sentence for sentence in said)
+    assert any("1 of 2 tables repeat earlier completions" in sentence for sentence in said)
 
 
 def by_prompt(completion_ids: list[list[int]], prompts: list[str], **columns: Any) -> list[float]:

@@ -52,8 +52,8 @@ def test_everything_can_be_read_whatever_the_completions_are(
         assert text in shown, text
     if width is None:
         assert "[bold]\\x1b[31mreward" in done.out
-        assert "cut into words and punctuation" in done.err
-        assert "cut into words" not in done.out
+        assert "split into words and punctuation" in done.err
+        assert "split into words" not in done.out
         assert "\x1b" not in done.out + done.err
 
 

@@ -216,7 +216,7 @@ def test_a_prompt_that_came_twice_in_a_row_is_told_by_the_run_file(tmp_path: Pat
     folder, said = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0]), []
     assert replay(folder, [{}]).groups == 1
     assert replay(folder, [{"num_generations": 2}], say=said.append).groups == 2
-    assert any("Groups of 2 completions, the selection's num_generations" in sentence for sentence in said)
+    assert any("Groups have 2 completions, the selection's num_generations" in sentence for sentence in said)
     assert replay(folder, [{}], num_generations=2).groups == 2
 
 
@@ -316,7 +316,7 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs log-probabilities under a reference"),
     "teacher": (
         {"advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "some/model"}]},
-        "'teacher_log_ratio' asks the model 'some/model', and a replay runs no model",
+        "'teacher_log_ratio' needs the model 'some/model', but a replay runs no model",
     ),
     "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy needs the dataset column 'answer'.*--dataset FILE"),
     "column in the signature": (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pyarrow.parquet
 
-from trl_grpo_ext.history.report.page_data import rounded
+from trl_grpo_ext.history.report.page_data import round_mantissas
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
@@ -163,7 +163,7 @@ return {
 
 
 def shown(value: float) -> float:
-    return float(f"{float(rounded(numpy.array([value], numpy.float32))[0]):.4g}")
+    return float(f"{float(round_mantissas(numpy.array([value], numpy.float32))[0]):.4g}")
 
 
 def read(text: str) -> float:

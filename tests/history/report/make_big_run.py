@@ -91,7 +91,7 @@ def write_step(folder: Path, step: int, rollout: Rollout, *, trained: bool = Tru
         weights_B_T = mask_B_T / mask_B_T.sum()
         used = {"advantage": shaped_B_T, "weight": weights_B_T}
         used |= {"logp": -torch.empty(shape).exponential_(1.3), "entropy": 3 * torch.rand(shape)}
-        recorder.trained(places_B, [(STAGES[2], shaped_B_T)], used)
+        recorder.add_trained(places_B, [(STAGES[2], shaped_B_T)], used)
     written = write_records(recorder.records(), str(folder), step)
     assert written is not None
     return written

@@ -30,9 +30,9 @@ from trl_grpo_ext.history.report.drawing import (
     evenly,
     label,
     style,
-    thinned,
+    thin,
 )
-from trl_grpo_ext.history.report.figures import PLOTS, Shown, drawn_plots, figures, save_pngs
+from trl_grpo_ext.history.report.figures import PLOTS, PageFigure, draw_plots, figures, save_pngs
 from trl_grpo_ext.history.report.svg import svg_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -57,7 +57,7 @@ def two(trained_once: tuple[Path, dict[str, Any]]) -> list[Run]:
 
 
 @pytest.fixture(scope="module")
-def shown(two: list[Run]) -> list[Shown]:
+def shown(two: list[Run]) -> list[PageFigure]:
     return figures(two)
 
 
@@ -93,7 +93,7 @@ def a_run(folder: Path, *entries: dict[str, Any]) -> Run:
 # ---------------------------------------------------------------------------------------------- values
 
 
-def test_a_real_run_has_every_figure_but_vllms(shown: list[Shown]) -> None:
+def test_a_real_run_has_every_figure_but_vllms(shown: list[PageFigure]) -> None:
     absent = {found.name: found.reason for found in shown if found.svg is None}
     assert absent.keys() == {"pass_at_k", "resampled", "sampling_ratio"}
     assert "vLLM" in absent["sampling_ratio"]
@@ -128,7 +128,7 @@ def test_rewards_are_as_logged_with_their_spread_and_the_held_out_points(
         ("optimisation", "gradient norm before clipping", "grad_norm"),
         ("optimisation", "loss", "loss"),
         ("lengths", "share cut off at the limit", "completions/clipped_ratio"),
-        ("lengths", "tokens of those that ended by themselves", "completions/mean_terminated_length"),
+        ("lengths", "tokens of completions that ended by themselves", "completions/mean_terminated_length"),
         ("no_signal", "groups without spread in the reward", "frac_reward_zero_std"),
         ("tokens", "tokens seen in all, prompts included", "num_tokens"),
     ],
@@ -140,7 +140,7 @@ def test_a_curve_is_the_metric(two: list[Run], trained_once: Any, figure: str, p
 
 
 def test_what_hooks_changed_is_one_line_per_hook_and_run(two: list[Run], trained_once: Any) -> None:
-    axis = panels(drawn(two, "hooks"))["mass moved: sum of changes / sum of advantages before"]
+    axis = panels(drawn(two, "hooks"))["mass moved: sum of changes / sum of advantages"]
     expected = {"one · centred": "one", "one · entropy_shaping": "one", "two · leave_one_out": "two"}
     for name, run in expected.items():
         assert points(axis, name) == logged(trained_once[1][run], f"advantage/{name.split(' · ')[1]}/mass_moved")
@@ -257,7 +257,7 @@ def test_runs_differ_by_more_than_colour(tmp_path: Path) -> None:
     assert [line.get_marker() for line in lines] == list(MARKERS[:6])
 
 
-def test_the_svg_obeys_a_strict_page_and_takes_its_colours(shown: list[Shown]) -> None:
+def test_the_svg_obeys_a_strict_page_and_takes_its_colours(shown: list[PageFigure]) -> None:
     ids: list[str] = []
     for found in shown:
         if found.svg is None:
@@ -315,13 +315,13 @@ def test_a_long_training_keeps_its_peaks() -> None:
     steps = list(range(1, 50_001))
     values = [0.0] * len(steps)
     values[12_345], values[33_333] = 7.0, -3.0
-    few, kept = thinned(steps, values)
+    few, kept = thin(steps, values)
     assert len(few) <= MOST_POINTS * 1.01
     assert few == sorted(set(few))
     assert (12_346, 7.0) in list(zip(few, kept, strict=True))
     assert (33_334, -3.0) in list(zip(few, kept, strict=True))
     assert few[0] == 1
-    assert thinned([1, 2], [3.0, 4.0]) == ([1, 2], [3.0, 4.0])
+    assert thin([1, 2], [3.0, 4.0]) == ([1, 2], [3.0, 4.0])
 
 
 def test_of_many_record_files_some_are_read_evenly() -> None:
@@ -332,7 +332,7 @@ def test_of_many_record_files_some_are_read_evenly() -> None:
 
 def test_where_nothing_is_there_each_figure_says_why(tmp_path: Path) -> None:
     run = a_run(tmp_path, {"step": 1, "epoch": 0.5})
-    found = list(drawn_plots([run]))
+    found = list(draw_plots([run]))
     assert len(found) == len(PLOTS) == len({plot.name for plot in PLOTS})
     for _, why in found:
         assert isinstance(why, Absent)

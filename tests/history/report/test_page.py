@@ -31,23 +31,23 @@ from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
-from trl_grpo_ext.history.report.page import in_script, visible, write_page
+from trl_grpo_ext.history.report.page import script_json, visible, write_page
 from trl_grpo_ext.history.report.page_data import (
+    compress,
     pack,
     page_data,
     plain_text,
-    rounded,
-    squeezed,
+    round_mantissas,
     step_of,
     utf16_spans,
 )
 from trl_grpo_ext.records.token_records import write_records
 
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 KNOWN = (
     "html head meta title style body a header div h1 h2 h3 h4 p bdi b button kbd nav noscript main section table "
     "caption thead tbody tr th td ul li figure figcaption details summary form label select option span input ol em "
-    "dialog dl dt dd script svg defs path g use text clippath rect tspan desc"
+    "wbr dialog dl dt dd script svg defs path g use text clippath rect tspan desc"
 )
 """The elements of a page."""
 
@@ -289,8 +289,8 @@ def test_the_outcomes_of_a_record_are_its_own(small: Path, tmp_path: Path) -> No
 @given(st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=40))
 def test_numbers_keep_sixteen_bits(values: list[float]) -> None:
     given_values = numpy.array(values, numpy.float32)
-    _, columns = unpack(unsqueeze(squeezed(pack([len(values)], {"x": given_values}))))
-    numpy.testing.assert_array_equal(columns["x"], rounded(given_values))
+    _, columns = unpack(unsqueeze(compress(pack([len(values)], {"x": given_values}))))
+    numpy.testing.assert_array_equal(columns["x"], round_mantissas(given_values))
     for value, kept in zip(values, columns["x"].tolist(), strict=True):
         if math.isfinite(value):
             # Subnormal numbers have fewer bits to begin with: half of the last bit that is kept there.
@@ -374,7 +374,7 @@ def test_hostile_texts_are_never_markup(hostile: tuple[Path, str]) -> None:
 
 def test_json_in_a_script_cannot_end_it() -> None:
     value = {"</script>": ["<!--<script>", "\u2028\u2029", "&amp;", "\ud800"]}
-    text = str(in_script(value))
+    text = str(script_json(value))
     assert re.fullmatch(r"[ -%'-;=?-~]*", text)  # printable ASCII without & < >
     assert json.loads(text) == value
 

@@ -44,7 +44,7 @@ def test_in_a_terminal_what_is_missing_is_told_and_nothing_is_obeyed(tmp_path: P
     done = run_command("report", folder, "--png", "--limit", "0", width=60)
     assert done.status == 0
     assert_readable(done.out, None)
-    assert "no whole parquet file" in done.plain
+    assert "not a complete parquet file" in done.plain
     assert (folder / "report.html").is_file()
     assert (folder / "figures" / "reward_total.png").is_file()
     assert (folder / "report.html").stat().st_size < 1_000_000

@@ -75,7 +75,7 @@ def test_a_checkpoint_that_is_not_whole_leaves_the_one_before(own_runs: Path, da
         state.unlink()
     run = load_run(folder)
     assert run.last_step == 2
-    assert told(run, "checkpoint-4", "not whole", "An older")  # which was read
+    assert told(run, "checkpoint-4", "complete", "An older")  # which was read
 
 
 def test_the_source_that_goes_furthest_counts_a_recipes_history_too(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_time_stamp_beyond_the_year_9999_is_a_sentence_on_the_page() -> None:
                 pytest.skip("no file system here keeps such a time")
         write_page([run], Path(folder) / "report.html", limit=10)
         text = (Path(folder) / "report.html").read_text(encoding="utf-8")
-        assert f"files written at a time that no calendar has (time stamp {2**39})" in text
+        assert f"files written at an impossible time (time stamp {2**39})" in text
 
 
 def test_a_line_being_written_is_left_out_in_silence_and_a_broken_one_is_told(tmp_path: Path) -> None:
@@ -147,18 +147,18 @@ def test_a_line_being_written_is_left_out_in_silence_and_a_broken_one_is_told(tm
 
 
 DAMAGED: dict[str, tuple[str, bytes, str]] = {
-    "half a state": (STATE, b'{"log_history": [{"step": 1, "lo', "not whole JSON"),
+    "half a state": (STATE, b'{"log_history": [{"step": 1, "lo', "not complete JSON"),
     "garbage for a state": (STATE, bytes(range(256)), "not text"),
-    "a state of something else": (STATE, b"[1, 2]", "no state of transformers"),
-    "very deep JSON": (STATE, b"[" * 200_000, "not whole JSON"),
-    "another program's metrics": ("metrics.json", b'{"accuracy": 0.5}', "another program's"),
-    "metrics with a strange history": ("metrics.json", b'{"history": "long"}', "another program's"),
-    "half a manifest": ("trl_grpo_ext_plugins.json", b'{"format": 1', "record of the plugins cannot be used"),
-    "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "record of the plugins cannot be used"),
-    "half the settings": ("trl_grpo_ext_settings.json", b'{"format"', "not whole JSON"),
+    "a state of something else": (STATE, b"[1, 2]", "not a state of transformers"),
+    "very deep JSON": (STATE, b"[" * 200_000, "not complete JSON"),
+    "another program's metrics": ("metrics.json", b'{"accuracy": 0.5}', "another program wrote it"),
+    "metrics with a strange history": ("metrics.json", b'{"history": "long"}', "another program wrote it"),
+    "half a manifest": ("trl_grpo_ext_plugins.json", b'{"format": 1', "record of plugins is unusable"),
+    "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "record of plugins is unusable"),
+    "half the settings": ("trl_grpo_ext_settings.json", b'{"format"', "not complete JSON"),
     "other settings": ("trl_grpo_ext_settings.json", b'{"format": 1, "settings": []}', "cannot be used"),
-    "an empty table": ("token_records/step_00003.parquet", b"", "no whole parquet file"),
-    "garbage for a table": ("completions/completions_00003.parquet", os.urandom(999), "no whole parquet file"),
+    "an empty table": ("token_records/step_00003.parquet", b"", "not a complete parquet file"),
+    "garbage for a table": ("completions/completions_00003.parquet", os.urandom(999), "not a complete parquet file"),
 }
 
 
@@ -184,9 +184,9 @@ def test_a_table_that_is_cut_off_missing_or_foreign_is_a_sentence(own_runs: Path
     run = load_run(folder)
     assert [path.name for path in run.records] == ["step_00003.parquet", "step_00004.parquet"]
     assert run.completions == []
-    assert told(run, str(cut), "cut off or still being written")
-    assert told(run, str(foreign), "another program's table, without", "prompt")
-    assert told(run, "notes.parquet", "its name")
+    assert told(run, str(cut), "truncated or still being written")
+    assert told(run, str(foreign), "it has no columns", "prompt")
+    assert told(run, "notes.parquet", "such a name")
     for table in (folder / "token_records").iterdir():
         table.unlink()
     run = load_run(folder)

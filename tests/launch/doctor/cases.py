@@ -12,7 +12,7 @@ from trl_grpo_ext.launch.doctor.case import Batch, Case, Plugins
 from trl_grpo_ext.launch.doctor.environment import Device, Environment, Package
 from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan
 from trl_grpo_ext.launch.doctor.model import Adapters, Sizes, adapters_of, known_config, on_meta, sizes_of
-from trl_grpo_ext.launch.doctor.run_file import RunPlan, Script, configured, read_run
+from trl_grpo_ext.launch.doctor.run_file import RunPlan, Script, build_configs, read_run
 
 GIB = 1024**3
 A100 = Device("A100", 80 * GIB, (8, 0))
@@ -82,7 +82,7 @@ def case(
     run = replace(plan, settings={**plan.settings, **rewards, **settings}, own=own or {}, script=script)
     launch = launch or LaunchPlan()
     if built:
-        run = configured(run, processes=launch.processes)
+        run = build_configs(run, processes=launch.processes)
         assert run.config is not None, run.problems
     environment = environment or machine(A100)
     return Case(launch, run, environment, sizes, adapters, plugins or Plugins(), Batch.of(run), columns)

@@ -12,14 +12,14 @@ from tests.launch.doctor.cases import case, launched
 from tests.support import prompts, save_tiny_model
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.launch.doctor.case import Batch, columns_of, load_plugins, prompts_of
-from trl_grpo_ext.launch.doctor.run_file import RunPlan, configured, read_run
+from trl_grpo_ext.launch.doctor.run_file import RunPlan, build_configs, read_run
 
 
 def run_of(folder: Path, count: int, processes: int = 1, **settings: Any) -> RunPlan:
     data, file = folder / "train.jsonl", folder / "run.yaml"
     data.write_text('{"question": "a", "answer": "1"}\n' * count)
     file.write_text(f"dataset_path: {data}\n" + "".join(f"{name}: {value}\n" for name, value in settings.items()))
-    return configured(read_run([file]), processes=processes)
+    return build_configs(read_run([file]), processes=processes)
 
 
 def test_sizes_by_hand(tmp_path: Path) -> None:

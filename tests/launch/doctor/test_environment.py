@@ -18,14 +18,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from trl_grpo_ext.launch.doctor import environment
-from trl_grpo_ext.launch.doctor.environment import PACKAGES, Package, look_around, wanted_range
+from trl_grpo_ext.launch.doctor.environment import PACKAGES, Package, inspect_machine, required_range
 from trl_grpo_ext.trainer import upstream
 
 MODEL = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
 
 
 def test_versions_and_ranges_are_those_of_the_metadata() -> None:
-    facts = look_around()
+    facts = inspect_machine()
     assert set(facts.packages) == set(PACKAGES)
     for name in ("trl", "torch", "accelerate"):
         package = facts.packages[name]
@@ -34,8 +34,8 @@ def test_versions_and_ranges_are_those_of_the_metadata() -> None:
         assert package.fits
     assert facts.version("trl") == Version(metadata.version("trl"))
     assert SpecifierSet(facts.packages["trl"].wanted) == SpecifierSet(f">={upstream.OLDEST_TESTED},<2")
-    assert wanted_range("deepspeed") == (">=0.17", False)
-    assert wanted_range("no-such-package") == ("", False)
+    assert required_range("deepspeed") == (">=0.17", False)
+    assert required_range("no-such-package") == ("", False)
     assert facts.python == platform.python_version()
 
 
@@ -52,18 +52,18 @@ def test_odd_versions_are_no_reason_to_stop() -> None:
 
 
 def test_devices_are_torchs_or_those_described() -> None:
-    here = look_around()
+    here = inspect_machine()
     assert len(here.devices) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
     assert here.torch_build == ("cpu" if torch.version.cuda is None else f"CUDA {torch.version.cuda}")
     assert here.has_nccl == torch.distributed.is_nccl_available()
-    assert (here.device_memory, look_around(gpu_memory=24).device_memory) == (None, 24 * 1024**3) or here.devices
-    there = look_around(gpu_memory=24, gpus=8)
+    assert (here.device_memory, inspect_machine(gpu_memory=24).device_memory) == (None, 24 * 1024**3) or here.devices
+    there = inspect_machine(gpu_memory=24, gpus=8)
     assert there.elsewhere
     assert [device.memory for device in there.devices] == [24 * 1024**3] * 8
 
 
 def test_the_disk_is_the_systems(tmp_path: Path) -> None:
-    facts = look_around(output_dir=str(tmp_path / "a" / "b"))
+    facts = inspect_machine(output_dir=str(tmp_path / "a" / "b"))
     assert facts.disk_free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
     assert facts.output_problem is None
     assert not (tmp_path / "a").exists()
@@ -71,44 +71,46 @@ def test_the_disk_is_the_systems(tmp_path: Path) -> None:
 
 def test_a_place_where_nothing_can_be_saved_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert look_around(output_dir=str(tmp_path / "file")).output_problem == f"{tmp_path}/file is a file, not a folder"
-    assert "is a file" in str(look_around(output_dir=str(tmp_path / "file" / "below")).output_problem)
-    assert look_around(output_dir="a\0b").output_problem
+    assert (
+        inspect_machine(output_dir=str(tmp_path / "file")).output_problem == f"{tmp_path}/file is a file, not a folder"
+    )
+    assert "is a file" in str(inspect_machine(output_dir=str(tmp_path / "file" / "below")).output_problem)
+    assert inspect_machine(output_dir="a\0b").output_problem
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     if os.geteuid():  # root may write anywhere
-        assert "may not be written to" in str(look_around(output_dir=str(closed / "out")).output_problem)
+        assert "may not be written to" in str(inspect_machine(output_dir=str(closed / "out")).output_problem)
 
 
 def test_a_models_folder_is_looked_into(tmp_path: Path) -> None:
-    facts = look_around(model=str(MODEL))
+    facts = inspect_machine(model=str(MODEL))
     assert (facts.model_here, facts.chat_template) == (True, False)
     shutil.copytree(MODEL, tmp_path / "chatty")
     (tmp_path / "chatty" / "chat_template.jinja").write_text("{{ messages }}")
-    assert look_around(model=str(tmp_path / "chatty")).chat_template is True
+    assert inspect_machine(model=str(tmp_path / "chatty")).chat_template is True
     (tmp_path / "chatty" / "model.safetensors").unlink()
-    assert look_around(model=str(tmp_path / "chatty")).model_here is False
+    assert inspect_machine(model=str(tmp_path / "chatty")).model_here is False
     for name in ("nobody/no-such-model", "a b/c d", "../gone", "x\0y"):
-        assert look_around(model=name).model_here is False
+        assert inspect_machine(model=name).model_here is False
 
 
 def test_a_checkpoint_is_one_that_has_a_state(tmp_path: Path) -> None:
-    assert look_around(output_dir=str(tmp_path)).checkpoint_here is None
-    assert look_around(output_dir=str(tmp_path), checkpoint=True).checkpoint_here is False
+    assert inspect_machine(output_dir=str(tmp_path)).checkpoint_here is None
+    assert inspect_machine(output_dir=str(tmp_path), checkpoint=True).checkpoint_here is False
     (tmp_path / "checkpoint-7").mkdir()
     (tmp_path / "checkpoint-7" / "trainer_state.json").write_text("{}")
-    assert look_around(output_dir=str(tmp_path), checkpoint=True).checkpoint_here is True
-    assert look_around(checkpoint=str(tmp_path / "checkpoint-7")).checkpoint_here is True
-    assert look_around(checkpoint=str(tmp_path)).checkpoint_here is False
+    assert inspect_machine(output_dir=str(tmp_path), checkpoint=True).checkpoint_here is True
+    assert inspect_machine(checkpoint=str(tmp_path / "checkpoint-7")).checkpoint_here is True
+    assert inspect_machine(checkpoint=str(tmp_path)).checkpoint_here is False
 
 
 def test_variables_are_shown_without_their_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert look_around().variables == {}
+    assert inspect_machine().variables == {}
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true\x1b[2J")
     monkeypatch.setenv("SOMETHING_ELSE", "1")
-    assert look_around().variables == {"ACCELERATE_USE_CPU": "true\ufffd[2J"}
+    assert inspect_machine().variables == {"ACCELERATE_USE_CPU": "true\ufffd[2J"}
 
 
 def test_the_probe_of_bitsandbytes_survives_a_library_that_ends_the_process(

@@ -8,7 +8,7 @@ import pytest
 
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan, read_launch_file
-from trl_grpo_ext.launch.doctor.reading import MOST_BYTES, read_settings, shown
+from trl_grpo_ext.launch.doctor.reading import MOST_BYTES, one_line, read_settings
 
 SHIPPED = Path(__file__).parents[3] / "recipes" / "accelerate"
 HEAD = "compute_environment: LOCAL_MACHINE\nnum_machines: 1\nmachine_rank: 0\n"
@@ -166,5 +166,5 @@ def test_a_path_that_cannot_be_one_is_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_texts_from_files_lose_their_control_characters() -> None:
-    assert shown("a\x1b[31mb\u202ec\nd\te") == "a\ufffd[31mb\ufffdc d e"
-    assert len(shown("x" * 10_000_000)) == 300
+    assert one_line("a\x1b[31mb\u202ec\nd\te") == "a\ufffd[31mb\ufffdc d e"
+    assert len(one_line("x" * 10_000_000)) == 300

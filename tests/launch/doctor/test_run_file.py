@@ -13,7 +13,7 @@ from trl import ModelConfig, TrlParser
 
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.launch.doctor.run_file import RunPlan, configured, read_run, read_script
+from trl_grpo_ext.launch.doctor.run_file import RunPlan, build_configs, read_run, read_script
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -50,7 +50,7 @@ def test_right_settings_are_what_trls_own_parser_makes_of_them(tmp_path: Path) -
     assert plan.problems == ()
     parser = TrlParser([GRPOExtConfig, ModelConfig])
     args, model = parser.parse_args_and_config(["--config", str(tmp_path / "run.yaml"), "--use_cpu", *words])
-    built = configured(plan, processes=1)
+    built = build_configs(plan, processes=1)
     assert built.config is not None
     assert built.model is not None
     for name in ("learning_rate", "bf16", "num_generations", "reward_weights", "temperature", "log_multimodal"):
@@ -153,7 +153,7 @@ def test_a_script_that_is_no_python_is_a_sentence(tmp_path: Path, source: str) -
 
 
 def test_a_gpu_run_is_described_from_a_laptop_for_as_many_processes_as_it_has(tmp_path: Path) -> None:
-    plan = configured(read(tmp_path, "bf16: true\ntf32: true\noutput_dir: out\n"), processes=64)
+    plan = build_configs(read(tmp_path, "bf16: true\ntf32: true\noutput_dir: out\n"), processes=64)
     assert plan.problems == ()
     assert plan.config is not None
     assert (plan.config.bf16, plan.config.generation_batch_size) == (True, 8 * 64)
@@ -164,13 +164,13 @@ def test_what_the_configuration_refuses_is_a_problem_and_known_trouble_is_left_o
         tmp_path,
         "num_generations: 7\nload_best_model_at_end: true\neval_strategy: steps\nsave_steps: 7\neval_steps: 5\n",
     )
-    (first,) = configured(plan, processes=1).problems
+    (first,) = build_configs(plan, processes=1).problems
     assert "round multiple" in first.message
     plan = read(tmp_path, "num_generations: 7\nload_in_4bit: true\nload_in_8bit: true\n")
-    batch, both = configured(plan, processes=1).problems
+    batch, both = build_configs(plan, processes=1).problems
     assert "divisible by num_generations" in batch.message
     assert "8 bit and 4 bit" in both.message
-    (alone,) = configured(plan, processes=1, leave_out=["num_generations"]).problems
+    (alone,) = build_configs(plan, processes=1, leave_out=["num_generations"]).problems
     assert alone == both
 
 
@@ -181,7 +181,7 @@ def test_variables_of_a_launcher_do_not_make_the_doctor_wait_for_others(
     surroundings |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "fp16"}
     for name, value in surroundings.items():
         monkeypatch.setenv(name, value)
-    plan = configured(read(tmp_path, "output_dir: out\n"), processes=2)
+    plan = build_configs(read(tmp_path, "output_dir: out\n"), processes=2)
     assert plan.problems == ()
     assert plan.config is not None
     assert plan.config.world_size == 2

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from tests.contexts import Ranks, make_rollout
 from trl_grpo_ext import Rollout
-from trl_grpo_ext.trainer.compact.exchange import dealt_rows, exchanged, shown_rows
+from trl_grpo_ext.trainer.compact.exchange import deal_rows, exchange_rows, rows_to_plan
 from trl_grpo_ext.trainer.compact.plan import plan_block
 
 
 def test_rows_dealt_by_hand() -> None:
     lengths = np.array([[[2, 9], [2, 1], [2, 5]], [[2, 7], [2, 3], [2, 8]]])  # rows 0-2 and 3-5
     runs = np.array([[True, True, True], [True, False, True]])
-    first, second = dealt_rows(lengths, runs)
+    first, second = deal_rows(lengths, runs)
     assert first.tolist() == [0, 3, 1]  # 9, 7, 1
     assert second.tolist() == [5, 2]  # 8, 5
 
@@ -27,7 +27,7 @@ def test_rows_dealt_by_hand() -> None:
 def test_every_row_that_runs_is_dealt_once_and_evenly(ranks: int, rows: int, random: Any) -> None:
     lengths = np.array([[[random.randint(1, 9), random.randint(0, 30)] for _ in range(rows)] for _ in range(ranks)])
     runs = np.array([[random.random() < 0.5 for _ in range(rows)] for _ in range(ranks)])
-    dealt = dealt_rows(lengths, runs)
+    dealt = deal_rows(lengths, runs)
     assert sorted(np.concatenate(dealt).tolist()) == np.flatnonzero(runs.reshape(-1)).tolist()
     counts = [len(own) for own in dealt]
     assert max(counts) - min(counts) <= 1
@@ -35,7 +35,7 @@ def test_every_row_that_runs_is_dealt_once_and_evenly(ranks: int, rows: int, ran
     longest = totals[np.flatnonzero(runs.reshape(-1))].max() if runs.any() else 0
     tokens = [int(totals[own].sum()) for own in dealt]
     assert max(tokens) - min(tokens) <= longest  # as even as dealing whole rows in turn can be
-    numbers, blocks = shown_rows(lengths, dealt)
+    numbers, blocks = rows_to_plan(lengths, dealt)
     assert all(len(own) >= 1 for own in numbers)
     plans = plan_block(blocks, 2)
     for own, plan in zip(dealt, plans, strict=True):
@@ -63,7 +63,7 @@ def test_nothing_of_a_row_is_lost_on_the_way() -> None:
 
     def run(rollout: Rollout) -> dict[str, Any]:
         rank = int(rollout.local_rows.start)
-        return exchanged(rows_of(rank), mine[rank], rollout.gather, lambda names: everyone)
+        return exchange_rows(rows_of(rank), mine[rank], rollout.gather, lambda names: everyone)
 
     first, second = Ranks([make_rollout([1]), make_rollout([1])]).run(run)
     assert first["prompt_ids"].tolist() == [[205, 206, 207, 208, 209], [0, 0, 100, 101, 102]]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_ext.trainer.compact.plan import Plan, part_tokens, plan_block, saves_nothing, unmoved
+from trl_grpo_ext.trainer.compact.plan import Plan, part_tokens, plan_block, plan_in_place, saves_nothing
 
 Row = tuple[int, int]
 """Tokens of the prompt, and of the completion."""
@@ -177,7 +177,7 @@ def test_rows_of_one_length_are_cut_evenly(rows: int, micro_steps: int, sizes: l
 
 def test_rows_that_stay_are_one_part() -> None:
     measured = np.array([[2, 5], [4, 1]])
-    assert unmoved(measured) == Plan((((0, 1),),), live=12, computed=2 * (4 + 5), dropped=0, idle=0)
+    assert plan_in_place(measured) == Plan((((0, 1),),), live=12, computed=2 * (4 + 5), dropped=0, idle=0)
 
 
 def test_the_order_does_not_depend_on_where_rows_of_equal_length_stood() -> None:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
-from trl_grpo_ext.trainer.compact.plan import Plan, plan_block, unmoved
-from trl_grpo_ext.trainer.compact.rows import Layout, in_order_of_length, laid_out, row_table, trimmed
-from trl_grpo_ext.trainer.compact.updates import Freedom, _has_to_run, freedom_of, row_factor
+from trl_grpo_ext.trainer.compact.plan import Plan, plan_block, plan_in_place
+from trl_grpo_ext.trainer.compact.rows import Layout, logps_by_length, make_micro_steps, row_table, trim_to_longest
+from trl_grpo_ext.trainer.compact.updates import Freedom, _must_run, freedom_of, row_factor
 from trl_grpo_ext.trainer.facts import LossSettings
 
 PLACE, WEIGHTS = BatchKeys.place, BatchKeys.weights
@@ -137,7 +137,7 @@ class Weights:
 
 
 def compacted(case: Case, setting: Setting, freedom: Freedom | None = None) -> tuple[list[dict[str, Any]], Plan]:
-    """All parts, in the order in which they are laid out, and the plan; `CompactUpdates._replanned` for one rank."""
+    """All parts, in the order in which they are laid out, and the plan; `CompactUpdates._replan` for one rank."""
     freedom = setting.freedom if freedom is None else freedom
     batches = batches_of(case)
     table = torch.cat([row_table(batch) for batch in batches]).numpy()
@@ -148,19 +148,19 @@ def compacted(case: Case, setting: Setting, freedom: Freedom | None = None) -> t
     )
     if not freedom.sort:
         size = len(case.rows) // case.micro_steps
-        plans = [unmoved(table[at : at + size, :2]) for at in range(0, len(table), size)]
+        plans = [plan_in_place(table[at : at + size, :2]) for at in range(0, len(table), size)]
         steps = [
-            laid_out([batch], plan, table[at * size : (at + 1) * size, :2], layout)[0]
+            make_micro_steps([batch], plan, table[at * size : (at + 1) * size, :2], layout)[0]
             for at, (batch, plan) in enumerate(zip(batches, plans, strict=True))
         ]
         return steps, plans[0]
     ((plan),) = plan_block(
-        [(table[:, :2], _has_to_run(table[:, 2], freedom))],
+        [(table[:, :2], _must_run(table[:, 2], freedom))],
         case.micro_steps,
         rows_per_part=None if freedom.any_count else len(case.rows) // case.micro_steps,
         max_tokens=case.budget if freedom.any_count else None,
     )
-    steps = laid_out(batches, plan, table[:, :2], layout)
+    steps = make_micro_steps(batches, plan, table[:, :2], layout)
     assert len(steps) == case.micro_steps
     parts = []
     for step, planned in zip(steps, plan.steps, strict=True):
@@ -210,7 +210,7 @@ def test_a_part_by_hand() -> None:
     lengths = np.array([[1, 1], [3, 5], [2, 2]])
     plan = Plan((((2, 0, -1), (-1,)),), 0, 0, 0, 0)
     layout = Layout(lambda before, part: part["advantages"].numel() / 10, torch.float64, True)
-    (step,) = laid_out(batches, plan, lengths, layout)
+    (step,) = make_micro_steps(batches, plan, lengths, layout)
     (idle,) = step[BatchKeys.parts]
     assert step["prompt_ids"].tolist() == [[1013, 1014], [1003, 1004], [1003, 1004]]
     assert step["prompt_mask"].tolist() == [[1, 1], [0, 1], [0, 1]]
@@ -230,7 +230,7 @@ def test_the_batches_of_trl_are_left_as_they_were() -> None:
     case = Case(rows, 2, False, (1, 1), True, None, False)
     batches, untouched = batches_of(case), batches_of(case)
     lengths = np.array([[2, 3], [1, 1]])
-    laid_out(
+    make_micro_steps(
         batches,
         Plan((((0, -1),), ((-1, -1),)), 0, 0, 1, 1),
         lengths,
@@ -431,7 +431,7 @@ def gap_in_order(method: Scored, trim_left: bool, seed: int, rows: int = 11, chu
     }
     plain = method(method.model, ids, mask, 8, compute_entropy=True)
     method.passes.clear()
-    ordered = in_order_of_length(method, given_, chunk, trim_left)
+    ordered = logps_by_length(method, given_, chunk, trim_left)
     live = mask[:, 5:] != 0
     assert ordered[2] is None
     for ours, theirs in zip(ordered[:2], plain[:2], strict=True):
@@ -474,7 +474,7 @@ def test_absolute_positions_keep_what_is_in_front_of_the_prompts(gpt2: Any) -> N
 def test_without_entropies_there_are_none(llama: Any) -> None:
     ids, mask = inputs(3, 5, 4, 6)
     given_ = {"model": llama, "input_ids": ids, "attention_mask": mask, "logits_to_keep": 6}
-    logps, entropies, auxiliary = in_order_of_length(Scored(llama, positions=True), given_, 2, True)
+    logps, entropies, auxiliary = logps_by_length(Scored(llama, positions=True), given_, 2, True)
     assert logps.shape == (5, 6)
     assert (logps[mask[:, 4:] == 0] <= 0).all()
     assert entropies is None
@@ -485,10 +485,10 @@ def test_micro_batches_of_like_rows_are_trls_own_without_the_padding_of_others()
     rows = [Row(2, (True, True), (1.0,) * 6)] * 4
     case = Case(rows, 2, False, (1, 3), True, None, False)
     (batch, *_), lengths = batches_of(case), np.array([[2, 2]] * 4)
-    kept = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, True))
+    kept = trim_to_longest(batch, lengths, Layout(lambda b, p: None, torch.float64, True))
     assert kept["prompt_ids"].shape == kept["completion_ids"].shape == (2, 2)
     assert torch.equal(kept["completion_ids"], batch["completion_ids"][:, :2])
     assert torch.equal(kept["prompt_ids"], batch["prompt_ids"][:, -2:])
     assert torch.equal(kept["advantages"], batch["advantages"])
-    behind = trimmed(batch, lengths, Layout(lambda b, p: None, torch.float64, False))
+    behind = trim_to_longest(batch, lengths, Layout(lambda b, p: None, torch.float64, False))
     assert torch.equal(behind["prompt_ids"], batch["prompt_ids"])

@@ -53,7 +53,7 @@ from trl_grpo_ext.trainer.compact.shared import (
     Price,
     SharedLayout,
     SharedPrompts,
-    filled_rows,
+    fill_rows,
     price_of,
     reason_against,
     rows_of,
@@ -169,7 +169,7 @@ def assert_same(
     found = []
     for which, scored in (
         (alone, score(alone, *batch.values())),
-        (model, share.scored(score, {"model": model, **batch}, layout)),
+        (model, share.logps(score, {"model": model, **batch}, layout)),
     ):
         which.zero_grad()
         live = batch["attention_mask"][:, -10:]
@@ -205,7 +205,7 @@ def test_a_mask_that_lets_completions_see_each_other_would_be_noticed() -> None:
     assert layout is not None
     object.__setattr__(layout, "allowed_R_L_L", torch.ones_like(layout.allowed_R_L_L).tril())
     with torch.no_grad():
-        wrong = sharing().scored(score, {"model": model, **batch}, layout)[0]
+        wrong = sharing().logps(score, {"model": model, **batch}, layout)[0]
         right = score(model, *batch.values())[0] * batch["attention_mask"][:, -10:]
     assert (wrong - right).abs().max() > 1e-3
 
@@ -239,7 +239,7 @@ def test_every_completion_is_in_one_row_and_no_layout_is_dearer(
     lengths = np.array([[prompt + group, completion] for group, completion in rows])
     groups, price = np.array([group for group, _ in rows]), Price(3.0, area, area / 2)
     for size in sizes_of(lengths, groups):
-        filled = filled_rows(lengths, groups, size)
+        filled = fill_rows(lengths, groups, size)
         assert sorted(row for some in filled for row in some) == list(np.flatnonzero(lengths[:, 1]))
         assert all(len({groups[row] for row in some}) == 1 for some in filled)
     chosen = shared_rows(lengths, groups, price)
@@ -335,7 +335,7 @@ PREFIX = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
             None,
             "(alibi)",
         ),
-        (LlamaConfig(**SIZES), adapted(PREFIX), "PREFIX_TUNING puts tokens of its own"),
+        (LlamaConfig(**SIZES), adapted(PREFIX), "PREFIX_TUNING prepends tokens of its own"),
         (MambaConfig(vocab_size=42, hidden_size=16, num_hidden_layers=1), None, "takes no position_ids"),
     ],
 )
@@ -386,7 +386,7 @@ def test_a_pass_that_does_not_run_the_model_is_noticed() -> None:
     layout = sharing().layout(*batch.values())
     assert layout is not None
     with pytest.raises(UpstreamError, match="LlamaModel ran 0 times in one pass"):
-        sharing().scored(lambda *_, **__: (torch.zeros(1), None, None), {"model": model, **batch}, layout)
+        sharing().logps(lambda *_, **__: (torch.zeros(1), None, None), {"model": model, **batch}, layout)
 
 
 def test_ranks_whose_rows_differ_in_length_try_out_the_same_rows() -> None:
@@ -412,7 +412,7 @@ def test_ranks_whose_rows_differ_in_length_try_out_the_same_rows() -> None:
     ("given_", "said"),
     [
         ({"compact_updates": "off"}, "share_prompts needs compact_updates: exact"),
-        ({"compact_updates": "exact", "balance_ranks": True}, "Choose one of them"),
+        ({"compact_updates": "exact", "balance_ranks": True}, "Choose one"),
     ],
 )
 def test_settings_that_do_not_go_together(tiny_model: Path, tmp_path: Path, given_: dict[str, Any], said: str) -> None:

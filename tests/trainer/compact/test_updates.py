@@ -26,7 +26,7 @@ from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.plugins.loading import load_loss_aggregation
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
-from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _say_once, freedom_of
+from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once, freedom_of
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 from trl_grpo_ext.trainer.reaggregation import Reaggregation
 
@@ -122,7 +122,7 @@ class Bench:
         trainer, batches = self.trainer, self.batches(case)
         theirs = self.gradient(batches)
         trainer._compact = self.compact(case, freedom)
-        planned = trainer._compact.planned(batches, torch.float64)
+        planned = trainer._compact.plan(batches, torch.float64)
         assert len(planned) == case.micro_steps
         ours = self.gradient(planned)
         assert ours.keys() == theirs.keys()
@@ -222,7 +222,7 @@ def test_multimodal_batches_run_as_trl_deals_them(bench: Bench, caplog: pytest.L
     trainer = bench.trainer
     dealt = [{**batch, "pixel_values": torch.zeros(2, 3), "num_images": [1, 1]} for batch in bench.batches(MIXED)]
     trainer._buffered_inputs, trainer._step, trainer._compact = dealt, 1, bench.compact(MIXED)
-    _say_once.cache_clear()
+    _warn_once.cache_clear()
     for _ in range(2):
         with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.updates"):
             assert trainer._prepare_inputs(None) is dealt[1]
@@ -234,8 +234,8 @@ def test_multimodal_batches_run_as_trl_deals_them(bench: Bench, caplog: pytest.L
 
 def test_a_liger_loss_is_refused() -> None:
     stand_in = SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True))
-    with pytest.raises(ConfigurationError, match="does not go with use_liger_kernel"):
-        GRPOExtMixin._compact_updates(stand_in)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="does not work with use_liger_kernel"):
+        GRPOExtMixin._make_compact_updates(stand_in)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

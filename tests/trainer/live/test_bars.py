@@ -17,7 +17,7 @@ import pytest
 from tests.cli.terminal import _in_terminal, without_escapes
 from tests.trainer.live.screens import Screen
 from tests.trainer.live.worker import environment
-from trl_grpo_ext.guard.progress import listening, scored
+from trl_grpo_ext.guard.progress import listen, report_progress
 from trl_grpo_ext.trainer.live import LOG_FILE
 from trl_grpo_ext.trainer.live.bars import bars_wanted, generation_bar, with_bar
 
@@ -30,14 +30,14 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_reward_says_how_far_it_is_only_where_somebody_listens() -> None:
-    scored(1, 2)
+    report_progress(1, 2)
     heard: list[tuple[int, int]] = []
-    with listening(lambda done, total: heard.append((done, total))):
-        scored(3, 4)
-        with listening(None):
-            scored(5, 6)
-        scored(7, 8)
-    scored(9, 9)
+    with listen(lambda done, total: heard.append((done, total))):
+        report_progress(3, 4)
+        with listen(None):
+            report_progress(5, 6)
+        report_progress(7, 8)
+    report_progress(9, 9)
     assert heard == [(3, 4), (7, 8)]
 
 
@@ -87,7 +87,7 @@ def test_a_bar_is_drawn_and_taken_away_and_of_two_at_once_one(monkeypatch: pytes
 
     def slow() -> list[float]:
         time.sleep(0.5)
-        scored(3, 4)
+        report_progress(3, 4)
         with_bar(lambda: time.sleep(0.5) or [], "inner", 4)()
         return [1.0]
 

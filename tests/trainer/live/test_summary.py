@@ -22,7 +22,7 @@ from tests.trainer.live.screens import Screen, columns, printed, state
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.printable import printable_name
 from trl_grpo_ext.trainer.live import ConsoleSummary
-from trl_grpo_ext.trainer.live.summary import arrow, averaged, duration, metric_cells, notable_outcomes
+from trl_grpo_ext.trainer.live.summary import arrow, average, duration, metric_cells, notable_outcomes
 
 # ---------------------------------------------------------------------------------------------- what is shown
 
@@ -33,7 +33,7 @@ def test_logs_are_averaged_without_nan_and_counters_are_not() -> None:
         {"reward": 2.0, "kl": 0.5, "num_tokens": 30.0, "rewards/a/mean": None},
         {"reward": 6.0, "num_tokens": 60.0, "note": "text"},
     ]
-    means = averaged(logs)
+    means = average(logs)
     assert (means["reward"], means["kl"], means["num_tokens"]) == (3.0, 0.5, 60.0)
     assert math.isnan(means["rewards/a/mean"])
     assert math.isnan(means["note"])

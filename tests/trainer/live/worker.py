@@ -16,7 +16,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tests.support import length_reward, train
-from trl_grpo_ext.guard.progress import scored
+from trl_grpo_ext.guard.progress import report_progress
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,7 +46,7 @@ def main(model: str, output: str, settings: str) -> None:
         for row in range(len(completions)):
             time.sleep(seconds / len(completions))
             if steady:
-                scored(row + 1, len(completions))
+                report_progress(row + 1, len(completions))
         return [float(len(text) % 2) for text in completions]
 
     functions = [length_reward, second_reward]

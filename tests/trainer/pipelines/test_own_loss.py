@@ -74,7 +74,7 @@ def test_a_term_in_the_inner_loss_goes_with_hooks_and_not_with_an_aggregation(ti
     twice = [[a / (1 + t) for t, a in enumerate(row)] for row in falling(group_advantages(rows).tolist(), rows)]
     ours = expected_gradient(tiny_model, rows, twice, sequence_means(rows))
     assert relative_gap(run.gradients[0], decayed(ours, tiny_model)) < EXACT
-    with pytest.raises(SelfCheckError, match=r"The loss of MineDecayedInside .* is not made of the pieces"):
+    with pytest.raises(SelfCheckError, match=r"The loss of MineDecayedInside .* does not consist of the pieces"):
         train(tiny_model, tmp_path / "both", mixed(DecayedInside), loss_aggregation="token_mean", **settings)
 
 
@@ -219,7 +219,7 @@ def test_a_loss_per_completion_that_reads_too_early_refuses_forward_hooks(tiny_m
 
 @pytest.mark.parametrize("plugins", [{"advantage_hooks": ["centred"]}, {"loss_aggregation": "token_mean"}])
 def test_a_loss_on_top_that_replaces_ours_is_refused(tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]) -> None:
-    with pytest.raises(UpstreamError, match="does not go through TRL's _compute_loss"):
+    with pytest.raises(UpstreamError, match="bypasses TRL's _compute_loss"):
         train(tiny_model, tmp_path, on_top(theirs("PerCompletion")), trainer_arguments=plugins, max_steps=1)
 
 

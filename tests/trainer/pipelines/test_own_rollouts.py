@@ -145,7 +145,7 @@ class SamplesTwice(GRPOTrainer):
 
 
 def test_a_batch_of_several_is_refused_where_its_weights_would_not_add_up(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="makes one batch out of several, and the loss aggregation"):
+    with pytest.raises(ConfigurationError, match="makes one batch out of several, but the loss aggregation"):
         train(tiny_model, tmp_path, on_top(SamplesTwice), **ONE_STEP)
     hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": [Doubled()]}, "max_steps": 1}
     doubled = train(tiny_model, tmp_path, on_top(SamplesTwice), **hooks)

@@ -321,5 +321,7 @@ def test_rloo_trains_on_our_rewards(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_is_no_grpo_trainer_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"MineRLOOTrainer is no GRPOTrainer of TRL.*Rewards work in any"):
+    with pytest.raises(
+        ConfigurationError, match=r"MineRLOOTrainer is not a subclass of TRL's GRPOTrainer.*Rewards work in any"
+    ):
         mixed(RLOOTrainer)(str(tiny_model), length_reward, GRPOConfig(str(tmp_path), use_cpu=True, bf16=False))

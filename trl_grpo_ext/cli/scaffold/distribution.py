@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...errors import ConfigurationError
 from ...plugins.kinds import GROUPS, LABELS, WORDS, with_article
-from ...plugins.metadata import installed_distributions, normal, provenance
+from ...plugins.metadata import installed_distributions, normalise, provenance
 from ...types import CONTRACT_VERSION
 from .templates import fill
 from .words import (
@@ -100,7 +100,7 @@ class NewDistribution:
             raise ConfigurationError(f"--role {self.role}: only hooks have a role, and this is a {self.kind}.")
         distribution = checked_distribution(self.distribution or f"grpo-{self.name.replace('_', '-')}")
         for key, installed in () if self.there else installed_distributions():
-            if key == normal(distribution):
+            if key == normalise(distribution):
                 called, version = provenance(key, installed)
                 raise ConfigurationError(
                     f"The distribution {called} {version or '(version unknown)'} is installed already, and yours would "

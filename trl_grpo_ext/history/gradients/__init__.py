@@ -1,13 +1,13 @@
-"""How good the gradients are that selections of plugins make of the same completions: signal, noise, direction.
+"""Compare the gradients of selections of plugins on the same completions: signal, noise, direction.
 
     from trl_grpo_ext.history.gradients import measure_gradients
 
     found = measure_gradients("outputs/run", ["a.yaml", "b.yaml"], model="outputs/run/checkpoint-100")
-    found.selections[1].worth      # so many times the completions plain TRL needs for the same signal-to-noise ratio
+    found.selections[1].worth      # how many times more completions plain TRL needs for the same signal-to-noise ratio
     found.plain()                  # everything, for JSON
 
-The completions are read and the selections run by the replay; `derivatives` has the gradients, `statistics` the
-estimates, `rollout` samples completions where there are none, and `page` draws.
+The replay reads the completions and runs the selections. `derivatives` computes gradients, `statistics` the estimates,
+`rollout` samples completions if there are none, and `page` draws.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["Estimate", "GradientQuality", "SelectionQuality", "Share", "load_pol
 
 PLAIN, POLICY_GRADIENT = "plain TRL", "policy gradient"
 FOLDER = "gradients"
-"""Where sketches are kept, beside the completions."""
+"""Folder of the sketches, beside the completions."""
 FEW = 50
-"""Groups below which intervals are not to be trusted."""
+"""With fewer groups, intervals are unreliable."""
 _OTHER_POLICY = 0.01
-"""Nats per token by which saved log-probabilities may differ from the model's before that is said."""
+"""Nats per token by which saved log-probabilities may differ from the model's without a note."""
 _OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "num_generations", "mask_truncated_completions")
 """Settings that plain TRL and the policy gradient share with the first selection."""
 
@@ -48,7 +48,7 @@ Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What part of the squared norm of the batch gradient comes from some of the tokens; may be negative."""
+    """The share of the batch gradient's squared norm that comes from some of the tokens; may be negative."""
 
     name: str
     share: Estimate
@@ -64,14 +64,14 @@ class SelectionQuality:
         aggregation: Its loss aggregation.
         ratio: Signal-to-noise ratio of the gradient of a batch of `GradientQuality.batch_size` completions,
             `|μ|² / tr Σ`, with `μ` the mean and `Σ` the covariance of that gradient.
-        noise_scale: Completions of a batch whose ratio is 1; None where no signal is seen.
-        worth: So many times more completions plain TRL needs for the same ratio.
+        noise_scale: Completions of a batch whose ratio is 1; None if no signal is detected.
+        worth: How many times more completions plain TRL needs for the same ratio.
         worth_p: p of a difference of the ratio to plain TRL's, corrected by Holm's method.
         to_plain: Cosine of the mean gradient to plain TRL's.
         to_policy_gradient: Cosine of the mean gradient to the policy gradient of the raw reward.
         bias_p: p of that cosine being below 1, corrected by Holm's method.
         halves: Cosine between the mean gradients of two halves of the groups.
-        by_position: Shares of tenths of every completion; empty where shares were not asked for.
+        by_position: Shares of tenths of every completion; empty if not requested.
         by_sign: Shares of tokens by the sign of their advantage.
         by_length: Shares of quarters of the completions by length.
     """
@@ -94,21 +94,21 @@ class SelectionQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientQuality:
-    """What selections make of the gradient on the same completions. Numbers that are not defined are None.
+    """The gradients of selections on the same completions. Undefined numbers are None.
 
     Attributes:
         source: The file or folder.
         model: Path of the model, or its class.
-        notes: How the files were understood, and what the numbers leave out; one sentence each.
-        groups: How many.
-        completions: How many.
+        notes: How the files were read, and what the numbers leave out; one sentence each.
+        groups: Their number.
+        completions: Their number.
         tokens: Live tokens.
-        parameters: Of the model that are trained.
+        parameters: Trained parameters of the model.
         dimensions: Of the sketch.
-        sketch_error: Bound on the relative standard error of a squared norm that the sketch adds; 0 where it is exact.
-        backward_passes: Made this time, over all groups; 0 where all was known.
+        sketch_error: Bound on the relative standard error that the sketch adds to a squared norm; 0 if it is exact.
+        backward_passes: Run this time, over all groups; 0 if all was known.
         batch_size: Completions of the batch whose ratio is given.
-        selections: Plain TRL, the policy gradient, and then each of those given.
+        selections: Plain TRL, the policy gradient, and then each given selection.
         gradients: By selection, each group's sketched gradient `(M, k)`; not in `plain()`.
     """
 
@@ -259,10 +259,10 @@ def measure_gradients(
     items = _items(compared, played_as, Tokenize(tokenizer), tokenizer)
     if len(items) < 4:
         raise ConfigurationError(
-            f"{completions}: {len(items)} groups are too few to tell signal from noise; 4 are least."
+            f"{completions}: {len(items)} groups are too few to tell signal from noise; at least 4 are needed."
         )
     if len(items) < FEW:
-        note(f"With {len(items)} groups the intervals are rough; from some hundred on they can be relied on.")
+        note(f"With {len(items)} groups the intervals are rough; a few hundred make them reliable.")
     sketch = CountSketch(policy.trained, dimensions, seed)
     groups = Groups(policy, sketch, _folder(completions, keep))
     gradients, notes_of_policy = _gradients(groups, items, progress)
@@ -275,8 +275,8 @@ def measure_gradients(
     )
     per_batch = batch_size or (compared.completions / len(compared.batches))
     group_size = compared.completions / compared.groups
-    worth_p = _corrected([found[name].worth_p if place > 1 else None for place, name in enumerate(names)])
-    bias_p = _corrected([found[name].bias_p if place > 1 else None for place, name in enumerate(names)])
+    worth_p = _holm([found[name].worth_p if place > 1 else None for place, name in enumerate(names)])
+    bias_p = _holm([found[name].bias_p if place > 1 else None for place, name in enumerate(names)])
     qualities = []
     for place, name in enumerate(names):
         one, own = found[name], compared.selections[place]
@@ -286,7 +286,7 @@ def measure_gradients(
                 name=name,
                 hooks=tuple(own.hooks),
                 aggregation=own.aggregation,
-                ratio=_times(one.ratio, per_batch / group_size),
+                ratio=_scale(one.ratio, per_batch / group_size),
                 noise_scale=group_size / ratio if ratio is not None and ratio > 0 else None,
                 worth=one.worth,
                 worth_p=worth_p[place],
@@ -302,8 +302,8 @@ def measure_gradients(
     unseen = [one.name for one in qualities if one.ratio.low is None or one.ratio.low <= 0]
     if unseen:
         note(
-            f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {len(items)} groups; what is divided "
-            "by it is rough or missing. More groups help."
+            f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {len(items)} groups, so ratios to "
+            f"it are rough or missing. More groups help."
         )
     return GradientQuality(
         source=str(completions),
@@ -335,7 +335,7 @@ class _Item:
             groups is the gradient of a batch.
         advantages_S_n: Under each selection.
         lengths_G: Live tokens of each completion.
-        saved_n: Log-probabilities as they were saved; None where they were not.
+        saved_n: The saved log-probabilities; None if not saved.
         live_n: Whether the token counts.
     """
 
@@ -382,7 +382,7 @@ def _items(compared: Comparison, played_as: Sequence[str], tokenize: Tokenize, t
 
 
 def _gradients(groups: Groups, items: Sequence[_Item], progress: Progress) -> tuple[torch.Tensor, list[str]]:
-    """Every group's gradient under every selection, `(S, M, k)`, and what is to be said of the policy."""
+    """Every group's gradient under every selection, `(S, M, k)`, and notes on the policy."""
     found, apart, counted = [], 0.0, 0
     for item in progress(items, len(items), "Gradients"):
         sketches_S_k, logps_n = groups.gradients(item.group, item.coefficients_S_n)
@@ -446,11 +446,11 @@ def _folder(completions: str | Path, keep: str | Path | None) -> Path:
     return (path.parent if path.is_file() else path) / FOLDER
 
 
-def _corrected(p_values: Sequence[float | None]) -> list[float | None]:
+def _holm(p_values: Sequence[float | None]) -> list[float | None]:
     adjusted = iter(holm([p for p in p_values if p is not None]))
     return [None if p is None else next(adjusted) for p in p_values]
 
 
-def _times(one: Estimate, factor: float) -> Estimate:
+def _scale(one: Estimate, factor: float) -> Estimate:
     values = (one.value, one.low, one.high, one.error)
     return Estimate(*(None if value is None else value * factor for value in values))

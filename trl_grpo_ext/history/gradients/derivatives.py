@@ -1,10 +1,10 @@
-"""The gradients of groups of completions under many selections, from a model, as sketches that are kept.
+"""Gradients of groups of completions under many selections, from a model, stored as sketches.
 
 At a policy ratio of 1 the gradient of a selection's loss is minus `Σ over tokens of c · ∇ log π(token)`, with `c`
-weight times advantage. So the gradients of all selections lie in the span of few: `Groups` keeps, for each group,
-orthonormal coefficient rows and the sketched gradient of each. A selection whose coefficients lie in the span of those
-rows needs no model; one that doesn't adds a row, which costs one backward pass. Advantages that differ by a factor
-within each group (normalised, centred, leave one out) share one row.
+weight times advantage. So the gradients of all selections lie in a low-dimensional span: `Groups` keeps, for each
+group, orthonormal coefficient rows and the sketched gradient of each. A selection whose coefficients lie in the span of
+those rows needs no model; one that doesn't adds a row, which costs one backward pass. Advantages that differ by a
+factor within each group (normalised, centred, leave one out) share one row.
 
 A sketch is a random linear map to `k` numbers that keeps inner products: the estimate of `x·y` is unbiased, with a
 variance of at most `(|x|²|y|² + (x·y)²) / k`, so a squared norm has a relative error of at most `sqrt(2 / k)`.
@@ -34,15 +34,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...errors import ConfigurationError
-from ...records.files import write_whole
+from ...records.files import write_atomically
 from ...trainer.logps import completion_logps
 
 DIMENSIONS = 4096
 ROWS = 8
 _KEPT_PLACES = 1 << 27
-"""Parameters up to which the sketch keeps where each goes, four bytes for each; beyond, it draws them again."""
+"""With at most this many parameters the sketch keeps their places, four bytes each; with more it draws them again."""
 _IN_THE_SPAN = 5e-7
-"""What may be left of coefficients, relative to their norm, that count as a combination of the rows: float32 rounds."""
+"""Relative residual up to which coefficients count as a combination of the rows: float32 rounds."""
 
 
 # -------------------------------------------------------------------------------------------------------- the sketch
@@ -51,12 +51,12 @@ _IN_THE_SPAN = 5e-7
 class CountSketch:
     """A linear map from gradients to `k` numbers: every parameter is added to one of them, with a random sign.
 
-    With no more parameters than `k` it only puts them one after the other, and everything is exact.
+    With at most `k` parameters it only concatenates them, and everything is exact.
 
     Args:
         parameters: Names and parameters, in order.
         dimensions: `k`.
-        seed: Of places and signs; each parameter's depend on its name, its size and the seed alone.
+        seed: Of places and signs; a parameter's depend only on its name, its size and the seed.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], dimensions: int, seed: int) -> None:
@@ -84,7 +84,7 @@ class CountSketch:
         return both[0::2] - both[1::2]
 
     def direction(self, sketch_k: torch.Tensor) -> list[torch.Tensor]:
-        """The direction, in the shapes of the parameters, whose product with a gradient is that of both sketches."""
+        """The direction, shaped like the parameters, whose product with a gradient is that of their sketches."""
         sketch_k = sketch_k.to(self.precision)
         if self.exact:
             parts = torch.split(sketch_k, [one.numel() for one in self._parameters.values()])
@@ -94,7 +94,7 @@ class CountSketch:
         return [part.view(one.shape).to(one.dtype) for part, one in zip(parts, self._parameters.values(), strict=True)]
 
     def _places(self, name: str) -> torch.Tensor:
-        """For each number of a parameter twice its place, and one more where its sign is turned."""
+        """For each number of a parameter twice its place, plus one if its sign is flipped."""
         if self._kept is not None and name in self._kept:
             return self._kept[name]
         parameter = self._parameters[name]
@@ -113,7 +113,7 @@ class CountSketch:
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt's tokens and those of its completions, which all stand on the right of it."""
+    """One prompt's tokens, and those of its completions."""
 
     prompt: Sequence[int]
     completions: Sequence[Sequence[int]]
@@ -132,15 +132,15 @@ class Group:
 
 
 class Policy:
-    """A model as what gives log-probabilities and their derivatives in the parameters that are trained.
+    """A model as a source of log-probabilities and their derivatives in the trained parameters.
 
     Args:
         model: A causal language model of transformers or peft, on one device.
         temperature: That logits are divided by, as in training.
-        rows: Completions of a micro-batch, which is all that a graph is ever held of.
+        rows: Completions per micro-batch; one graph holds no more.
 
     Raises:
-        ConfigurationError: The model has no parameter that is trained.
+        ConfigurationError: The model has no trained parameter.
     """
 
     def __init__(self, model: Any, *, temperature: float = 1.0, rows: int = ROWS) -> None:
@@ -148,14 +148,14 @@ class Policy:
         self.trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if not self.trained:
             raise ConfigurationError(
-                "The model has no parameter that is trained, so there is no gradient: all are frozen. Weights of 4 "
-                "bits need an adapter; name its folder as --model."
+                "The model has no trained parameter, so there is no gradient: all are frozen. 4-bit weights need an "
+                "adapter; name its folder as --model."
             )
         self.device = next(iter(self.trained.values())).device
 
     @contextmanager
     def as_in_training(self) -> Iterator[None]:
-        """Without dropout; and with attention whose gradient has a derivative, which fused kernels lack."""
+        """Turn off dropout, and use an attention whose gradient has a derivative, which fused kernels lack."""
         was_training = self.model.training
         self.model.eval()
         _keep_4_bit_trainable(self.model)
@@ -166,12 +166,12 @@ class Policy:
             self.model.train(was_training)
 
     def micro_batches(self, group: Group) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-        """Rows of like length together: their numbers, their log-probabilities `(b, T)`, and the mask `(b, T)`."""
+        """Micro-batches of rows of similar length: indices, log-probabilities `(b, T)`, and the mask `(b, T)`."""
         order = sorted(range(len(group.completions)), key=lambda row: -len(group.completions[row]))
         order = [row for row in order if len(group.completions[row])]
         for first in range(0, len(order), self.rows):
             numbers = order[first : first + self.rows]
-            ids, mask = padded([[*group.prompt, *group.completions[row]] for row in numbers], self.device)
+            ids, mask = pad_rows([[*group.prompt, *group.completions[row]] for row in numbers], self.device)
             length = ids.size(1) - len(group.prompt)
             logps_B_T = completion_logps(self.model, ids, mask, length, self.temperature)
             yield numbers, logps_B_T, mask[:, -length:]
@@ -181,7 +181,7 @@ class Policy:
 
         Args:
             group: Of `n` tokens.
-            rows_R_n: `c`, of the tokens one completion after the other.
+            rows_R_n: `c`, of the tokens of all completions in order.
             sketch: Of the gradients.
 
         Returns:
@@ -191,7 +191,7 @@ class Policy:
         logps_n = torch.zeros(group.tokens, dtype=torch.float32)
         with self.as_in_training(), torch.enable_grad():
             for numbers, logps_B_T, mask_B_T in self.micro_batches(group):
-                places = _places_of(group, numbers)
+                places = _token_positions(group, numbers)
                 live_B_T = mask_B_T > 0
                 logps_n[places] = logps_B_T.detach()[live_B_T].float().cpu()
                 for row, coefficients_n in enumerate(rows_R_n):
@@ -210,8 +210,8 @@ class Policy:
         """The derivative of every token's log-probability along the direction of each sketch, `(D, n)`.
 
         With `v` a weight of 1 for each token, the product of a direction with the gradient of `Σ v log π` is linear in
-        `v`, and its derivative in `v` is what is asked for. Only one direction, which is as large as the parameters, is
-        held at a time.
+        `v`, and its derivative in `v` is the result. Only one direction, which is as large as the parameters, is held
+        at a time.
 
         Raises:
             ConfigurationError: The model's attention has no second derivative.
@@ -238,9 +238,9 @@ class Policy:
                             raise
                         raise ConfigurationError(
                             f"The model's attention has no second derivative, which shares by token need: {error} Load "
-                            "the model with attn_implementation='eager', or leave the shares out (--no-shares)."
+                            "the model with attn_implementation='eager', or turn off the shares (--no-shares)."
                         ) from error
-                    found_D_n[number, _places_of(group, numbers)] = along_n.double().cpu()
+                    found_D_n[number, _token_positions(group, numbers)] = along_n.double().cpu()
         return found_D_n
 
     @torch.no_grad()
@@ -262,7 +262,7 @@ class Policy:
         return scored
 
     def fingerprint(self) -> str:
-        """The same for the same weights: of sums over each parameter, which any change of training moves."""
+        """A hash of the weights, made from sums over each parameter, which any training step changes."""
         facts: list[Any] = [self.temperature]
         for name, one in self.model.named_parameters():
             values = one.detach()
@@ -272,8 +272,8 @@ class Policy:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of tokens and their mask, padded on the right, where a causal model does not see it."""
+def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of tokens and their mask, padded on the right, where a causal model ignores it."""
     lengths = torch.tensor([len(row) for row in rows])
     mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
     ids = torch.zeros_like(mask)
@@ -281,8 +281,8 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
     return ids.to(device), mask.to(device)
 
 
-def _places_of(group: Group, numbers: Sequence[int]) -> torch.Tensor:
-    """Where the tokens of some completions stand among those of the group."""
+def _token_positions(group: Group, numbers: Sequence[int]) -> torch.Tensor:
+    """The positions of some completions' tokens among those of the group."""
     starts = [0]
     for row in group.completions:
         starts.append(starts[-1] + len(row))
@@ -300,8 +300,8 @@ def _keep_4_bit_trainable(model: Any) -> None:
 
 
 @dataclass
-class Known:
-    """What is known of one group.
+class GroupGradients:
+    """The stored results of one group.
 
     Attributes:
         rows_R_n: Orthonormal coefficients.
@@ -317,12 +317,12 @@ class Known:
 
 
 class Groups:
-    """The groups' rows and sketches, in a folder, one file for each group, so that what was computed is kept.
+    """The groups' rows and sketches, stored in a folder, one file per group.
 
     Args:
         policy: The model.
         sketch: Of its gradients.
-        folder: Where the files are; None keeps nothing.
+        folder: The folder of the files; None keeps nothing.
     """
 
     def __init__(self, policy: Policy, sketch: CountSketch, folder: Path | None) -> None:
@@ -336,8 +336,8 @@ class Groups:
     def gradients(self, group: Group, coefficients_S_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The sketched gradient of `Σ c log π` for each row of coefficients, `(S, k)`, and the log-probabilities.
 
-        The model runs for what lies outside the span of the rows that are known. Log-probabilities are None where
-        nothing ever did.
+        The model runs only for what lies outside the span of the known rows. Log-probabilities are None if it never
+        ran.
         """
         known = self._read(group)
         coefficients_S_n = coefficients_S_n.double()
@@ -364,7 +364,7 @@ class Groups:
     def _file(self, group: Group) -> Path | None:
         return None if self.folder is None else self.folder / f"{group.key[:32]}.safetensors"
 
-    def _read(self, group: Group) -> Known:
+    def _read(self, group: Group) -> GroupGradients:
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -373,15 +373,13 @@ class Groups:
             try:
                 tensors = load(file.read_bytes())
                 along = {key.removeprefix("along/"): tensors[key] for key in tensors if key.startswith("along/")}
-                return Known(tensors["rows"], tensors["sketches"], tensors.get("logps"), along)
+                return GroupGradients(tensors["rows"], tensors["sketches"], tensors.get("logps"), along)
             except (SafetensorError, OSError, KeyError) as error:
-                raise ConfigurationError(
-                    f"{file} cannot be read ({error}). Delete it, and it is made again."
-                ) from error
+                raise ConfigurationError(f"{file} cannot be read ({error}). Delete it to make it again.") from error
         nothing = torch.zeros(0, group.tokens, dtype=torch.float64)
-        return Known(nothing, torch.zeros(0, self.sketch.dimensions, dtype=self.sketch.precision), None, {})
+        return GroupGradients(nothing, torch.zeros(0, self.sketch.dimensions, dtype=self.sketch.precision), None, {})
 
-    def _write(self, group: Group, known: Known) -> None:
+    def _write(self, group: Group, known: GroupGradients) -> None:
         from safetensors.torch import save
 
         file = self._file(group)
@@ -392,21 +390,21 @@ class Groups:
         tensors |= {f"along/{key}": along_n for key, along_n in known.along.items()}
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, save({name: one.contiguous() for name, one in tensors.items()}))
+            write_atomically(file, save({name: one.contiguous() for name, one in tensors.items()}))
         except OSError as error:
             raise ConfigurationError(
-                f"The gradients cannot be kept in {file.parent} ({error.strerror}). Name another folder by --keep."
+                f"The gradients cannot be kept in {file.parent} ({error.strerror}). Name another folder with --keep."
             ) from error
 
 
 def new_rows(rows_R_n: torch.Tensor, coefficients_S_n: torch.Tensor) -> torch.Tensor:
-    """Orthonormal rows that, with those that there are, span the coefficients; none for what they span already."""
+    """New orthonormal rows that, with the known ones, span the coefficients; none for what they span already."""
     found: list[torch.Tensor] = []
     for coefficients_n in coefficients_S_n:
         norm = coefficients_n.norm()
         left_n = coefficients_n
         basis_R_n = torch.cat([rows_R_n, *(row.unsqueeze(0) for row in found)])
-        for _ in range(2):  # the second time takes out what rounding left of the first
+        for _ in range(2):  # the second pass removes the first one's rounding errors
             left_n = left_n - basis_R_n.T @ (basis_R_n @ left_n)
         if left_n.norm() > _IN_THE_SPAN * norm:
             found.append(left_n / left_n.norm())

@@ -1,4 +1,4 @@
-"""One HTML page with the figure and the tables, in the style of the report and as closed as it: no script at all."""
+"""One HTML page with the figure and the tables, in the style of the report and as locked down, without any script."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from markupsafe import Markup
 
 from ...errors import ConfigurationError
-from ...records.files import write_whole
+from ...records.files import write_atomically
 from ..report.drawing import COLOURS, INK, label, style
-from ..report.page import environment, joined, policy
+from ..report.page import environment, join_assets, policy
 from ..report.svg import svg_of
 from . import PLAIN, POLICY_GRADIENT, Estimate, GradientQuality
 from .tables import head, main_table, share_tables
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 
 
 def draw(found: GradientQuality) -> Figure:
-    """The worth of each selection and its cosine to the policy gradient, with intervals; to be made under `style`."""
+    """The worth of each selection and its cosine to the policy gradient, with intervals; call it under `style`."""
     shown = [one for one in found.selections if one.name != PLAIN]
     figure = Figure(figsize=(6.4, 1.0 + 0.26 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -52,7 +52,7 @@ def _bar(axes: Axes, one: Estimate, place: int, filled: bool) -> None:
 
 
 def write_page(found: GradientQuality, path: str | os.PathLike[str]) -> Path:
-    """Write the page, in one step.
+    """Write the page atomically.
 
     Args:
         found: What was measured.
@@ -63,7 +63,7 @@ def write_page(found: GradientQuality, path: str | os.PathLike[str]) -> Path:
     """
     with style():
         figure = draw(found)
-    sheet = joined(("page.css", "browser.css", "narrow.css"))
+    sheet = join_assets(("page.css", "browser.css", "narrow.css"))
     html = (
         environment()
         .get_template("gradients.html.jinja")
@@ -78,7 +78,7 @@ def write_page(found: GradientQuality, path: str | os.PathLike[str]) -> Path:
     )
     path = Path(path)
     try:
-        write_whole(path, html.encode("utf-8", "replace"))
+        write_atomically(path, html.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigurationError(f"The page cannot be written to {path} ({error.strerror}).") from error
     return path

@@ -11,22 +11,22 @@ from typing import Any
 import torch
 
 from ...errors import AlignmentError, ConfigurationError
-from ...records.files import write_whole
+from ...records.files import write_atomically
 from ...records.token_records import FOLDER, encodable, write_records
 from ..replay.saved import join_key, plain_messages, read_columns
 from .derivatives import Group, Policy
 
 SETTINGS = "rollout.json"
-"""What a rollout was made with, beside its token records."""
+"""File with a rollout's settings, beside its token records."""
 
 
 def load_policy(model: str, *, dtype: str = "auto", device: str | None = None, load_in_4bit: bool = False) -> Any:
-    """A causal language model, or the adapter in a folder on top of its base, of which the adapter alone is trained.
+    """Load a causal language model, or an adapter folder on top of its base; then only the adapter is trained.
 
     Args:
         model: A path or hub id.
         dtype: Of the weights, such as "bfloat16".
-        device: Where it runs; None is the GPU where there is one.
+        device: Its device; None for the GPU, if there is one.
         load_in_4bit: Load the weights below the adapter in 4 bits (NF4).
 
     Raises:
@@ -79,7 +79,7 @@ def roll_out(
 ) -> None:
     """Sample completions of every prompt, and write them as token records, one generation batch to a file.
 
-    A folder in which some of the files are there already gets the others.
+    Files that already exist are kept; only missing ones are sampled.
 
     Args:
         folder: Gets `token_records/` and `rollout.json`.
@@ -88,12 +88,12 @@ def roll_out(
         tokenizer: The policy's.
         samples: Of each prompt.
         prompts_at_once: Prompts of a generation batch; the last may have fewer.
-        max_completion_length: Tokens of a completion at most.
-        seed: Of what is sampled; each batch depends on it and on its number alone.
+        max_completion_length: Most tokens of a completion.
+        seed: Of the sampling; a batch depends only on it and on its number.
         progress: Wraps the loop over batches.
 
     Raises:
-        ConfigurationError: There are no prompts, or the folder has a rollout of something else.
+        ConfigurationError: There are no prompts, or the folder has a rollout with other settings.
     """
     file = Path(prompts)
     if not file.is_file() or file.suffix not in (".jsonl", ".parquet"):
@@ -128,7 +128,7 @@ def _check_the_same(folder: Path, made_with: Mapping[str, Any]) -> None:
             before = json.loads(there.read_text(encoding="utf-8"))
             if different := [key for key, value in made_with.items() if before.get(key) != value]:
                 raise ConfigurationError(
-                    f"{folder} has a rollout that was made with another {', '.join(different)}. Name another folder."
+                    f"{folder} has a rollout with a different {', '.join(different)}. Name another folder."
                 )
             return
         if (folder / FOLDER).exists():
@@ -136,7 +136,7 @@ def _check_the_same(folder: Path, made_with: Mapping[str, Any]) -> None:
                 f"{folder} has the token records of a training; a rollout needs a folder of its own."
             )
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(there, json.dumps(made_with, indent=1))
+        write_atomically(there, json.dumps(made_with, indent=1))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{there} cannot be read or written: {error}") from error
 
@@ -149,7 +149,7 @@ def _records(prompts: list[Any], policy: Policy, tokenizer: Any, samples: int, l
     ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
     for group, prompt in enumerate(prompts):
         prompt_ids = prompt_tokens(prompt, tokenizer)
-        completions = [_cut(row, ends) for row in _sampled(policy, tokenizer, prompt_ids, samples, longest, ends)]
+        completions = [_cut(row, ends) for row in _sample(policy, tokenizer, prompt_ids, samples, longest, ends)]
         scores = policy.scores(Group(prompt_ids, completions))
         for member, (ids, (logps, entropies)) in enumerate(zip(completions, scores, strict=True)):
             text = tokenizer.decode(ids, skip_special_tokens=True)
@@ -183,7 +183,7 @@ def _records(prompts: list[Any], policy: Policy, tokenizer: Any, samples: int, l
 
 
 @torch.no_grad()
-def _sampled(
+def _sample(
     policy: Policy, tokenizer: Any, prompt_ids: list[int], samples: int, longest: int, ends: set[int]
 ) -> list[list[int]]:
     was_training = policy.model.training
@@ -209,5 +209,5 @@ def _sampled(
 
 
 def _cut(ids: list[int], ends: set[int]) -> list[int]:
-    """Up to the first token that ends a completion, that token included."""
+    """Cut after the first token that ends a completion."""
     return next((ids[: place + 1] for place, token in enumerate(ids) if token in ends), ids)

@@ -8,10 +8,10 @@ computed from Gram matrices `K[q, r] = x_q · y_r`:
     noise        tr Σ     the mean of K's diagonal minus that
 
 A pair of different groups shares no noise, so the first is unbiased, while the squared norm of the mean gradient is too
-large by `tr Σ / M`. With weak signal it can come out negative: ratios of it are then not defined, and None.
+large by `tr Σ / M`. With weak signal it can be negative; ratios of it are then undefined, and None.
 
 Every estimate is a function of how often each group counts: once in the estimate itself, all but one in the jackknife,
-at random in the bootstrap. A group that was drawn twice makes no pair with itself.
+at random in the bootstrap. A group drawn twice forms no pair with itself.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from dataclasses import dataclass
 import torch
 
 LEVEL = 0.95
-"""Of intervals."""
+"""Confidence level of intervals."""
 SPLITS = 200
 """Random halvings over which the cosine between halves is averaged."""
 _AT_ONCE = 1 << 24
-"""Cells of counts times groups that are worked on at a time."""
+"""Most cells of counts times groups to process at a time."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, its interval by the bootstrap, and its standard error by the jackknife; None is not defined."""
+    """A number, its interval by the bootstrap, and its standard error by the jackknife; None if undefined."""
 
     value: float | None
     low: float | None
@@ -42,12 +42,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Quality:
-    """What the groups say of one selection's gradient.
+    """Estimates of one selection's gradient.
 
     Attributes:
-        ratio: Signal-to-noise ratio of one group's gradient, `|μ|² / tr Σ`. That of a batch is as many times larger as
-            it has groups.
-        worth: Its ratio to plain TRL's: so many times larger a batch plain TRL needs for the same ratio.
+        ratio: Signal-to-noise ratio of one group's gradient, `|μ|² / tr Σ`. A batch's ratio is larger by its number of
+            groups.
+        worth: This ratio over plain TRL's: how many times larger a batch plain TRL needs for the same ratio.
         worth_p: Two-sided p of a difference to plain TRL's ratio, by the jackknife's error and Student's t; not
             corrected.
         to_plain: Cosine of the mean gradient to plain TRL's.
@@ -84,7 +84,7 @@ def pair_mean(gram_M_M: torch.Tensor, counts_R_M: torch.Tensor) -> torch.Tensor:
 
 
 def ratio(gram_M_M: torch.Tensor, signal_R: torch.Tensor, counts_R_M: torch.Tensor) -> torch.Tensor:
-    """Signal-to-noise ratio of one group's gradient, for each row of counts, `(R,)`; below 0 where no signal is seen.
+    """Signal-to-noise ratio of one group's gradient, for each row of counts, `(R,)`; below 0 if no signal is detected.
 
     Args:
         gram_M_M: Of the gradients.
@@ -96,7 +96,7 @@ def ratio(gram_M_M: torch.Tensor, signal_R: torch.Tensor, counts_R_M: torch.Tens
 
 
 def cosine(product_R: torch.Tensor, signal_R: torch.Tensor, other_R: torch.Tensor) -> torch.Tensor:
-    """Cosine between two mean gradients, bounded by -1 and 1; NaN where one of them shows no signal.
+    """Cosine between two mean gradients, bounded by -1 and 1; NaN if one of them shows no signal.
 
     Args:
         product_R: `pair_mean` of the one gradients with the other.
@@ -120,17 +120,17 @@ def cosine_between_halves(gram_M_M: torch.Tensor, halves_R_M: torch.Tensor, coun
 # ------------------------------------------------------------------------------------------------------- resampling
 
 
-def everything(groups: int) -> torch.Tensor:
+def full_counts(groups: int) -> torch.Tensor:
     """Each group once, `(1, M)`."""
     return torch.ones(1, groups, dtype=torch.float64)
 
 
-def all_but_one(groups: int) -> torch.Tensor:
+def jackknife_counts(groups: int) -> torch.Tensor:
     """The jackknife's counts, `(M, M)`."""
     return 1.0 - torch.eye(groups, dtype=torch.float64)
 
 
-def drawn(groups: int, resamples: int, seed: int) -> torch.Tensor:
+def bootstrap_counts(groups: int, resamples: int, seed: int) -> torch.Tensor:
     """The bootstrap's counts, `(R, M)`: groups drawn with replacement."""
     generator = torch.Generator().manual_seed(seed)
     places_R_M = torch.randint(groups, (resamples, groups), generator=generator)
@@ -139,7 +139,7 @@ def drawn(groups: int, resamples: int, seed: int) -> torch.Tensor:
     )
 
 
-def halvings(groups: int, count: int, seed: int) -> torch.Tensor:
+def random_halves(groups: int, count: int, seed: int) -> torch.Tensor:
     """Random halves, `(count, M)`, 1.0 for the first."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(count, groups, generator=generator).argsort(dim=1)
@@ -147,7 +147,7 @@ def halvings(groups: int, count: int, seed: int) -> torch.Tensor:
 
 
 def jackknife_error(left_out_M: torch.Tensor) -> float | None:
-    """Standard error from the values with one group left out each; None where one of them is not defined."""
+    """Standard error from the values with one group left out each; None if one of them is undefined."""
     count = len(left_out_M)
     if not bool(torch.isfinite(left_out_M).all()):
         return None
@@ -155,7 +155,7 @@ def jackknife_error(left_out_M: torch.Tensor) -> float | None:
 
 
 def interval(values_R: torch.Tensor) -> tuple[float | None, float | None]:
-    """The bootstrap's percentiles; a bound is None where what is not defined (NaN) could lie beyond it."""
+    """The bootstrap's percentiles; a bound is None if undefined values (NaN) could lie beyond it."""
     ordered, count = values_R[~values_R.isnan()].sort().values, len(values_R)
     undefined = count - len(ordered)
     outside = (1 - LEVEL) / 2 * count
@@ -166,7 +166,7 @@ def interval(values_R: torch.Tensor) -> tuple[float | None, float | None]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for their number (Holm): below 0.05, a result stands at a family-wise error rate of 5 %."""
+    """Adjust p-values for multiple tests (Holm): below 0.05, a result holds at a family-wise error rate of 5 %."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):
@@ -203,8 +203,12 @@ def compare(
     """
     values = {name: gradient_M_k.double() for name, gradient_M_k in gradients.items()}
     groups = len(values[plain])
-    whole, left_out, resampled = everything(groups), all_but_one(groups), drawn(groups, resamples, seed)
-    splits_R_M = halvings(groups, resamples, seed + 1)
+    whole, left_out, resampled = (
+        full_counts(groups),
+        jackknife_counts(groups),
+        bootstrap_counts(groups, resamples, seed),
+    )
+    splits_R_M = random_halves(groups, resamples, seed + 1)
     counts = torch.cat([whole, left_out, resampled])
     parts = [1, groups, resamples]
 
@@ -244,7 +248,7 @@ def shares(parts_M_P: torch.Tensor, *, resamples: int, seed: int) -> list[Estima
         resamples: Of the bootstrap.
         seed: Of what is drawn.
     """
-    counts = torch.cat([everything(len(parts_M_P)), drawn(len(parts_M_P), resamples, seed)])
+    counts = torch.cat([full_counts(len(parts_M_P)), bootstrap_counts(len(parts_M_P), resamples, seed)])
     sums_R_P = counts @ parts_M_P.double()
     whole_R_1 = sums_R_P.sum(dim=1, keepdim=True)
     shares_R_P = (sums_R_P / whole_R_1).masked_fill(whole_R_1 <= 0, torch.nan)
@@ -256,7 +260,7 @@ def _estimate(value: torch.Tensor, left_out_M: torch.Tensor, resampled_R: torch.
 
 
 def _p(difference: float, error: float | None, df: int) -> float | None:
-    """Two-sided; 1 for a difference of what is the same but for rounding."""
+    """Two-sided p; 1 for a difference within rounding errors."""
     if error is None or math.isnan(difference):
         return None
     return 1.0 if abs(difference) <= 1e-9 else 0.0 if error == 0 else 1 - t_within(difference / error, df)

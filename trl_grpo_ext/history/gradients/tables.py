@@ -24,7 +24,7 @@ def head(found: GradientQuality) -> list[str]:
 
 
 def main_table(found: GradientQuality) -> Titled:
-    """Each selection in a line."""
+    """One line per selection."""
     columns = (
         f"signal / noise of {found.batch_size} completions",
         "worth x completions",
@@ -38,20 +38,20 @@ def main_table(found: GradientQuality) -> Titled:
     for one in found.selections:
         reference = one.name in (PLAIN, POLICY_GRADIENT)
         cells = [
-            shown(one.ratio),
-            ABSENT if one.name == PLAIN else shown(one.worth, 2),
-            ABSENT if reference else p_shown(one.worth_p),
-            ABSENT if one.name == PLAIN else shown(one.to_plain, 2),
-            ABSENT if one.name == POLICY_GRADIENT else shown(one.to_policy_gradient, 2),
-            ABSENT if reference else p_shown(one.bias_p),
-            shown(one.halves, 2),
+            format_estimate(one.ratio),
+            ABSENT if one.name == PLAIN else format_estimate(one.worth, 2),
+            ABSENT if reference else format_p(one.worth_p),
+            ABSENT if one.name == PLAIN else format_estimate(one.to_plain, 2),
+            ABSENT if one.name == POLICY_GRADIENT else format_estimate(one.to_policy_gradient, 2),
+            ABSENT if reference else format_p(one.bias_p),
+            format_estimate(one.halves, 2),
         ]
         lines.append((one.name, cells))
     return "gradients, with 95 % intervals; p corrected by Holm's method", columns, lines
 
 
 def share_tables(found: GradientQuality) -> list[Titled]:
-    """Where the squared norm of the batch gradient comes from, each selection in a column."""
+    """The sources of the batch gradient's squared norm, one column per selection."""
     tables: list[Titled] = []
     names = [one.name for one in found.selections]
     for title, kind in (
@@ -61,12 +61,14 @@ def share_tables(found: GradientQuality) -> list[Titled]:
     ):
         columns = [getattr(one, kind) for one in found.selections]
         if columns[0]:
-            lines = [(parts[0].name, [percent(part.share) for part in parts]) for parts in zip(*columns, strict=True)]
+            lines = [
+                (parts[0].name, [format_share(part.share) for part in parts]) for parts in zip(*columns, strict=True)
+            ]
             tables.append((f"share of the gradient's squared norm, {title}", names, lines))
     return tables
 
 
-def shown(one: Estimate, digits: int | None = None) -> str:
+def format_estimate(one: Estimate, digits: int | None = None) -> str:
     """A number and its interval."""
     if one.value is None:
         return ABSENT
@@ -75,7 +77,7 @@ def shown(one: Estimate, digits: int | None = None) -> str:
     return f"{number(one.value)} [{bounds[0]}, {bounds[1]}]"
 
 
-def percent(one: Estimate) -> str:
+def format_share(one: Estimate) -> str:
     """A share and its interval."""
     if one.value is None:
         return ABSENT
@@ -83,7 +85,7 @@ def percent(one: Estimate) -> str:
     return f"{one.value:.0%} [{bounds[0]}, {bounds[1]}]"
 
 
-def p_shown(p: float | None) -> str:
+def format_p(p: float | None) -> str:
     """A p-value."""
     return ABSENT if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 

@@ -3,7 +3,7 @@
     from trl_grpo_ext.history.replay import replay
 
     comparison = replay("outputs/run", ["a.yaml", "b.yaml"])
-    comparison.pairs[0].moved      # share of the gradient mass that lies on other completions
+    comparison.pairs[0].moved      # share of the gradient mass that moves to other completions
     comparison.plain()             # everything, for JSON
 
 The parts: `saved` and `tokens` read, `selections` loads the plugins, `played` runs them in the trainer's order, and
@@ -56,15 +56,15 @@ __all__ = [
 ]
 
 RIGHT_AT = 0.5
-"""From which value on a completion is right, where nothing else is said."""
+"""The least value of a right completion, by default."""
 
 Progress = Callable[[Iterable[SavedBatch], int], Iterable[SavedBatch]]
 
 
 def _dataset_of(selection: str | Path | Mapping[str, Any]) -> Path | None:
-    """The file that a selection's run was trained on, where the selection says so and the file is there.
+    """The existing file that a selection's run was trained on, if the selection names it.
 
-    A relative path is one from the working directory, as it is to a recipe, or from the folder of the selection.
+    A relative path counts from the working directory, as for a recipe, or from the selection's folder.
     """
     held: Any = selection
     places = [Path()]
@@ -90,21 +90,21 @@ def replay(
     say: Callable[[str], None] = lambda sentence: None,
     progress: Progress = lambda batches, count: batches,
 ) -> Comparison:
-    """Compare what selections of plugins make of the same saved completions.
+    """Compare what selections of plugins do with the same saved completions.
 
     Args:
         completions: A run's output_dir, a folder or a file with token records, TRL's tables of completions, or JSON
             Lines with `prompt` and `completion`.
-        selections: Paths of YAML files, or what such files hold; the first is the base. Of a run's settings they may
-            have any, those that matter here are read.
-        tokenizer: A tokenizer, its path or hub id, for files that have texts alone. None cuts them into words.
+        selections: Paths of YAML files, or what such files hold; the first is the base. They may hold all of a run's
+            settings; those that matter here are read.
+        tokenizer: A tokenizer, its path or hub id, for files without tokens. None splits texts into words.
         dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt; by default the
             `dataset_path` of the first selection that names such a file.
-        correct: A reward or column that says which completions are right; None is the base's first reward.
-        right_at: From which of its values on.
-        steps: First and last step; None is no bound.
-        limit: Completions at most, in whole groups.
-        num_generations: Completions of a prompt, for files that don't say; None is to infer it.
+        correct: A reward or column that says which completions are right; None means the base's first reward.
+        right_at: The least of its values that counts as right.
+        steps: First and last step; None means no bound.
+        limit: Most completions, in whole groups.
+        num_generations: Completions per prompt, for files that don't say; None infers it.
         show: How many completions and groups to list for each pair.
         say: Called, as it goes, with what will be in the comparison's `notes`.
         progress: Wraps the loop over the batches.
@@ -172,15 +172,15 @@ def replay(
 
 
 def _with_log_probabilities(batches: list[SavedBatch], note: Callable[[str], None]) -> list[SavedBatch]:
-    """Leave out, for all selections alike, the groups that a hook could not see at the loss forward."""
+    """Leave out, for all selections, the groups that a forward hook could not see."""
     reduced = [batch.with_log_probabilities() for batch in batches]
     kept = [batch for batch in reduced if batch.texts]
     lost = sum(len(batch.texts) for batch in batches) - sum(len(batch.texts) for batch in kept)
     if not kept or not lost:
-        return batches  # without any the hook is refused
+        return batches  # if none is left, the hook is refused
     note(
-        f"{lost} completions are left out, in whole groups whose records lack log-probabilities: they were not trained "
-        "on yet, or were left out of a compact update."
+        f"{lost} completions are left out, in whole groups whose records lack log-probabilities because they were "
+        f"not trained on yet or were dropped by a compact update."
     )
     return kept
 
@@ -191,27 +191,26 @@ def _explain(
     tokens_are: str,
     note: Callable[[str], None],
 ) -> None:
-    """Say what the numbers rest on."""
+    """Say what the numbers are based on."""
     if tokens_are == "words":
-        note("There are no tokens in the files: texts are cut into words and punctuation. --tokenizer gives tokens.")
+        note("The files have no tokens, so texts are split into words and punctuation. --tokenizer gives tokens.")
     if tokens_are != "records":
         if any(batch.truncated is None for batch in batches):
-            note(
-                "Which completions were cut off at the limit is not saved: all are taken as finished, by an end token."
-            )
+            note("The files don't say which completions were truncated: all are taken as finished by an end token.")
     else:
         note(
-            "Token records may hold a sample of each generation batch; what counts over a batch counts over the sample."
+            "Token records may hold only a sample of each generation batch; counts over a batch are then over the "
+            "sample."
         )
     unsaid = [one.name for one in chosen if one.rewards is None]
     if unsaid:
         names = ", ".join(batches[0].reward_names) or "none"
-        note(f"{', '.join(unsaid)}: no rewards are selected, so the saved ones are taken: {names}.")
+        note(f"{', '.join(unsaid)}: no rewards are selected, so the saved ones are used: {names}.")
     for one in chosen:
         if one.at_forward:
             note(
-                f"{one.name}: for {', '.join(one.at_forward)} the saved log-probabilities are those of the old and of "
-                "the current policy."
+                f"{one.name}: for {', '.join(one.at_forward)} the saved log-probabilities stand for the old and the "
+                f"current policy."
             )
         if one.left_out:
             listed = ", ".join(f"{key}: {value}" for key, value in one.left_out.items())

@@ -1,7 +1,7 @@
-"""What a replay found: everything that the command prints, as data classes with `plain()`, and how it is computed.
+"""The results of a replay: everything that the command prints, as data classes with `plain()`, and how it is computed.
 
-A share of gradient mass is a part of `Σ weight · |advantage|` over all tokens of all completions. A number that is not
-defined (a share of nothing, the correlation of what does not vary) is None.
+A share of gradient mass is a part of `Σ weight · |advantage|` over all tokens of all completions. An undefined number
+(a share of nothing, a correlation of constants) is None.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RewardNumbers:
         mean: Mean of its values.
         std: Their standard deviation, with n - 1.
         none: Completions to which it gave no value.
-        outcomes: How many completions had which outcome, where the reward says so.
+        outcomes: Completions by outcome, if the reward reports outcomes.
     """
 
     name: str
@@ -51,10 +51,10 @@ class SelectionNumbers:
         rewards: Its rewards.
         hooks: Its advantage hooks.
         aggregation: Its loss aggregation.
-        aggregation_of: The `loss_type` that the aggregation stands for; None where the selection names one.
+        aggregation_of: The `loss_type` that the aggregation stands for; None if the selection names an aggregation.
         reward_mean: Mean of the weighted sums of the rewards.
         reward_std: Their standard deviation.
-        without_signal: Share of the groups without signal: equal rewards, and no hook that made a difference.
+        without_signal: Share of the groups without signal: equal rewards, and no hook that made them differ.
         advantage_std: Standard deviation of the completions' advantages.
         positive_mass: Share of the gradient mass on tokens with an advantage above 0.
         total_weight: Sum of all weights, over the number of generation batches.
@@ -79,7 +79,7 @@ class Part:
 
     Attributes:
         name: Which.
-        completions: How many there are; None for tenths.
+        completions: Their number; None for tenths.
         tokens: Their share of the live tokens; None for tenths.
         mass: By selection, their share of the gradient mass.
         advantage: By selection, the mean advantage of these completions; empty for tenths.
@@ -97,7 +97,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What one selection made of one completion: reward, mean advantage, total weight, share of the gradient mass."""
+    """One completion under one selection: reward, mean advantage, total weight, share of the gradient mass."""
 
     reward: float | None
     advantage: float
@@ -107,7 +107,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """One completion of which two selections make something different.
+    """A completion that two selections treat differently.
 
     Attributes:
         step: The step at which it was saved.
@@ -116,8 +116,8 @@ class Disagreement:
         tokens: Its live tokens.
         prompt: The prompt as text; messages as JSON.
         completion: The completion's text.
-        base: What the base made of it.
-        other: What the other selection made of it.
+        base: Under the base.
+        other: Under the other selection.
     """
 
     step: int
@@ -132,12 +132,12 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class RankingFlip:
-    """A group whose completions two selections put into another order.
+    """A group whose completions two selections rank differently.
 
     Attributes:
         step: The step at which it was saved.
         group: The group, by the file's number or a running one.
-        pairs: How many pairs of its completions stand the other way round.
+        pairs: Pairs of its completions in reverse order.
         prompt: The prompt as text.
         base: The members' advantages under the base.
         other: The members' advantages under the other selection.
@@ -160,12 +160,12 @@ class Pair:
         other: Name of the other.
         pearson: Pearson's correlation of the completions' advantages.
         spearman: Spearman's.
-        same_sign: Share of the completions whose advantages have the same sign, none included.
-        moved: Share of the gradient mass that lies on other completions: half the sum of the absolute differences.
+        same_sign: Share of the completions whose advantages have the same sign, or are 0 under both.
+        moved: Share of the gradient mass that moves to other completions: half the sum of the absolute differences.
         moved_between_tokens: The same, between tokens.
-        groups_flipped: Share of the groups in which a pair of completions stands the other way round.
-        disagreements: The completions whose shares of the gradient mass differ most, the greatest difference first.
-        flips: The groups with most pairs turned, most first.
+        groups_flipped: Share of the groups in which a pair of completions is reversed.
+        disagreements: The completions whose shares of the gradient mass differ most, largest difference first.
+        flips: The groups with most pairs reversed, most first.
     """
 
     base: str
@@ -182,23 +182,23 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What selections of plugins make of the same saved completions.
+    """A comparison of selections of plugins on the same saved completions.
 
     Attributes:
         source: The file or folder.
         tokens_are: "records", "tokenizer" or "words".
-        notes: How the files were understood, and what the numbers leave out; one sentence each.
+        notes: How the files were read, and what the numbers leave out; one sentence each.
         steps: The steps replayed, one for each generation batch.
-        completions: How many.
-        groups: How many.
-        num_generations: The number of completions of a group; the smallest where batches differ.
+        completions: Their number.
+        groups: Their number.
+        num_generations: Completions per group; the smallest number if batches differ.
         tokens: Live tokens under the base.
-        correct_by: The reward or column that says which completions are right; None where there is none.
-        right_at: From which value on a completion is right.
+        correct_by: The reward or column that says which completions are right; None if there is none.
+        right_at: The least value of a right completion.
         selections: The numbers of each; the first is the base.
         pairs: The base with each of the others.
         by_length: Quarters of the completions by their live tokens.
-        by_correctness: Right and wrong ones, and those of which nothing is known; empty without `correct_by`.
+        by_correctness: Right and wrong ones, and unjudged ones; empty without `correct_by`.
         by_position: Tenths of every completion.
         batches: What was replayed; not in `plain()`.
         played: By selection, what it made of each batch, token by token; not in `plain()`.
@@ -233,9 +233,9 @@ class Comparison:
 
 _QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
 _NOTHING = 1e-3
-"""Advantages, and differences of them, up to this size have no sign here: they are what rounding leaves of zero."""
+"""Advantages, and differences of them, up to this size count as zero: they are rounding errors."""
 _SAME = 1e-6
-"""Shares of the mass that differ by no more, relative to the largest, differ by rounding."""
+"""Shares of the mass that differ by no more, relative to the largest, count as equal."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class Totals:
 
     @property
     def shares_N(self) -> torch.Tensor:
-        """Each completion's share of the gradient mass; zeros where there is none."""
+        """Each completion's share of the gradient mass; zeros if there is none."""
         return self.mass_N / self.mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny)
 
 
@@ -308,7 +308,7 @@ def by_length(all_totals: Sequence[Totals]) -> list[Part]:
 
 
 def by_correctness(values: Sequence[float | None], right_at: float, all_totals: Sequence[Totals]) -> list[Part]:
-    """Right and wrong completions, and those without a value where there are any."""
+    """Right and wrong completions, and those without a value, if any."""
     values_N = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
     chosen = {"right": values_N >= right_at, "wrong": values_N < right_at, "no value": values_N.isnan()}
     parts = [_part(name, chosen_N, all_totals) for name, chosen_N in chosen.items()]
@@ -333,7 +333,7 @@ def correct_values(name: str, batches: Sequence[SavedBatch], played: Sequence[Se
         played: For each selection, what it made of each batch.
 
     Raises:
-        ConfigurationError: There is no such reward or column, or its values are no numbers.
+        ConfigurationError: There is no such reward or column, or its values are not numbers.
     """
     for of_batches in played:
         if all(name in one.reward_names for one in of_batches):
@@ -367,11 +367,11 @@ def pair(
     names = base.selection.name, other.selection.name
     has_mass = bool(base.mass_N.sum() > 0) and bool(other.mass_N.sum() > 0)
     differences_N = (base.shares_N - other.shares_N).abs()
-    # In whole multiples of what is rounding, so that the order of equal differences is that of the file.
+    # In multiples of the rounding error, so that equal differences keep the order of the file.
     steps_N = (differences_N / (_SAME * base.shares_N.max())).round() if has_mass else torch.zeros_like(differences_N)
     worst = steps_N.argsort(descending=True, stable=True)[:show].tolist()
     rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]  # by place
-    turned = _turned(base, other, batches)
+    turned = _flips_by_group(base, other, batches)
     both_signs = [signs(one.advantages_N, _NOTHING) for one in (base, other)]
     return Pair(
         base=names[0],
@@ -431,8 +431,8 @@ def _mean_and_std(values: torch.Tensor) -> tuple[float | None, float | None]:
     return (float(known.mean()) if len(known) else None, float(known.std()) if len(known) > 1 else None)
 
 
-def _turned(base: Totals, other: Totals, batches: Sequence[SavedBatch]) -> dict[int, int]:
-    """By the place of each group's first completion, the pairs that are turned."""
+def _flips_by_group(base: Totals, other: Totals, batches: Sequence[SavedBatch]) -> dict[int, int]:
+    """The number of reversed pairs, by the index of each group's first completion."""
     turned: dict[int, int] = {}
     first = 0
     for batch in batches:
@@ -495,7 +495,7 @@ TENTHS = 10
 def by_tenth(mass_B_T: torch.Tensor, completion_mask_B_T: torch.Tensor) -> torch.Tensor:
     """The mass in each tenth of each completion, `(B, 10)`; the rows' sums are those of `mass_B_T`.
 
-    A token of a completion of n tokens covers 1/n of it. Where the end of a tenth cuts a token its mass is parted in
+    A token of a completion of n tokens covers 1/n of it. If the end of a tenth splits a token, its mass is divided in
     proportion, so completions shorter than ten tokens are in all tenths.
     """
     lengths_B = completion_mask_B_T.sum(dim=1).double()
@@ -509,7 +509,7 @@ def by_tenth(mass_B_T: torch.Tensor, completion_mask_B_T: torch.Tensor) -> torch
 
 
 def quarters(lengths_N: torch.Tensor) -> torch.Tensor:
-    """Which quarter of the completions each belongs to by its length, 0 to 3; -1 for those without a live token.
+    """The quarter of the completions that each belongs to by length, 0 to 3; -1 for those without a live token.
 
     A length on a bound belongs to the shorter quarter, so completions of one length are all in one.
     """
@@ -521,20 +521,20 @@ def quarters(lengths_N: torch.Tensor) -> torch.Tensor:
 
 
 def share(part: torch.Tensor, whole: torch.Tensor) -> float | None:
-    """What part of a sum is; None of nothing."""
+    """A part's share of a sum; None if the sum is 0."""
     total = float(whole.sum())
     return float(part.sum()) / total if total > 0 else None
 
 
 def pearson(one_N: torch.Tensor, other_N: torch.Tensor) -> float | None:
-    """Pearson's correlation; None where one of the two does not vary."""
+    """Pearson's correlation; None if either is constant."""
     one_N, other_N = one_N.double() - one_N.double().mean(), other_N.double() - other_N.double().mean()
     size = float(one_N.norm() * other_N.norm())
     return float(one_N @ other_N) / size if size > 0 else None
 
 
 def spearman(one_N: torch.Tensor, other_N: torch.Tensor) -> float | None:
-    """Spearman's rank correlation, equal values sharing their mean rank; None where one of the two does not vary."""
+    """Spearman's rank correlation, equal values sharing their mean rank; None if either is constant."""
     return pearson(ranks(one_N), ranks(other_N))
 
 
@@ -553,7 +553,7 @@ def signs(values_N: torch.Tensor, nothing: float) -> torch.Tensor:
 
 
 def flipped_pairs(one_B: torch.Tensor, other_B: torch.Tensor, size: int, nothing: float) -> torch.Tensor:
-    """For each group of `size` rows, how many of its pairs stand the other way round in the other ranking, `(Q,)`."""
+    """For each group of `size` rows, the number of pairs that the other ranking reverses, `(Q,)`."""
     one_Q_G, other_Q_G = one_B.view(-1, size), other_B.view(-1, size)
     one_Q_G_G = signs(one_Q_G.unsqueeze(2) - one_Q_G.unsqueeze(1), nothing)
     other_Q_G_G = signs(other_Q_G.unsqueeze(2) - other_Q_G.unsqueeze(1), nothing)

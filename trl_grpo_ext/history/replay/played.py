@@ -1,10 +1,9 @@
-"""One selection on one saved batch: the same order of things as in the trainer, without a model.
+"""Run one selection on one saved batch, in the trainer's order but without a model.
 
-The rewards are saved ones, or those of functions, each called once for all selections. A loss forward of the replay has
-the whole batch in one micro-batch of one optimizer step, with the saved log-probabilities as those of the old and of
-the current policy. So the policy ratio is 1, where the gradient of each of TRL's loss types is the same up to a
-constant (`cispo` bounds the ratio): a token's score, which is the gradient of its log-probability, times its weight,
-times its advantage.
+Rewards are saved ones or come from functions, each called once for all selections. A loss forward of the replay has the
+whole batch in one micro-batch of one optimizer step; the saved log-probabilities stand for the old and the current
+policy. So the policy ratio is 1, where the gradient of each of TRL's loss types is the same up to a constant (`cispo`
+bounds the ratio): a token's score, which is the gradient of its log-probability, times its weight, times its advantage.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from .selections import ReplaySelection, RewardSource, check_replayable
 from .tokens import Tokens
 
 EPSILON = 1e-4
-"""What TRL adds to a standard deviation before it divides."""
+"""TRL adds this to a standard deviation before dividing."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What a selection made of one batch.
+    """One batch under one selection.
 
     Attributes:
         reward_names: The `K` rewards.
         rewards_B_K: Each function's reward; NaN for None.
-        rewards_B: Their weighted sum; NaN where no function gave one.
-        outcomes: By reward, how many completions had which outcome.
+        rewards_B: Their weighted sum; NaN if no function gave one.
+        outcomes: By reward, completions by outcome.
         advantages_B_T: What the loss gets, zero off the loss mask.
-        weights_B_T: What each token's loss counts, zero off the loss mask.
+        weights_B_T: Each token's weight in the loss, zero off the loss mask.
         mask_B_T: The loss mask.
         signal_Q: Which groups have signal.
     """
@@ -63,7 +62,7 @@ class Played:
 
     @property
     def mass_B_T(self) -> torch.Tensor:
-        """Each token's part in the gradient: weight times the absolute advantage."""
+        """Each token's share in the gradient, unnormalised: weight times absolute advantage."""
         return self.weights_B_T * self.advantages_B_T.abs()
 
     @property
@@ -166,7 +165,7 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
 
 
 def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
-    """1.0 where the model wrote a token. A completion of which nothing counts was masked for being cut off."""
+    """1.0 where the model wrote a token. A completion without live tokens was masked because it was truncated."""
     counts_B_1 = tokens.mask_B_T.sum(dim=1, keepdim=True) > 0
     written_B_T = torch.where(counts_B_1, tokens.mask_B_T, tokens.completion_mask_B_T)
     if torch.equal(written_B_T, tokens.completion_mask_B_T):
@@ -175,7 +174,7 @@ def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
 
 
 def _forward(rollout: Rollout, tokens: Tokens, signal_B: torch.Tensor) -> Forward:
-    assert tokens.logps_B_T is not None  # `check_replayable` has seen to it
+    assert tokens.logps_B_T is not None  # `check_replayable` has checked it
     assert tokens.entropies_B_T is not None
     return Forward(
         logps_B_T=tokens.logps_B_T,
@@ -192,7 +191,7 @@ def _forward(rollout: Rollout, tokens: Tokens, signal_B: torch.Tensor) -> Forwar
 
 
 def _slopes(aggregation: Any, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-    """What a `reduce` aggregation makes each token count where every loss is minus the advantage, as at ratio 1."""
+    """Each token's weight under a `reduce` aggregation if every loss is minus the advantage, as at ratio 1."""
     step = StepTotals(tokens=rollout.totals.tokens, sequences=rollout.totals.sequences)
     with torch.enable_grad():
         loss_B_T = (-advantages_B_T).requires_grad_()
@@ -206,19 +205,19 @@ def _slopes(aggregation: Any, advantages_B_T: torch.Tensor, rollout: Rollout) ->
 
 @dataclass(frozen=True)
 class SavedState:
-    """What reward functions get as `trainer_state`: of a finished run only the step is known."""
+    """The `trainer_state` for reward functions: only the step of a finished run is known."""
 
     global_step: int
 
 
 @dataclass(frozen=True)
 class OneReward:
-    """What one reward gave a batch.
+    """One reward's results for a batch.
 
     Attributes:
         values: `B` numbers or Nones.
-        spans: Where it gave spans, those of each completion, in characters of `SavedBatch.texts`.
-        turns: Where some of them are whole turns, as it gave them.
+        spans: Spans of each completion, if it gave any, in characters of `SavedBatch.texts`.
+        turns: Its spans as given, if some are whole turns.
         outcomes: How many completions had which outcome, where the reward says so.
     """
 
@@ -239,11 +238,11 @@ class Scores:
     turns: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]]
     outcomes: Mapping[str, Mapping[str, int]]
     saved_sum_B: torch.Tensor | None = None
-    """The weighted sum as it was saved, where the saved rewards are taken with whatever weights they had."""
+    """The saved weighted sum, if the saved rewards are used with their own weights."""
 
 
 class Scorer:
-    """Scores batches, and remembers what a reward gave the batch at hand for the next selection that has it too.
+    """Scores batches, and caches a reward's results for the current batch for other selections with the same reward.
 
     Args:
         joined: Whether columns were joined from a dataset, for messages.
@@ -287,13 +286,13 @@ class Scorer:
                 )
             return OneReward(batch.rewards[source.saved])
         if source.key not in self._known:
-            self._known[source.key] = self._called(source, selection, batch, tokens)
+            self._known[source.key] = self._call(source, selection, batch, tokens)
         return self._known[source.key]
 
-    def _called(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
+    def _call(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
         if isinstance(source.function, torch.nn.Module):
             raise ConfigurationError(
-                f"{selection.name}: the reward {source.name!r} is a model, and a replay runs none."
+                f"{selection.name}: the reward {source.name!r} is a model, but a replay runs none."
             )
         lacking = _missing(source.function, batch)
         if lacking:
@@ -309,7 +308,7 @@ class Scorer:
         watch = RewardWatch()
         try:
             returned = call(
-                watch.around(source.function, source.name),
+                watch.wrap(source.function, source.name),
                 {
                     **{name: list(values) for name, values in batch.columns.items()},
                     "prompts": list(batch.prompts),
@@ -317,7 +316,7 @@ class Scorer:
                     "completion_ids": [list(row) for row in tokens.id_rows],
                     "trainer_state": SavedState(batch.step),
                     "log_extra": log_extra,
-                    "log_metric": _nothing,
+                    "log_metric": _ignore_metric,
                 },
             )
         except (PluginOutputError, PluginRunError) as error:
@@ -327,16 +326,15 @@ class Scorer:
             raise RewardError(f"{selection.name}, {batch.where}: {error}{advice}") from error
         spans = watch.spans.get(source.name)
         turns = spans if any(map(scores_turns, spans or ())) else None
-        return OneReward(returned, None if spans is None else _placed(spans, batch), turns, dict(outcomes))
+        return OneReward(returned, None if spans is None else _place_spans(spans, batch), turns, dict(outcomes))
 
     def _advice(self, batch: SavedBatch) -> str:
+        has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
         if self._joined:
-            return (
-                f"The columns there are, those of --dataset among them: {', '.join(sorted(batch.columns)) or 'none'}."
-            )
+            return f"{has}, including those of --dataset."
         return (
-            "Files of completions have few columns: name the training data with --dataset FILE, and they are joined by "
-            "the prompt, or write saved:NAME for a reward whose values were saved."
+            f"{has}; files of completions have few. Pass the training data with --dataset FILE to join its columns "
+            f"by prompt. Or write saved:NAME for a reward whose values were saved."
         )
 
 
@@ -345,7 +343,7 @@ def _saved_sources(selection: ReplaySelection, batch: SavedBatch) -> list[Reward
     names = [name for name in batch.reward_names if name not in shapers]  # what these added is computed again
     if not names:
         raise ConfigurationError(
-            f"{selection.name} lists no rewards, and {batch.where} has none either. Add `rewards:` to the selection."
+            f"{selection.name} lists no rewards, and {batch.where} has none. Add `rewards:` to the selection."
         )
     weights = selection.settings["reward_weights"]
     weights = [1.0] * len(names) if weights is None else weights
@@ -357,7 +355,7 @@ def _saved_sources(selection: ReplaySelection, batch: SavedBatch) -> list[Reward
 
 
 def _missing(function: Any, batch: SavedBatch) -> list[str]:
-    """Parameters without a default that are no column."""
+    """Parameters without a default that no column provides."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # compiled code has none
@@ -367,10 +365,10 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
     return [name for name in required if name not in NOT_COLUMNS - {"environments"} and name not in batch.columns]
 
 
-def _placed(spans: Sequence[Sequence[Span | TurnSpan] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
-    """Spans count characters of the assistant messages; make them count those of the whole text."""
+def _place_spans(spans: Sequence[Sequence[Span | TurnSpan] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
+    """Convert spans from characters of the assistant messages to characters of the whole text."""
     pairs = zip(spans, batch.completions, strict=True)
-    return [None if row is None else _in_the_text(row, _said(completion)) for row, completion in pairs]
+    return [None if row is None else _in_the_text(row, _message_spans(completion)) for row, completion in pairs]
 
 
 def _in_the_text(spans: Sequence[Span | TurnSpan], said: Sequence[tuple[int, int]]) -> list[Span]:
@@ -387,8 +385,8 @@ def _in_the_text(spans: Sequence[Span | TurnSpan], said: Sequence[tuple[int, int
     return placed
 
 
-def _said(completion: Any) -> list[tuple[int, int]]:
-    """Where each assistant message stands in the whole text."""
+def _message_spans(completion: Any) -> list[tuple[int, int]]:
+    """The place of each assistant message in the whole text."""
     places, place = [], 0
     for message in [completion] if isinstance(completion, str) else completion:
         text = message if isinstance(message, str) else text_of_message(message)
@@ -402,8 +400,8 @@ def _numbers(values: Sequence[float | None]) -> torch.Tensor:
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
 
 
-def _nothing(name: str, value: float) -> None:
-    """A metric of a batch, which a comparison over all of them has no use for."""
+def _ignore_metric(name: str, value: float) -> None:
+    """Drop a batch's metric, which the comparison does not use."""
 
 
 # ------------------------------------------------------------------------------------------------ TRL's advantages

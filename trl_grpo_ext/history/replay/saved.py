@@ -1,4 +1,4 @@
-"""Saved completions, read into one `SavedBatch` for each generation batch, whichever file they come from.
+"""Read saved completions of any format into one `SavedBatch` per generation batch.
 
 | file | what is read |
 | --- | --- |
@@ -25,13 +25,13 @@ from ...records.token_records import FOLDER
 
 Columns = dict[str, list[Any]]
 Say = Callable[[str], None]
-"""Takes what the user should know about how the files were understood, one sentence at a time."""
+"""Takes notes for the user on how the files were read, one sentence at a time."""
 
 TRL_FOLDER = "completions"
 """Where TRL writes its tables of completions, inside the output_dir."""
 
 _NOT_READ = {"tokens", "stages", "advantages"}
-"""Columns of the token records that the replay has no use for, and that are large."""
+"""Large columns of the token records that the replay does not use."""
 
 _SUFFIXES = (".parquet", ".jsonl")
 
@@ -41,7 +41,7 @@ _TOKENS = {"prompt_ids", "token_ids", "starts", "ends", "live", "logp", "entropy
 
 @dataclass(frozen=True, kw_only=True)
 class SavedBatch:
-    """One generation batch, or what was saved of it; `B` completions in whole groups, one group after the other.
+    """One generation batch, or the saved part of it; `B` completions in whole groups, one group after the other.
 
     Attributes:
         step: Optimizer steps done when it was saved.
@@ -49,14 +49,14 @@ class SavedBatch:
         prompts: Strings or lists of messages.
         completions: As reward functions get them: strings or lists of messages.
         texts: The completions' texts.
-        group_names: What the file calls each row's group; a running number where it does not say.
+        group_names: The file's name for each row's group; a running number if it has none.
         num_generations: `G`.
         rewards: Every column of numbers that may be a reward, by name, `B` values or Nones.
-        reward_names: Those of them that count where a selection lists no rewards.
-        reward: The weighted sum as it was saved; None where it was not.
+        reward_names: Those used if a selection lists no rewards.
+        reward: The saved weighted sum; None if it was not saved.
         columns: Everything else, by name, `B` values each.
         tokens: Columns of the token records, by name; None in other files.
-        truncated: Whether each ended at the limit; None where the file does not say.
+        truncated: Whether each was truncated; None if the file does not say.
     """
 
     step: int
@@ -74,7 +74,7 @@ class SavedBatch:
     truncated: Sequence[bool] | None = None
 
     def with_log_probabilities(self) -> SavedBatch:
-        """The batch without the groups of which a record lacks log-probabilities; it may have none left."""
+        """The batch without groups whose records lack log-probabilities; it may be empty."""
         saved = self.tokens or {}
         size, count = self.num_generations, len(self.texts)
         both = (saved.get("logp", [None] * count), saved.get("entropy", [None] * count))
@@ -119,14 +119,14 @@ def read_saved(
 
     Args:
         completions: A file or a folder.
-        say: Called with how the files were understood.
-        steps: First and last step to read; None is no bound.
-        limit: Completions at most, in whole groups, but at least one group.
-        num_generations: `G` where the file does not say which completions belong together; None is to infer it.
-        hoped_for: The `G` of a run file: taken where it fits the prompts, so that a prompt that came twice is reported.
+        say: Called with notes on how the files were read.
+        steps: First and last step to read; None means no bound.
+        limit: Most completions, in whole groups, but at least one group.
+        num_generations: `G`, if the file does not say which completions belong together; None infers it.
+        hoped_for: The `G` of a run file, used if it fits the prompts, so that a repeated prompt is reported.
 
     Raises:
-        ConfigurationError: There is nothing to read, or it is not what this can read.
+        ConfigurationError: There is nothing to read, or it has no readable format.
     """
     parts = [part for file in saved_files(completions, say) for part in _parts(file)]
     parts.sort(key=lambda part: part.step)
@@ -138,7 +138,7 @@ def read_saved(
         raise ConfigurationError(f"{completions}: nothing to replay, {kept}.")
     parts = _without_repetitions(parts, say)
     if num_generations is None and any("group" not in part.columns for part in parts):
-        num_generations = _inferred(parts, hoped_for, say)
+        num_generations = _infer(parts, hoped_for, say)
     batches: list[SavedBatch] = []
     left = limit
     for part in parts:
@@ -164,14 +164,14 @@ def join_key(prompt: Any) -> str:
 
 
 def plain_messages(messages: Any) -> Any:
-    """Messages without the empty fields that parquet gives all of them when one has them."""
+    """Messages without the empty fields that parquet adds to all of them if one has them."""
     if isinstance(messages, Mapping):
         return {key: plain_messages(value) for key, value in messages.items() if value is not None}
     return [plain_messages(item) for item in messages] if isinstance(messages, list | tuple) else messages
 
 
 def text_of(completion: Any) -> str:
-    """A completion's text: of messages the content of all of them, one after the other."""
+    """A completion's text; for messages the contents of all, joined."""
     if isinstance(completion, str):
         return completion
     return "".join(text_of_message(message) for message in completion)
@@ -215,7 +215,7 @@ def _parts(file: Path) -> list[_Part]:
 
 
 def _without_repetitions(parts: Sequence[_Part], say: Say) -> list[_Part]:
-    """A generation batch that feeds several steps, or is logged twice, is saved again: keep it once, the last time."""
+    """Keep the last copy of a generation batch that was saved for several steps or logged twice."""
     kept: list[_Part] = []
     before: tuple[list[str], list[str]] | None = None
     repeated = 0
@@ -227,11 +227,11 @@ def _without_repetitions(parts: Sequence[_Part], say: Say) -> list[_Part]:
         kept.append(part)
         before = contents
     if repeated:
-        say(f"{repeated} of {len(parts)} tables repeat the completions before them; of those the last is replayed.")
+        say(f"{repeated} of {len(parts)} tables repeat earlier completions; only the last copy is replayed.")
     return kept
 
 
-def _inferred(parts: Sequence[_Part], hoped_for: int | None, say: Say) -> int:
+def _infer(parts: Sequence[_Part], hoped_for: int | None, say: Say) -> int:
     runs = [
         run
         for part in parts
@@ -239,12 +239,13 @@ def _inferred(parts: Sequence[_Part], hoped_for: int | None, say: Say) -> int:
         for run in runs_of_equal([join_key(prompt) for prompt in part.columns["prompt"]])
     ]
     if hoped_for is not None and hoped_for > 1 and not any(run % hoped_for for run in runs):
-        say(f"Groups of {hoped_for} completions, the selection's num_generations, which fits the prompts.")
+        say(f"Groups have {hoped_for} completions, the selection's num_generations, which fits the prompts.")
         return hoped_for
     size = infer_num_generations(runs)
     beside = "" if hoped_for is None else f" The selection's num_generations={hoped_for} does not fit."
     say(
-        f"Groups of {size} completions, inferred from equal prompts in a row.{beside} --num_generations says otherwise."
+        f"Groups have {size} completions, inferred from equal prompts in a row.{beside} --num_generations overrides "
+        f"this."
     )
     return size
 
@@ -255,7 +256,7 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]]) -> SavedBatch:
     count, size = len(columns["prompt"]), len(groups[0])
     prompts = [_prompt(prompt, records) for prompt in columns["prompt"]]
     completions: list[Any] = [plain_messages(completion) for completion in columns["completion"]]
-    if records:  # which have the text alone; a reward function saw messages where the prompt is made of them
+    if records:  # these have only text; a reward function saw messages if the prompt is a conversation
         completions = [
             completion if isinstance(prompt, str) else [{"role": "assistant", "content": completion}]
             for prompt, completion in zip(prompts, completions, strict=True)
@@ -296,10 +297,10 @@ def _prompt(prompt: Any, records: bool) -> Any:
 
 
 def _rewards(columns: Columns, count: int) -> tuple[dict[str, list[float | None]], list[str]]:
-    """Columns of numbers, and those among them that are taken for the run's rewards.
+    """Columns of numbers, and which of them are taken for the run's rewards.
 
-    The token records and their like have them apart, in `rewards`. In TRL's table they are the columns of floating
-    point numbers, but a reward may have logged such a column too.
+    Token records and similar files have rewards separately, in `rewards`. In TRL's table the rewards are the floating
+    point columns, but a reward may have logged such a column too.
     """
     mapped = [dict(value) if value else {} for value in columns.get("rewards", [])]
     rewards: dict[str, list[float | None]] = {
@@ -325,11 +326,11 @@ def _rewards(columns: Columns, count: int) -> tuple[dict[str, list[float | None]
 
 
 def saved_files(completions: str | Path, say: Say) -> list[Path]:
-    """The files that a path stands for, ordered by name.
+    """The files at a path, ordered by name.
 
     Args:
         completions: A file, a folder with such files, or an output_dir with `token_records` or `completions`.
-        say: Called with which of the two is read where both are there.
+        say: Called with which of the two is read, if both exist.
 
     Raises:
         ConfigurationError: There is no such file or folder, or nothing in it.
@@ -337,7 +338,9 @@ def saved_files(completions: str | Path, say: Say) -> list[Path]:
     path = Path(completions)
     if path.is_file():
         if path.suffix not in _SUFFIXES:
-            raise ConfigurationError(f"{path} ends in neither of {', '.join(_SUFFIXES)}: saved completions are those.")
+            raise ConfigurationError(
+                f"{path} ends in neither of {', '.join(_SUFFIXES)}, the formats of saved completions."
+            )
         return [path]
     if not path.is_dir():
         raise ConfigurationError(f"There is no file or folder {str(path)!r} with saved completions.")
@@ -357,7 +360,7 @@ def read_columns(file: Path) -> Columns:
     """The columns of one file.
 
     Raises:
-        ConfigurationError: The file is not readable as what its name says.
+        ConfigurationError: The file is not readable in the format of its suffix.
     """
     return _read_parquet(file) if file.suffix == ".parquet" else _read_json_lines(file)
 
@@ -368,7 +371,7 @@ def rows_of(columns: Columns, rows: Sequence[int]) -> Columns:
 
 
 def number_of(value: Any) -> float | None:
-    """A saved value as a number: None where it is none, or NaN."""
+    """A saved value as a number; None if it is not a number, or NaN."""
     if isinstance(value, bool):
         return float(value)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
@@ -433,8 +436,8 @@ def runs_of_equal(prompts: Sequence[Any]) -> list[int]:
 def infer_num_generations(runs: Sequence[int]) -> int:
     """The number of completions of one prompt, `G`, from all runs of equal prompts.
 
-    TRL writes the `G` completions of a prompt one after the other. A prompt that comes twice in a row makes a run of
-    `2 G`, so `G` is the common divisor of the runs. Where every prompt comes twice the result is wrong, `2 G`.
+    TRL writes the `G` completions of a prompt one after the other. A prompt that comes twice in a row makes a run of `2
+    G`, so `G` is the common divisor of the runs. If every prompt comes twice, the result is wrongly `2 G`.
 
     Raises:
         ConfigurationError: The runs have no common divisor but 1.
@@ -442,14 +445,14 @@ def infer_num_generations(runs: Sequence[int]) -> int:
     size = math.gcd(*runs)
     if size == 1:
         raise ConfigurationError(
-            f"How many completions a prompt has is not clear: the prompts come in runs of {_listed(runs)}, which "
+            f"The number of completions per prompt is unclear: prompts come in runs of {_some_of(runs)}, which "
             "have no common divisor. Give --num_generations, or files of whole groups in TRL's order."
         )
     return size
 
 
 def groups_by_runs(prompts: Sequence[Any], num_generations: int, where: str) -> list[list[int]]:
-    """The rows of each group, where the completions of a prompt stand one after the other.
+    """The rows of each group, if the completions of a prompt are consecutive.
 
     Raises:
         ConfigurationError: A run of equal prompts is no multiple of `num_generations`.
@@ -480,7 +483,7 @@ def groups_by_number(numbers: Sequence[Any], where: str) -> list[list[int]]:
     return list(rows.values())
 
 
-def _listed(runs: Sequence[int]) -> str:
+def _some_of(runs: Sequence[int]) -> str:
     distinct = sorted(set(runs))
     return ", ".join(map(str, distinct[:5])) + (", ..." if len(distinct) > 5 else "")
 
@@ -494,14 +497,13 @@ _KEYS = ("prompt", "question")
 def join_columns(batches: Sequence[SavedBatch], dataset: str | Path, say: Say) -> list[SavedBatch]:
     """Give every completion the columns of its prompt's row in a dataset.
 
-    A row's prompt is its column `prompt`, or else `question`. It is the completion's where both are equal, or where
-    the last message of the saved prompt is that text; else where the saved prompt contains it (a prompt made of a
-    template), the longest such one.
+    A row's prompt is its column `prompt`, or else `question`. It matches a saved prompt that equals it or whose last
+    message does. Failing that, the longest one that the saved prompt contains matches (a prompt made from a template).
 
     Args:
         batches: Saved completions.
         dataset: A `.jsonl` or `.parquet` file.
-        say: Called with prompts that the dataset has twice with different columns; the first counts.
+        say: Called with prompts that the dataset has twice with different columns; the first row counts.
 
     Raises:
         ConfigurationError: The file is not there or has neither column, or a prompt is not in it.
@@ -522,20 +524,20 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path, say: Say) -
         first = places.setdefault(join_key(prompt), row)
         conflicts += any(values[first] != values[row] for values in columns.values())
     if conflicts:
-        say(f"{conflicts} rows of {file.name} have the prompt of an earlier row and other columns; the earlier counts.")
+        say(f"{conflicts} rows of {file.name} repeat an earlier row's prompt with other columns; the first counts.")
     finder = _Finder(places)
     missing = [prompt for batch in batches for prompt in batch.prompts if finder.row(prompt) is None]
     if missing:
         distinct = list(dict.fromkeys(join_key(prompt) for prompt in missing))
         raise ConfigurationError(
             f"{len(distinct)} of the saved prompts are not in --dataset {file}, such as {distinct[0][:80]!r}. Its "
-            f"column {key!r} must hold the prompts, or a text that stands in them."
+            f"column {key!r} must hold the prompts, or a text contained in them."
         )
-    return [_joined(batch, columns, finder) for batch in batches]
+    return [_join(batch, columns, finder) for batch in batches]
 
 
 class _Finder:
-    """Which row of the dataset a saved prompt is, searched once for each."""
+    """Finds the dataset row of a saved prompt, once per prompt."""
 
     def __init__(self, places: dict[str, int]) -> None:
         self._places = places
@@ -557,7 +559,7 @@ class _Finder:
         return next((self._places[text] for text in self._longest_first if text.strip() and text in asked), None)
 
 
-def _joined(batch: SavedBatch, columns: Columns, finder: _Finder) -> SavedBatch:
+def _join(batch: SavedBatch, columns: Columns, finder: _Finder) -> SavedBatch:
     rows = [finder.row(prompt) for prompt in batch.prompts]
     new = {
         name: [values[row] for row in rows if row is not None]

@@ -1,4 +1,4 @@
-"""A selection of plugins to replay, read from the YAML of a run, and its plugins, loaded and checked."""
+"""Read a selection of plugins from a run's YAML; load and check its plugins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .saved import SavedBatch
 from .tokens import Tokens
 
 SAVED = "saved"
-"""`saved:NAME` among the rewards of a selection takes the values that were saved under that name."""
+"""`saved:NAME` among the rewards of a selection uses the values saved under that name."""
 
 DEFAULTS: Mapping[str, Any] = {
     "loss_type": "dapo",
@@ -29,7 +29,7 @@ DEFAULTS: Mapping[str, Any] = {
     "num_generations": None,
     "reward_weights": None,
 }
-"""The settings that are read beside the plugins, with TRL's defaults (of `num_generations` the files know more)."""
+"""Settings read besides the plugins, with TRL's defaults (`num_generations` comes from the files)."""
 
 EQUIVALENT: Mapping[str, str] = {
     **dict.fromkeys(("dapo", "cispo", "vespo"), "token_mean"),
@@ -48,7 +48,7 @@ LEFT_OUT: Mapping[str, Any] = {
     "off_policy_mask_threshold": None,
     "importance_sampling_level": "token",
 }
-"""Settings that change a gradient in ways that are not replayed, with the values at which they don't."""
+"""Settings that change a gradient in ways that are not replayed, with the values that have no effect."""
 
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "loss_type": tuple(EQUIVALENT),
@@ -71,7 +71,7 @@ class RewardSource:
     function: Any = None
     saved: str | None = None
     key: str = ""
-    """Equal for rewards that are the same, so that they are called once for all selections."""
+    """Equal for equal rewards, so that they are called once for all selections."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class ReplaySelection:
 
     Attributes:
         name: For tables.
-        rewards: None where the saved rewards are taken.
+        rewards: None if the saved rewards are used.
         hooks: Advantage hooks, in order.
-        aggregation: The aggregation; where the selection has none, the one that equals TRL's reduction.
-        own_aggregation: Whether the selection names it.
+        aggregation: The aggregation; if the selection has none, the one that equals TRL's reduction.
+        own_aggregation: Whether the selection names the aggregation.
         settings: By the names of `DEFAULTS`.
-        left_out: Settings among `LEFT_OUT` that are not at the value named there.
+        left_out: Settings among `LEFT_OUT` with another value than listed there.
     """
 
     name: str
@@ -98,12 +98,12 @@ class ReplaySelection:
 
     @property
     def hook_names(self) -> list[str]:
-        """What messages call the hooks."""
+        """The hooks' names in messages."""
         return [plugin_label(hook) for hook in self.hooks]
 
     @property
     def reads_log_probabilities(self) -> bool:
-        """Whether a hook acts at the loss forward, or says that it needs what is computed there."""
+        """Whether a hook acts at the loss forward, or declares a need for what is computed there."""
         needs = {need for hook in self.hooks for need in getattr(hook, "needs", ())}
         return bool(self.at_forward or needs & _FROM_THE_POLICY)
 
@@ -129,7 +129,7 @@ def read_selections(given: Sequence[str | Path | Mapping[str, Any]]) -> list[Rep
 
 
 def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySelection:
-    """Read and load one selection. Keys that are not read here are ignored, so the file of a whole run will do.
+    """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do.
 
     Raises:
         ConfigurationError, PluginError: As `read_selections`; the message names the selection.
@@ -161,7 +161,7 @@ def selection_settings(given: str | Path | Mapping[str, Any]) -> Mapping[str, An
 
 
 def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> None:
-    """Refuse what the saved completions cannot answer.
+    """Refuse a selection that needs data that were not saved.
 
     Raises:
         ConfigurationError: A hook needs what was not saved; the message names it.
@@ -170,7 +170,7 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Toke
         label = f"{selection.name}: the advantage hook {plugin_label(hook)!r}"
         needs = set(getattr(hook, "needs", ()))
         if teachers := tuple(getattr(hook, "teachers", ())):
-            raise ConfigurationError(f"{label} asks the model {teachers[0]!r}, and a replay runs no model.")
+            raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a replay runs no model.")
         for need, what in _NOT_HERE.items():
             if need in needs:
                 raise ConfigurationError(f"{label} needs {what}, which nothing saves.")
@@ -178,8 +178,8 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Toke
         if (at_forward or needs & _FROM_THE_POLICY) and tokens.logps_B_T is None:
             does = "acts at the loss forward" if at_forward else "reads the old policy"
             why = (
-                f"which {tokens.without_logps} of the {len(batch.texts)} completions of {batch.where} do not have: "
-                "they were not trained on yet when the file was written, or were left out of a compact update."
+                f"which {tokens.without_logps} of the {len(batch.texts)} completions of {batch.where} lack: they "
+                f"were not trained on yet when the file was written, or were dropped by a compact update."
                 if batch.tokens is not None
                 else f"which only token records have (token_records: 64 in a run), not {batch.where}."
             )
@@ -231,7 +231,7 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--with {str(path)!r} cannot be read: {error}") from error
-    # PyYAML lets ValueError through, of impossible dates, and TypeError, of odd keys.
+    # PyYAML leaks ValueError for impossible dates and TypeError for odd keys.
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ConfigurationError(f"--with {path} is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""The tokens of saved completions, as padded tensors: saved ones, a tokenizer's, or words where there is neither."""
+"""The tokens of saved completions, as padded tensors: saved ones, a tokenizer's, or words if there is neither."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .saved import SavedBatch
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 MOST_CELLS = 200_000_000
-"""Completions times the longest of them, beyond which one batch would take many gigabytes."""
+"""Most completions times longest completion; a larger batch would take many gigabytes."""
 
 Offsets = Callable[[int], Sequence[tuple[int, int]]]
 
@@ -30,7 +30,7 @@ class Tokens:
         ids_B_T: Token numbers.
         completion_mask_B_T: 1.0 where there is a token.
         mask_B_T: 1.0 where it counts in the loss.
-        logps_B_T: Log-probabilities at the loss forward; None unless there are some for every completion.
+        logps_B_T: Log-probabilities at the loss forward; None unless every completion has some.
         entropies_B_T: `(B, T)`, in nats.
         offsets: For a row, the characters of each token.
         without_logps: Completions that have no log-probabilities.
@@ -54,11 +54,11 @@ class Tokens:
 class Tokenize:
     """Makes the `Tokens` of batches that have none.
 
-    A text does not hold the token that ended it. So each completion gets one, as it had in training, unless the file
-    says that it was cut off at the limit. It wrote no character.
+    A text lacks the token that ended it. So each completion gets one, as in training, unless the file says that it was
+    truncated. That token has no characters.
 
     Args:
-        tokenizer: A tokenizer of transformers; None cuts texts into words and punctuation, each of which is a token.
+        tokenizer: A tokenizer of transformers; None splits texts into words and punctuation, one token each.
     """
 
     def __init__(self, tokenizer: Any = None) -> None:
@@ -66,7 +66,7 @@ class Tokenize:
         self._words: dict[str, int] = {}
 
     def __call__(self, batch: SavedBatch) -> Tokens:
-        """The tokens of a batch; the saved ones where there are any.
+        """The tokens of a batch; the saved ones, if there are any.
 
         Raises:
             ConfigurationError: The batch is too large to pad.
@@ -127,7 +127,7 @@ def _saved(batch: SavedBatch) -> Tokens:
     ids, starts, ends = tokens["token_ids"], tokens["starts"], tokens["ends"]
     lengths = [len(row) for row in ids]
     if bad := [row for row, live in enumerate(tokens["live"]) if live is None or len(live) != lengths[row]]:
-        raise ConfigurationError(f"{batch.where}: row {bad[0]} has not one entry in `live` for each of its tokens.")
+        raise ConfigurationError(f"{batch.where}: row {bad[0]} does not have one entry in `live` per token.")
     completion_B_T = _mask(lengths, batch.where)
     live_B_T = _padded(_flat(tokens["live"], torch.float32), completion_B_T)
 
@@ -161,8 +161,8 @@ def _mask(lengths: Sequence[int], where: str) -> torch.Tensor:
     width = max([*lengths, 1])
     if len(lengths) * width > MOST_CELLS:
         raise ConfigurationError(
-            f"{where}: {len(lengths):,} completions of up to {width:,} tokens are too many for one batch. Give "
-            "the file a column `step` that says which were sampled together, or take fewer with --limit."
+            f"{where}: {len(lengths):,} completions of up to {width:,} tokens are too many for one batch. Add a "
+            f"column `step` that says which were sampled together, or use fewer with --limit."
         )
     return (torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).to(torch.float32)
 

@@ -1,4 +1,4 @@
-"""A finished or running training, shown: its curves as figures, its completions token by token, its settings.
+"""A report on a finished or running training: curves, completions token by token, settings.
 
 `run` reads the folder, `files` its files, `figures` lists the figures, `page` writes the HTML page.
 """

@@ -1,10 +1,10 @@
 """How figures are drawn: metrics as lines, parts of a whole stacked, single tokens as bands, all in one style.
 
-The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on one of the two backgrounds.
-Text, axes and grid are drawn in `INK`, which `svg` makes `currentColor`, so that they are readable on light and dark.
-Runs and series also differ by dashes and markers, stacked parts by hatching, for who sees no colours. Names of rewards
-and runs may be anything: `label` takes out what is not printable, and `text.parse_math` is off, so that a dollar sign
-is a dollar sign.
+The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on a dark or a light background.
+Text, axes and grid are drawn in `INK`, which `svg` makes `currentColor`, so that they are legible on both. Runs and
+series also differ by dashes and markers, and stacked parts by hatching, for readers who see no colours. Names of
+rewards and runs are untrusted: `label` escapes what is not printable, and `text.parse_math` is off, so that a dollar
+sign stays one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ...guard.printable import escaped
+from ...guard.printable import escape
 from .run import LARGEST_NUMBER, Run
 
 INK = "#010203"
@@ -39,8 +39,9 @@ DASHES: tuple[tuple[float, tuple[float, ...] | None], ...] = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "///", "\\\\\\", "---")
 
-WIDTH, HEIGHT, MARGIN = 6.4, 1.9, 0.5
-"""Inches: of a figure, of one of its panels, and of what stands below them."""
+WIDTH, HEIGHT, MARGIN = 5.0, 1.7, 0.5
+"""Inches: width of a figure, height of a panel, and of what stands below the panels. Narrow figures stay legible on a
+phone."""
 
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text
@@ -82,17 +83,17 @@ _SETTINGS = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The settings under which figures are made and saved; needed around both."""
+    """Matplotlib settings for making and for saving figures."""
     with mpl.rc_context(), warnings.catch_warnings():
-        mpl.rcdefaults()  # whatever the user's own file says
+        mpl.rcdefaults()  # ignore the user's own file
         mpl.rcParams.update(_SETTINGS)
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has more fonts than we
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # browsers have more fonts than matplotlib
         yield
 
 
 def label(text: str, longest: int = 36) -> str:
-    """A name as it may stand in a figure: on one line, printable, not too long, and never left out of a legend."""
-    shown = escaped(text[: longest + 1])
+    """A name made fit for a figure: one line, printable, not too long, never hidden from a legend."""
+    shown = escape(text[: longest + 1])
     shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
     return f" {shown}" if shown.startswith("_") else shown or "(no name)"
 
@@ -109,18 +110,29 @@ def panels_figure(titles: list[str], unit: str = "optimizer step", below: int = 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes: list[Axes] = list(figure.subplots(len(titles), 1, squeeze=False, sharex=True)[:, 0])
     for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(label(title, 72))
+        axis.set_title(label(title, 60))
         axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes[-1].set_xlabel(unit)
     return figure, axes
 
 
+def legend_columns(names: Sequence[str]) -> int:
+    """The number of legend columns that fit into the width of a figure."""
+    longest = max(len(label(name)) for name in names)
+    return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
+
+
+def legend_rows(names: Sequence[str]) -> int:
+    """The number of rows of that legend."""
+    return -(-len(names) // legend_columns(names))
+
+
 # ---------------------------------------------------------------------------------------------- metrics over steps
 
 
 MOST_POINTS = 1000
-"""Points of a line in a figure; of more, the lowest and highest of each stretch are drawn."""
+"""Most points of a line; of more, the lowest and highest of each stretch are drawn."""
 
 MOST_PANELS = 12
 
@@ -140,7 +152,7 @@ class Series:
 
     Attributes:
         key: The metric, as it is logged.
-        name: What the legend says; needed where a panel has several.
+        name: What the legend says; needed if a panel has several.
         spread: A metric that is drawn as a band of plus and minus it.
         low: A metric that is drawn as the lower edge of a band.
         high: Its upper edge.
@@ -170,13 +182,13 @@ class Panel:
     evaluated: bool = True
 
 
-def lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
+def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
     """Draw panels.
 
     Args:
         runs: In every panel.
-        panels: From the top; those without any data are left out, and those past the twelfth.
-        reason: Why there is no figure where no panel has data.
+        panels: From the top; panels without data, and those beyond the twelfth, are left out.
+        reason: Reported if no panel has data.
     """
     known = [(panel, [one for one in panel.series if any(_has_data(run, one) for run in runs)]) for panel in panels]
     there = [(panel, shown) for panel, shown in known if shown][:MOST_PANELS]
@@ -184,7 +196,8 @@ def lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure |
         return Absent(reason)
     names = list(dict.fromkeys(one.name for _, shown in there for one in shown if one.name))
     named = bool(names)
-    figure, axes = panels_figure([panel.title for panel, _ in there], below=2 + (len(names) + len(runs)) // 3)
+    below = legend_rows([*names, *(run.name for run in runs), "held out"])
+    figure, axes = panels_figure([panel.title for panel, _ in there], below=below)
     held_out = False
     for (panel, shown), axis in zip(there, axes, strict=True):
         for number, run in enumerate(runs):
@@ -192,11 +205,11 @@ def lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure |
                 place = names.index(series.name) if series.name in names else number
                 colour = INK if named and series.name not in names else COLOURS[place % len(COLOURS)]
                 marker, dash = MARKERS[place % len(MARKERS)], DASHES[number % len(DASHES)]
-                _band(axis, run, series, colour)
-                _line(axis, run, series, {"color": colour, "marker": marker, "linestyle": dash})
+                _draw_band(axis, run, series, colour)
+                _draw_line(axis, run, series, {"color": colour, "marker": marker, "linestyle": dash})
                 if panel.evaluated:
-                    held_out |= _held_out(axis, run, series, {"color": colour, "marker": marker})
-        _room(axis, panel, runs)
+                    held_out |= _draw_held_out(axis, run, series, {"color": colour, "marker": marker})
+        _set_limits(axis, panel, runs)
     entries = [(name, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], DASHES[0]) for i, name in enumerate(names)]
     for i, run in enumerate(runs):
         own = (INK, "") if named else (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
@@ -213,7 +226,7 @@ def limits(runs: Sequence[Run]) -> tuple[float, float]:
     return first - room, last + room
 
 
-def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+def thin(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
     """At most `MOST_POINTS` of the points, in order: of each stretch the first, the lowest and the highest."""
     if len(steps) <= MOST_POINTS:
         return list(steps), list(values)
@@ -230,7 +243,7 @@ def _has_data(run: Run, series: Series) -> bool:
 
 
 def _legend(figure: Figure, entries: Sequence[tuple[str, str, str, Any]], named: bool, held_out: bool) -> None:
-    """One for all panels, below them; none where there is a single line without a name."""
+    """Add one legend below all panels; none for a single line without a name."""
     if not named and len(entries) + held_out < 2:
         return
     handles = [Line2D([], [], color=colour, marker=mark, linestyle=dash) for _, colour, mark, dash in entries]
@@ -238,27 +251,27 @@ def _legend(figure: Figure, entries: Sequence[tuple[str, str, str, Any]], named:
     if held_out:
         handles.append(Line2D([], [], color=INK, marker="o", linestyle="none", **_HOLLOW))
         names.append("held out")
-    figure.legend(handles, names, loc="outside lower center", ncols=1 if max(map(len, names)) > 30 else 3)
+    figure.legend(handles, names, loc="outside lower center", ncols=legend_columns(names))
 
 
-def _room(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
+def _set_limits(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     axis.set_xlim(*limits(runs))
     if panel.share:
         axis.set_ylim(-0.03, 1.03)
         return
     low, high = axis.get_ylim()
     middle = (low + high) / 2
-    if high - low < 1e-4 * abs(middle):  # what rounding leaves is no curve
+    if high - low < 1e-4 * abs(middle):  # rounding errors are no curve
         axis.set_ylim(middle - 0.05 * abs(middle), middle + 0.05 * abs(middle))
 
 
-def _line(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> None:
-    steps, values = thinned(*run.series(series.key))
+def _draw_line(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> None:
+    steps, values = thin(*run.series(series.key))
     if steps:
-        axis.plot(steps, values, markevery=max(1, len(steps) // 12), label=_called(run, series), **looks)
+        axis.plot(steps, values, markevery=max(1, len(steps) // 12), label=_series_label(run, series), **looks)
 
 
-def _band(axis: Axes, run: Run, series: Series, colour: str) -> None:
+def _draw_band(axis: Axes, run: Run, series: Series, colour: str) -> None:
     low, high = (series.low, series.high) if series.low and series.high else (series.key, series.key)
     known = [dict(zip(*run.series(key), strict=True)) for key in (low, high)]
     if series.spread:
@@ -279,14 +292,14 @@ def _band(axis: Axes, run: Run, series: Series, colour: str) -> None:
         axis.fill_between(steps, lower, upper, color=colour, alpha=0.18, linewidth=0)
 
 
-def _held_out(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> bool:
-    steps, values = thinned(*run.series(f"eval_{series.key}"))
+def _draw_held_out(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> bool:
+    steps, values = thin(*run.series(f"eval_{series.key}"))
     if steps:
-        axis.plot(steps, values, linestyle="none", label=f"{_called(run, series)} (held out)", **looks, **_HOLLOW)
+        axis.plot(steps, values, linestyle="none", label=f"{_series_label(run, series)} (held out)", **looks, **_HOLLOW)
     return bool(steps)
 
 
-def _called(run: Run, series: Series) -> str:
+def _series_label(run: Run, series: Series) -> str:
     return label(f"{run.name} · {series.name}" if series.name else run.name, 80)
 
 
@@ -297,25 +310,25 @@ Parts = Mapping[str, str]
 """The name of each part, from the bottom, with its metric."""
 
 
-def stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share: bool = False) -> Figure | Absent:
-    """Draw areas on each other, one panel for each title; the same part has the same colour and hatching in all.
+def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share: bool = False) -> Figure | Absent:
+    """Draw stacked areas, one panel per title; a part has the same colour and hatching in all.
 
     Args:
-        panels: Title, run and parts; without any data it is left out, and so are those past the twelfth.
-        reason: Why there is no figure where none has data.
+        panels: Title, run and parts; panels without data, and those beyond the twelfth, are left out.
+        reason: Reported if none has data.
         share: Whether the whole is 1.
     """
     tables = [(title, table) for title, run, parts in panels if (table := _table(run, parts))[0]][:MOST_PANELS]
     if not tables:
         return Absent(reason)
     order = list(dict.fromkeys(name for _, (_, parts) in tables for name in parts))
-    figure, axes = panels_figure([title for title, _ in tables], below=-(-len(order) // 4))
+    figure, axes = panels_figure([title for title, _ in tables], below=legend_rows(order))
     legend: dict[str, Any] = {}
     for (_, (steps, parts)), axis in zip(tables, axes, strict=True):
         numbers = [order.index(name) for name in parts]
         places: list[float] = [*steps]
         heights = list(parts.values())
-        if len(steps) == 1:  # which has no extent, so it is drawn from half a step before to half a step after
+        if len(steps) == 1:  # a single step has no extent, so draw it from half a step before to half a step after
             places, heights = [steps[0] - 0.5, steps[0] + 0.5], [[value, value] for [value] in heights]
         areas = axis.stackplot(
             places,
@@ -330,12 +343,12 @@ def stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share: boo
             legend.setdefault(str(area.get_label()), area)
         axis.set_ylim(0, 1 if share else None)
         axis.set_xlim(*limits([run for _, run, _ in panels]))
-    figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=min(4, len(legend)))
+    figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=legend_columns(list(legend)))
     return figure
 
 
 def _table(run: Run, parts: Parts) -> tuple[list[int], dict[str, list[float]]]:
-    """The steps at which a part is known, and each part's values there; what is not known counts as nothing."""
+    """The steps with any known part, and each part's values there; unknown ones count as 0."""
     known = {name: dict(zip(*run.series(key), strict=True)) for name, key in parts.items()}
     known = {name: values for name, values in known.items() if any(values.values())}
     steps = sorted({step for values in known.values() for step in values})
@@ -347,7 +360,7 @@ def _table(run: Run, parts: Parts) -> tuple[list[int], dict[str, list[float]]]:
 
 
 MOST_FILES = 200
-"""Token record files that are read for a figure, evenly over the training."""
+"""Most token record files to read for a figure, spread evenly over the training."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _NONE = "No token records with trained rows: train with token_records: 64 to see single tokens."
@@ -364,9 +377,9 @@ def weights(runs: Sequence[Run]) -> Figure | Absent:
 
 
 def live_values(run: Run, path: Path, column: str) -> Any:
-    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None where it has none.
+    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None if it has none.
 
-    What does not fit together, as many values as tokens, is reported as damage.
+    Columns of different lengths are reported as damage.
     """
     columns = run.columns_of(path, [column, "live"])
     if columns is None or columns.keys() != {column, "live"}:
@@ -379,14 +392,14 @@ def live_values(run: Run, path: Path, column: str) -> Any:
     except (AttributeError, TypeError, ValueError):
         values, live = np.zeros(1), np.zeros(0)
     if values.shape != live.shape:
-        run.tell(f"{path} was left out of the figures: its columns {column} and live do not fit together.")
+        run.note(f"{path} was left out of the figures: its columns {column} and live do not fit together.")
         return None
     kept = values[live & (np.abs(values) <= LARGEST_NUMBER)]
     return kept if kept.size else None
 
 
 def evenly(paths: Sequence[Path], most: int = MOST_FILES) -> list[Path]:
-    """At most so many of the files, the first and the last among them."""
+    """At most this many of the files, evenly spread, including the first and the last."""
     if len(paths) <= most:
         return list(paths)
     return [paths[round(index * (len(paths) - 1) / (most - 1))] for index in range(most)]

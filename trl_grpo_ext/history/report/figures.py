@@ -1,7 +1,7 @@
 """The figures of some runs: as SVG for the page, as PNG beside the run.
 
-`PLOTS` lists them with their stable names, and each draws a list of runs or says why it cannot; adding one there adds
-it everywhere.
+`PLOTS` lists them with their stable names. Each draws a list of runs or says why it cannot. A figure added there
+appears everywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"The report needs {error.name}: pip install 'trl-grpo-ext[report]'") from error
 
-from .drawing import Absent, Panel, Series, advantages, label, lines, stacked, style, weights
+from .drawing import Absent, Panel, Series, advantages, draw_lines, draw_stacked, label, style, weights
 from .svg import svg_of
 
 _DPI = 150
@@ -37,8 +37,8 @@ _OUTCOMES = (
     *("right", "scored", "wrong", "no_answer", "unparseable_reference", "none"),
     *("timeout", "died", "refused", "error"),
 )
-"""In the order in which they are stacked; others follow."""
-# Nothing is learnt from held-out completions, and they are often alone in their group: their loss, signal, hooks and
+"""In stacking order; others follow."""
+# Held-out completions are not trained on, and are often alone in their group: their loss, signal, hooks and
 # weights say nothing, so panels of those are not `evaluated`.
 
 
@@ -48,10 +48,10 @@ class Plot:
 
     Attributes:
         name: Stable; the name of its file.
-        theme: Under which heading it stands.
+        theme: Its heading.
         title: Of the figure.
         caption: One sentence that says what to look for.
-        draw: Makes it of the runs, under `style`.
+        draw: Draws the runs, under `style`.
     """
 
     name: str
@@ -61,73 +61,71 @@ class Plot:
     draw: Draw
 
 
-def _matched(runs: Sequence[Run], pattern: re.Pattern[str]) -> list[re.Match[str]]:
+def _match_keys(runs: Sequence[Run], pattern: re.Pattern[str]) -> list[re.Match[str]]:
     keys = dict.fromkeys(chain.from_iterable(run.keys() for run in runs))
     return [found for key in keys if (found := pattern.fullmatch(key))]
 
 
 def _of_metrics(*panels: Panel, reason: str = _NO_METRICS) -> Draw:
-    return lambda runs: lines(runs, panels, reason)
+    return lambda runs: draw_lines(runs, panels, reason)
 
 
 def reward_functions(runs: Sequence[Run]) -> Figure | Absent:
     """One panel per reward function: mean, and plus and minus the standard deviation."""
-    names = dict.fromkeys(found[1] for found in _matched(runs, _REWARD))
+    names = dict.fromkeys(found[1] for found in _match_keys(runs, _REWARD))
     panels = [Panel(name, [Series(f"rewards/{name}/mean", spread=f"rewards/{name}/std")]) for name in names]
-    return lines(runs, panels, "No rewards are in the history.")
+    return draw_lines(runs, panels, "No rewards are in the history.")
 
 
 def outcomes(runs: Sequence[Run]) -> Figure | Absent:
-    """One panel per run and reward that knows outcomes: their shares, stacked."""
-    found = {(match[1], match[2]): match[0] for match in _matched(runs, _OUTCOME)}
+    """One panel per run and reward with outcomes: their shares, stacked."""
+    found = {(match[1], match[2]): match[0] for match in _match_keys(runs, _OUTCOME)}
     panels = []
     for reward in dict.fromkeys(reward for reward, _ in found):
         there = [name for name in _OUTCOMES if (reward, name) in found]
         there += sorted(name for of, name in found if of == reward and name not in _OUTCOMES)
         parts = {name: found[reward, name] for name in there}
         panels += [(reward if len(runs) == 1 else f"{label(run.name)}: {reward}", run, parts) for run in runs]
-    return stacked(
-        panels, "No reward of these runs has outcomes; guard: {} around any reward gives it some.", share=True
-    )
+    return draw_stacked(panels, "No reward of these runs has outcomes; guard: {} gives any reward some.", share=True)
 
 
 def unscored(runs: Sequence[Run]) -> Figure | Absent:
     """One panel per reward function that left completions without a value."""
-    names = dict.fromkeys(found[1] for found in _matched(runs, _UNSCORED))
+    names = dict.fromkeys(found[1] for found in _match_keys(runs, _UNSCORED))
     panels = [
         Panel(name, [Series(f"rewards/{name}/none", "None"), Series(f"rewards/{name}/nan", "NaN")], share=True)
         for name in names
     ]
-    return lines(runs, panels, "Every reward function gave every completion a value.")
+    return draw_lines(runs, panels, "Every reward function gave every completion a value.")
 
 
 def at_k(runs: Sequence[Run]) -> Figure | Absent:
     """Per reward a panel of pass@k with a line for each k, and one of the mean."""
     panels: dict[tuple[str, str], list[Series]] = {}
-    for kind, k, reward in sorted({(m[1], int(m[2]), m[3] or "") for m in _matched(runs, _AT_K)}):
+    for kind, k, reward in sorted({(m[1], int(m[2]), m[3] or "") for m in _match_keys(runs, _AT_K)}):
         key = f"{kind}@{k}"
         panels.setdefault((reward, kind), []).append(Series(f"{key}/{reward}" if reward else key, key))
     shown = [
         Panel(f"{reward}: {kind}@k" if reward else f"{kind}@k", found, share=kind == "pass")
         for (reward, kind), found in sorted(panels.items(), key=lambda item: (item[0][0], item[0][1] == "mean"))
     ]
-    return lines(runs, shown, "No evaluation logged pass@k: set pass_at_k.")
+    return draw_lines(runs, shown, "No evaluation logged pass@k: set pass_at_k.")
 
 
 def hooks(runs: Sequence[Run]) -> Figure | Absent:
-    """What each hook made of the advantages: one panel per measure."""
-    names = list(dict.fromkeys(found[1] for found in _matched(runs, _HOOK)))
+    """What each hook did to the advantages: one panel per measure."""
+    names = list(dict.fromkeys(found[1] for found in _match_keys(runs, _HOOK)))
 
     def series(measure: str) -> list[Series]:
         return [Series(f"advantage/{name}/{measure}", name) for name in names]
 
     panels = [
-        Panel("share of the tokens whose advantage changed its sign", series("sign_flips"), evaluated=False),
-        Panel("mass moved: sum of changes / sum of advantages before", series("mass_moved"), evaluated=False),
-        Panel("mean of the advantages after the hook", series("mean"), evaluated=False),
-        Panel("standard deviation of the advantages after the hook", series("std"), evaluated=False),
+        Panel("share of tokens whose advantage changed sign", series("sign_flips"), evaluated=False),
+        Panel("mass moved: sum of changes / sum of advantages", series("mass_moved"), evaluated=False),
+        Panel("mean advantage after the hook", series("mean"), evaluated=False),
+        Panel("standard deviation of advantages after the hook", series("std"), evaluated=False),
     ]
-    return lines(runs, panels, "No advantage hook is selected.")
+    return draw_lines(runs, panels, "No advantage hook is selected.")
 
 
 def phase_times(runs: Sequence[Run]) -> Figure | Absent:
@@ -139,16 +137,16 @@ def phase_times(runs: Sequence[Run]) -> Figure | Absent:
         if not known & set(parts.values()):
             parts = {"whole step": "step_time"}
         panels.append(("seconds" if len(runs) == 1 else f"{label(run.name)}: seconds", run, parts))
-    return stacked(panels, "No times are in the history.")
+    return draw_stacked(panels, "No times are in the history.")
 
 
 _LENGTHS = [
     Panel(
-        "tokens of a completion: mean, shortest to longest",
+        "tokens per completion: mean, shortest to longest",
         [Series("completions/mean_length", low="completions/min_length", high="completions/max_length")],
     ),
     Panel(
-        "tokens of those that ended by themselves",
+        "tokens of completions that ended by themselves",
         [
             Series(
                 "completions/mean_terminated_length",
@@ -195,8 +193,8 @@ _TOKENS = [
 PLOTS: tuple[Plot, ...] = (
     Plot(
         *("reward_total", "Rewards", "Total reward"),
-        "The weighted sum that is trained on (band: standard deviation); it should rise, and the held-out points with "
-        "it. Where hooks shape rewards, the sum before them stands beside it.",
+        "The weighted sum that is trained on (band: standard deviation). It should rise, and the held-out points "
+        "with it. If hooks shape rewards, the sum before them is shown too.",
         _of_metrics(
             Panel("reward", [Series("reward", spread="reward_std")]),
             Panel("reward before the shapers", [Series("raw_reward", spread="raw_reward_std")]),
@@ -204,30 +202,30 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         *("reward_functions", "Rewards", "Reward per function"),
-        "Each function's mean over the batch (band: standard deviation); look for one that rises at another's cost, "
-        "and for a band that vanishes.",
+        "Each function's mean over the batch (band: standard deviation); look for one that rises at another's "
+        "expense, and for a band that vanishes.",
         reward_functions,
     ),
     Plot(
         *("outcomes", "Rewards", "Outcomes of rewards"),
-        "What became of the completions; a growing part of anything but right and wrong is a reward that cannot judge.",
+        "What became of the completions; if anything but right and wrong grows, the reward cannot judge.",
         outcomes,
     ),
     Plot(
         *("unscored", "Rewards", "Completions without a value"),
-        "The share for which a function gave None or NaN; such completions do not count in that reward.",
+        "The share for which a function gave None or NaN; such completions do not count for that reward.",
         unscored,
     ),
     Plot(
         *("pass_at_k", "Rewards", "pass@k and mean@k, held out"),
-        "The share of held-out problems that at least one of k completions solves; where pass@1 rises and a large k "
+        "The share of held-out problems that at least one of k completions solves; if pass@1 rises while a large k "
         "falls, the policy is giving up problems that it could solve.",
         at_k,
     ),
     Plot(
         *("no_signal", "Credit", "Groups without signal"),
         "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
-        "problems are too easy, too hard, or the reward too coarse.",
+        "problems are too easy or too hard, or the reward is too coarse.",
         _of_metrics(
             Panel("groups without spread in the reward", [Series("frac_reward_zero_std")], share=True, evaluated=False),
             Panel(
@@ -245,14 +243,14 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        *("resampled", "Credit", "Groups sampled in place of others"),
-        "What it took to fill the batches with groups that the filter keeps: rounds of generation, and how full they "
-        "got. Rounds that rise while batches are no longer full mean that the prompts are used up.",
+        *("resampled", "Credit", "Resampled groups"),
+        "The generation rounds it took to fill batches with groups that the filter keeps, and how full they got. If "
+        "rounds rise and batches are no longer full, the prompts are used up.",
         _of_metrics(
-            Panel("groups of the batch that the filter kept", [Series("groups/kept")], share=True, evaluated=False),
+            Panel("share of the batch that the filter kept", [Series("groups/kept")], share=True, evaluated=False),
             Panel("rounds for a batch", [Series("groups/rounds")], evaluated=False),
             Panel(
-                "groups sampled, and of these carried from the batch before",
+                "groups sampled, and carried over from the last batch",
                 [Series("groups/prompts_used", "sampled"), Series("groups/carried", "carried")],
                 evaluated=False,
             ),
@@ -260,24 +258,24 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         *("advantages", "Credit", "Advantages"),
-        "How the advantages of recorded tokens are spread when the loss uses them; a band that collapses on 0 has "
-        "nothing to teach, a lopsided one pushes in one direction.",
+        "The spread of recorded tokens' advantages when the loss uses them; a band that collapses to 0 teaches "
+        "nothing, a lopsided one pushes in one direction.",
         advantages,
     ),
     Plot(
         *("weights", "Credit", "Weights"),
-        "How much recorded tokens count in the loss, against their mean; a wide band means that few tokens decide.",
+        "Weights of recorded tokens in the loss, relative to their mean; a wide band means that few tokens decide.",
         weights,
     ),
     Plot(
         *("loss_weights", "Credit", "Weights by length and sign"),
-        "How much a token counts, 1 being the mean over all; look for a preference for short or long completions.",
+        "A token's weight in the loss, 1 being the mean; look for a preference for short or long completions.",
         _of_metrics(*_LOSS_WEIGHTS, reason="No loss aggregation is selected, so TRL's own weights apply."),
     ),
     Plot(
         *("hooks", "Credit", "What each hook changed"),
-        "Signs turned and mass moved by each advantage hook; one that moves nothing does nothing, and one that turns "
-        "many signs rewards what was punished.",
+        "Signs flipped and mass moved by each advantage hook; one that moves nothing does nothing, and one that "
+        "flips many signs rewards what was punished.",
         hooks,
     ),
     Plot(
@@ -289,7 +287,7 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         *("entropy", "Completions", "Entropy"),
         "Mean entropy of the next token; a fall to 0 means that the policy no longer explores, a steep rise that it "
-        "comes apart.",
+        "breaks down.",
         _of_metrics(Panel("entropy, nats", [Series("entropy")])),
     ),
     Plot(
@@ -299,13 +297,13 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         *("clip_shares", "Update", "Clipping"),
-        "The share of tokens whose ratio is clipped; always 0 where each batch is used once, and above some percent "
-        "the policy moves too far in one batch.",
+        "The share of tokens whose ratio is clipped; always 0 if each batch is used once; above a few percent the "
+        "policy moves too far in one batch.",
         _of_metrics(*_CLIPPED),
     ),
     Plot(
         *("sampling_ratio", "Update", "Sampler and trainer"),
-        "Ratio of the trainer's to the sampler's probabilities (vLLM); far from 1 the two disagree.",
+        "Ratio of the trainer's to the sampler's probabilities (vLLM); far from 1, the two disagree.",
         _of_metrics(
             Panel(
                 "importance ratio: mean, smallest to largest",
@@ -316,8 +314,8 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         *("optimisation", "Update", "Loss, gradient norm, learning rate"),
-        "The loss of GRPO says little; look at the gradient norm for spikes, and at the rate for the schedule that was "
-        "meant.",
+        "The loss of GRPO says little; check the gradient norm for spikes, and the learning rate for the schedule "
+        "you meant.",
         _of_metrics(
             Panel("loss", [Series("loss")], evaluated=False),
             Panel("gradient norm before clipping", [Series("grad_norm")], evaluated=False),
@@ -326,29 +324,29 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         *("phase_times", "Cost", "Time per optimizer step"),
-        "Where the seconds go; what is widest is worth making faster.",
+        "Where the seconds go; speed up what takes most.",
         phase_times,
     ),
     Plot(
         *("tokens", "Cost", "Tokens"),
-        "What is computed against what counts; the gap is padding and rows without signal.",
+        "Tokens computed and tokens that count; the gap is padding and rows without signal.",
         _of_metrics(*_TOKENS),
     ),
 )
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A figure as the page shows it.
+class PageFigure:
+    """A figure on the page.
 
     Attributes:
         name: Stable, of letters and underscores.
         theme: Its heading.
         title: Of the figure.
         caption: One sentence that says what to look for.
-        svg: One `<svg>` element, safe to put into HTML: it has no style, no script, no link out of itself, and
-            everything that came from outside is text. None where there is no figure.
-        reason: Why there is none; empty where there is one.
+        svg: One `<svg>` element, safe to put into HTML: it has no style, script or outside link, and all untrusted
+            content is text. None if there is no figure.
+        reason: Why there is none; else empty.
     """
 
     name: str
@@ -359,21 +357,21 @@ class Shown:
     reason: str = ""
 
 
-def figures(runs: Sequence[Run]) -> list[Shown]:
+def figures(runs: Sequence[Run]) -> list[PageFigure]:
     """All figures of these runs, in the order in which they are shown.
 
     Args:
         runs: Overlaid in every figure.
     """
     shown = []
-    for plot, drawn in drawn_plots(runs):
+    for plot, drawn in draw_plots(runs):
         found = (None, drawn.reason) if isinstance(drawn, Absent) else (svg_of(drawn, plot.name, plot.title), "")
-        shown.append(Shown(plot.name, plot.theme, plot.title, plot.caption, *found))
+        shown.append(PageFigure(plot.name, plot.theme, plot.title, plot.caption, *found))
     return shown
 
 
-def drawn_plots(runs: Sequence[Run]) -> Iterator[tuple[Plot, Figure | Absent]]:
-    """Each figure as matplotlib has it, or why there is none."""
+def draw_plots(runs: Sequence[Run]) -> Iterator[tuple[Plot, Figure | Absent]]:
+    """Draw each figure with matplotlib, or say why there is none."""
     for plot in PLOTS:
         with style():
             drawn = plot.draw(runs)
@@ -381,10 +379,10 @@ def drawn_plots(runs: Sequence[Run]) -> Iterator[tuple[Plot, Figure | Absent]]:
 
 
 def save_pngs(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """Write every figure that there is as `FOLDER/NAME.png`, on white.
+    """Write every available figure as `FOLDER/NAME.png`, on white.
 
     Returns:
-        The files, in order. A file of an earlier call whose figure is no longer there is left.
+        The files, in order. Files of earlier calls stay, even if their figure is gone.
 
     Raises:
         ConfigurationError: They cannot be written there.
@@ -393,7 +391,7 @@ def save_pngs(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for plot, drawn in drawn_plots(runs):
+        for plot, drawn in draw_plots(runs):
             if isinstance(drawn, Absent):
                 continue
             unfinished = folder / f".{plot.name}.png"

@@ -1,9 +1,8 @@
-"""One HTML page that shows runs: curves, settings, plugins, and every completion token by token. It needs nothing else.
+"""One self-contained HTML page of runs: curves, settings, plugins, and every completion token by token.
 
-Everything that came from a run is hostile: a completion is what a model wrote, a folder may be anybody's. The page
-therefore forbids itself, by a content security policy, every connection, every script and every style but its own two,
-which are named by their hashes. The template escapes, the scripts write data as text only, and the figures come without
-styles and links (`svg`).
+Everything from a run is untrusted: a model wrote the completions, and the folder may be anybody's. So the page's
+content security policy forbids all connections, and all scripts and styles but its own, which are named by their
+hashes. The template escapes, the scripts write data only as text, and the figures have no styles and no links (`svg`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from markupsafe import Markup
 
 from ...errors import ConfigurationError
 from ...plugins.kinds import LABELS
-from ...records.files import write_whole
+from ...records.files import write_atomically
 from ...records.manifest import PluginRecord
 from .page_data import page_data, step_of
 from .run import Run
@@ -44,7 +43,7 @@ SCRIPTS = (
     "reload.js",
     "start.js",
 )
-"""In this order they make one style and one script."""
+"""Joined in this order into one style and one script."""
 
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164"
@@ -55,13 +54,13 @@ _ASSETS = Path(__file__).parent / "assets"
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPage:
     """What `write_page` wrote.
 
     Attributes:
         path: The page.
         bytes: Its size.
-        notes: Sentences: what is not on the page, and why.
+        notes: Sentences on what is missing from the page, and why.
     """
 
     path: Path
@@ -71,14 +70,14 @@ class Written:
 
 def write_page(
     runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000, reload_seconds: float | None = None
-) -> Written:
-    """Write the page, in one step, so that no half of it is ever there.
+) -> WrittenPage:
+    """Write the page atomically.
 
     Args:
         runs: At least one.
         path: The HTML file; replaced if it is there.
-        limit: Completions at most, over all runs, in whole groups; 0 leaves the completions out.
-        reload_seconds: The page loads itself again so often, unless somebody uses it; None: never.
+        limit: Most completions over all runs, in whole groups; 0 for none.
+        reload_seconds: The page reloads at this interval unless somebody is using it; None for never.
 
     Raises:
         ConfigurationError: No run is given, `limit` is negative, or the page cannot be written there.
@@ -91,16 +90,16 @@ def write_page(
     content = html.encode("utf-8", "replace")
     path = Path(path)
     try:
-        write_whole(path, content)
+        write_atomically(path, content)
     except OSError as error:
         raise ConfigurationError(
             f"The report cannot be written to {path} ({error.strerror}). Name another file by --out."
         ) from error
-    return Written(path, len(content), tuple(notes))
+    return WrittenPage(path, len(content), tuple(notes))
 
 
 def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -> tuple[str, list[str]]:
-    """The page as text, and the sentences of `Written.notes`."""
+    """The page as text, and the sentences of `WrittenPage.notes`."""
     from .figures import figures
 
     shown = figures(runs)
@@ -112,7 +111,7 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
     absent = [f"{figure.title}: {figure.reason}" for figure in shown if figure.svg is None]
     data = page_data(runs if limit else [], limit)
     notes = list(dict.fromkeys([*(sentence for run in runs for sentence in run.missing), *data.notes]))
-    style, script = joined(STYLES), joined(SCRIPTS)
+    style, script = join_assets(STYLES), join_assets(SCRIPTS)
     html = (
         environment()
         .get_template("report.html.jinja")
@@ -127,7 +126,7 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
             absent=absent,
             settings=settings(runs),
             plugins=plugins(runs),
-            index=in_script(data.index),
+            index=script_json(data.index),
             chunks={name: Markup(chunk) for name, chunk in data.chunks.items()},
             completions=any(run["steps"] for run in data.index["runs"]),
         )
@@ -143,21 +142,21 @@ def policy(style: str, script: str) -> str:
     )
 
 
-def in_script(value: Any) -> Markup:
-    """JSON that may stand inside a script element: pure ASCII, without `<`, `>` and `&`."""
+def script_json(value: Any) -> Markup:
+    """JSON that is safe inside a script element: pure ASCII, without `<`, `>` and `&`."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def visible(text: str) -> str:
-    """Text of any origin with its control characters as symbols, and what turns or hides other characters as escapes.
+    """Show control characters in untrusted text as symbols, and characters that reverse or hide others as escapes.
 
     The same as `visible` in `assets/text.js`. Line breaks, tabs and what emoji are joined with stay.
     """
-    return _HIDDEN.sub(lambda found: _escaped(ord(found[0])), text)
+    return _HIDDEN.sub(lambda found: _escape(ord(found[0])), text)
 
 
-def _escaped(code: int) -> str:
+def _escape(code: int) -> str:
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"\u27e8U+{code:04X}\u27e9"
@@ -171,19 +170,19 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def joined(names: Sequence[str]) -> str:
-    """Our own files as one text; a newline before and after, as it stands in the page."""
+def join_assets(names: Sequence[str]) -> str:
+    """Our own files joined, with a newline before and after, as in the page."""
     text = "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
     if names is SCRIPTS:
         text = f'(() => {{\n"use strict";\n{text}\n}})();'
     if "</" in text:
-        raise AssertionError("Our own styles and scripts may not hold '</': it would end their element.")
+        raise AssertionError("Our own styles and scripts must not contain '</', which would end their element.")
     return text
 
 
 @cache
 def environment() -> Environment:
-    """Of the templates: everything that comes from outside is escaped, and made visible."""
+    """The templates' environment, which escapes all untrusted content."""
     return Environment(
         loader=PackageLoader("trl_grpo_ext.history.report"),
         undefined=StrictUndefined,
@@ -218,7 +217,7 @@ class Summary:
 
 
 def summaries(run: Run) -> list[Summary]:
-    """What a reader wants to know first: held-out evaluation, the reward, each reward, length, entropy, KL."""
+    """The key metrics: held-out evaluation, total reward, each reward, length, entropy, KL."""
     keys = run.keys()
     held_out = [
         key
@@ -239,9 +238,9 @@ def summaries(run: Run) -> list[Summary]:
         lines.append(
             Summary(
                 f"{key.removeprefix('eval_')} (held out)" if key in held_out else key,
-                shown(values[0]),
-                shown(values[-1]),
-                _ABSENT if best is None else shown(values[best]),
+                four_digits(values[0]),
+                four_digits(values[-1]),
+                _ABSENT if best is None else four_digits(values[best]),
                 _ABSENT if best is None else str(steps[best]),
             )
         )
@@ -271,7 +270,7 @@ def _date(time: float) -> str:
     try:
         return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):  # a damaged disk, or a clock set by somebody
-        return f"at a time that no calendar has (time stamp {time:.0f})"
+        return f"at an impossible time (time stamp {time:.0f})"
 
 
 def settings(runs: Sequence[Run]) -> list[Line]:
@@ -282,7 +281,7 @@ def settings(runs: Sequence[Run]) -> list[Line]:
 
 
 def plugins(runs: Sequence[Run]) -> list[Line]:
-    """The plugins of each run in the order in which they act, those that differ first, and the versions beneath."""
+    """The plugins of each run in order, those that differ first, and the versions of libraries."""
     tables = [_plugins(run) for run in runs]
     names = list(dict.fromkeys(name for table in tables for name in table))
     lines = [line(name, [table.get(name, _ABSENT) for table in tables]) for name in names]
@@ -293,11 +292,11 @@ def plugins(runs: Sequence[Run]) -> list[Line]:
 
 
 def line(name: str, cells: Sequence[str]) -> Line:
-    """A line with what it says on the difference."""
+    """A line, marked if its cells differ."""
     return Line(name, tuple(cells), len(set(cells)) > 1)
 
 
-def shown(value: float) -> str:
+def four_digits(value: float) -> str:
     """Four significant digits."""
     return f"{value:.4g}"
 
@@ -310,7 +309,7 @@ def _value(values: Mapping[str, Any], name: str) -> str:
 
 
 def _plugins(run: Run) -> dict[str, str]:
-    """By kind and name what is known of a plugin, one text each."""
+    """A description of each plugin, by kind and name."""
     if run.manifest is None:
         return {}
     seen: Counter[str] = Counter()
@@ -318,11 +317,11 @@ def _plugins(run: Run) -> dict[str, str]:
     for record in run.manifest.plugins:
         name = f"{LABELS[record.kind]} {record.name}" + (f", in {record.inside}" if record.inside else "")
         seen[name] += 1
-        texts[name if seen[name] == 1 else f"{name} ({seen[name]})"] = _told(record)
+        texts[name if seen[name] == 1 else f"{name} ({seen[name]})"] = _describe(record)
     return texts
 
 
-def _told(record: PluginRecord) -> str:
+def _describe(record: PluginRecord) -> str:
     parts = [record.origin, record.target, f"role {record.role}" if record.role else ""]
     if record.weight is not None:
         parts.append(f"weight {record.weight:g}")

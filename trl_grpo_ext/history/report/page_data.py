@@ -1,10 +1,9 @@
-"""What the page's completion browser works on: an index of all completions, and one chunk of text and numbers per step.
+"""The data of the page's completion browser: an index of all completions, and a chunk of text and numbers per step.
 
-The index is small and always there; a step's chunks are unpacked by the browser when somebody looks at that step. They
-are gzip in base64. A number keeps the first 24 of the 32 bits of a float32, rounded, so its relative error is at most
-2⁻¹⁶ (0.0016 %); whole numbers keep all. The bytes of a column are stored in planes, all lowest bytes, then all second
-ones and so on, which gzip makes small. In front of the planes stands a header as JSON, and in front of that its length
-as four bytes, the lowest first.
+The index is small and always loaded; the browser unpacks a step's chunks, gzip in base64, when that step is opened. A
+number keeps the first 24 of the 32 bits of a float32, rounded, so its relative error is at most 2⁻¹⁶ (0.0016 %); whole
+numbers keep all. The bytes of a column are stored in planes, all lowest bytes, then all second ones and so on, which
+gzip compresses well. A JSON header precedes the planes, preceded by its length as four bytes, lowest first.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from ...records.token_records import COLUMNS
 from .run import Run, is_number
 
 TOKENS = 1_000_000
-"""Tokens whose numbers a page holds at most. 500,000 of them after two hooks, with their text, took 6 MB."""
+"""Most tokens with numbers on a page. 500,000 of them after two hooks, with their text, took 6 MB."""
 
 CHARACTERS = 8_000_000
-"""Characters of completions that a page holds at most."""
+"""Most characters of completions on a page."""
 
 _PER_TOKEN = ("advantage", "weight", "logp", "entropy")
 _OF_TABLE = ("step", "prompt", "completion", "advantage")
@@ -38,12 +37,12 @@ _RIGHT_OR_WRONG = re.compile(r"accura|correct|right|exact|solved|tests|match", r
 
 @dataclass
 class PageData:
-    """What is embedded.
+    """The embedded data.
 
     Attributes:
         index: For `JSON.parse`: the runs, their steps, and of each completion what filters and sorting need.
         chunks: By name, gzip in base64: `tN` with the text, `nN` with the numbers of the tokens.
-        notes: Sentences: what of the completions was left out, and why.
+        notes: Sentences on which completions were left out, and why.
     """
 
     index: dict[str, Any] = field(default_factory=dict)
@@ -54,26 +53,27 @@ class PageData:
 def page_data(runs: Sequence[Run], limit: int) -> PageData:
     """Collect the completions of runs.
 
-    Whole groups of steps that are spread evenly from the first to the last are taken, as many as fit; each run gets the
-    same share. Where a step has token records, TRL's table of it is used for the outcomes only.
+    Takes as many whole groups as fit, of steps spread evenly from the first to the last; each run gets the same share.
+    If a step has token records, TRL's table is used for the outcomes only.
 
     Args:
-        runs: Those shown; files that turn out damaged are listed in their `missing`.
-        limit: Completions at most, over all runs, but at least one group of each run.
+        runs: The runs shown; damaged files are added to their `missing`.
+        limit: Most completions over all runs, but at least one group of each run.
     """
     data = PageData(index={"runs": []})
     share = max(limit // max(len(runs), 1), 1)
     for run in runs:
         steps, held, there = [], 0, 0
-        for path, rows, count in _chosen(run, share, TOKENS // len(runs), CHARACTERS // len(runs)):
-            steps.append(_indexed(data, path, rows))
+        for path, rows, count in _choose(run, share, TOKENS // len(runs), CHARACTERS // len(runs)):
+            steps.append(_add_to_index(data, path, rows))
             held, there = held + len(rows), there + count
         files = _files(run)
         if steps and (held < there or len(steps) < len(files)):
             others = f", and {len(files) - len(steps)} more steps were saved" if len(steps) < len(files) else ""
             data.notes.append(
-                f"{run.name}: of the {there} completions saved at {len(steps)} steps {held} are on this page{others}. "
-                f"A larger --limit takes more, up to {TOKENS:,} tokens and {CHARACTERS:,} characters in all."
+                f"{run.name}: of the {there} completions saved at {len(steps)} steps {held} are on this "
+                f"page{others}. A larger --limit shows more, up to {TOKENS:,} tokens and {CHARACTERS:,} characters "
+                f"in all."
             )
         rewards = list(dict.fromkeys(name for step in steps for name in step.pop("names")))
         for step in steps:
@@ -89,8 +89,8 @@ def _files(run: Run) -> list[Path]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _chosen(run: Run, share: int, tokens: int, characters: int) -> Iterator[tuple[Path, list[Row], int]]:
-    """Files with the rows to show of each, and the number of rows that it has."""
+def _choose(run: Run, share: int, tokens: int, characters: int) -> Iterator[tuple[Path, list[Row], int]]:
+    """Files with the rows to show from each, and their number of rows."""
     files = _files(run)
     first = next((rows for path in files if (rows := read_rows(run, path))), None)
     if first is None:
@@ -107,7 +107,7 @@ def _chosen(run: Run, share: int, tokens: int, characters: int) -> Iterator[tupl
         rows = read_rows(run, path)
         contents = [(row.prompt, row.completion) for row in rows]
         if not rows or (path in run.completions and contents == before):
-            continue  # TRL writes the table of a generation batch again for every step that it feeds
+            continue  # TRL rewrites the table of a generation batch for every step that uses it
         before = contents
         remaining = len(files) - place
         kept = _whole_groups(rows, max(left // remaining, 1), tokens // len(files), characters // len(files))
@@ -116,7 +116,7 @@ def _chosen(run: Run, share: int, tokens: int, characters: int) -> Iterator[tupl
 
 
 def _whole_groups(rows: Sequence[Row], completions: int, tokens: int, characters: int) -> list[Row]:
-    """The first groups that fit; one in any case."""
+    """The first groups that fit, at least one."""
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
@@ -133,14 +133,14 @@ def _whole_groups(rows: Sequence[Row], completions: int, tokens: int, characters
 # ---------------------------------------------------------------------------------------------- one step
 
 
-def _indexed(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
+def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Add a step's chunks, and return its part of the index, one list per column."""
     names = list(dict.fromkeys(name for row in rows for name in row.rewards))
     with_tokens = all(row.tokens is not None for row in rows)
     text, numbers = f"t{len(data.chunks)}", f"n{len(data.chunks)}"
-    data.chunks[text] = squeezed(_json(_texts(rows)))
+    data.chunks[text] = compress(_json(_texts(rows)))
     if with_tokens:
-        data.chunks[numbers] = squeezed(_numbers(rows))
+        data.chunks[numbers] = compress(_numbers(rows))
     return {
         "step": step_of(path),
         "text": text,
@@ -178,7 +178,7 @@ def _vocabulary(rows: Sequence[Row]) -> list[str]:
 
 
 def _stages(rows: Sequence[Row]) -> list[str]:
-    """What acted on the advantages: a row that has not been trained on has the first of them only."""
+    """The stages of the advantages: a row not yet trained on has only the first."""
     return max(([name for name, _ in row.stages] for row in rows), key=len)
 
 
@@ -219,7 +219,7 @@ class Row:
         member: Number of the completion within the group.
         prompt: As text; messages one after the other, each with its role.
         completion: As text.
-        truncated: Whether it ended at the limit; None where the file does not say.
+        truncated: Whether it ended at the limit; None if the file does not say.
         rewards: Each function's reward; None where it gave none.
         reward: Their weighted sum; None where the file does not say.
         credit: What the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of
@@ -266,15 +266,15 @@ def read_rows(run: Run, path: Path) -> list[Row]:
     try:
         return _of_records(run, path) if path in run.records else _of_table(run, path)
     except (pyarrow.ArrowException, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        run.tell(
-            f"{path} was left out of the completions: its columns hold something else than training writes there "
+        run.note(
+            f"{path} was left out of the completions: its columns are not what training writes "
             f"({type(error).__name__}: {str(error)[:100]!a})."
         )
         return []
 
 
 def plain_text(value: Any) -> str:
-    """A prompt or a completion as text; of messages, or messages as JSON, one after the other with their roles."""
+    """A prompt or a completion as text; messages, also as JSON, one after the other with their roles."""
     if isinstance(value, str):
         if not value.startswith('[{"'):
             return value
@@ -289,7 +289,7 @@ def plain_text(value: Any) -> str:
 
 
 def utf16_spans(text: str, starts: Sequence[int], ends: Sequence[int]) -> numpy.ndarray[Any, Any]:
-    """Places in a Python string as places in a JavaScript string, `(T, 2)`; out of range is put to the end."""
+    """Convert places in a Python string to places in a JavaScript string, `(T, 2)`; out of range becomes the end."""
     spans = numpy.stack([numpy.asarray(starts, numpy.int64), numpy.asarray(ends, numpy.int64)], axis=1)
     spans = numpy.clip(spans, 0, len(text))
     if text and ord(max(text)) > 0xFFFF:
@@ -333,7 +333,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             truncated=_at(simple["truncated"], index),
             rewards={str(name): number(value) for name, value in dict(simple["rewards"][index] or {}).items()},
             reward=number(_at(simple["reward"], index)),
-            outcomes=_told(_at(simple["outcomes"], index)) or in_table.get((prompt, completion), {}),
+            outcomes=_short_outcomes(_at(simple["outcomes"], index)) or in_table.get((prompt, completion), {}),
             tokens=[str(token) for token in simple["tokens"][index]],
             failed_turns=[int(turn) for turn in _at(simple["failed_turns"], index) or ()],
         )
@@ -380,7 +380,7 @@ def _credit(row: Row) -> float | None:
 
 
 def _outcomes(run: Run, step: int) -> dict[tuple[str, str], dict[str, str]]:
-    """What rewards logged of each completion in TRL's table of the same step, by prompt and completion."""
+    """What rewards logged of each completion in TRL's table for the same step, by prompt and completion."""
     files = [path for path in run.completions if step_of(path) == step]
     if not files:
         return {}
@@ -431,7 +431,7 @@ def _of_table(run: Run, path: Path) -> list[Row]:
 
 
 def _groups(prompts: Sequence[str], run: Run) -> Iterator[tuple[int, int]]:
-    """Group and member of each row: equal prompts in a row, cut where the settings say how many belong together."""
+    """Group and member of each row: runs of equal prompts, cut at the group size in the settings."""
     size = run.settings.get("num_generations")
     whole = size if isinstance(size, int) and size > 0 and len(prompts) % size == 0 else None
     group, member = -1, 0
@@ -447,7 +447,7 @@ def _names(path: Path) -> list[str]:
 
     try:
         names = [str(name) for name in pyarrow.parquet.read_schema(path).names]
-    except (pyarrow.ArrowException, OSError, ValueError):  # since it was listed; reading it says so
+    except (pyarrow.ArrowException, OSError, ValueError):  # damaged since it was listed; reading it reports that
         return list(_OF_TABLE)
     return [name for name in names if not name.startswith("__index_level_")]
 
@@ -469,7 +469,7 @@ def _by_reward(outcomes: Mapping[str, str]) -> dict[str, str]:
     return {name.removesuffix(OUTCOME_SUFFIX): _short(value, 60) for name, value in outcomes.items()}
 
 
-def _told(outcomes: Any) -> dict[str, str]:
+def _short_outcomes(outcomes: Any) -> dict[str, str]:
     return {str(name): _short(value, 60) for name, value in dict(outcomes or {}).items()}
 
 
@@ -483,7 +483,7 @@ def _short(value: Any, size: int = 500) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A finite number of a size that can be drawn as such, anything else as None."""
+    """A finite number of drawable size; anything else becomes None."""
     return float(value) if is_number(value) else None
 
 
@@ -494,13 +494,13 @@ def _at(values: Sequence[Any] | None, index: int) -> Any:
 # ----------------------------------------------------------------------------------------------------------- bytes
 
 
-def squeezed(content: bytes) -> str:
+def compress(content: bytes) -> str:
     """Bytes as gzip in base64; the same for the same bytes."""
     return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode("ascii")
 
 
-def rounded(values: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
-    """The numbers as the page has them: float32 with 15 bits after the leading one, to the nearest."""
+def round_mantissas(values: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+    """Round numbers as the page stores them: float32 with 15 bits after the leading one."""
     bits = numpy.ascontiguousarray(values, dtype=numpy.float32).view(numpy.uint32)
     finite = (bits & numpy.uint32(0x7F800000)) != 0x7F800000
     largest = (bits & numpy.uint32(0x7FFFFFFF)) >= 0x7F7FFF80  # would round up to infinity
@@ -519,7 +519,7 @@ def pack(counts: Sequence[int], columns: Mapping[str, numpy.ndarray[Any, Any]]) 
     described, planes = [], []
     for name, values in columns.items():
         whole = values.dtype.kind in "iub"
-        kept = values.astype("<i4") if whole else rounded(values).astype("<f4")
+        kept = values.astype("<i4") if whole else round_mantissas(values).astype("<f4")
         planes.append(kept.view(numpy.uint8).reshape(sum(counts), 4).T.tobytes())
         described.append([name, "integer" if whole else "float"])
     header = json.dumps({"counts": list(counts), "columns": described}).encode("ascii")

@@ -1,4 +1,4 @@
-"""What a training left in its folder, read into one `Run`.
+"""Read what a training left in its folder into one `Run`.
 
 | what | from |
 | --- | --- |
@@ -8,11 +8,11 @@
 | records | `token_records/step_*.parquet` |
 | completions | `completions/completions_*.parquet`, TRL's |
 
-Of several histories the one that goes furthest counts; where there is a live log, only those that agree with it.
-`training_args.bin` is not read: it is a pickle, and opening somebody else's pickle runs what is in it.
+Among several histories the longest counts; if there is a live log, only those that agree with it. `training_args.bin`
+is not read: it is a pickle, and opening an untrusted pickle runs its code.
 
-Whatever lies in the folder may be cut off, still being written, of another program, or made to harm. What cannot be
-used becomes a sentence and never an error: which file, what is wrong, and what would help.
+Any file in the folder may be truncated, still being written, from another program, or malicious. An unusable file
+becomes a sentence, never an error: which file, what is wrong, and what would help.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
-from ...guard.printable import escaped
+from ...guard.printable import escape
 from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
 from ...records.settings import FILE as SETTINGS
@@ -55,15 +55,15 @@ _RECORD_COLUMNS = (
 _TABLE_COLUMNS = ("step", "prompt", "completion", "advantage")
 
 LARGEST = 512 * 2**20
-"""Bytes of a JSON file past which it is not read."""
+"""Most bytes of a JSON file that is read."""
 
 LARGEST_NUMBER = 1e100
-"""Metrics beyond this (and below its negative) are left out: sums and differences of them leave the range of floats."""
+"""Metrics of larger magnitude are left out: their sums and differences would overflow."""
 
 LARGEST_STEP = 10**12
-"""Steps beyond this are nobody's."""
+"""Larger steps are left out."""
 
-Tell = Callable[[str], None]
+Note = Callable[[str], None]
 """Takes one sentence on what is missing."""
 
 History = list[dict[str, Any]]
@@ -71,19 +71,19 @@ History = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Run:
-    """One training, as far as its folder shows.
+    """One training, as its folder shows it.
 
     Attributes:
-        folder: Where it lies.
-        name: What it is called; unique among those that `load_runs` returned.
+        folder: Its output folder.
+        name: Its name; unique among those that `load_runs` returned.
         history: The log entries of training and evaluation, ordered by `step`; numbers that are not finite, or larger
             than `LARGEST_NUMBER`, are None.
-        settings: Hyper-parameters that were set, with those that are always shown.
-        manifest: The plugins; None where there is no record of them.
+        settings: Hyper-parameters that were set, and those that are always shown.
+        manifest: The plugins; None if there is no record of them.
         records: Token record files, by step.
         completions: TRL's tables of completions, by step.
-        missing: Sentences: what is not there or cannot be used, and what would put it there. Files whose data turns out
-            to be damaged when they are read (`columns_of`) are added, so show it last.
+        missing: Sentences on what is missing or unusable, and what would help. `columns_of` adds files whose data is
+            damaged, so show it last.
     """
 
     folder: Path
@@ -97,26 +97,26 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The last optimizer step that the history knows; 0 without one."""
+        """The last optimizer step in the history; 0 if it is empty."""
         return max((int(entry["step"]) for entry in self.history), default=0)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and values of a metric, where it is a finite number."""
+        """Steps and values of a metric, leaving out values that are not finite."""
         pairs = [(int(entry["step"]), float(entry[key])) for entry in self.history if is_number(entry.get(key))]
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def keys(self) -> list[str]:
-        """The names of the metrics in the history, in the order in which they first came."""
+        """The names of the metrics in the history, in order of first appearance."""
         return list(dict.fromkeys(key for entry in self.history for key in entry))
 
-    def tell(self, sentence: str) -> None:
-        """Add a sentence to what is missing, once."""
+    def note(self, sentence: str) -> None:
+        """Add a sentence to `missing`, once."""
         if sentence not in self.missing:
             self.missing.append(sentence)
 
     def columns_of(self, path: Path, columns: Sequence[str]) -> dict[str, Any] | None:
-        """Columns of one of `records` or `completions` as pyarrow arrays; None where its data is damaged."""
-        return read_columns(path, columns, self.tell)
+        """Columns of one of `records` or `completions` as pyarrow arrays; None if its data is damaged."""
+        return read_columns(path, columns, self.note)
 
 
 def load_run(folder: str | Path) -> Run:
@@ -126,7 +126,7 @@ def load_run(folder: str | Path) -> Run:
         folder: The `output_dir`, or a checkpoint of it.
 
     Returns:
-        The run. What is damaged, absent or foreign is in `missing`, and never an error.
+        The run. Damaged, missing and foreign files are listed in `missing`, never raised.
 
     Raises:
         ConfigurationError: There is no such folder, it may not be read, or nothing of a run is in it.
@@ -138,35 +138,33 @@ def load_run(folder: str | Path) -> Run:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigurationError(
-            f"{str(folder)!r} is no folder that can be read ({reason}). Name the output_dir of a training."
+            f"{str(folder)!r} is not a readable folder ({reason}). Name the output_dir of a training."
         ) from error
     known = {LOG, STATE, METRICS, SETTINGS, MANIFEST, RECORDS, COMPLETIONS}
     if not entries & known and not any(_CHECKPOINT.fullmatch(name) for name in entries):
         raise ConfigurationError(
-            f"Nothing of a training is in {str(folder)!r}: no {STATE}, {LOG}, {METRICS}, {RECORDS}/, {COMPLETIONS}/ or "
+            f"No training data found in {str(folder)!r}: no {STATE}, {LOG}, {METRICS}, {RECORDS}/, {COMPLETIONS}/ or "
             "checkpoint. Name the output_dir of a training."
         )
-    tell = missing.append
-    history = _history(folder, tell)
+    note = missing.append
+    history = _history(folder, note)
     if not history:
-        tell(
+        note(
             f"There is no history of metrics in {folder}. GRPOExtTrainer writes {LOG} while it trains, and TRL "
             f"{STATE} with every checkpoint (save_strategy, save_steps); without one there are no curves."
         )
-    records = tables_in(folder / RECORDS, _RECORD, _RECORD_COLUMNS, tell)
-    completions = tables_in(folder / COMPLETIONS, _TABLE, _TABLE_COLUMNS, tell)
+    records = tables_in(folder / RECORDS, _RECORD, _RECORD_COLUMNS, note)
+    completions = tables_in(folder / COMPLETIONS, _TABLE, _TABLE_COLUMNS, note)
     if not records:
-        tell(
-            f"There are no token records in {folder}, so nothing is shown token by token. Train with token_records: 64."
-        )
+        note(f"There are no token records in {folder}, so tokens are not shown. Train with token_records: 64.")
     if not records and not completions:
-        tell(f"There are no completions in {folder}. Train with log_completions: true or token_records: 64.")
+        note(f"There are no completions in {folder}. Train with log_completions: true or token_records: 64.")
     return Run(
         folder=folder,
         name=folder.resolve().name or str(folder),
         history=history,
-        settings=_settings(folder, tell),
-        manifest=_manifest(folder, tell),
+        settings=_settings(folder, note),
+        manifest=_manifest(folder, note),
         records=records,
         completions=completions,
         missing=missing,
@@ -174,10 +172,10 @@ def load_run(folder: str | Path) -> Run:
 
 
 def load_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """Read several runs, and give those of the same name longer ones.
+    """Read several runs, and lengthen the names of runs with the same name.
 
     Args:
-        folders: In the order in which they are to be shown; one that is named twice is read once.
+        folders: In display order; a folder given twice is read once.
 
     Raises:
         ConfigurationError: As `load_run`; or no folder is named.
@@ -204,24 +202,24 @@ def load_runs(folders: Sequence[str | Path]) -> list[Run]:
 # ---------------------------------------------------------------------------------------------- history
 
 
-def _history(folder: Path, tell: Tell) -> History:
+def _history(folder: Path, note: Note) -> History:
     live: History = []
     if is_file(folder / LOG):
-        live = entries_of(read_json_lines(folder / LOG, tell, "Curves may lack a point."), folder / LOG, tell) or []
-    found = [history for history in (live, *_saved_histories(folder, tell)) if history]
+        live = entries_of(read_json_lines(folder / LOG, note, "Curves may miss a point."), folder / LOG, note) or []
+    found = [history for history in (live, *_saved_histories(folder, note)) if history]
     agreeing = [history for history in found if not live or _agree(live, history)]
     if len(agreeing) < len(found):
-        tell(
-            f"{folder} also holds checkpoints or metrics of another training; {LOG}, which belongs to the last one, "
-            "was shown. Give every training an output_dir of its own."
+        note(
+            f"{folder} also holds checkpoints or metrics of another training. The report shows {LOG}, which belongs "
+            f"to the last one. Give every training an output_dir of its own."
         )
     best = max(agreeing, key=lambda history: (max(entry["step"] for entry in history), len(history)), default=[])
     return sorted(best, key=lambda entry: float(entry["step"]))
 
 
-def _saved_histories(folder: Path, tell: Tell) -> Iterator[History]:
+def _saved_histories(folder: Path, note: Note) -> Iterator[History]:
     lost = "Its curves are missing if no other file has them."
-    if is_file(folder / STATE) and (history := _state_history(folder / STATE, tell, lost)):
+    if is_file(folder / STATE) and (history := _state_history(folder / STATE, note, lost)):
         yield history
     try:
         names = [(int(found[1]), entry) for entry in folder.iterdir() if (found := _CHECKPOINT.fullmatch(entry.name))]
@@ -229,24 +227,24 @@ def _saved_histories(folder: Path, tell: Tell) -> Iterator[History]:
         names = []
     for _, checkpoint in sorted(names, reverse=True):
         if not is_file(checkpoint / STATE):
-            tell(f"{checkpoint} has no {STATE}, so it is not whole, or still being written. An older one was read.")
-        elif history := _state_history(checkpoint / STATE, tell, "An older checkpoint was read, if there is one."):
+            note(f"{checkpoint} has no {STATE}, so it is incomplete or still being written. An older one was read.")
+        elif history := _state_history(checkpoint / STATE, note, "An older checkpoint was read, if there is one."):
             yield history
             break
     if is_file(folder / METRICS):
-        content = read_json(folder / METRICS, tell, lost)
-        recorded = entries_of(content.get("history"), folder / METRICS, tell) if isinstance(content, dict) else None
+        content = read_json(folder / METRICS, note, lost)
+        recorded = entries_of(content.get("history"), folder / METRICS, note) if isinstance(content, dict) else None
         if recorded:
             yield recorded
         elif content is not None:
-            tell(f"{folder / METRICS} was left out: it is another program's, without a history of log entries.")
+            note(f"{folder / METRICS} was left out: it has no history of log entries, so another program wrote it.")
 
 
-def _state_history(path: Path, tell: Tell, lost: str) -> History:
-    content = read_json(path, tell, lost)
-    history = entries_of(content.get("log_history"), path, tell) if isinstance(content, dict) else None
+def _state_history(path: Path, note: Note, lost: str) -> History:
+    content = read_json(path, note, lost)
+    history = entries_of(content.get("log_history"), path, note) if isinstance(content, dict) else None
     if history is None and content is not None:
-        tell(f"{path} is no state of transformers' Trainer: it has no log_history. {lost}")
+        note(f"{path} is not a state of transformers' Trainer: it has no log_history. {lost}")
     return history or []
 
 
@@ -264,57 +262,57 @@ def _agree(live: History, other: History) -> bool:
 # ---------------------------------------------------------------------------------------------- settings and plugins
 
 
-def _settings(folder: Path, tell: Tell) -> dict[str, Any]:
+def _settings(folder: Path, note: Note) -> dict[str, Any]:
     path, remedy = folder / SETTINGS, "GRPOExtTrainer writes the hyper-parameters there when a training starts."
     if not is_file(path):
-        tell(f"There is no {SETTINGS} in {folder}, so no hyper-parameters are shown. {remedy}")
+        note(f"There is no {SETTINGS} in {folder}, so no hyper-parameters are shown. {remedy}")
         return {}
-    content = read_json(path, tell, remedy)
+    content = read_json(path, note, remedy)
     if content is None:
         return {}
     try:
         return from_plain(content)
     except ManifestError as error:
-        tell(f"{path} cannot be used: {error}. {remedy}")
+        note(f"{path} cannot be used: {error}. {remedy}")
         return {}
 
 
-def _manifest(folder: Path, tell: Tell) -> Manifest | None:
+def _manifest(folder: Path, note: Note) -> Manifest | None:
     path, remedy = folder / MANIFEST, "GRPOExtTrainer writes it when a training starts."
     if not is_file(path):
-        tell(f"There is no {MANIFEST} in {folder}, so no plugins are shown. {remedy}")
+        note(f"There is no {MANIFEST} in {folder}, so no plugins are shown. {remedy}")
         return None
     try:
         return Manifest.read(path)
     except (ManifestError, OSError) as error:
-        tell(f"The record of the plugins cannot be used, so none are shown: {error}")
+        note(f"The record of plugins is unusable, so none are shown: {error}")
         return None
 
 
 # ----------------------------------------------------------------------------------------------------------- files
 
 
-def read_json(path: Path, tell: Tell, what_then: str) -> Any:
-    """The content of a JSON file; None, and reported, where it cannot be read. Not-a-number becomes None.
+def read_json(path: Path, note: Note, what_then: str) -> Any:
+    """The content of a JSON file; None, with a note, if it cannot be read. NaN becomes None.
 
     Args:
-        path: Of a file that is there.
-        tell: Takes the sentence.
-        what_then: What is lost by it and what would bring it back, a sentence.
+        path: Of an existing file.
+        note: Takes the sentence.
+        what_then: A sentence on what is lost and what would restore it.
     """
-    text = _text_of(path, tell, what_then)
+    text = _text_of(path, note, what_then)
     if text is None:
         return None
     try:
         return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
-        tell(f"{path} is not whole JSON ({_reason(error)}), it may be cut off or still being written. {what_then}")
+        note(f"{path} is not complete JSON ({_reason(error)}); it may be truncated or still being written. {what_then}")
         return None
 
 
-def read_json_lines(path: Path, tell: Tell, what_then: str) -> list[Any]:
-    """The values of a file with one JSON value per line; a last line without an end is still being written."""
-    text = _text_of(path, tell, what_then)
+def read_json_lines(path: Path, note: Note, what_then: str) -> list[Any]:
+    """The values of a file with one JSON value per line; an unterminated last line is still being written."""
+    text = _text_of(path, note, what_then)
     values: list[Any] = []
     lines = (text or "").split("\n")
     for number, line in enumerate(lines, start=1):
@@ -324,17 +322,17 @@ def read_json_lines(path: Path, tell: Tell, what_then: str) -> list[Any]:
             values.append(json.loads(line, parse_constant=lambda _: None))
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                tell(f"Line {number} of {path} is not JSON ({_reason(error)}), it was left out. {what_then}")
+                note(f"Line {number} of {path} is not JSON ({_reason(error)}), it was left out. {what_then}")
     return values
 
 
-def entries_of(values: Any, path: Path, tell: Tell) -> list[dict[str, Any]] | None:
-    """The log entries among the values of a list: mappings with a step. None where there is no list.
+def entries_of(values: Any, path: Path, note: Note) -> list[dict[str, Any]] | None:
+    """The log entries in a list of values: mappings with a step. None if there is no list.
 
     Args:
-        values: What stood in the file.
+        values: The file's content.
         path: The file.
-        tell: Takes a sentence where entries or numbers are too large to be used.
+        note: Takes a sentence if entries or numbers are too large.
     """
     if not isinstance(values, list):
         return None
@@ -348,15 +346,15 @@ def entries_of(values: Any, path: Path, tell: Tell) -> list[dict[str, Any]] | No
         strange += [str(key) for key, number in value.items() if _is_too_large(number)]
         entries.append({str(key): None if _is_unusable(number) else number for key, number in value.items()})
     if strange:
-        tell(
-            f"{path} holds {len(strange)} numbers too large to be drawn (the first is a {escaped(strange[0])[:80]!r}): "
+        note(
+            f"{path} holds {len(strange)} numbers too large to be drawn (the first is a {escape(strange[0])[:80]!r}): "
             f"steps beyond {LARGEST_STEP:,} or metrics beyond {LARGEST_NUMBER:g}. They were left out."
         )
     return entries
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that can be drawn, and no bool."""
+    """Whether a value is a drawable number, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
@@ -369,21 +367,21 @@ def _is_too_large(value: Any) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Whether an ordinary file is there, as far as we may look."""
+    """Whether a regular file is there and may be accessed."""
     try:
         return path.is_file()
     except OSError:
         return False
 
 
-def tables_in(folder: Path, name: re.Pattern[str], needed: Sequence[str], tell: Tell) -> list[Path]:
-    """The parquet files of a folder whose ends are whole and that have the columns needed, by the step in their names.
+def tables_in(folder: Path, name: re.Pattern[str], needed: Sequence[str], note: Note) -> list[Path]:
+    """The complete parquet files of a folder that have the columns needed, ordered by the step in their names.
 
     Args:
-        folder: Need not be there.
-        name: Of such a file; its first group is the step.
+        folder: Need not exist.
+        name: Pattern of file names; its first group is the step.
         needed: Columns.
-        tell: Takes a sentence on each file that is left out.
+        note: Takes a sentence on each file that is left out.
     """
     try:
         named = [(int(found[1]), file) for file in folder.iterdir() if (found := name.fullmatch(file.name))]
@@ -391,20 +389,20 @@ def tables_in(folder: Path, name: re.Pattern[str], needed: Sequence[str], tell: 
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        tell(f"{folder} cannot be looked into ({_reason(error)}). Give yourself the right to read it.")
+        note(f"{folder} cannot be read ({_reason(error)}). Check its permissions.")
         return []
     for file in sorted(others):
-        tell(f"{file} was left out: its name is not one that training gives to such a file.")
-    return [file for _, file in sorted(named) if is_file(file) and _usable(file, needed, tell)]
+        note(f"{file} was left out: training gives no file such a name.")
+    return [file for _, file in sorted(named) if is_file(file) and _usable(file, needed, note)]
 
 
-def read_columns(path: Path, columns: Sequence[str], tell: Tell) -> dict[str, Any] | None:
-    """Columns of a parquet file as pyarrow arrays in one chunk each; None, and reported, where its data is damaged.
+def read_columns(path: Path, columns: Sequence[str], note: Note) -> dict[str, Any] | None:
+    """Columns of a parquet file as pyarrow arrays in one chunk each; None, with a note, if its data is damaged.
 
     Args:
         path: One of those that `tables_in` returned.
         columns: Those that the file lacks are left out.
-        tell: Takes the sentence.
+        note: Takes the sentence.
     """
     import pyarrow
     import pyarrow.parquet
@@ -417,43 +415,43 @@ def read_columns(path: Path, columns: Sequence[str], tell: Tell) -> dict[str, An
         table.validate(full=True)
         return {name: table.column(name).combine_chunks() for name in table.column_names}
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        tell(f"{path} was left out: its data is damaged ({_reason(error)}). Only training writes it again.")
+        note(f"{path} was left out: its data is damaged ({_reason(error)}). Only training writes it again.")
         return None
 
 
-def _usable(path: Path, needed: Sequence[str], tell: Tell) -> bool:
+def _usable(path: Path, needed: Sequence[str], note: Note) -> bool:
     import pyarrow
     import pyarrow.parquet
 
     try:
         names = pyarrow.parquet.read_schema(path).names
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        tell(
-            f"{path} was left out: it is no whole parquet file ({_reason(error)}), it may be cut off or still being "
-            "written. If training still goes on, make the report again."
+        note(
+            f"{path} was left out: it is not a complete parquet file ({_reason(error)}); it may be truncated or "
+            f"still being written. If training is still running, make the report again."
         )
         return False
     lacking = [name for name in needed if name not in names]
     if lacking:
-        tell(f"{path} was left out: it is another program's table, without {', '.join(lacking)}.")
+        note(f"{path} was left out: it has no columns {', '.join(lacking)}.")
     return not lacking
 
 
-def _text_of(path: Path, tell: Tell, what_then: str) -> str | None:
+def _text_of(path: Path, note: Note, what_then: str) -> str | None:
     try:
         if (size := path.stat().st_size) > LARGEST:
-            tell(f"{path} has {size:,} bytes, more than the {LARGEST:,} that are read. {what_then}")
+            note(f"{path} has {size:,} bytes, more than the {LARGEST:,} that are read. {what_then}")
             return None
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        tell(f"{path} is not text, so it is damaged or no file of a run. {what_then}")
+        note(f"{path} is not text, so it is damaged or no file of a run. {what_then}")
     except OSError as error:
-        tell(f"{path} cannot be read ({_reason(error)}). {what_then}")
+        note(f"{path} cannot be read ({_reason(error)}). {what_then}")
     return None
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an error, short, without what a terminal would obey."""
+    """The first line of an error, shortened, without control characters."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

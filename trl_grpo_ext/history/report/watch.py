@@ -75,10 +75,10 @@ def watch(
 
 def signature(folders: Iterable[str | Path]) -> Signature:
     """What the runs' files look like now; a file that goes away meanwhile is left out."""
-    return dict(_looked_at(folders))
+    return dict(_stat_files(folders))
 
 
-def _looked_at(folders: Iterable[str | Path]) -> Iterator[tuple[str, tuple[int, int]]]:
+def _stat_files(folders: Iterable[str | Path]) -> Iterator[tuple[str, tuple[int, int]]]:
     for folder in folders:
         for pattern in _FILES:
             try:

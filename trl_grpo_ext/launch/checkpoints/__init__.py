@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and signals that save one: for any `transformers.Trainer`."""
+"""Complete checkpoints or none, and signals that save one, for any `transformers.Trainer`."""
 
 from .safe import SafeCheckpoints
 from .stop_signal import SaveOnSignal, exit_status

@@ -1,12 +1,12 @@
-"""One run at a time saves into a folder: a lock that goes with its holder, however that ends.
+"""One run at a time saves into a folder: a lock that ends with its holder, even if that is killed.
 
-The first process of each machine holds `flock` on the file `_in_use` in the run's folder while it trains; where
-machines share the folder, one of them holds it for all. The system lets go of it when the process ends, also by
-`kill -9`, so nothing stale is ever left; the file itself may stay, and means nothing alone.
+The first process of each machine holds `flock` on the file `_in_use` in the run's folder while it trains; if machines
+share the folder, one of them holds it for all. The system releases it when the process ends, even by `kill -9`, so no
+stale lock remains; the file itself may stay, but means nothing alone.
 
 NFS passes such locks on to its server, so other machines see them, unless it is mounted with `nolock` or
-`local_lock=flock`: then each machine sees its own alone. Where a file system knows no locks (some FUSE and object
-stores), a warning says so, and the run goes on without.
+`local_lock=flock`: then each machine sees only its own. If a file system has no locks (some FUSE and object stores),
+the run warns and continues without.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class FolderLock:
     """The lock of one run on its folder, as the first process of a machine holds it.
 
     Args:
-        folder: The `output_dir`; made where it is not there.
-        number: Of this run, the same on all its machines, so that they do not refuse each other.
+        folder: The `output_dir`; created if missing.
+        number: Of this run; the same on all its machines, so that they don't refuse each other.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -60,7 +60,7 @@ class FolderLock:
                 os.close(descriptor)
                 if error.errno in _NO_LOCKS:
                     logger.warning(
-                        "%s cannot be locked (%s): see to it yourself that no second run saves there.",
+                        "%s cannot be locked (%s): make sure yourself that no second run saves there.",
                         self.path.parent,
                         os.strerror(error.errno),
                     )
@@ -74,27 +74,27 @@ class FolderLock:
                 self._descriptor = descriptor
                 _held.add(self)
                 whose = {"run": self.number, "process": os.getpid(), "machine": socket.gethostname()}
-                with suppress(OSError):  # a full disk is reported where it matters
+                with suppress(OSError):  # a full disk is reported when saving
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, json.dumps(whose).encode(), 0)
-            else:  # removed by its last holder, between our two calls
+            else:  # its last holder removed it between our two calls
                 os.close(descriptor)
 
     def release(self) -> None:
-        """Let go of it, and remove the file, if this process holds it."""
+        """Release the lock and remove the file, if this process holds it."""
         if self._descriptor is not None:
             with suppress(OSError):
                 self.path.unlink()
             self.forget()
 
     def forget(self) -> None:
-        """Close what belongs to the lock; in a forked child, that leaves the lock with its parent."""
+        """Close the lock's file; in a forked child this leaves the lock with the parent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _is_of_this_run(self) -> bool:
-        """Whether another machine of this run has the lock; False where nobody has it any more.
+        """Whether another machine of this run has the lock; False if nobody has it any more.
 
         Raises:
             CheckpointError: Another run has it.
@@ -116,7 +116,7 @@ class FolderLock:
             by = "another process"
         raise CheckpointError(
             f"{str(self.path.parent)!r} is in use: {by} trains and saves there, and two runs in one folder would "
-            "remove each other's checkpoints. Wait until it has ended, end it, or choose another output_dir."
+            f"remove each other's checkpoints. Wait for it, stop it, or choose another output_dir."
         )
 
 

@@ -6,18 +6,18 @@
     if trainer.stopped_by_signal:
         sys.exit(exit_status(trainer.stopped_by_signal))
 
-transformers writes into `output_dir/checkpoint-N`, and a process that is killed there leaves a folder that it takes for
-the newest checkpoint and cannot load. Here the trainer's own `_save_checkpoint` runs as it is, given another folder
-(`Staging`). All ranks meet four times:
+transformers writes into `output_dir/checkpoint-N`. A process killed while saving leaves a folder that transformers
+takes for the newest checkpoint but cannot load. Here the trainer's own `_save_checkpoint` runs unchanged, in another
+folder (`Staging`). All ranks meet four times:
 
     prepared    the folder is there
     written     every rank has written its part
     flushed     all of it is on the disk
     published   `checkpoint-N` is there; only now are older ones deleted, and uploads begin
 
-While it is written a checkpoint lies in `output_dir/_unfinished_checkpoint/NUMBER/checkpoint-N`, on the same file
+While it is being written, a checkpoint is in `output_dir/_unfinished_checkpoint/NUMBER/checkpoint-N`, on the same file
 system. Neither `get_last_checkpoint` nor `rotate_checkpoints` looks there, and transformers' uploads to the hub leave
-out names that begin with an underscore. So at any moment `checkpoint-N` is absent, the earlier one, or whole.
+out names that begin with an underscore. So at any moment `checkpoint-N` is absent, the earlier one, or complete.
 
 A rank that fails on the way says so at the next meeting, and all raise the same `CheckpointError`. So that it gets
 there, what it could not write (weights, optimizer, states) is remembered and not raised, and it goes on through all
@@ -65,7 +65,7 @@ from .whole import (
 )
 
 _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
-"""What writing raises on a full disk: Python, PyTorch's archive writer, safetensors."""
+"""Errors of a write to a full disk: from Python, PyTorch's archive writer and safetensors."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class SafeCheckpoints:
 
     Raises:
         ConfigurationError: `enable_jit_checkpoint` is set, or a signal cannot be handled.
-        UpstreamError: The methods of transformers that are wrapped here have changed.
+        UpstreamError: The wrapped methods of transformers have changed.
     """
 
     args: Any
@@ -103,8 +103,8 @@ class SafeCheckpoints:
         super().__init__(*arguments, **keywords)
         if self.args.enable_jit_checkpoint:
             raise ConfigurationError(
-                "enable_jit_checkpoint=True saves on SIGTERM without asking the other ranks; SafeCheckpoints does it "
-                "with them. Remove enable_jit_checkpoint."
+                "enable_jit_checkpoint=True saves on SIGTERM without the other ranks; SafeCheckpoints coordinates "
+                "them. Remove enable_jit_checkpoint."
             )
         self.add_callback(self._stop)  # type: ignore[attr-defined]
         self.add_callback(_SayFinished())  # type: ignore[attr-defined]
@@ -113,14 +113,14 @@ class SafeCheckpoints:
     def stopped_by_signal(self) -> signal.Signals | None:
         """The signal that ended the last `train`, the same on all ranks; None if it ran to its end.
 
-        Skip the final evaluation then, and end the script with `exit_status`.
+        If set, skip the final evaluation and end the script with `exit_status`.
         """
         return self._stop.stopped_by
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
-        """Train as the trainer does, after removing what a killed save left; alone in its folder (see `in_use`).
+        """Train after removing what a killed save left; the run locks its folder (see `in_use`).
 
-        A run that is resumed where it had ended is finished: that is logged, and no step is trained.
+        Resuming a finished run logs that and trains no step.
 
         Args:
             resume_from_checkpoint: As in the trainer; True means the newest checkpoint that is whole on all machines.
@@ -128,15 +128,15 @@ class SafeCheckpoints:
             **keywords: As in the trainer.
 
         Raises:
-            CheckpointError: There is no such checkpoint; one could not be written, on this rank or on another; or
-                another run is at work in the same folder.
+            CheckpointError: There is no such checkpoint, one could not be written on some rank, or another run uses the
+                same folder.
         """
         lock = FolderLock(Path(self.args.output_dir), self._number_of_rank_0())
         try:
-            with self._meeting():
+            with self._agree():
                 if self.args.local_process_index == 0:
                     lock.acquire()
-            with self._meeting():
+            with self._agree():
                 if self.args.local_process_index == 0:
                     remove_leftovers(Path(self.args.output_dir))
             if resume_from_checkpoint is True:
@@ -144,13 +144,13 @@ class SafeCheckpoints:
             return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
         finally:
             lock.release()
-            self._stop.restore(deliver=False)  # done already, unless an error is on its way
+            self._stop.restore(deliver=False)  # already done, unless an error was raised
 
     def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
-        """As in the trainer, which looks after each step whether it was the last one: there may be none to do.
+        """As in the trainer, but run no step if none is left: the trainer only checks after each step.
 
-        transformers trains one step more whenever a run that has done all of them is resumed. Releases that have no
-        such method, up to 5.2 at least, still do.
+        When a finished run is resumed, transformers trains one step too many. Releases without this method, up to at
+        least 5.2, still do.
         """
         if _is_finished(self.state):
             self.control.should_training_stop = True
@@ -160,8 +160,8 @@ class SafeCheckpoints:
     def _load_from_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
         """As in the trainer; parameters keep their types.
 
-        TRL trains the adapters of QLoRA in bfloat16. PEFT loads them in float32 (0.21), and the resumed run would round
-        otherwise than the one that was interrupted.
+        TRL trains QLoRA's adapters in bfloat16, but PEFT (0.21) loads them in float32, so a resumed run would round
+        differently.
         """
         types = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
         super()._load_from_checkpoint(*arguments, **keywords)  # type: ignore[misc]
@@ -181,7 +181,7 @@ class SafeCheckpoints:
             leader=self.args.local_process_index == 0,
         )
         try:
-            with self._meeting(), staging.explained():
+            with self._agree(), staging.explain_errors():
                 staging.prepare()
             staging.elect()
             self._staging, self._push_later = staging, False
@@ -194,12 +194,12 @@ class SafeCheckpoints:
                 staging.fail(error)
             finally:
                 self._staging = None
-            with self._meeting():
+            with self._agree():
                 if staging.failure is not None:
                     raise staging.failure
-            with self._meeting(), staging.explained():
+            with self._agree(), staging.explain_errors():
                 staging.flush()
-            with self._meeting(), staging.explained():
+            with self._agree(), staging.explain_errors():
                 # On other machines a part is all there should be: transformers writes the weights on the first alone,
                 # also with save_on_each_node.
                 if self.args.process_index == 0:
@@ -219,14 +219,14 @@ class SafeCheckpoints:
         return folder
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """An upload goes on in the background, so it must wait for the final place."""
+        """Uploads run in the background, so they must wait until the checkpoint is in its final place."""
         if self._staging is None:
             super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
         else:
             self._push_later = True
 
     def _name_best(self, staging: Staging) -> None:
-        """Where the best checkpoint will be, or is: the trainer looked for it in the folder it was given."""
+        """Set the best checkpoint's final path: the trainer looked for it in the staging folder."""
         state, best = self.state, self.state.best_global_step
         if not best:
             return
@@ -237,7 +237,7 @@ class SafeCheckpoints:
                 state.save_to_json(str(staging.checkpoint / STATE))
 
     def _rotate(self, staging: Staging) -> None:
-        """Delete the oldest beyond `save_total_limit`, but neither this one nor the best."""
+        """Delete the oldest checkpoints beyond `save_total_limit`, but neither this one nor the best."""
         limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
         if limit is None or limit <= 0:
             return
@@ -245,13 +245,13 @@ class SafeCheckpoints:
         protected = {staging.final, *([Path(best)] if best is not None else [])} & {*present}
         surplus = len(present) - max(limit, len(protected))
         for checkpoint in [path for path in present if path not in protected][: max(surplus, 0)]:
-            staging.take_away(checkpoint)
+            staging.remove(checkpoint)
 
     # ------------------------------------------------------------------ what may fail on one rank alone
 
     def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
-        """As in the trainer; a failure while saving waits until all ranks meet."""
-        self._kept(super().create_model_card, *arguments, **keywords)  # type: ignore[misc]
+        """As in the trainer; a failure while saving is raised when all ranks meet."""
+        self._write_or_remember(super().create_model_card, *arguments, **keywords)  # type: ignore[misc]
 
     def save_model(self, *arguments: Any, **keywords: Any) -> None:
         """As in the trainer."""
@@ -259,20 +259,20 @@ class SafeCheckpoints:
             super().save_model(*arguments, **keywords)  # type: ignore[misc]
 
     def _save(self, *arguments: Any, **keywords: Any) -> None:
-        self._kept(super()._save, *arguments, **keywords)  # type: ignore[misc]
+        self._write_or_remember(super()._save, *arguments, **keywords)  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        with self._in_step(), self._kept_torch_saves():
+        with self._in_step(), self._remember_torch_save_errors():
             super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
 
     def _save_scaler(self, output_dir: str) -> None:
-        self._kept(super()._save_scaler, output_dir)  # type: ignore[misc]
+        self._write_or_remember(super()._save_scaler, output_dir)  # type: ignore[misc]
 
     def _save_rng_state(self, output_dir: str) -> None:
-        self._kept(super()._save_rng_state, output_dir)  # type: ignore[misc]
+        self._write_or_remember(super()._save_rng_state, output_dir)  # type: ignore[misc]
 
-    def _kept(self, write: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
-        """Write; on several ranks a failure while saving is remembered, because others wait further on."""
+    def _write_or_remember(self, write: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+        """Write; with several ranks remember a failure while saving, because the others wait later."""
         staging = self._staging
         if staging is None or self.accelerator.num_processes == 1:
             write(*arguments, **keywords)
@@ -283,8 +283,8 @@ class SafeCheckpoints:
             staging.fail(error)
 
     @contextmanager
-    def _kept_torch_saves(self) -> Iterator[None]:
-        """The same for `torch.save`, with which DeepSpeed and FSDP write between calls that all ranks take part in."""
+    def _remember_torch_save_errors(self) -> Iterator[None]:
+        """The same for `torch.save`, which DeepSpeed and FSDP call between collectives."""
         save, staging = torch.save, self._staging
         if staging is None or self.accelerator.num_processes == 1:
             yield
@@ -293,7 +293,7 @@ class SafeCheckpoints:
         def kept_save(obj: Any, f: Any, *arguments: Any, **keywords: Any) -> None:
             if isinstance(f, (str, Path)) and Path(f).is_relative_to(staging.folder):
                 if staging.failure is None:  # else it is lost anyway
-                    self._kept(save, obj, f, *arguments, **keywords)
+                    self._write_or_remember(save, obj, f, *arguments, **keywords)
             else:
                 save(obj, f, *arguments, **keywords)
 
@@ -305,7 +305,7 @@ class SafeCheckpoints:
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Mark what escapes from a method in which ranks wait for each other; torch's own exception reaches all."""
+        """Mark exceptions from methods in which ranks wait for each other; torch's own exception reaches all."""
         try:
             yield
         except _WRITE_ERRORS as error:
@@ -316,38 +316,38 @@ class SafeCheckpoints:
     # ------------------------------------------------------------------ what ranks agree on
 
     @contextmanager
-    def _meeting(self) -> Iterator[None]:
+    def _agree(self) -> Iterator[None]:
         accelerator = self.accelerator
         with Agreement(
             accelerator.process_index, accelerator.num_processes, accelerator.gather, accelerator.device
         ).section():
             yield
 
-    def _gathered(self, number: int) -> list[int]:
+    def _gather(self, number: int) -> list[int]:
         mine = torch.tensor([number], dtype=torch.int64, device=self.accelerator.device)
         numbers: list[int] = self.accelerator.gather(mine).tolist()
         return numbers
 
     def _number_of_rank_0(self) -> int:
-        """A random number that leaves all seeded generators alone."""
-        return self._gathered(secrets.randbits(60))[0]
+        """A random number of rank 0, without touching seeded generators."""
+        return self._gather(secrets.randbits(60))[0]
 
     def _agreed_checkpoint(self) -> str:
-        """The newest checkpoint that is whole on every machine."""
+        """The newest checkpoint that is complete on every machine."""
         folder = self.args.output_dir
         step, leads = _NO_STEP, self.args.local_process_index == 0
         while True:
             found = None
-            with self._meeting():
+            with self._agree():
                 found = last_complete_checkpoint(folder, step) if leads else None
             mine = _NO_STEP if not leads else -1 if found is None else int(found.rpartition("-")[2])
-            steps = [s for s in self._gathered(mine) if s != _NO_STEP]
+            steps = [s for s in self._gather(mine) if s != _NO_STEP]
             step = min(steps)
             if step < 0:
                 there = ", ".join(f"{PREFIX_CHECKPOINT_DIR}-{s}" for s in checkpoint_steps(folder)) or "nothing"
                 raise CheckpointError(
-                    f"resume_from_checkpoint=True found no checkpoint in {folder} that is whole on all machines; this "
-                    f"one has {there}. Start without resume_from_checkpoint, or name a checkpoint."
+                    f"resume_from_checkpoint=True found no checkpoint in {folder} that is complete on all machines; "
+                    f"this one has {there}. Start without resume_from_checkpoint, or name a checkpoint."
                 )
             if max(steps) == step:
                 return str(Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}")
@@ -358,13 +358,13 @@ def _is_finished(state: Any) -> bool:
 
 
 class _SayFinished(TrainerCallback):
-    """Says that a run which is resumed has nothing left to do."""
+    """Reports that a resumed run has nothing left to do."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         if _is_finished(state) and state.is_world_process_zero:
             logger.warning(
-                "The run in %s is finished: its checkpoint is at step %s of %s, so nothing is trained. Raise max_steps "
-                "(or num_train_epochs) to go on, or leave resume_from_checkpoint away to begin again.",
+                "The run in %s is finished: its checkpoint is at step %s of %s, so nothing is trained. Raise "
+                "max_steps (or num_train_epochs) to continue, or remove resume_from_checkpoint to start over.",
                 args.output_dir,
                 state.global_step,
                 state.max_steps,
@@ -372,7 +372,7 @@ class _SayFinished(TrainerCallback):
 
 
 class _OutOfStepError(OSError):
-    """A failure in the middle of calls that the ranks make together; its cause is the failure."""
+    """A failure between collective calls; its cause is the original error."""
 
 
 # ------------------------------------------------------------------------------------------- one save, on the disk
@@ -381,8 +381,8 @@ class _OutOfStepError(OSError):
 class Staging:
     """One save of one checkpoint, as one rank sees it.
 
-    Of the first processes of the machines, the one with the lowest rank that sees the same folder acts for all that see
-    it, so it does not matter whether machines share their disk.
+    Among the machines' first processes that see the same folder, the lowest rank acts for all. So it does not matter
+    whether machines share a disk.
 
     Args:
         run_dir: Where `checkpoint-N` goes.
@@ -401,19 +401,19 @@ class Staging:
         self.publishes: bool | None = None
 
     def prepare(self) -> None:
-        """Remove what earlier, killed saves left, and make the folder; the machines' first processes do this."""
+        """Remove what killed saves left, and make the folder; each machine's first process does this."""
         if self.leader:
             remove_leftovers(self.run_dir, keep=self.folder.name)
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / f"writer-{self.rank}").touch()
 
     def elect(self) -> None:
-        """Find out whether this process acts for this disk; after all have prepared."""
+        """Find out whether this process acts for its disk; called after all have prepared."""
         writers = [int(path.name.removeprefix("writer-")) for path in self.folder.glob("writer-*")]
         self.publishes = self.leader and min(writers, default=self.rank) == self.rank
 
     def flush(self) -> None:
-        """Wait until files and folders are on the disk, so that no power cut can undo what comes next."""
+        """Flush files and folders to disk, so that no power cut can undo the next step."""
         if self.publishes:
             for folder, _, files in os.walk(self.checkpoint):
                 for file in files:
@@ -421,33 +421,33 @@ class Staging:
                 _sync(folder)
 
     def check(self) -> None:
-        """Make sure that all is there and whole, whatever else has been at work in the folder.
+        """Check that the checkpoint is complete, in case something else changed the folder.
 
         Raises:
             CheckpointError: Something is missing or cut short.
         """
         if self.publishes and (problem := checkpoint_problem(self.checkpoint)):
             raise CheckpointError(
-                f"{self.name} was written to {self.run_dir} and is not whole: {problem}. It was not published, and "
-                "what was there before is as it was. Does something else remove files there?"
+                f"{self.name} was written to {self.run_dir} but is incomplete: {problem}. It was not published, and "
+                f"earlier checkpoints are unchanged. Does something else remove files there?"
             )
 
     def publish(self) -> None:
-        """Put the checkpoint at its place in one step, also where one of that name is there already."""
+        """Move the checkpoint to its place in one step, even if one of that name exists."""
         if not self.publishes:
             return
         if not os.path.lexists(self.final):
             self.checkpoint.rename(self.final)
         elif not _exchange(self.checkpoint, self.final):
-            # No such call on this file system (NFS, say): a kill between these two lines is made good later.
+            # Not supported by this file system (NFS, say): a kill between these two lines is repaired later.
             replaced = self.run_dir / UNFINISHED / REPLACED
             replaced.mkdir(exist_ok=True)
             self.final.rename(replaced / self.name)
             self.checkpoint.rename(self.final)
         _sync(self.run_dir)
 
-    def take_away(self, checkpoint: Path) -> None:
-        """Delete an older checkpoint: first out of sight, so that no half of it stays under its name."""
+    def remove(self, checkpoint: Path) -> None:
+        """Delete an older checkpoint; rename it first, so that no partial one stays under its name."""
         with suppress(OSError):
             checkpoint.rename(self.folder / f"old-{checkpoint.name}")
         shutil.rmtree(checkpoint, ignore_errors=True)
@@ -458,10 +458,10 @@ class Staging:
             remove_leftovers(self.run_dir)
 
     def fail(self, error: BaseException) -> None:
-        """Keep a failure of this rank for when all ranks meet, and give its space back at once.
+        """Remember a failure of this rank until all ranks meet, and free its space at once.
 
-        Only files go, not folders: what the ranks still write on the way to their meeting, they can. And no hidden
-        ones, which another rank is about to rename into place: it would fail, too, and be named as the culprit.
+        Only files are removed, so that ranks can still write until they meet. Hidden files stay, because another rank
+        is about to rename them and would fail too, and be blamed.
         """
         if self.failure is None:
             self.failure = self.error_of(error)
@@ -470,7 +470,7 @@ class Staging:
                     file.unlink(missing_ok=True)
 
     def error_of(self, error: BaseException) -> CheckpointError:
-        """Say what was written, what is free, and what to do."""
+        """Make the error that says what was written, what is free and what to do."""
         if isinstance(error, CheckpointError):
             return error
         written, free = _size(self.folder), _free(self.run_dir)
@@ -478,19 +478,19 @@ class Staging:
         before = (
             f"; checkpoint-{older[0]} takes {_bytes(_size(self.run_dir / f'checkpoint-{older[0]}'))}" if older else ""
         )
-        kept = "Older checkpoints are as they were" if older else "There is no older checkpoint"
+        kept = "Older checkpoints are unchanged" if older else "There is no older checkpoint"
         made = CheckpointError(
-            f"{self.name} could not be written to {self.run_dir}: {_reason(error)}. {_bytes(written)} were written "
-            f"until then, and {free} are free beside them{before}. {kept}, and what was written of this one is "
-            "removed. Make room there (quota and `ulimit -f` count too), set save_total_limit or save_only_model, or "
+            f"{self.name} could not be written to {self.run_dir}: {_reason(error)}. {_bytes(written)} were written, "
+            f"and {free} are free beside them{before}. {kept}, and this one's files were removed. Make "
+            f"room there (quota and `ulimit -f` count too), set save_total_limit or save_only_model, or "
             "choose another output_dir. Then resume."
         )
         made.__cause__ = error
         return made
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Make an operating system's error inside one that says what to do."""
+    def explain_errors(self) -> Iterator[None]:
+        """Turn an operating system's error into one that says what to do."""
         try:
             yield
         except CheckpointError:
@@ -500,7 +500,7 @@ class Staging:
 
 
 def remove_leftovers(run_dir: Path, keep: str = "") -> None:
-    """Remove what killed saves left, after putting back a checkpoint that was about to be replaced.
+    """Remove what killed saves left, after restoring a checkpoint that was being replaced.
 
     Several processes may do this at once.
 
@@ -519,7 +519,7 @@ def remove_leftovers(run_dir: Path, keep: str = "") -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders change names in one step; False where the system cannot do that."""
+    """Swap two folders in one step; False if the system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

@@ -1,18 +1,18 @@
 """SIGTERM, or another signal, ends the training after the optimizer step with a checkpoint, on all ranks together.
 
-The handler only takes a note. At the end of every optimizer step the ranks exchange one number, so that a signal that
-reached a single rank stops all of them at the same step; that costs one gather of a single integer, next to the dozens
-of metrics that TRL gathers in a step. If any has one, the checkpoint is saved and the loop ends.
+The handler only sets a flag. At the end of every optimizer step the ranks gather one integer each, so that a signal to
+a single rank stops all of them at the same step; TRL gathers dozens of metrics per step anyway. If any rank has a
+signal, the checkpoint is saved and the loop ends.
 
 - A signal during generation, the backward pass, saving or an evaluation waits for the end of the step. Give the
-  scheduler at least that long plus the time of a save. An evaluation due at the step that ends is left out, for time.
-  The resumed run does not make up for it; as sampling in it would have drawn random numbers, its later samples differ
-  from those of a run that went on.
-- The same signal again ends the process at once, as the earlier handler would have it. Within `SAME_SECONDS` of the
-  first it counts as the same one: a scheduler that signals every process of a job reaches the workers twice, as their
-  launcher passes it on.
-- The earlier handler is not called at the first signal, since it would end the run before the checkpoint. It is put
-  back after training, and gets a signal that came too late for the last step.
+  scheduler at least that long plus the time of a save. An evaluation due at that step is skipped, to save time, and the
+  resumed run does not make up for it. Since its sampling would have drawn random numbers, later samples differ from
+  those of an uninterrupted run.
+- The same signal again invokes the earlier handler, which normally ends the process at once. Within `SAME_SECONDS` it
+  counts as the same signal: if a scheduler signals every process of a job, workers get it twice, because their launcher
+  passes it on.
+- The earlier handler is not called at the first signal, since it would end the run before the checkpoint. It is
+  restored after training, and gets a signal that came after the last step.
 - A child process that inherits the handler (a fork of a worker pool) dies of the signal as it would without it.
 
 Where TRL generates once for several optimizer steps (`steps_per_generation` above `gradient_accumulation_steps`, or
@@ -48,25 +48,24 @@ from transformers import TrainerCallback
 from ...errors import ConfigurationError
 
 SAME_SECONDS = 5.0
-"""A signal repeated within this time counts as the same one."""
+"""Seconds within which a repeated signal counts as the same one."""
 
 logger = logging.getLogger(__name__)
 
 
 def exit_status(number: int) -> int:
-    """The status for a script that ends because of a signal: 128 + its number, as shells have it (SIGTERM: 143).
+    """The exit status of a script that a signal ended: 128 plus its number, as in shells (SIGTERM: 143).
 
-    Not 0: the training is not finished, and torchrun with `--max-restarts` or a scheduler that looks at it would take
-    it for done.
+    Not 0, because the training is not finished: torchrun with `--max-restarts`, or a scheduler, would think it was.
     """
     return 128 + number
 
 
 class SaveOnSignal(TrainerCallback):
-    """Saves a checkpoint and stops when a signal has come; works in any `transformers.Trainer`.
+    """Saves a checkpoint and stops after a signal; works in any `transformers.Trainer`.
 
     Args:
-        signals: Those to act on. The others keep their meaning.
+        signals: Signals to act on. Others keep their handlers.
 
     Raises:
         ConfigurationError: One of them cannot be handled.
@@ -84,7 +83,7 @@ class SaveOnSignal(TrainerCallback):
         self._limit: int | None = None
 
     def install(self) -> None:
-        """Take over the signals; only the main thread may, so anywhere else it warns and they keep their meaning."""
+        """Install the handlers. Only the main thread may; in others, warn and leave the handlers alone."""
         if self._earlier or not self.signals:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -94,7 +93,7 @@ class SaveOnSignal(TrainerCallback):
         self._came.clear()
         for number in self.signals:
             self._earlier[number] = signal.signal(number, self._note)
-            signal.siginterrupt(number, False)  # C code that does not expect it must not see its calls interrupted
+            signal.siginterrupt(number, False)  # C code that does not expect interrupted calls must not get them
 
     def restore(self, *, deliver: bool = True) -> None:
         """Put the earlier handlers back.
@@ -138,7 +137,7 @@ class SaveOnSignal(TrainerCallback):
             control.should_evaluate = False
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """After a stop: no second save and no evaluation, which the default for whole epochs has just asked for."""
+        """After a stop, cancel the second save and the evaluation that the default flow requests here."""
         if self.stopped_by is not None:
             control.should_save = control.should_evaluate = False
             # With save_total_limit 1 transformers ends a training by deleting all but the best checkpoint, so also the

@@ -1,9 +1,9 @@
-"""Which checkpoint is whole: `last_complete_checkpoint` passes over what a killed save has left.
+"""Tell complete checkpoints from broken ones: `last_complete_checkpoint` skips what a killed save left.
 
 The checks read names, sizes, headers and `trainer_state.json`, never the weights, so they take milliseconds whatever
-the model's size. They find what is missing or cut short. They cannot find a changed byte in the middle, nor the end of
-a file in PyTorch's format from before 1.6, which DeepSpeed still writes by default; there only an empty file
-is found.
+the model's size. They detect missing and truncated files. They cannot detect a changed byte, nor the truncation of a
+file in PyTorch's format from before 1.6, which DeepSpeed still writes by default; of those only empty files are
+detected.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str], at_most: int | 
         problem = checkpoint_problem(folder)
         if problem is None:
             return str(folder)
-        logger.warning("%s is passed over: %s", folder, problem)
+        logger.warning("%s is skipped: %s", folder, problem)
     return None
 
 
 def checkpoint_problem(folder: str | os.PathLike[str]) -> str | None:
-    """Say why a checkpoint is not whole, in half a sentence; None where nothing is missing."""
+    """Say in half a sentence why a checkpoint is incomplete; None if it is complete."""
     folder = Path(folder)
     try:
         _check_state(folder)
@@ -113,7 +113,7 @@ def checkpoint_problem(folder: str | os.PathLike[str]) -> str | None:
 
 
 def _check_state(folder: Path) -> None:
-    """It is the last file of a checkpoint that transformers writes."""
+    """Check the file that transformers writes last."""
     state = _read_json(folder / STATE)
     match, step = _CHECKPOINT.match(folder.name), state.get("global_step")
     if match and step != int(match[1]):
@@ -141,7 +141,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def _check_optimizer(folder: Path) -> None:
-    """transformers loads the optimizer only where the scheduler is there too, and says nothing where it is not."""
+    """transformers loads the optimizer only if the scheduler is there too, and is silent otherwise."""
     if (folder / "optimizer.pt").exists() and not (folder / "scheduler.pt").exists():
         raise _BrokenError("it has optimizer.pt and no scheduler.pt")
     if not (latest := folder / "latest").is_file():
@@ -180,7 +180,7 @@ def _check_file(file: Path) -> None:
 
 
 def _check_safetensors(file: Path) -> None:
-    """Opening one reads its header, and compares what that speaks of with the size of the file."""
+    """Opening a file reads its header and checks the file size against it."""
     try:
         with safe_open(file, framework="pt"):
             pass
@@ -189,7 +189,7 @@ def _check_safetensors(file: Path) -> None:
 
 
 def _check_zip(file: Path) -> None:
-    """What `torch.save` writes is a zip archive: its list of contents stands at the end."""
+    """`torch.save` writes a zip archive, whose table of contents is at the end."""
     try:
         with zipfile.ZipFile(file) as archive:
             archive.infolist()

@@ -1,4 +1,4 @@
-"""What the doctor knows of a run before weights load: launch, settings, machine, model, plugins and batch together."""
+"""Everything the doctor knows of a run before weights load: launch, settings, machine, model, plugins and batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..ranges import SIZES
 from .environment import Environment
 from .launch_file import LaunchPlan
 from .model import Adapters, Sizes
-from .reading import Problem, shown
+from .reading import Problem, one_line
 from .run_file import PLUGIN_FIELDS, RunPlan
 
 _KINDS: tuple[Kind, ...] = ("reward", "advantage_hook", "loss_aggregation")
@@ -34,7 +34,7 @@ class Plugins:
         rewards: Reward functions by name.
         hooks: Advantage hooks by name.
         aggregation: The loss aggregation.
-        problems: Those that could not be built, and why.
+        problems: Plugins that could not be built, and why.
     """
 
     rewards: Mapping[str, Any] = field(default_factory=dict)
@@ -45,14 +45,14 @@ class Plugins:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sizes over all processes, as the real `GRPOExtConfig` has them. A completion is one row; None is not known.
+    """Sizes over all processes, as the real `GRPOExtConfig` has them. A row is one completion; None means unknown.
 
     Attributes:
         generation_batch_size: Completions generated at once.
-        prompts_per_generation_batch: Different prompts among them.
-        rows_per_process: Those that one process generates at once.
-        completions_per_optimizer_step: That the gradient of one optimizer step is made of.
-        optimizer_steps_per_generation: Not whole where the two rhythms differ.
+        prompts_per_generation_batch: Distinct prompts among them.
+        rows_per_process: Completions that one process generates at once.
+        completions_per_optimizer_step: Completions in the gradient of one optimizer step.
+        optimizer_steps_per_generation: Not an integer if generation and optimizer steps are out of step.
         optimizer_steps: Of the whole run.
         prompts: Rows of the training set.
         eval_batch: Completions in one evaluation batch.
@@ -69,7 +69,7 @@ class Batch:
 
     @classmethod
     def of(cls, run: RunPlan) -> Batch | None:
-        """Multiply out what the configuration decided for its number of processes; None where there is none."""
+        """Derive the sizes from the configuration and its number of processes; None without a configuration."""
         config, prompts = run.config, prompts_of(run)
         if config is None or sizes_below_one(run):
             return None
@@ -104,12 +104,12 @@ class Case:
     Attributes:
         launch: What the launcher starts.
         run: The settings of the run.
-        machine: Where it is to take place.
-        sizes: The model's; None where its config cannot be found.
+        machine: The machine that it will run on.
+        sizes: The model's sizes; None if its config cannot be found.
         adapters: What PEFT makes of the model; None without `use_peft` or sizes.
-        plugins: Those selected.
-        batch: None where the configuration refuses the settings.
-        columns: Of the data set, where it is a file that can be looked into; None where not.
+        plugins: The selected plugins.
+        batch: None if the configuration refuses the settings.
+        columns: Columns of the data set, if it is a readable file; else None.
     """
 
     launch: LaunchPlan
@@ -123,7 +123,7 @@ class Case:
 
     @property
     def bits(self) -> int:
-        """4 or 8 where the base model is quantised, else 0."""
+        """4 or 8 if the base model is quantised, else 0."""
         return 4 if self.run["load_in_4bit"] else 8 if self.run["load_in_8bit"] else 0
 
     @property
@@ -148,50 +148,50 @@ class Case:
 
     @property
     def keeps_no_master_weights(self) -> bool:
-        """ZeRO keeps float32 copies of what is trained, and FSDP2 upcasts."""
+        """Whether there are no float32 master weights: ZeRO keeps copies, and FSDP2 upcasts."""
         return self.engine in ("one_process", "ddp")
 
     @property
     def on_cpu(self) -> bool:
-        """The script says so."""
+        """Whether the script sets `use_cpu`."""
         return bool(self.run["use_cpu"])
 
     @property
     def dtype(self) -> str:
-        """Of the weights as they load; transformers reads None as the checkpoint's own."""
+        """Data type of the loaded weights; to transformers None means the checkpoint's own."""
         return str(self.run["dtype"] or "auto")
 
     @property
     def bf16(self) -> bool:
-        """TRL switches it on where neither it nor fp16 is set."""
+        """Whether bf16 is on; TRL turns it on if neither bf16 nor fp16 is set."""
         return bool(self.run["bf16"] if self.run.config is None else self.run.config.bf16)
 
     @property
     def precision(self) -> str:
-        """In which the run computes: its own flags beat the launcher's."""
+        """Precision that the run computes in; its own flags override the launcher's."""
         own = "fp16" if self.run["fp16"] else "bf16" if self.bf16 else None
         return own or {"fp8": "bf16"}.get(self.launch.mixed_precision, self.launch.mixed_precision)
 
     @property
     def checkpointing(self) -> bool:
-        """Activations are recomputed, by either of the two names of that setting."""
+        """Whether activations are recomputed, by either name of that setting."""
         new = self.run.get("activation_checkpointing")
         return bool(self.run.get("gradient_checkpointing") if new is None else new)
 
     @property
     def reentrant(self) -> bool:
-        """Reentrant checkpointing is asked for, by either name."""
+        """Whether reentrant checkpointing is on, by either name."""
         given = [self.run.get(f"{name}_checkpointing_kwargs") for name in ("activation", "gradient")]
         return self.checkpointing and any(isinstance(v, Mapping) and v.get("use_reentrant") is True for v in given)
 
     @property
     def colocated(self) -> bool:
-        """vLLM shares the GPUs."""
+        """Whether vLLM shares the GPUs."""
         return bool(self.run["use_vllm"]) and self.run["vllm_mode"] == "colocate"
 
 
 def load_plugins(run: RunPlan) -> Plugins:
-    """Import and build the selected plugins one by one, so that every broken one is named."""
+    """Import and build the selected plugins one by one, to report every broken one."""
     built: dict[Kind, dict[str, Any]] = {kind: {} for kind in _KINDS}
     problems = []
     for kind, name in zip(_KINDS, PLUGIN_FIELDS, strict=True):
@@ -200,8 +200,8 @@ def load_plugins(run: RunPlan) -> Plugins:
             try:
                 loaded = resolve(kind, selection)
             except (ConfigurationError, PluginError) as error:
-                fix = f"Correct {LABELS[kind]} {shown(label, 80)} in `{name}`."
-                problems.append(Problem("error", "plugins", shown(error, 600), fix))
+                fix = f"Correct {LABELS[kind]} {one_line(label, 80)} in `{name}`."
+                problems.append(Problem("error", "plugins", one_line(error, 600), fix))
                 continue
             key = label if loaded.selection is None else str(loaded.selection)
             place = built[kind]
@@ -218,7 +218,7 @@ def _selections(value: Any) -> list[Any]:
 
 
 def sizes_below_one(run: RunPlan) -> str:
-    """Batch sizes that cannot be."""
+    """Batch sizes below 1."""
     return ", ".join(f"{name} {run[name]}" for name in SIZES if run[name] is not None and run[name] < 1)
 
 
@@ -236,7 +236,7 @@ def columns_of(run: RunPlan) -> frozenset[str] | None:
 
 
 def prompts_of(run: RunPlan) -> int | None:
-    """Rows to train on, where settings or a file say so."""
+    """Rows to train on, if settings or a file say."""
     path, name = run.get("dataset_path"), run.get("dataset_name")
     if isinstance(path, str):
         try:

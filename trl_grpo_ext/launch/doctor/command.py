@@ -1,4 +1,4 @@
-"""`trl-grpo-ext doctor`: the command line of the examination. Heavy imports happen inside, when it runs."""
+"""`trl-grpo-ext doctor`: the command line of the examination. Heavy imports happen when the command runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 
 def register(app: typer.Typer) -> None:
     """Add the command to an app."""
-    app.command("doctor", short_help="What will not work, before anything loads.", context_settings=_CONTEXT)(
+    app.command("doctor", short_help="Say what will fail before anything loads.", context_settings=_CONTEXT)(
         doctor_command
     )
 
@@ -28,10 +28,10 @@ def doctor_command(
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("--config", help="The run's settings (YAML); of several, the later one beats the earlier one."),
+        typer.Option("--config", help="The run's settings (YAML); later files override earlier ones."),
     ] = None,
     script: Annotated[
-        str | None, typer.Option("--script", help="The training script, for settings of its own; it is not run.")
+        str | None, typer.Option("--script", help="The training script, read for its own settings but not run.")
     ] = None,
     gpu_memory: Annotated[
         float | None,
@@ -40,7 +40,7 @@ def doctor_command(
             "--gpu-memory",
             min=0.1,
             max=100_000,
-            help="GiB of each GPU of a machine that is not this one, one GPU for each process.",
+            help="Examine another machine: GiB of each of its GPUs, one GPU per process.",
         ),
     ] = None,
     num_processes: Annotated[
@@ -59,7 +59,7 @@ def doctor_command(
     prompt_length: Annotated[
         int | None,
         typer.Option(
-            "--prompt_length", "--prompt-length", min=0, max=10_000_000, help="Tokens of the longest prompt [256]."
+            "--prompt_length", "--prompt-length", min=0, max=10_000_000, help="Tokens in the longest prompt [256]."
         ),
     ] = None,
     assumptions: Annotated[
@@ -70,11 +70,10 @@ def doctor_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Look at a launch, a run and a machine before any weights load, and say what will not work, and what to do.
+    """Check a launch, a run and a machine before any weights load. Say what will fail and what to do.
 
-    Words after `--` are settings of the run, which beat its file:
-    `trl-grpo-ext doctor --config_file zero3.yaml --config run.yaml -- --learning_rate 1e-6`.
-    Exits with 1 where something is an error.
+    Words after `--` are settings of the run, which override its file: `trl-grpo-ext doctor --config_file zero3.yaml
+    --config run.yaml -- --learning_rate 1e-6`. Exits with 1 if there is an error.
     """
     for name in ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")

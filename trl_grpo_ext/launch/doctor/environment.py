@@ -1,4 +1,4 @@
-"""Facts about a machine: versions, devices, libraries, disk and the variables that change an engine silently."""
+"""Facts about a machine: versions, devices, libraries, disk and variables that silently change the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from ...plugins.discovery import ENVIRONMENT_VARIABLE
-from .reading import shown
+from .reading import one_line
 
 PACKAGES = (
     *("trl", "transformers", "torch", "accelerate", "peft", "bitsandbytes", "math-verify", "deepspeed", "vllm"),
@@ -44,13 +44,13 @@ print("avx512bf16" if has_avx512bf16() else "ok")
 
 @dataclass(frozen=True)
 class Package:
-    """An installed distribution, or one that is not there.
+    """A distribution, installed or missing.
 
     Attributes:
         name: Of the distribution.
-        version: None where it is not installed.
-        wanted: The range that this package's own metadata asks for; empty where there is none.
-        required: Whether nothing runs without it.
+        version: None if it is not installed.
+        wanted: The range that this package's own metadata asks for; empty if there is none.
+        required: Whether every run needs it.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Package:
         try:
             return Requirement(f"x{self.wanted}").specifier.contains(Version(self.version), prereleases=True)
         except (InvalidRequirement, InvalidVersion):
-            return True  # a version that nobody can compare
+            return True  # a version that cannot be compared
 
 
 @dataclass(frozen=True)
@@ -80,26 +80,26 @@ class Device:
 
 @dataclass(frozen=True)
 class Environment:
-    """A machine that a run is to take place on.
+    """The machine that a run will use.
 
     Attributes:
         packages: By name.
         devices: GPUs that are visible.
-        elsewhere: The machine is not this one: devices are as described, and versions are this machine's.
+        elsewhere: Whether another machine is described: devices are as described, versions are this machine's.
         python: Version of the interpreter.
         torch_build: "cpu", or "CUDA 12.8" and the like.
-        bitsandbytes_error: Why its native library does not load; None where it does, or was not asked.
+        bitsandbytes_error: Why its native library does not load; None if it does, or was not tried.
         avx512bf16: Whether bitsandbytes would repack 4-bit weights on this CPU.
         has_nccl: Whether this torch was built with it.
-        lacks_to_build: What compiling an extension needs and is missing here.
-        disk_free: Where checkpoints go, bytes; None where nobody knows.
+        lacks_to_build: Missing tools for compiling extensions.
+        disk_free: Free bytes where checkpoints go; None if unknown.
         output_dir: That place.
-        output_problem: Why nothing can be written there; None where it can.
+        output_problem: Why nothing can be written there; None if it can.
         model: The model asked for.
-        model_here: Whether its weights are in a folder or in the cache here.
-        chat_template: Whether its tokenizer has one; None where nobody knows.
+        model_here: Whether its weights are in a local folder or in the cache.
+        chat_template: Whether its tokenizer has a chat template; None if unknown.
         variables: Those of `VARIABLES` that are set.
-        checkpoint_here: Whether the checkpoint to resume from exists; None where none is asked for.
+        checkpoint_here: Whether the checkpoint to resume from exists; None if none is set.
     """
 
     packages: Mapping[str, Package] = field(default_factory=dict)
@@ -134,11 +134,11 @@ class Environment:
 
     @property
     def device_memory(self) -> int | None:
-        """Of the smallest GPU, bytes."""
+        """Bytes of the smallest GPU."""
         return min((device.memory for device in self.devices), default=None)
 
 
-def look_around(
+def inspect_machine(
     *,
     output_dir: str = "trainer_output",
     model: str | None = None,
@@ -154,8 +154,8 @@ def look_around(
         model: Name or folder of the model.
         checkpoint: `resume_from_checkpoint`.
         needs_bitsandbytes: Whether to load its native library, in a process of its own.
-        gpu_memory: Memory of each GPU in GiB of a machine that is not this one; None: this machine.
-        gpus: How many that machine has.
+        gpu_memory: GiB of each GPU of another machine; None means this machine.
+        gpus: GPUs of that machine.
     """
     devices = _devices() if gpu_memory is None else (Device("as described", int(gpu_memory * 1024**3)),) * gpus
     error, avx512 = _probe_bitsandbytes() if needs_bitsandbytes else (None, False)
@@ -164,7 +164,7 @@ def look_around(
     lacking = [] if shutil.which("ninja") or importlib.util.find_spec("ninja") else ["ninja"]
     lacking += [] if shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") else ["a C++ compiler"]
     return Environment(
-        packages={name: Package(name, _version(name), *wanted_range(name)) for name in PACKAGES},
+        packages={name: Package(name, _version(name), *required_range(name)) for name in PACKAGES},
         devices=devices,
         elsewhere=gpu_memory is not None,
         python=".".join(map(str, sys.version_info[:3])),
@@ -179,13 +179,13 @@ def look_around(
         model=model,
         model_here=here,
         chat_template=template,
-        variables={name: shown(os.environ[name], 100) for name in VARIABLES if name in os.environ},
+        variables={name: one_line(os.environ[name], 100) for name in VARIABLES if name in os.environ},
         checkpoint_here=_checkpoint(checkpoint, output_dir),
     )
 
 
-def wanted_range(name: str) -> tuple[str, bool]:
-    """The range that our own metadata asks for, and whether it asks in any case."""
+def required_range(name: str) -> tuple[str, bool]:
+    """The version range in our metadata, and whether it is required in any case."""
     try:
         lines = metadata.requires("trl-grpo-ext") or []
     except metadata.PackageNotFoundError:  # a source tree on the path
@@ -208,41 +208,41 @@ def _devices() -> tuple[Device, ...]:
     found = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         facts = torch.cuda.get_device_properties(index)
-        found.append(Device(shown(facts.name, 60), int(facts.total_memory), (facts.major, facts.minor)))
+        found.append(Device(one_line(facts.name, 60), int(facts.total_memory), (facts.major, facts.minor)))
     return tuple(found)
 
 
 @functools.cache
 def _probe_bitsandbytes() -> tuple[str | None, bool]:
-    """Load its native library in a process of its own, since a broken one may end the process."""
+    """Load its native library in a separate process, since a broken one may crash the process."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        return None, False  # said elsewhere
+        return None, False  # reported elsewhere
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return shown(error), False
+        return one_line(error), False
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return shown(lines[-1] if lines else f"it ended with status {done.returncode}"), False
+        return one_line(lines[-1] if lines else f"it ended with status {done.returncode}"), False
     return None, "avx512bf16" in done.stdout
 
 
 def _disk(output_dir: str) -> tuple[int | None, str | None]:
-    """Free bytes at the first folder above that exists, and why nothing can be written there."""
+    """Free bytes at the nearest existing folder, and why nothing can be written there."""
     if "\0" in output_dir:
         return None, "it has a null character"
     try:
         place = Path(output_dir).expanduser().absolute()
         while not place.is_dir():
             if place.is_file():
-                return None, f"{shown(place)} is a file, not a folder"
+                return None, f"{one_line(place)} is a file, not a folder"
             place = place.parent
-        problem = None if os.access(place, os.W_OK | os.X_OK) else f"{shown(place)} may not be written to"
+        problem = None if os.access(place, os.W_OK | os.X_OK) else f"{one_line(place)} may not be written to"
         return shutil.disk_usage(place).free, problem
     except OSError as error:
-        return None, shown(error)
+        return None, one_line(error)
 
 
 def _model(model: str | None) -> tuple[bool | None, bool | None]:

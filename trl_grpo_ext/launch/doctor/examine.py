@@ -1,4 +1,4 @@
-"""The examination: everything that can be said of a run before its weights load, problems collected and not raised."""
+"""The examination: everything known of a run before its weights load. Problems are collected, not raised."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from trl import get_peft_config
 
 from ...errors import ConfigurationError
 from .case import Batch, Case, columns_of, load_plugins
-from .environment import Environment, look_around
+from .environment import Environment, inspect_machine
 from .launch_file import LaunchPlan, read_launch_file
 from .memory import MemoryEstimate, estimate, memory_problems
 from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of
-from .reading import Problem, shown
+from .reading import Problem, one_line
 from .rules import problems_of
-from .run_file import PLUGIN_FIELDS, RunPlan, Script, configured, read_run, read_script
+from .run_file import PLUGIN_FIELDS, RunPlan, Script, build_configs, read_run, read_script
 
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the doctor is asked to look at.
+    """The doctor's input.
 
     Attributes:
-        config_file: The launch file; None: what the launcher does without.
-        configs: The run's YAML files; a later one beats an earlier one.
+        config_file: The launch file; None for the launcher's defaults.
+        configs: The run's YAML files; later ones override earlier ones.
         overrides: The words after the script on its command line.
         script: The training script.
-        gpu_memory: GiB of each GPU of a machine that is not this one; None: this machine.
+        gpu_memory: GiB of each GPU of another machine; None means this machine.
         num_processes: `--num_processes` of the launcher.
         machine_rank: `--machine_rank` of the launcher.
         main_process_ip: `--main_process_ip` of the launcher.
         rdzv_backend: `--rdzv_backend` of the launcher.
-        prompt_length: Tokens of the longest prompt; None: an assumption.
+        prompt_length: Tokens in the longest prompt; None for an assumption.
     """
 
     config_file: str | None = None
@@ -70,11 +70,11 @@ class Examination:
 
     @property
     def exit_code(self) -> int:
-        """0 where the run may start, warnings or not; 1 where something is an error."""
+        """1 if there is an error, else 0, with or without warnings."""
         return int(any(problem.severity == "error" for problem in self.problems))
 
     def plain(self) -> dict[str, Any]:
-        """Everything as JSON can write it."""
+        """Everything as JSON values."""
         case = self.case
         return {
             "problems": [asdict(problem) for problem in self.problems],
@@ -88,21 +88,21 @@ class Examination:
 
 
 def examine(request: Request) -> Examination:
-    """Look at a launch, a run and a machine together.
+    """Examine a launch, a run and a machine together.
 
     Raises:
-        ConfigurationError: A file that was named is not there.
+        ConfigurationError: A named file is missing.
     """
     for path in (request.config_file, *request.configs, request.script):
         if path is not None and not _is_file(path):
-            raise ConfigurationError(f"There is no file {shown(path)}.")
+            raise ConfigurationError(f"There is no file {one_line(path)}.")
     found: list[Problem] = []
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     launch = _launch(request, gpus, found)
     run = _run(request, request.gpu_memory is not None or gpus > 0, found)
     machine = _machine(request, launch, run)
     plugins = load_plugins(run)
-    run = configured(run, processes=launch.processes, leave_out=PLUGIN_FIELDS if plugins.problems else ())
+    run = build_configs(run, processes=launch.processes, leave_out=PLUGIN_FIELDS if plugins.problems else ())
     found += [*launch.problems, *run.problems, *plugins.problems]
     sizes, adapters, source = _model(run, found)
     case = Case(launch, run, machine, sizes, adapters, plugins, Batch.of(run), columns_of(run))
@@ -136,7 +136,7 @@ def _launch(request: Request, gpus: int, found: list[Problem]) -> LaunchPlan:
 
 
 def _run(request: Request, has_gpu: bool, found: list[Problem]) -> RunPlan:
-    """The run's settings, without the files that cannot be read."""
+    """The run's settings, leaving out unreadable files."""
     script: Script | None = None
     try:
         script = None if request.script is None else read_script(request.script)
@@ -160,7 +160,7 @@ def _run(request: Request, has_gpu: bool, found: list[Problem]) -> RunPlan:
 def _machine(request: Request, launch: LaunchPlan, run: RunPlan) -> Environment:
     optimizer, model = run.value("optim"), run["model_name_or_path"]
     quantised = run["load_in_4bit"] or run["load_in_8bit"] or "8bit" in optimizer or "bnb" in optimizer
-    return look_around(
+    return inspect_machine(
         output_dir=str(run["output_dir"] or "trainer_output"),
         model=None if model is None else str(model),
         checkpoint=run["resume_from_checkpoint"],
@@ -177,8 +177,8 @@ def _model(run: RunPlan, found: list[Problem]) -> tuple[Sizes | None, Adapters |
         return None, None, "no model is named"
     config, source = load_config(str(name), str(run["model_revision"] or "main"))
     if config is None:
-        fix = "Fetch its config.json, or give --model_name_or_path a folder; sizes are not checked without it."
-        found.append(Problem("warning", "model", shown(source, 400), fix))
+        fix = "Download its config.json, or give --model_name_or_path a folder; without it sizes are not checked."
+        found.append(Problem("warning", "model", one_line(source, 400), fix))
         return None, None, source
     try:
         model = on_meta(config)
@@ -195,7 +195,7 @@ def _model(run: RunPlan, found: list[Problem]) -> tuple[Sizes | None, Adapters |
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can write it; texts without control characters."""
+    """A value as JSON; texts without control characters."""
     if isinstance(value, dict) or hasattr(value, "items"):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -204,4 +204,4 @@ def _plain(value: Any) -> Any:
         return float(value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    return shown(value, 2000)
+    return one_line(value, 2000)

@@ -1,4 +1,4 @@
-"""What an Accelerate launch file starts: read by Accelerate itself, as one plan."""
+"""What an Accelerate launch file starts, as read by Accelerate itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigurationError
-from .reading import Problem, read_settings, shown
+from .reading import Problem, one_line, read_settings
 
 Engine = Literal["one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "fsdp2_hybrid"]
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
@@ -20,21 +20,21 @@ class LaunchPlan:
     """What `accelerate launch` starts.
 
     Attributes:
-        source: The launch file; None where there is none and the launcher's own defaults hold.
-        engine: What trains, if the launcher and the script agree.
-        processes: Of all machines together.
+        source: The launch file; None for the launcher's own defaults.
+        engine: The engine, if launcher and script agree.
+        processes: On all machines together.
         machines: Computers in the job.
         machine_rank: The number that the launcher's command line gives this machine; None where it gives none.
         distributed_type: As the file has it.
-        mixed_precision: Of the launcher; the run's own bf16 or fp16 beats it.
+        mixed_precision: Of the launcher; the run's own bf16 or fp16 overrides it.
         use_cpu: The launcher's `use_cpu`, which is not the script's.
-        main_process_ip: Where the machines meet; None where nobody says.
-        rdzv_backend: Of the command line; accelerate ignores it in a file.
+        main_process_ip: Address where the machines meet; None if not given.
+        rdzv_backend: From the command line; accelerate ignores it in a file.
         deepspeed_config_file: The JSON file that it names.
         deepspeed: DeepSpeed's settings in DeepSpeed's own shape.
         fsdp: FSDP's settings, without their prefix.
         raw: All of the file.
-        problems: What can be said of the file alone.
+        problems: Problems of the file by itself.
     """
 
     source: str | None = None
@@ -56,11 +56,11 @@ class LaunchPlan:
     @property
     def name(self) -> str:
         """The file's name, for messages."""
-        return "the launcher's defaults" if self.source is None else shown(Path(self.source).name)
+        return "the launcher's defaults" if self.source is None else one_line(Path(self.source).name)
 
     @property
     def processes_per_machine(self) -> int:
-        """Of one machine, at least one."""
+        """Processes on one machine, at least one."""
         return max(1, self.processes // max(1, self.machines))
 
     @property
@@ -70,17 +70,17 @@ class LaunchPlan:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """DeepSpeed keeps it on the CPU or a disk."""
+        """Whether DeepSpeed keeps it on the CPU or a disk."""
         return str(_mapping(self.zero.get("offload_optimizer")).get("device", "none")) in ("cpu", "nvme")
 
     @property
     def offloads_parameters(self) -> bool:
-        """DeepSpeed keeps them on the CPU or a disk."""
+        """Whether DeepSpeed keeps them on the CPU or a disk."""
         return str(_mapping(self.zero.get("offload_param")).get("device", "none")) in ("cpu", "nvme")
 
     @property
     def accumulation(self) -> int | None:
-        """Gradient accumulation that the file fixes; None where it leaves it to the script."""
+        """Gradient accumulation that the file sets; None if it leaves it to the script."""
         value = self.deepspeed.get("gradient_accumulation_steps")
         return value if isinstance(value, int) else None
 
@@ -97,9 +97,9 @@ def read_launch_file(
     """Read a launch file with Accelerate's own reader.
 
     Args:
-        path: The file of `--config_file`; None: Accelerate's default file if there is one, else its defaults.
+        path: The file of `--config_file`; None for Accelerate's default file, or else its defaults.
         gpus: GPUs that the launcher would see, for its defaults.
-        processes: `--num_processes` of the launcher, which beats the file.
+        processes: `--num_processes` of the launcher, which overrides the file.
         machine_rank: `--machine_rank` of the launcher.
         main_process_ip: `--main_process_ip` of the launcher.
         rdzv_backend: `--rdzv_backend` of the launcher.
@@ -115,18 +115,18 @@ def read_launch_file(
             count = processes or max(1, gpus)
             engine: Engine = "ddp" if count > 1 else "one_process"
             return LaunchPlan(engine=engine, processes=count, distributed_type="MULTI_GPU" if count > 1 else "NO")
-    settings, name = read_settings(path), shown(path)
+    settings, name = read_settings(path), one_line(path)
     if settings.get("distributed_type") is False:
         raise ConfigurationError(f'distributed_type in {name} is NO, which YAML reads as false: write "NO" in quotes.')
     for key in ("deepspeed_config", "fsdp_config", "parallelism_config"):
         if not isinstance(settings.get(key, {}), dict):
-            raise ConfigurationError(f"{key} in {name} is {shown(repr(settings[key]), 60)}, not a mapping.")
+            raise ConfigurationError(f"{key} in {name} is {one_line(repr(settings[key]), 60)}, not a mapping.")
     try:
         cluster = config_args.load_config_from_file(str(path))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigurationError(f"Accelerate cannot use {name}: {shown(error, 600)}") from error
+        raise ConfigurationError(f"Accelerate cannot use {name}: {one_line(error, 600)}") from error
     if not isinstance(cluster, config_args.ClusterConfig):
-        raise ConfigurationError(f"{name} is for SageMaker; the doctor knows launches on machines of your own.")
+        raise ConfigurationError(f"{name} is for SageMaker; the doctor only knows launches on your own machines.")
     kind = str(getattr(cluster.distributed_type, "value", cluster.distributed_type))
     sections = {key: _mapping(settings.get(key)) for key in ("deepspeed_config", "fsdp_config", "parallelism_config")}
     given = sections["deepspeed_config"]
@@ -159,20 +159,20 @@ def _engine(
         stages: dict[str, Engine] = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
         stage = str(_mapping(deepspeed.get("zero_optimization")).get("stage", 2))
         if stage not in stages:
-            raise ConfigurationError(f"The ZeRO stage in {name} is {shown(stage, 60)}, not 0 to 3.")
+            raise ConfigurationError(f"The ZeRO stage in {name} is {one_line(stage, 60)}, not 0 to 3.")
         return stages[stage]
     if kind == "FSDP":
         version = str(fsdp.get("version", 1))
         if version not in ("1", "2"):
-            raise ConfigurationError(f"fsdp_version in {name} is {shown(version, 60)}, not 1 or 2.")
+            raise ConfigurationError(f"fsdp_version in {name} is {one_line(version, 60)}, not 1 or 2.")
         replicas = parallelism.get("parallelism_config_dp_replicate_size", 1)
         return "fsdp1" if version == "1" else "fsdp2" if replicas in (1, "1") else "fsdp2_hybrid"
-    # Without mpirun the launcher starts one process for MULTI_CPU; a rule speaks of it.
+    # Without mpirun the launcher starts one process for MULTI_CPU; a rule reports it.
     return "ddp" if kind.startswith("MULTI_") and kind != "MULTI_CPU" else "one_process"
 
 
 def _ignored_keys(sections: Mapping[str, Mapping[str, Any]], name: str) -> list[Problem]:
-    """Keys of the inner mappings that no option of the launcher has: Accelerate ignores them without a word."""
+    """Keys of the inner mappings that the launcher does not know: Accelerate silently ignores them."""
     from accelerate.commands.launch import launch_command_parser
 
     known = {action.dest for action in launch_command_parser()._actions}
@@ -183,14 +183,14 @@ def _ignored_keys(sections: Mapping[str, Mapping[str, Any]], name: str) -> list[
             if option in known:
                 continue
             near = difflib.get_close_matches(option, known, n=1, cutoff=0.7)
-            message = f"{section} in {name} has {shown(key)!r}, which Accelerate does not know and ignores silently."
+            message = f"{section} in {name} has {one_line(key)!r}, which Accelerate does not know and ignores silently."
             fix = f"Write {near[0]!r}." if near else "Take it out."
             problems.append(Problem("error" if near else "warning", "launch file", message, fix))
     return problems
 
 
 def _json_settings(path: str) -> Mapping[str, Any]:
-    """DeepSpeed's JSON file; the launcher looks for it from the folder where it is started."""
+    """DeepSpeed's JSON file; its path is relative to the folder of the launch."""
     try:
         return read_settings(path)
     except ConfigurationError as error:
@@ -215,14 +215,14 @@ def _precision(value: object, name: str) -> str:
     precision = "no" if value is None else str(value)
     if precision not in PRECISIONS:
         raise ConfigurationError(
-            f"mixed_precision in {name} is {shown(precision, 60)!r}, not one of {', '.join(PRECISIONS)}."
+            f"mixed_precision in {name} is {one_line(precision, 60)!r}, not one of {', '.join(PRECISIONS)}."
         )
     return precision
 
 
 def _count(value: object, key: str, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{key} in {name} must be a number from 1 up, got {shown(repr(value), 60)}.")
+        raise ConfigurationError(f"{key} in {name} must be a number from 1 up, got {one_line(repr(value), 60)}.")
     return value
 
 

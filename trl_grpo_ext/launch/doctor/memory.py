@@ -1,9 +1,9 @@
 """How much memory and disk a run may take: an estimate from the model's own shapes, each item with its formula.
 
 Parameters, linear layers and adapters are counted on the real classes (`model`). What engines split, keep in 32 bits or
-gather was read off TRL 1.16, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.8. Weights, gradients, optimizer
-states and KV cache were compared with real steps of tiny models on the CPU; nothing was compared with a GPU. So no
-figure of this module is ever an error.
+gather comes from the sources of TRL 1.16, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.8. Weights, gradients,
+optimizer states and KV cache were compared with real steps of tiny models on the CPU; nothing was compared with a GPU.
+So no figure here is ever reported as an error.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .reading import Problem
 
 Stage = Literal["load", "generation", "update"]
 STAGES: tuple[Stage, ...] = ("load", "generation", "update")
-"""`load` is the model alone, before anything divides it; `update` is forward pass, backward pass and optimizer step.
-Scoring and saving take less than one of the last two."""
+"""`load` is the model alone, before it is sharded; `update` is forward pass, backward pass and optimizer step. Scoring
+and saving take less than one of the last two."""
 TRAINING = STAGES[1:]
 
 GB = 1e9
 BARELY = 0.9
 """Above this share of a device the doctor warns."""
 ASSUMED_PROMPT = 256
-"""Tokens of the longest prompt where nobody said: TRL does not cut prompts, and the data are not read."""
+"""Tokens in the longest prompt by default: TRL does not truncate prompts, and the data are not read."""
 
 CUDA_CONTEXT, NCCL_BUFFERS, RESERVE = 600_000_000, 400_000_000, 0.1
-"""Rules of thumb: driver and kernels, communication, and holes between torch's blocks. None was measured."""
+"""Rules of thumb, not measured: driver and kernels, communication, and fragmentation."""
 BUCKET, ZERO3_LIVE = 500_000_000, 1_000_000_000
 """DeepSpeed's defaults of `reduce_bucket_size` and `stage3_max_live_parameters`, in numbers."""
 TILE_ROWS, TILE_COLUMNS = 4_096, 32_768
-"""TRL projects logits in tiles of so many tokens and vocabulary entries, from 1.15 on."""
+"""From 1.15 on, TRL projects logits in tiles of this many tokens and vocabulary entries."""
 
-NOTE = "An estimate: no figure here was ever compared with a GPU."
+NOTE = "An estimate, never compared with a GPU."
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Item:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes, and what they rest on.
+    """Estimated bytes and their basis.
 
     Attributes:
         items: Of one process, on its device.
-        device_bytes: Their sum by stage.
-        checkpoint_bytes: One checkpoint on disk, tokenizer and small files left out.
+        device_bytes: Their sums by stage.
+        checkpoint_bytes: One checkpoint on disk, without tokenizer and small files.
         trainable: Trained weights.
-        note: How far to believe it.
+        note: How reliable it is.
     """
 
     items: tuple[Item, ...]
@@ -80,7 +80,7 @@ class MemoryEstimate:
 
 
 def estimate(case: Case, prompt_length: int | None = None) -> MemoryEstimate | None:
-    """Estimate a run's memory and disk; None where sizes or settings are not known.
+    """Estimate a run's memory and disk; None if sizes or settings are unknown.
 
     Args:
         case: The run.
@@ -89,12 +89,12 @@ def estimate(case: Case, prompt_length: int | None = None) -> MemoryEstimate | N
     lora = case.adapters if case.run["use_peft"] else None
     if case.sizes is None or case.batch is None or (lora is not None and lora.refusal):
         return None
-    held = _Held(case, case.sizes, lora, ASSUMED_PROMPT if prompt_length is None else prompt_length)
+    held = _Storage(case, case.sizes, lora, ASSUMED_PROMPT if prompt_length is None else prompt_length)
     items = [item for item in (*_states(held), *_passes(held)) if item.bytes > 0]
     if not case.on_cpu:
         torchs = [item for item in items if item.name != "vLLM"]
         totals = {stage: sum(item.bytes for item in torchs if stage in item.stages) for stage in STAGES}
-        share = f"{RESERVE:.0%} of what torch allocates, for holes between its blocks: a rule of thumb."
+        share = f"{RESERVE:.0%} of what torch allocates, for fragmentation: a rule of thumb."
         items += [Item("reserve", round(RESERVE * total), (stage,), share) for stage, total in totals.items()]
         items += _of_the_device(case)
     totals = {stage: sum(item.bytes for item in items if stage in item.stages) for stage in STAGES}
@@ -123,8 +123,8 @@ def memory_problems(case: Case, memory: MemoryEstimate) -> list[Problem]:
 
 
 @dataclass(frozen=True)
-class _Held:
-    """In how many bytes a run holds each kind of number, and over how many processes it is split."""
+class _Storage:
+    """Bytes per number of each kind, and how many processes share it."""
 
     case: Case
     sizes: Sizes
@@ -144,12 +144,12 @@ class _Held:
 
     @property
     def frozen(self) -> int:
-        """Of a weight that is not trained: DeepSpeed casts the whole model to its 16-bit type."""
+        """Bytes of a frozen weight: DeepSpeed casts the whole model to its 16-bit type."""
         return 2 if self.case.is_zero and self.halves else self.loaded
 
     @property
     def trained(self) -> int:
-        """Of a trained number."""
+        """Bytes of a trained weight."""
         if self.case.is_zero and self.halves:
             return 2
         if self.case.is_fsdp and self.halves and self.case.bits != 4:
@@ -162,7 +162,7 @@ class _Held:
 
     @property
     def compute(self) -> int:
-        """Of a number in matrix products."""
+        """Bytes of a number in matrix products."""
         return 2 if self.halves else self.loaded
 
     @property
@@ -189,14 +189,14 @@ class _Held:
         return entries + 4 * self.sizes.linear_outputs if self.case.bits == 8 else 0
 
     def model_bytes(self, each: int) -> int:
-        """Of the model's own weights, whole, without adapters."""
+        """Bytes of the model's own weights, unsharded, without adapters."""
         if not self.case.bits:
             return self.sizes.parameters * each
         return self.quantised + (self.sizes.parameters - self.sizes.linear) * each
 
 
 def optimizer_bytes(name: str, each: int) -> float:
-    """Bytes of an optimizer's states for each trained number of `each` bytes; an unknown name counts as AdamW."""
+    """Bytes of an optimizer's states per trained weight of `each` bytes; an unknown name counts as AdamW."""
     if name == "sgd" or name == "adafactor":  # adafactor: a row and a column for each matrix
         return 0
     count = 3 if "ademamix" in name else 1 if any(k in name for k in ("lion", "rmsprop", "adagrad", "free_sgd")) else 2
@@ -207,7 +207,7 @@ def optimizer_bytes(name: str, each: int) -> float:
     return count * (4 if "32bit" in name else each)
 
 
-def _states(held: _Held) -> Iterator[Item]:
+def _states(held: _Storage) -> Iterator[Item]:
     """What a process holds from step to step."""
     case, sizes, trainable, each = held.case, held.sizes, held.trainable, held.trained
     split = f", split over {held.weight_shards} processes" if held.weight_shards > 1 else ""
@@ -252,12 +252,12 @@ def _states(held: _Held) -> Iterator[Item]:
         yield Item("optimizer states", int(states * trainable) // shards, TRAINING, text)
 
 
-def _passes(held: _Held) -> Iterator[Item]:
+def _passes(held: _Storage) -> Iterator[Item]:
     """What forward and backward passes take while they last."""
     case, sizes, run = held.case, held.sizes, held.case.run
     assert case.batch is not None
     length = held.prompt_length + int(run["max_completion_length"])
-    stream = held.compute if case.is_zero or case.is_fsdp else held.frozen  # autocast leaves the residual stream alone
+    stream = held.compute if case.is_zero or case.is_fsdp else held.frozen  # autocast does not cast the residual stream
 
     # Generation: all rows of a process at once, in the type of the weights.
     if run["use_vllm"]:
@@ -275,7 +275,7 @@ def _passes(held: _Held) -> Iterator[Item]:
         text = f"{rows} rows x {sizes.vocabulary:,} entries, at {stream} bytes and three times in float32."
         yield Item("next token's logits", rows * sizes.vocabulary * (stream + 12), ("generation",), text)
 
-    # Weights that are split between processes, while they are whole.
+    # Sharded weights while they are gathered.
     if case.engine == "zero3":
         each = held.frozen if held.lora is not None else held.compute
         whole = held.model_bytes(each)
@@ -321,8 +321,8 @@ def _of_the_device(case: Case) -> Iterator[Item]:
         yield Item("NCCL", NCCL_BUFFERS, TRAINING, "A rule of thumb.")
 
 
-def _checkpoint(held: _Held) -> int:
-    """Model or adapter; optimizer states; and DeepSpeed's and FSDP's own copies of what is trained."""
+def _checkpoint(held: _Storage) -> int:
+    """Bytes of a checkpoint: model or adapter, optimizer states, and DeepSpeed's and FSDP's own copies."""
     case, weights = held.case, held.trainable * held.trained
     if case.run["save_only_model"]:
         return weights

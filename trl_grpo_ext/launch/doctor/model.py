@@ -1,4 +1,4 @@
-"""What a model is made of, without its weights: transformers builds it on torch's meta device, and PEFT adapts it."""
+"""A model's shapes without its weights: transformers builds it on torch's meta device, and PEFT adapts it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from ...errors import ConfigurationError
 
 MOST_LAYERS = 2_000
-"""A config with more layers than this is taken for a mistake: building its modules would take minutes."""
+"""A config with more layers is taken for a mistake: building it would take minutes."""
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, ArithmeticError)
 
 
@@ -75,16 +75,16 @@ def known_config(name: str) -> Any | None:
 
 
 def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | None, str]:
-    """Find a model's config in its folder, in the hub's cache or in our table: the config, and its source or why not.
+    """Find a model's config in its folder, the hub's cache or our table, and its source or why there is none.
 
-    No code of the model's own is run, and no network asked.
+    Runs no code of the model and uses no network.
     """
     here = Path(model_name_or_path).is_dir()
     try:
         config = AutoConfig.from_pretrained(
             model_name_or_path, revision=revision, local_files_only=True, trust_remote_code=False
         )
-    # A config is somebody else's file: each of these was seen to come out of a malformed one.
+    # A config is an untrusted file: a malformed one has raised each of these.
     except (*_MALFORMED, OSError, StrictDataclassError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     else:
@@ -97,7 +97,7 @@ def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a causal language model. Parameters are counted once where they are shared.
+    """Sizes of a causal language model. Shared parameters count once.
 
     Attributes:
         parameters: All of them.
@@ -106,8 +106,8 @@ class Sizes:
         hidden: Width of the residual stream.
         kv_width: Numbers that one token adds to a layer's cache: keys and values together.
         vocabulary: Rows of the head.
-        context: Longest sequence of positions that the config declares; 0 where it declares none.
-        linear: Entries of the matrices of all linear layers but the head: what bitsandbytes replaces.
+        context: Longest context that the config declares; 0 if none.
+        linear: Weights of all linear layers but the head, which bitsandbytes replaces.
         linear_outputs: Rows of these matrices.
         linear_ends: Inputs and outputs of these layers for one token, of all layers together.
     """
@@ -129,9 +129,9 @@ class Adapters:
     """What PEFT makes of the LoRA settings.
 
     Attributes:
-        trainable: Weights of the adapters; 0 where PEFT refuses.
+        trainable: Weights of the adapters; 0 if PEFT refuses.
         refusal: Why it refuses, if it does.
-        missing: Targets that match nothing, which PEFT drops without a word where others match.
+        missing: Targets that match nothing, which PEFT silently drops if others match.
         names: Last names of the modules that could be adapted.
     """
 
@@ -150,8 +150,8 @@ def on_meta(config: Any) -> Any:
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if not isinstance(layers, int) or not 0 < layers <= MOST_LAYERS:
         raise ConfigurationError(
-            f"The model's config has num_hidden_layers {layers!r}: a number from 1 to {MOST_LAYERS} was expected. "
-            "Check its config.json."
+            f"The model's config has num_hidden_layers {layers!r}: expected a number from 1 to {MOST_LAYERS} . Check "
+            f"its config.json."
         )
     try:
         with torch.device("meta"):
@@ -188,7 +188,7 @@ def sizes_of(model: Any) -> Sizes:
 
 
 def adapters_of(model: Any, peft_config: Any) -> Adapters:
-    """Let PEFT adapt a model that `on_meta` built; the model is changed."""
+    """Let PEFT adapt, in place, a model that `on_meta` built."""
     import peft
 
     kinds: tuple[type, ...] = (torch.nn.Linear, Conv1D, torch.nn.Embedding)

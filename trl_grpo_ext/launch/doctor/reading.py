@@ -1,4 +1,4 @@
-"""What all parts of the doctor share: a finding, files of settings, which may hold anything, and quoting from them."""
+"""What all parts of the doctor share: findings, and reading and quoting untrusted settings files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import yaml
 from ...errors import ConfigurationError
 
 Severity = Literal["error", "warning", "note"]
-"""error: the run will fail, or be another one; warning: it runs, but not as meant; note: worth knowing."""
+"""error: the run will fail or differ from the request; warning: it runs, but not as meant; note: worth knowing."""
 
 MOST_BYTES = 1_000_000
-"""Settings are a page or two; what is longer is the wrong file."""
+"""Settings are a page or two; a longer file is the wrong one."""
 MOST_VALUES = 10_000
-"""Aliases counted out: a short YAML file can stand for more values than fit into memory."""
+"""With aliases expanded: a short YAML file can stand for more values than fit into memory."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -27,7 +27,7 @@ class Problem:
     """One finding.
 
     Attributes:
-        severity: How grave it is.
+        severity: How severe it is.
         subject: A short key of what the finding is about, such as "launch" or "qlora+vllm".
         message: What is wrong, with the values.
         fix: What to do about it.
@@ -43,9 +43,9 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """Read a mapping from a YAML or JSON file.
 
     Raises:
-        ConfigurationError: The file is missing, too long, no text, no YAML, or holds something else than settings.
+        ConfigurationError: The file is missing, too long, not text, not YAML, or holds no settings.
     """
-    name = shown(path)
+    name = one_line(path)
     try:
         if not Path(path).is_file():
             raise ConfigurationError(f"There is no file {name}.")
@@ -59,16 +59,16 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
     # ValueError: a null byte in the path. PyYAML leaks it and TypeError on odd scalars and keys.
     except (yaml.YAMLError, OSError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"{name} cannot be read: {shown(error)}") from error
+        raise ConfigurationError(f"{name} cannot be read: {one_line(error)}") from error
     if _values(settings) > MOST_VALUES:
         raise ConfigurationError(f"{name} stands for more than {MOST_VALUES:,} values: is it the right file?")
     if not isinstance(settings, dict):
-        raise ConfigurationError(f"{name} holds {shown(repr(settings), 60)}, not settings (`name: value`).")
+        raise ConfigurationError(f"{name} holds {one_line(repr(settings), 60)}, not settings (`name: value`).")
     return {str(key): value for key, value in settings.items()}
 
 
 def _values(value: Any, known: dict[int, int] | None = None) -> int:
-    """How many values these are, each alias counted out; more than allowed for a value that contains itself."""
+    """The number of values with aliases expanded; more than allowed if a value contains itself."""
     known = {} if known is None else known
     if not isinstance(value, dict | list):
         return 1
@@ -79,7 +79,7 @@ def _values(value: Any, known: dict[int, int] | None = None) -> int:
     return known[id(value)]
 
 
-def shown(value: object, length: int = 300) -> str:
-    """A text from elsewhere on one line, without control characters, not too long."""
+def one_line(value: object, length: int = 300) -> str:
+    """Untrusted text on one line, shortened, without control characters."""
     text = " ".join(_CONTROL.sub("\ufffd", str(value)[: 4 * length].replace("\r", " ")).split())
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,6 +1,6 @@
-"""The examination on a terminal: the verdict, what is wrong, what would run; tables where they are asked for.
+"""The examination on a terminal: the verdict, what is wrong, what would run; and tables on request.
 
-What files hold is never markup.
+Content of files is never markup.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from .examine import Examination
 from .memory import ASSUMED_PROMPT, GB, STAGES, MemoryEstimate
-from .reading import Severity, shown
+from .reading import Severity, one_line
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}
 _LARGEST = 4
@@ -23,17 +23,17 @@ def render(examination: Examination, console: Console, *, assumptions: bool = Fa
     Args:
         examination: What was found.
         console: Where to.
-        assumptions: Also each item of the memory estimate with its formula.
-        verbose: Also the tables of the machine, the run, its batches and its memory.
+        assumptions: Also print each item of the memory estimate with its formula.
+        verbose: Also print tables of the machine, the run, its batches and its memory.
     """
     _problems(examination, console)
     memory, run = examination.memory, _run(examination)
     if not verbose:
         console.print(
-            Text.assemble(("run: ", "bold"), shown(f"{run['launch']}; {run['model']}; {run['trained']}", 600))
+            Text.assemble(("run: ", "bold"), one_line(f"{run['launch']}; {run['model']}; {run['trained']}", 600))
         )
     if memory is None:
-        console.print(Text(f"No memory estimate: {shown(_why_no_estimate(examination))}."))
+        console.print(Text(f"No memory estimate: {one_line(_why_no_estimate(examination))}."))
     elif not verbose:
         peak = f"{memory.peak_bytes / GB:.1f} GB at most for each process ({memory.peak_stage})"
         console.print(
@@ -67,7 +67,7 @@ def _facts(title: str, rows: dict[str, object]) -> Table:
     table.add_column(no_wrap=title != "batch")
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, Text(shown(value, 500)))
+        table.add_row(name, Text(one_line(value, 500)))
     return table
 
 
@@ -149,15 +149,15 @@ def _problems(examination: Examination, console: Console) -> None:
     for problem in examination.problems:
         counts[problem.severity] += 1
     listed = ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count)
-    verdict = "It will not work: " if counts["error"] else "Nothing stands in the way" + (": " if listed else ".")
+    verdict = "This run will fail: " if counts["error"] else "No problems found" + (": " if listed else ".")
     console.print(Text.assemble((verdict, _STYLES["error"] if counts["error"] else "bold green"), (listed, "bold")))
     for problem in examination.problems:
         console.print(
             Text.assemble(
                 (problem.severity, _STYLES[problem.severity]),
                 (f" [{problem.subject}] ", "bold"),
-                shown(problem.message, 1000),
+                one_line(problem.message, 1000),
                 ("\n  fix: ", "green"),
-                shown(problem.fix, 600),
+                one_line(problem.fix, 600),
             )
         )

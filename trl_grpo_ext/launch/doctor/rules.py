@@ -1,10 +1,10 @@
 """The table of rules: what changes the engine silently, certainly crashes, or trains nothing. One row each.
 
-A row says when it speaks and what it says. `when` looks at a `Case`; whatever it returns that counts as true is the
-finding, and `{found}` in the texts. The texts may name what is in the case: `{launch.name}`, `{run[learning_rate]}`.
+Each row has a condition and a message. `when` looks at a `Case`; a truthy result is the finding, and `{found}` in the
+texts. The texts may refer to the case: `{launch.name}`, `{run[learning_rate]}`.
 
 Facts are of TRL 1.16, transformers 5.23, accelerate 1.15, PEFT 0.21, bitsandbytes 0.50 and DeepSpeed 0.19, each read in
-their sources or tried on the CPU. Shares of changed weights were measured on a model of 88,000 parameters.
+the sources or tried on the CPU. Shares of changed weights were measured on a model of 88,000 parameters.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ...types import implements
 from ..ranges import wrong_values
 from .case import Case
 from .environment import Device
-from .reading import Problem, Severity, shown
+from .reading import Problem, Severity, one_line
 
 HARDLY_MOVES_BELOW = 1e-5
-"""Learning rate under which updates of weights of usual size are mostly lost in bfloat16's 8 bits."""
+"""Below this learning rate, bfloat16's 8 bits lose most updates of weights of ordinary size."""
 MOVABLE = 0.9
 """Share of an adapter's entries that a step must be able to change."""
 HIDDEN = 4_096
-"""Width of a model of which no sizes are known."""
+"""Assumed width of a model of unknown sizes."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Rule:
     """One row.
 
     Attributes:
-        name: What it is about, as tests name it.
-        severity: `missing` is an error, and a warning where a machine other than this one is described.
+        name: The rule's name in tests.
+        severity: `missing` is an error, or a warning if another machine is described.
         subject: Of the problem.
-        when: What is found, or something that counts as false.
+        when: Returns the finding, or a falsy value.
         message: What is wrong, with the values.
         fix: What to do about it.
     """
@@ -56,7 +56,7 @@ class Rule:
     fix: str
 
     def __call__(self, case: Case) -> Problem | None:
-        """Return the problem of this case, if it is one."""
+        """Return the problem, if this case has it."""
         found = self.when(case)
         if not found:
             return None
@@ -67,7 +67,7 @@ class Rule:
             severity = "note"
         names = {"case": case, "launch": case.launch, "run": case.run, "machine": case.machine, "found": found}
         return Problem(
-            severity, self.subject, shown(self.message.format(**names), 900), shown(self.fix.format(**names), 600)
+            severity, self.subject, one_line(self.message.format(**names), 900), one_line(self.fix.format(**names), 600)
         )
 
 
@@ -107,7 +107,7 @@ def _no_gpu(case: Case) -> str:
 
 
 def _gpus_of_one_process(case: Case) -> int:
-    """How many, where they are more than one."""
+    """The number of GPUs, if one process sees several."""
     gpus = 0 if case.on_cpu or case.machine.elsewhere else len(case.machine.devices)
     return gpus if gpus > 1 and case.launch.distributed_type == "NO" else 0
 
@@ -161,12 +161,12 @@ _MACHINE = (
         "no_gpu_for_bf16", "error", "device", lambda c: c.bf16 and _no_gpu(c),
         "No GPU is visible here ({found}), and the run has bf16: true (TRL's default) without use_cpu: true: it stops "
         "at once.",
-        "To describe another machine give --gpu_memory GIB; to run here write use_cpu: true.",
+        "To describe another machine pass --gpu_memory GIB; to run here set use_cpu: true.",
     ),
     Rule(
         "no_gpu_here", "warning", "device", lambda c: not c.bf16 and _no_gpu(c),
         "No GPU is visible here ({found}), and the run does not say use_cpu: true.",
-        "To describe another machine give --gpu_memory GIB; to run here write use_cpu: true.",
+        "To describe another machine pass --gpu_memory GIB; to run here set use_cpu: true.",
     ),
     Rule(
         "fewer_gpus_than_processes", "error", "device",
@@ -178,7 +178,8 @@ _MACHINE = (
     Rule(
         "several_gpus_for_one_process", "error", "device",
         lambda c: _gpus_of_one_process(c) if not c.run.is_recipe else 0,
-        "One process sees {found} GPUs: TRL spreads the model over them (device_map auto), and one works at a time.",
+        "One process sees {found} GPUs: TRL spreads the model over them (device_map auto), and only one works at a "
+        "time.",
         "Set CUDA_VISIBLE_DEVICES=0, or use a launch file with MULTI_GPU.",
     ),
     Rule(
@@ -253,7 +254,7 @@ _MACHINE = (
     Rule(
         "no_checkpoint_to_resume_from", "missing", "resume", lambda c: c.machine.checkpoint_here is False,
         "resume_from_checkpoint {run[resume_from_checkpoint]}: there is no checkpoint.",
-        "Leave it away, or name a folder checkpoint-N.",
+        "Remove it, or name a folder checkpoint-N.",
     ),
     Rule(
         "inside_another_launch", "warning", "environment",
@@ -287,12 +288,12 @@ def _other_engine(case: Case) -> tuple[str, str] | None:
 
 def _asked_engine(case: Case) -> str:
     asked = str(case.run.own.get("engine") or case.engine)
-    return "" if case.engine == asked or case.engine.startswith(f"{asked}_") else shown(asked, 40)
+    return "" if case.engine == asked or case.engine.startswith(f"{asked}_") else one_line(asked, 40)
 
 
 def _asked_processes(case: Case) -> str:
     asked = str(case.run.own.get("processes") or case.launch.processes)
-    return "" if asked == str(case.launch.processes) else shown(asked, 40)
+    return "" if asked == str(case.launch.processes) else one_line(asked, 40)
 
 
 def _ignored_rendezvous(case: Case) -> str:
@@ -334,7 +335,7 @@ _LAUNCH = (
     Rule(
         "distributed_type_never_tried", "warning", "launch",
         lambda c: c.launch.distributed_type not in ("NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"),
-        "distributed_type {launch.distributed_type} in {launch.name} is none that trl-grpo-ext was tried with.",
+        "distributed_type {launch.distributed_type} in {launch.name} was never tried with trl-grpo-ext.",
         'Use "NO", MULTI_GPU, DEEPSPEED or FSDP.',
     ),
     Rule(
@@ -424,7 +425,7 @@ _LAUNCH = (
         "fsdp_loading_without_sync", "error", "fsdp",
         lambda c: _fsdp_is_on(c, "cpu_ram_efficient_loading", True) and not _fsdp_is_on(c, "sync_module_states", True),
         "fsdp_sync_module_states: false in {launch.name}, but fsdp_cpu_ram_efficient_loading is on.",
-        "Take fsdp_sync_module_states out; accelerate's launcher refuses the two together.",
+        "Remove fsdp_sync_module_states; accelerate's launcher refuses the two together.",
     ),
     Rule(
         "hybrid_shards_without_fsdp2", "error", "fsdp", lambda c: _shards(c) and not c.is_fsdp2,
@@ -479,7 +480,7 @@ def _movable(case: Case) -> float:
 
 
 def _missing_targets(case: Case) -> str:
-    """Why, with near names; PEFT drops what matches nothing where another target matches."""
+    """Why targets are missing, with near names; PEFT silently drops a missing target if another matches."""
     if case.adapters is None or not (case.adapters.refusal or case.adapters.missing):
         return ""
     targets = case.run["lora_target_modules"] or []
@@ -569,7 +570,7 @@ _WEIGHTS = (
     Rule(
         "lora_target_that_the_model_lacks", "warning", "lora",
         lambda c: c.adapters and not c.adapters.refusal and _missing_targets(c),
-        "lora_target_modules that {run[model_name_or_path]} lacks are dropped without a word: {found}.",
+        "lora_target_modules that {run[model_name_or_path]} lacks are silently dropped: {found}.",
         "Write its name as the model has it; all-linear takes every linear layer.",
     ),
     # TRL computes log-probabilities from `lm_head.weight` directly.
@@ -695,7 +696,7 @@ def _lacking_columns(case: Case) -> str:
 def _compares(case: Case) -> tuple[str, str] | None:
     data = case.run.get("dataset_path") or case.run.get("dataset_name")
     names = [name for name, reward in case.plugins.rewards.items() if getattr(reward, "reference_column", None)]
-    return (names[0], shown(data, 100)) if names and data else None
+    return (names[0], one_line(data, 100)) if names and data else None
 
 
 def _too_few_weights(case: Case) -> bool:
@@ -715,7 +716,7 @@ _TRAINING = (
     ),
     Rule(
         "impossible_value", "error", "settings", lambda c: "; ".join(wrong_values(c.run.settings)),
-        "{found}.", "Correct that: TRL takes it, and fails on it later or trains on it.",
+        "{found}.", "Correct it: TRL accepts it, and later fails or trains on it.",
     ),
     Rule(
         "liger_replaces_the_loss", "error", "liger", _liger_loss,
@@ -725,8 +726,8 @@ _TRAINING = (
     Rule(
         "liger_with_compact_updates", "error", "liger",
         lambda c: c.run["use_liger_kernel"] and c.run["compact_updates"] == "exact",
-        "compact_updates: exact does not go with use_liger_kernel, whose loss counts the rows of each micro-batch.",
-        "Switch one of them off.",
+        "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each micro-batch.",
+        "Turn one of them off.",
     ),
     Rule(
         "liger_replaces_the_head", "error", "liger",
@@ -781,5 +782,5 @@ RULES: tuple[Rule, ...] = (*_MACHINE, *_LAUNCH, *_WEIGHTS, *_VLLM, *_TRAINING)
 
 
 def problems_of(case: Case) -> list[Problem]:
-    """What all rules find."""
+    """The problems that all rules find."""
     return [problem for rule in RULES if (problem := rule(case)) is not None]

@@ -23,7 +23,7 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 from ...errors import ConfigurationError
 from ...trainer.config import GRPOExtConfig
 from ..ranges import wrong_values
-from .reading import MOST_BYTES, Problem, read_settings, shown
+from .reading import MOST_BYTES, Problem, one_line, read_settings
 
 PLUGIN_FIELDS = ("rewards", "advantage_hooks", "loss_aggregation")
 _OF_THE_LAUNCH = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "accelerator_config")
@@ -37,7 +37,7 @@ class Script:
     Attributes:
         path: Its file.
         settings: The fields of its dataclasses, with their defaults where these are plain values, else None.
-        defaults: Its `SCRIPT_DEFAULTS`: settings that hold where neither file nor command line says otherwise.
+        defaults: Its `SCRIPT_DEFAULTS`: settings that neither a file nor the command line overrides.
         defaults_file: The settings file of a constant such as `DEFAULTS = HERE / "folder" / "file.yaml"`, whose name
             ends in `DEFAULTS`.
         embedded_defaults: The same for a constant whose name begins with `EMBEDDED`: settings of runs on the embedded
@@ -64,13 +64,13 @@ class RunPlan:
     Attributes:
         sources: The files that were read.
         given: What files, script and command line set, as they set it.
-        settings: Every setting of `GRPOExtConfig` and `ModelConfig`, with its default where nothing was given; those
-            whose value has the wrong type are at their default.
-        own: Settings that are the script's own, and those that nobody is known to have.
-        script: The training script, where one was named.
-        config: The real configuration object; None where it could not be made.
-        model: The real `ModelConfig`; None where it could not be made.
-        problems: What can be said of the settings alone.
+        settings: Every setting of `GRPOExtConfig` and `ModelConfig`, with its default if not given or if the value has
+            the wrong type.
+        own: The script's own settings, and unknown ones.
+        script: The training script, if named.
+        config: The real configuration object; None if it could not be made.
+        model: The real `ModelConfig`; None if it could not be made.
+        problems: Problems of the settings by themselves.
     """
 
     sources: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class RunPlan:
         return self.settings[name]
 
     def get(self, name: str) -> Any:
-        """A setting, or what is set for the script; None for neither."""
+        """A setting of the run or of the script; else None."""
         return self.settings.get(name, self.own.get(name))
 
     def value(self, name: str) -> str:
@@ -95,12 +95,12 @@ class RunPlan:
 
     @property
     def is_recipe(self) -> bool:
-        """The script is one of the recipes."""
+        """Whether the script is one of the recipes."""
         return self.script is not None and self.script.is_recipe
 
 
 class _Parser(TrlParser):
-    """TRL's parser, asked setting by setting, so that every mistake is found: an error is an exception."""
+    """TRL's parser, called for one setting at a time to find every mistake; errors are exceptions."""
 
     def __init__(self, script: Script | None) -> None:
         classes: list[Any] = [GRPOExtConfig, ModelConfig]
@@ -122,13 +122,13 @@ class _Parser(TrlParser):
 
     def error(self, message: str) -> NoReturn:
         """In place of argparse's page of usage."""
-        raise ConfigurationError(shown(message, 500).rstrip("."))
+        raise ConfigurationError(one_line(message, 500).rstrip("."))
 
     def read(self, name: str, value: Any) -> Any:
-        """Return the value of a file as the command line would have it.
+        """Return a file's value as the command line would parse it.
 
         Raises:
-            ConfigurationError: TRL's parser takes it from a file without a check, and the run fails later.
+            ConfigurationError: The value is wrong, which TRL's parser would not notice in a file.
         """
         hint, action = self.hints[name], self.actions[name]
         if value is None:
@@ -140,7 +140,7 @@ class _Parser(TrlParser):
         if isinstance(value, dict | list):
             if any(kind in str(hint) for kind in ("dict", "list", "Any")):
                 return value
-            raise ConfigurationError(f"{name} is {shown(repr(value), 60)}, not a single value")
+            raise ConfigurationError(f"{name} is {one_line(repr(value), 60)}, not a single value")
         if action.nargs in ("+", "*") and not isinstance(value, str):
             raise ConfigurationError(f"{name} is {value!r}, which is not a list")
         return self._one(name, value)
@@ -158,7 +158,7 @@ class _Parser(TrlParser):
 def read_run(
     paths: Sequence[str | Path], words: Sequence[str] = (), *, script: Script | None = None, has_gpu: bool = True
 ) -> RunPlan:
-    """Read a run's settings; a later file beats an earlier one, and the command line beats all.
+    """Read a run's settings; later files override earlier ones, and the command line overrides all.
 
     Args:
         paths: YAML files.
@@ -167,7 +167,7 @@ def read_run(
         has_gpu: Whether the run has a GPU: recipes choose their defaults by it.
 
     Raises:
-        ConfigurationError: A file cannot be read. What is wrong inside is among the plan's problems.
+        ConfigurationError: A file cannot be read. Problems inside it are in the plan.
     """
     parser = _Parser(script)
     given: dict[str, Any] = {}
@@ -177,7 +177,7 @@ def read_run(
     given = {**_defaults(script, {**given, **from_words}, has_gpu), **given}
     env = given.pop("env", {})
     if not isinstance(env, dict):
-        message = f"`env` is {shown(repr(env), 60)}, not a mapping."
+        message = f"`env` is {one_line(repr(env), 60)}, not a mapping."
         problems.append(Problem("error", "env", message, "Write a mapping of names and values."))
     settings = {name: _default_of(f) for name, f in parser.fields.items()}
     own: dict[str, Any] = {}
@@ -189,7 +189,7 @@ def read_run(
         try:
             settings[name] = parser.read(name, value)
         except ConfigurationError as error:
-            fix = "Write a value that fits; TRL's parser does not check those of a file."
+            fix = "Write a valid value; TRL's parser does not check those of a file."
             if isinstance(value, bool) and parser.actions[name].choices:
                 fix += f' YAML reads no, off, yes and on as truth values: write {name}: "no" in quotes.'
             problems.append(Problem("error", "settings", f"{error}.", fix))
@@ -205,16 +205,16 @@ def read_run(
     )
 
 
-def configured(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) -> RunPlan:
-    """Build the real configuration objects; what they refuse becomes a problem.
+def build_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) -> RunPlan:
+    """Build the real configuration objects; their errors become problems.
 
-    The objects describe a run of `processes` processes on a machine that need not be this one, so settings that
-    `TrainingArguments` compares with this machine's GPU are left out where there is none.
+    The objects describe a run of `processes` processes possibly on another machine, so settings that
+    `TrainingArguments` checks against this machine's GPU are left out if it has none.
 
     Args:
         plan: As read.
         processes: Of the run; TRL's batch sizes depend on it.
-        leave_out: Settings about which problems are known already: with their defaults, the next problem shows.
+        leave_out: Settings with known problems; their defaults are used, so that further problems show.
     """
 
     class Described(GRPOExtConfig):
@@ -233,7 +233,7 @@ def configured(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) 
     values["output_dir"] = values["output_dir"] or "trainer_output"
     made: list[Any] = []
     problems = list(plan.problems)
-    with _quietly():
+    with _silence():
         for make, settings in ((Described, values), (ModelConfig, of(ModelConfig))):
             try:
                 made.append(make(**settings))
@@ -250,13 +250,13 @@ def configured(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) 
                 if isinstance(error, ArithmeticError) and wrong_values(plan.settings):
                     continue  # a size of 0, which its name says
                 fix = "Change that setting: the run would stop at once."
-                problems.append(Problem("error", "settings", shown(error, 600), fix))
+                problems.append(Problem("error", "settings", one_line(error, 600), fix))
     return dataclasses.replace(plan, config=made[0], model=made[1], problems=tuple(problems))
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without warnings, and without the variables of a launcher: they would make this process wait for others."""
+def _silence() -> Iterator[None]:
+    """A context without warnings and without a launcher's variables, which would make this process wait for others."""
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_LAUNCHER_VARIABLES)}
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -276,7 +276,7 @@ def _default_of(f: dataclasses.Field[Any]) -> Any:
 
 
 def _defaults(script: Script | None, given: Mapping[str, Any], has_gpu: bool) -> dict[str, Any]:
-    """What the script itself sets where nobody does."""
+    """The script's own defaults."""
     if script is None:
         return {}
     wanted = given.get("embedded")
@@ -294,7 +294,7 @@ def _defaults(script: Script | None, given: Mapping[str, Any], has_gpu: bool) ->
 
 
 def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], list[Problem]]:
-    """Read a command line, option by option, so that every mistake in it is found."""
+    """Read a command line option by option, to find every mistake."""
     groups: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not groups:
@@ -307,7 +307,7 @@ def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], 
         try:
             parsed, rest = parser.parse_known_args(group)
         except (ConfigurationError, TypeError, ValueError) as error:
-            problems.append(Problem("error", "command line", f"{shown(error, 500)}.", "Change that word."))
+            problems.append(Problem("error", "command line", f"{one_line(error, 500)}.", "Change that word."))
             continue
         given.update(vars(parsed))
         if rest:
@@ -318,26 +318,26 @@ def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], 
 def _unknown_word(word: str, parser: _Parser) -> Problem:
     name = word.lstrip("-").split("=")[0].replace("-", "_")
     if name == "config":
-        message = f"TRL's parser ignores {shown(word)!r}: it knows `--config FILE` in two words alone."
+        message = f"TRL's parser ignores {one_line(word)!r}: it only knows `--config FILE` as two words."
         fix = "Give files to the doctor with --config FILE, before the `--`."
         return Problem("error", "command line", message, fix)
     near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2)
-    fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Take it out, or name the --script."
-    return Problem("error", "command line", f"There is no setting {shown(word)!r} (command line).", fix)
+    fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Remove it, or name the --script."
+    return Problem("error", "command line", f"There is no setting {one_line(word)!r} (command line).", fix)
 
 
 def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]:
     if script is not None and name in script.settings:
         return []
     near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2, cutoff=0.8)
-    message = f"There is no setting {shown(name)!r} in TRL, transformers or trl-grpo-ext"
+    message = f"There is no setting {one_line(name)!r} in TRL, transformers or trl-grpo-ext"
     if near:
         return [Problem("error", "settings", f"{message}.", f"Did you mean {' or '.join(map(repr, near))}?")]
     if script is not None:
-        message += f", nor in {shown(Path(script.path).name)}."
-        return [Problem("error", "settings", message, "Take it out: TRL's parser refuses what it does not know.")]
+        message += f", nor in {one_line(Path(script.path).name)}."
+        return [Problem("error", "settings", message, "Remove it: TRL's parser refuses unknown settings.")]
     message += ": the training script must know it."
-    return [Problem("note", "settings", message, "Name the script with --script, and this is checked.")]
+    return [Problem("note", "settings", message, "Name the script with --script to have this checked.")]
 
 
 # --------------------------------------------------------------------------------------------------------- the script
@@ -347,15 +347,15 @@ def read_script(path: str | Path) -> Script:
     """Read a script's dataclasses and constants; nothing is imported or run.
 
     Raises:
-        ConfigurationError: The file is missing or no Python.
+        ConfigurationError: The file is missing or not Python.
     """
-    name, here = shown(path), Path(path)
+    name, here = one_line(path), Path(path)
     try:
         if not here.is_file() or here.stat().st_size > MOST_BYTES:
             raise ConfigurationError(f"There is no script {name} (--script).")
         tree = ast.parse(here.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, RecursionError, OSError) as error:
-        raise ConfigurationError(f"{name} (--script) is not Python: {shown(error)}") from error
+        raise ConfigurationError(f"{name} (--script) is not Python: {one_line(error)}") from error
     settings: dict[str, Any] = {}
     constants: dict[str, ast.expr] = {}
     imported: set[str] = set()
@@ -371,14 +371,14 @@ def read_script(path: str | Path) -> Script:
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported |= {f"{node.module}.{alias.name}" for alias in node.names}
     literal = _literal(constants.get("SCRIPT_DEFAULTS"))
-    files = {name: _beside(here, value) for name, value in constants.items() if name.endswith("DEFAULTS")}
+    files = {name: _path_from_here(here, value) for name, value in constants.items() if name.endswith("DEFAULTS")}
     return Script(
         path=str(path),
         settings=settings,
         defaults={str(k): v for k, v in literal.items()} if isinstance(literal, dict) else {},
         defaults_file=next((p for name, p in files.items() if p and not name.startswith("EMBEDDED")), None),
         embedded_defaults=next((p for name, p in files.items() if p and name.startswith("EMBEDDED")), None),
-        embedded_model=_beside(here, constants.get("EMBEDDED_MODEL")),
+        embedded_model=_path_from_here(here, constants.get("EMBEDDED_MODEL")),
         script_arguments=any(name.endswith(".ScriptArguments") for name in imported),
         is_recipe="common.settings.check_setup" in imported,
     )
@@ -398,7 +398,7 @@ def _literal(value: ast.expr | None) -> Any:
         return None
 
 
-def _beside(script: Path, value: ast.expr | None) -> Path | None:
+def _path_from_here(script: Path, value: ast.expr | None) -> Path | None:
     """`HERE / "a" / "b"` as a path, where `HERE` is the script's folder; None for anything else."""
     parts: list[str] = []
     while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):

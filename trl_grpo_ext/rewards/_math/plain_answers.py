@@ -1,8 +1,8 @@
-r"""What can be said of an answer without math-verify: a verdict that can be proved, or that it is too large.
+r"""Judge an answer without math-verify: by a verdict that can be proved, or because it is too large.
 
 **Plain numbers.** Most completions of a training end in `\boxed{18}` and most references are `18`. For these the
 verdict follows from math-verify's regular expressions and its rule for comparing numbers, in microseconds and without
-sympy. Where it cannot be proved, `verdict` says None, and math-verify decides.
+sympy. If it cannot be proved, `verdict` returns None, and math-verify decides.
 
 What the proof rests on (math-verify 0.9, TRL's settings: boxes first, first match, no match without an anchor):
 
@@ -17,8 +17,8 @@ What the proof rests on (math-verify 0.9, TRL's settings: boxes first, first mat
 - Numbers are compared exactly, or rounded to 6 places where one of them is a decimal. Pairs near enough for rounding
   to matter are not decided here.
 
-**Limits.** Only what would surely be parsed is measured: a whole reference, or the content of a completion's only box.
-A completion may have any nonsense beside its box; whether that matters is for math-verify to say.
+**Limits.** Only text that would surely be parsed is measured: a whole reference, or the content of a completion's only
+box. A completion may have any nonsense outside its box; math-verify decides whether that matters.
 
 All functions take time linear in the text. `tests/rewards/test_plain_answers.py` compares them with math-verify.
 """
@@ -79,7 +79,7 @@ class PlainNumber:
     """A number as it was written.
 
     Attributes:
-        text: How it was written, without currency, units and box.
+        text: The number as written, without currency, units and box.
         value: Its exact value.
         decimal: Whether it has a decimal point, so that it is compared with rounding.
     """

@@ -1,4 +1,4 @@
-r"""What a worker process does for `math_accuracy`: ask math-verify, exactly as TRL's `accuracy_reward` asks it.
+r"""A worker's task for `math_accuracy`: call math-verify exactly as TRL's `accuracy_reward` does.
 
 Imported only by the server that forks the workers, so math-verify and sympy are imported once, and never by the
 training process. There are no timeouts here: a worker that takes too long is killed.
@@ -82,7 +82,7 @@ def _parsed(text: str, expressions: list[Any], mode: str) -> list[Any]:
 
 
 def _same_text(gold: Any, answer: Any) -> bool:
-    """The last thing that `verify` compares is the text; where it is the same, nothing else needs to be compared."""
+    """Whether the texts are equal, which `verify` compares last; then nothing else needs to be compared."""
     first, second = gold[-1], answer[-1]
     return (
         isinstance(first, str) and isinstance(second, str) and bool(first.strip()) and first.strip() == second.strip()
@@ -90,7 +90,7 @@ def _same_text(gold: Any, answer: Any) -> bool:
 
 
 def _different_fractions(first: Any, second: Any) -> bool:
-    r"""Whether two exact fractions differ that math-verify takes for equal, because their difference is nearly 0.
+    r"""Whether two exact fractions differ although math-verify takes them as equal, because the difference is nearly 0.
 
     It compares `\frac{1}{2004!}` with `\frac{1}{2006!}`, and `10^{-30}` with `10^{-31}`, by `evalf(chop=True)`.
     Decimals, percent signs, symbols and roots are left to its rules.
@@ -141,7 +141,7 @@ _FORMS = (
 
 
 def _warm_up() -> None:
-    """Let parser and sympy fill their tables with the usual forms before workers are forked, which inherit them.
+    """Fill the caches of the parser and sympy with the usual forms before forking workers, which inherit them.
 
     In a new process the first interval or integral takes ten times as long as the second.
     """

@@ -1,4 +1,4 @@
-"""math-verify in worker processes: what is asked, for how long, and whose fault it is when no answer comes."""
+"""Run math-verify in worker processes, with time limits, and decide who is at fault if there is no verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COST_OF_OPERATOR = 50
 
 @dataclass(frozen=True)
 class Reading:
-    """One completion's judgement, and what was read in the reference and in the completion."""
+    """One completion's judgement, and the answers read from the reference and the completion."""
 
     judgement: Judgement
     gold: str = ""
@@ -31,7 +31,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class _Alone:
-    """What becomes of a reference by itself, and the CPU seconds that it takes."""
+    """The judgement of a reference by itself, and the CPU seconds that it takes."""
 
     judgement: Judgement
     seconds: float
@@ -42,14 +42,14 @@ Pair = tuple[str, str | None]
 
 
 class Verifier:
-    """Judges pairs of a reference and a text with math-verify, in workers that are suspended where they take long.
+    """Judges pairs of a reference and a text with math-verify, in workers that are suspended if they take long.
 
     Args:
         name: For messages.
         timeout: CPU seconds for one pair.
         budget: CPU seconds that pairs without a verdict may use together, for 64 pairs, of all workers.
         workers: Number of processes; None is as many as there are cores, at most 8.
-        memory_mb: What a worker may use beside what it starts with, in MiB; None is no limit.
+        memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
         cache: Number of verdicts that are kept.
     """
 
@@ -62,7 +62,7 @@ class Verifier:
         self._references: Recent[_Alone] = Recent(_MOST_REFERENCES)
 
     def readings(self, pairs: Sequence[Pair]) -> dict[Pair, Reading]:
-        """Have distinct pairs judged: known verdicts first, workers for the others."""
+        """Judge distinct pairs: cached verdicts first, workers for the others."""
         readings: dict[Pair, Reading] = {}
         jobs: list[Pair] = []
         for pair in pairs:
@@ -87,7 +87,7 @@ class Verifier:
         return readings
 
     def _references_alone(self, references: Sequence[str]) -> dict[str, _Alone]:
-        """What becomes of references by themselves, each in its whole time; plain numbers and bugs are left out."""
+        """The judgements of references by themselves, each with its full time; plain numbers and bugs are left out."""
         alone: dict[str, _Alone] = {}
         unknown: list[Pair] = []
         for reference in dict.fromkeys(references):
@@ -117,7 +117,7 @@ class Verifier:
 
 
 def _verdict_on_failure(done: Done, alone: _Alone | None) -> Judgement:
-    """Whose fault it is that a pair came to no verdict."""
+    """Decide who is at fault if a pair has no verdict."""
     if alone is not None and alone.judgement.outcome is not Outcome.SCORED:
         return alone.judgement
     if alone is not None and not done.whole and done.seconds <= alone.seconds:
@@ -127,7 +127,7 @@ def _verdict_on_failure(done: Done, alone: _Alone | None) -> Judgement:
 
 
 class _MathVerify:
-    """The workers' task: turns into `verification.check` where it is unpickled, so that only they import sympy."""
+    """The workers' task: unpickles to `verification.check`, so that only they import sympy."""
 
     def __call__(self, job: Mapping[str, Any]) -> Any:
         return _math_verify()(job)
@@ -143,7 +143,7 @@ def _math_verify() -> Callable[[Mapping[str, Any]], dict[str, str]]:
 
 
 def _expected_cost(pair: Pair) -> int:
-    """The order of the jobs: the short and simple first, so that they never wait for what burns its time."""
+    """The sort key of jobs: short and simple ones first, so that they never wait for slow ones."""
     texts = (pair[0], pair[1] or "")
     return sum(len(text) + _COST_OF_OPERATOR * len(_COSTLY.findall(text)) for text in texts)
 

@@ -1,4 +1,4 @@
-"""The process that holds a solution: runs its code, answers calls, and is believed nothing but the data that it sends.
+"""The process that holds a solution: it runs the code and answers calls. Only the data that it sends is used.
 
 `server` forks it. It has given up its rights (`layers`) before the code runs. It never sees a test: it gets calls with
 arguments and answers with values (`wire`). Whatever the code does to this process, it can do no more than answer.
@@ -33,7 +33,7 @@ OPERATORS = tuple(
         "iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ior ixor"
     ).split()
 )
-"""What a class may define that the other side has a use for."""
+"""Methods of a class that the other side can use."""
 
 _BUILT_IN: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)
 _CHANGING: tuple[type, ...] = (list, dict, set, bytearray, collections.deque)
@@ -71,7 +71,7 @@ class Solution(Codec):
     # The conversation.
 
     def serve(self) -> None:
-        """Answer until nobody asks any more."""
+        """Answer until the conversation ends."""
         while True:
             try:
                 self._answer(receive(self._requests))
@@ -105,11 +105,11 @@ class Solution(Codec):
             return self.pack(type(other)("a value could not be handed over"))
 
     def _send(self, message: list[Any]) -> None:
-        message.append([_drained(sys.stdout), _drained(sys.stderr)])
+        message.append([_drain(sys.stdout), _drain(sys.stderr)])
         send(self._replies, message)
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Have the tests' process do something with an object of its own."""
+        """Ask the tests' process to do something with an object of its own."""
         with self._lock:
             self._send(["ask", self._sequence, self.pack([what, *arguments])])
             while True:
@@ -231,7 +231,7 @@ class Solution(Codec):
 
     def _class(self, kind: type) -> Any:
         known = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
-        if known and issubclass(kind, BaseException) and found_by_name(kind.__module__, kind.__qualname__) is kind:
+        if known and issubclass(kind, BaseException) and find_by_name(kind.__module__, kind.__qualname__) is kind:
             return ["X", kind.__module__, kind.__qualname__]
         number = self._number(kind)
         if number in self._described:
@@ -250,7 +250,7 @@ class Solution(Codec):
             return self.module
         if tag == "y":
             importlib.import_module(parts[0])
-            return found_by_name(*parts)
+            return find_by_name(*parts)
         if tag == "M":
             return importlib.import_module(parts[0])
         if tag == "p":
@@ -277,7 +277,7 @@ class Solution(Codec):
         return value
 
     def _lent_exception(self, number: int, module: str, name: str, arguments: Any) -> BaseException:
-        kind = found_by_name(module, name)
+        kind = find_by_name(module, name)
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             kind = type(name.rpartition(".")[2], (Exception,), {})
         decoded = [self.decode(argument) for argument in arguments]
@@ -298,7 +298,7 @@ def _in_loop(waiting: Any) -> Any:
 
 
 def _exact(kind: Any, value: Any) -> Any:
-    """What the built-in type holds, whatever the subclass says."""
+    """The built-in type's contents, whatever the subclass claims."""
     if kind is str:
         return str.__str__(value) if type(str.__str__(value)) is str else "".join(str.__iter__(value))
     if kind in (tuple, frozenset):
@@ -311,15 +311,15 @@ def _exact(kind: Any, value: Any) -> Any:
 
 
 def owner_of(kind: type, name: str) -> Any:
-    """The class that defines a name, or None; None also where it says that there is none."""
+    """The class that defines a name; None if there is none or it sets the name to None."""
     for base in type.__dict__["__mro__"].__get__(kind):
         if name in vars(base):
             return None if vars(base)[name] is None else base
     return None
 
 
-def found_by_name(module: str, name: str) -> Any:
-    """What a loaded module has under a dotted name, or None."""
+def find_by_name(module: str, name: str) -> Any:
+    """Find an object in a loaded module by its dotted name, or None."""
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -356,8 +356,8 @@ class _Stdin(io.TextIOBase):
         return str(self._side.ask("readline"))
 
 
-def _drained(stream: Any) -> str:
-    """What was printed since the last time. A stream that the code has replaced says nothing."""
+def _drain(stream: Any) -> str:
+    """What was printed since the last time; empty if the code has replaced the stream."""
     if type(stream) is not io.TextIOWrapper or type(stream.buffer) is not io.BytesIO:
         return ""
     stream.flush()

@@ -1,10 +1,10 @@
 """The process that runs the tests of a solution, which another one holds: `server` forks both.
 
-The tests are the data set's and trusted; the values from the solution are not. Plain values come as data, so that `==`,
-`len`, `sorted`, `isinstance` and asserts are Python's own here. Whatever else the solution returns is a `Remote`: its
-attributes, calls, items and iteration ask the other process, and what they give is data again. What would let an object
-of the solution's own class say whether a test passes (its `==`, order, truth, membership; arithmetic with the tests'
-values) is not asked for: it ends the test as one that cannot be judged (`UnjudgedError`).
+The data set's tests are trusted; the solution's values are not. Plain values arrive as data, so `==`, `len`, `sorted`,
+`isinstance` and asserts are Python's own here. Anything else that the solution returns is a `Remote`: its attributes,
+calls, items and iteration are requests to the other process, whose answers are data again. An object of the solution's
+own class must not decide whether a test passes, so its `==`, order, truth, membership and arithmetic with the tests'
+values are never requested: a test that needs them cannot be judged (`UnjudgedError`).
 """
 
 # Tables of words are easier to read as words; beside the tests' own process, pathlib gives nothing here.
@@ -35,14 +35,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from . import wire
-from .hostile import OPERATORS, found_by_name, owner_of
+from .hostile import OPERATORS, find_by_name, owner_of
 from .wire import ClosedError, Codec, ViolationError, receive, send
 
 SOLUTION_MODULES = frozenset(
     "solution solutions main submission candidate answer code_solution program my_solution your_solution "
     "solution_module my_module your_module module task implementation".split()
 )
-"""What tests call the module that they import the solution from."""
+"""Module names from which tests import the solution."""
 
 _MAX_TEXT = 200
 _JUDGING = frozenset(f"__{name}__" for name in "eq ne lt le gt ge bool contains hash".split())
@@ -68,7 +68,7 @@ _PREDICATES = frozenset(
     for name in dir(kind)
     if name.startswith("is") or name in ("startswith", "endswith")
 )
-"""Methods of built-in types that say yes or no of their argument: an object of another type does not say it."""
+"""Methods of built-in types that answer yes or no about their argument."""
 _NAMES = frozenset(
     f"__{name}__"
     for name in (
@@ -96,7 +96,7 @@ class UnjudgedError(BaseException):
 
 
 class GoneError(BaseException):
-    """The other process has ended, or sends what is no message."""
+    """The other process has ended, or sent something that is not a message."""
 
 
 class RemoteType(type):
@@ -176,7 +176,7 @@ class _Handle(Remote):
 
 
 def _inform(value: Any) -> None:
-    """Remember that an object has been computed with with a value of the tests, which may be what they expect."""
+    """Remember that an object was computed from a value of the tests, which may be the expected one."""
     if isinstance(value, _Handle):
         object.__setattr__(value, "_informed", True)
 
@@ -295,7 +295,7 @@ class _SolutionModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules that tests import the solution from, where there is none of that name."""
+    """Provides the modules from which tests import the solution, if no real module has that name."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name in SOLUTION_MODULES:
@@ -310,12 +310,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _is_match(value: Any) -> bool:
-    """Whether it is what `re.match` returns, which many a function of data sets does, too."""
+    """Whether it is a match object of `re`, which many functions in data sets return."""
     return isinstance(value, _Handle) and (type(value).__module__, type(value).__name__) == ("re", "Match")
 
 
 class Namespace(dict[str, Any]):
-    """The tests' names. Those that the tests neither define nor mean as built-in are the solution's."""
+    """The tests' names. Names that are neither defined in the tests nor built in are the solution's."""
 
     def __init__(self, free: Iterable[str], modules: Mapping[str, str]) -> None:
         super().__init__(__builtins__=builtins, __name__="tests")
@@ -445,7 +445,7 @@ class Side(Codec):
     # The conversation.
 
     def unjudged(self, reason: str) -> UnjudgedError:
-        """The test cannot be judged; it stays so, whatever catches the exception."""
+        """Mark the test as impossible to judge, even if something catches the exception."""
         self.reason = self.reason or reason
         return UnjudgedError(reason)
 
@@ -502,7 +502,7 @@ class Side(Codec):
             return value
 
     def _serve(self, asked: Any) -> None:
-        """Do what the solution asks for with an object that it was lent."""
+        """Do what the solution requests with an object that it was lent."""
         self._waiting[0] = 0
         if type(asked) is not list or not asked or type(asked[0]) is not str:
             raise ViolationError("no question")
@@ -706,7 +706,7 @@ def _exception_class(module: Any, name: Any) -> Any:
         raise ViolationError("no class")
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names and top not in ("unittest", "doctest", "bdb"):
-        kind = found_by_name(module, name)  # where it is loaded: nothing is imported because the solution says so
+        kind = find_by_name(module, name)  # where it is loaded: nothing is imported because the solution says so
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
     return Exception
@@ -725,7 +725,7 @@ def _exception(kind: Any, arguments: list[Any]) -> Any:
 
 
 def _named(value: Any) -> tuple[str, str] | None:
-    """Where the standard library has it, for functions and classes."""
+    """A function's or class's place in the standard library."""
     if not isinstance(
         value,
         type
@@ -742,7 +742,7 @@ def _named(value: Any) -> tuple[str, str] | None:
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names and top != "numpy":
         return None
-    return (module, name) if found_by_name(module, name) is value else None
+    return (module, name) if find_by_name(module, name) is value else None
 
 
 def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:
@@ -932,7 +932,7 @@ class _Judging:
 
 
 def _finish(result: Any) -> None:
-    """A test that is a coroutine runs."""
+    """Run a test that is a coroutine."""
     if isinstance(result, types.CoroutineType):
         asyncio.run(result)
 
@@ -966,7 +966,7 @@ def _unpickle(*arguments: Any, **keywords: Any) -> Any:
 
 
 def _forward_patches() -> None:
-    """Patches of modules are made in the solution's process too."""
+    """Make patches of modules in the solution's process too."""
     kind: Any = unittest.mock._patch
     enter, leave, seed = kind.__enter__, kind.__exit__, random.seed
 
@@ -1042,7 +1042,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, waiting: Any, report
 
 
 class _Nowhere(io.TextIOBase):
-    """Where nobody captures what is printed, it is thrown away."""
+    """Discards what is printed if nothing captures it."""
 
     encoding = "utf-8"
 

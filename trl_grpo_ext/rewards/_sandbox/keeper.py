@@ -1,10 +1,10 @@
-"""The server, started by `run`, that forks whatever runs or judges code, warm, and watches over it.
+"""The server, started by `run`, that forks the processes that run and judge code, and watches over them.
 
-It has imported what they need, without the package and without the parent's `__main__`, so that a fork is all that a
-job costs. For each job that its parent sends, it forks a keeper, and that one the solution's process (`hostile`) and,
-for a module, the tests' process (`judge`); each gives up its rights (`layers`). The keeper itself runs none of their
-code. It counts their processor time, what they store and how many threads they have, ends them, and answers the parent.
-When the parent closes a job's connection, or is gone, everything of that job ends.
+It has already imported what they need, without this package and the parent's `__main__`, so a job costs only a fork.
+For each job of its parent it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the
+tests' process (`judge`); each gives up its rights (`layers`). The keeper itself runs none of their code. It counts
+their processor time, storage and threads, ends them, and answers the parent. When the parent closes a job's connection,
+or is gone, the whole job ends.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
@@ -46,7 +46,7 @@ _WARM = (
     "traceback typing unittest unittest.mock uuid weakref zipfile"
 ).split()
 _TESTS_MEMORY_MB = 1024
-"""What the tests' process may take beyond what the solution's may."""
+"""Extra memory of the tests' process over the solution's."""
 
 
 def serve(descriptor: int, libraries: list[str]) -> None:
@@ -141,7 +141,7 @@ class _Process:
             return 0.0
 
     def waited(self) -> float:
-        """How long its threads were ready to run and the machine was busy."""
+        """How long its threads waited for a core."""
         waited = 0
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{self.pid}/task"):
@@ -421,7 +421,7 @@ def _reporting(descriptor: int) -> Callable[[dict[str, Any]], None]:
 
 
 def _written(pid: int) -> int | None:
-    """Bytes that a process has written so far, to whatever, deleted files included."""
+    """Bytes that a process has written so far, anywhere, including deleted files."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             for line in file:
@@ -433,7 +433,7 @@ def _written(pid: int) -> int | None:
 
 
 def _mapped(pid: int, home: str) -> bool:
-    """Whether a file of the folder is mapped: then it takes space without a name and without a write."""
+    """Whether a file of the folder is mapped, which takes space without a name or a write."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             return home.encode() + b"/" in file.read()
@@ -463,7 +463,7 @@ def _folder_too_large(home: str) -> bool:
 
 
 def _remove(home: str) -> None:
-    """Remove a folder, however deep: what is in a folder moves up before the folder goes."""
+    """Remove a folder of any depth, by moving its contents up before removing it."""
     moved = 0
     while True:
         with os.scandir(home) as entries:

@@ -1,7 +1,7 @@
-"""What a process gives up before it runs code that nobody has read: Linux, unprivileged, standard library only.
+"""The rights that a process gives up before it runs untrusted code: on Linux, unprivileged, standard library only.
 
-It is loaded by `keeper` in an interpreter without the package, so it imports nothing of it. What each layer holds
-back, and what none of them does, is in `run`.
+`keeper` loads this in an interpreter without the package, so it imports nothing from it. `run` describes what each
+layer prevents, and what none of them does.
 """
 
 # These run between a fork and the code, where nothing of pathlib is needed.
@@ -100,13 +100,13 @@ def isolate(
     libraries: Sequence[str] = (),
     hand_over: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Give up what this machine lets a process give up, for good.
+    """Give up all rights that this machine lets a process give up, for good.
 
     Args:
         home: The one directory in which files may be written.
         memory_mb: Memory beyond what the interpreter has now.
-        cpu_seconds: Processor time after which the kernel ends it, should its parent not.
-        parent: Process id of the parent: it ends with it.
+        cpu_seconds: Processor time after which the kernel ends it, if its parent has not.
+        parent: Process id of the parent, with which it ends.
         libraries: More directories that it may read.
         hand_over: Gets the descriptor on which the kernel asks whether a thread may be started (`allow_threads`), to
             be answered by another process. None where threads are not counted: the tests' own process.
@@ -189,13 +189,13 @@ def _restrict_files(libc: Any, home: str, libraries: Sequence[str]) -> tuple[int
 
 
 def _count_threads(libc: Any, hand_over: Callable[[int], None]) -> bool:
-    """Have the kernel ask another process before it starts a thread. False where it can't: then there are none."""
+    """Make the kernel ask another process before it starts a thread. False if it can't; then threads are forbidden."""
     machine = _MACHINES.get(platform.machine())
     if machine is None:
         return False
     clone = machine[2]["clone"]
     program = [(0x20, 0, 0, 0), (0x15, 0, 1, clone), (0x06, 0, 0, 0x7FC00000), (0x06, 0, 0, 0x7FFF0000)]
-    described, _code = _assembled(program)
+    described, _code = _assemble(program)
     listener = libc.syscall(machine[2]["seccomp"], 1, _NEW_LISTENER, described)
     if listener < 0:
         return False
@@ -209,7 +209,7 @@ _NOTIFICATION, _ANSWER = 80, struct.Struct("=QqiI")
 
 
 def allow_thread(listener: int, tasks: Callable[[], int]) -> None:
-    """Answer one question of the kernel: a thread is started where there are fewer than `MAX_TASKS`."""
+    """Answer one question of the kernel: allow a thread if there are fewer than `MAX_TASKS`."""
     asked = bytearray(_NOTIFICATION)
     try:
         fcntl.ioctl(listener, _NOTIF_RECV, asked)
@@ -220,7 +220,7 @@ def allow_thread(listener: int, tasks: Callable[[], int]) -> None:
         return
 
 
-def _assembled(program: Sequence[tuple[int, int, int, int]]) -> tuple[Any, Any]:
+def _assemble(program: Sequence[tuple[int, int, int, int]]) -> tuple[Any, Any]:
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
     return ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code))), code
 
@@ -235,7 +235,7 @@ def _restrict_calls(libc: Any, threads: bool) -> bool:
     if libc.syscall(numbers["capset"], header, bytes(24)) != 0:
         return False
     passing = [int(entry.partition("=")[2]) for entry in listed.split()]
-    described, _code = _assembled(filter_program(architecture, passing, numbers, threads))
+    described, _code = _assemble(filter_program(architecture, passing, numbers, threads))
     return bool(libc.prctl(_PR_SET_SECCOMP, 2, described, 0, 0) == 0)
 
 

@@ -1,9 +1,9 @@
-"""Running Python that a model wrote, in processes with limits.
+"""Run Python that a model wrote, in processes with limits.
 
-A server (`keeper`) that has imported what is needed, and nothing of this package or of the user's, forks what a job
-takes: the process that holds the code (`hostile`), the process that runs the tests (`judge`), and a keeper that watches
-over both. The environment is empty, the directory is the job's own, and before any code runs each gives up rights, in
-layers (`layers`), each of which a kernel may lack; `isolation()` says which hold here:
+A server (`keeper`), which has imported what is needed but nothing of this package or the user's, forks a job's
+processes: one that holds the code (`hostile`), one that runs the tests (`judge`), and a keeper that watches over both.
+The environment is empty, the directory is the job's own, and before any code runs each process gives up rights in
+layers (`layers`). A kernel may lack some; `isolation()` lists those that hold here:
 
 - "files": Landlock (Linux 5.13). It can read Python's libraries, installed packages and the system's libraries, and
   read and write in its own directory, and that is all: no home directory, no data set, no /proc, no /tmp. It can
@@ -20,13 +20,13 @@ What it writes is limited, not what is listed: bytes handed to the kernel in all
 be mapped in a way that would write past that. So are the number of files and folders, open descriptors and what it may
 print. Namespaces and cgroups are not used, because containers commonly forbid them; these layers need no rights at all.
 
-Time is the process's own: its processor time counts, not the wall's. Of the time in which nothing of the job runs or
-waits for a processor (a solution that sleeps), half counts.
+Time is the process's own processor time, not wall-clock time. Half of the time in which nothing of the job runs or
+waits for a processor (a solution that sleeps) counts too.
 
-What this is not: a boundary against an attacker with an exploit of the kernel or of the interpreter. It hides neither
-the files under the library directories (installed packages among them), nor the existence, size and owner of others
-(`stat` is free), nor the time, the machine's name and its number of cores. It shares the processor and its caches. The
-limits on storage and time are looked at every 20 ms; a little more is used before it ends.
+This is not a boundary against an attacker with an exploit of the kernel or the interpreter. It hides neither the files
+in the library directories (including installed packages), nor the existence, size and owner of others (`stat` is
+allowed), nor the time, the machine's name and its number of cores. It shares the processor and its caches. The limits
+on storage and time are checked every 20 ms, so a job may exceed them a little.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ...errors import RewardError
-from ...guard.progress import scored
+from ...guard.progress import report_progress
 
 LAYERS = ("files", "network", "processes", "memory")
-"""What a machine may be able to hold back."""
+"""The layers that a machine may support."""
 
 _SERVE = """
 import sys
@@ -74,17 +74,17 @@ T = TypeVar("T")
 
 @dataclass
 class Run:
-    """What became of one process.
+    """The result of one process.
 
     Attributes:
-        ended: "exited" by itself, or ended because of "timeout", "output" or "storage", or because the "tests" took
-            all the time without the code's doing.
+        ended: "exited" by itself, or ended because of "timeout", "output" or "storage", or because the "tests"
+            themselves took all the time.
         status: Its exit status, negative for a signal.
-        output: What it printed, where that was asked for.
-        layers: Which of its rights it gave up before it ran the code.
-        messages: What was reported: by the tests' process, or by a program.
-        seconds: Processor time of the code, and half the time that it slept.
-        judge: Exit status of the tests' process, where there was one.
+        output: What it printed, if requested.
+        layers: The layers that held before it ran the code.
+        messages: Reports of the tests' process, or of a program.
+        seconds: Processor time of the code, plus half the time that it slept.
+        judge: Exit status of the tests' process, if there was one.
     """
 
     ended: Literal["exited", "timeout", "output", "storage", "tests"] = "exited"
@@ -98,15 +98,15 @@ class Run:
 
 @functools.lru_cache(maxsize=8)
 def isolation(memory_mb: int = 512) -> tuple[str, ...]:
-    """Which layers hold on this machine, found out by a process that tries; remembered."""
+    """The layers that hold on this machine, as tried by a process; cached."""
     return run_python(None, seconds=5.0, memory_mb=memory_mb).layers
 
 
 def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> list[T]:
-    """Run tasks in so many threads, and return their results in order. Leaves no process, whatever happens.
+    """Run tasks in this many threads and return their results in order. Never leaves a process running.
 
     Args:
-        tasks: They take an event that is set when they are to stop, for `run_python`.
+        tasks: Each takes an event that is set to stop it, for `run_python`.
         workers: How many run at a time.
     """
     stop = threading.Event()
@@ -115,7 +115,7 @@ def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> li
         results: list[T] = []
         for future in [pool.submit(task, stop) for task in tasks]:
             results.append(future.result())
-            scored(len(results), len(tasks))
+            report_progress(len(results), len(tasks))
         return results
     finally:
         stop.set()
@@ -155,8 +155,8 @@ def run_python(
     wanted = ("numpy" in text) + 2 * ("pytest" in text)
     with _SERVER.connect(libraries, "-npb"[wanted].encode("ascii")) as connection:
         sent = [job] if plan is None or code is None else [job, plan]
-        data = b"".join(_framed(part) for part in sent)
-        answer = _answered(connection, data, _GRACE + _SLOWEST * seconds, stop)
+        data = b"".join(_frame(part) for part in sent)
+        answer = _ask(connection, data, _GRACE + _SLOWEST * seconds, stop)
     if answer is None:
         if stop is not None and stop.is_set():
             return Run(ended="timeout")
@@ -182,15 +182,13 @@ def _libraries() -> list[str]:
     return list(dict.fromkeys(path for path in (paths["purelib"], paths["platlib"]) if Path(path).is_dir()))
 
 
-def _framed(part: Any) -> bytes:
+def _frame(part: Any) -> bytes:
     data = json.dumps(part).encode("ascii")
     return _LENGTH.pack(len(data)) + data
 
 
-def _answered(
-    connection: socket.socket, data: bytes, longest: float, stop: threading.Event | None
-) -> dict[str, Any] | None:
-    """Send a job and wait for its answer. None where there is none."""
+def _ask(connection: socket.socket, data: bytes, longest: float, stop: threading.Event | None) -> dict[str, Any] | None:
+    """Send a job and wait for its answer, or None."""
     connection.setblocking(False)
     view, answer, deadline = memoryview(data), bytearray(), time.monotonic() + longest
     while time.monotonic() < deadline and not (stop is not None and stop.is_set()):

@@ -1,8 +1,8 @@
-"""The forms in which a data set holds tests of Python code, and how they are made ready for the process that runs them.
+"""Read the forms of Python tests in data sets, and prepare them for the process that runs them.
 
-What can be known of tests without running them is found here: which of their names are the solution's, which
-definitions people mean to be run, and whether there is any assert at all. Their asserts are rewritten so that those
-that ran are counted, and those that were passed by because of what the solution returned are noticed (`judge.Side`).
+This finds out without running the tests which names are the solution's, which definitions are meant to run, and whether
+there is any assert. It rewrites asserts so that those that ran are counted, and those skipped because of the solution's
+result are noticed (`judge.Side`).
 """
 
 # Tables of words are easier to read as words.
@@ -35,7 +35,7 @@ _CATCH_ASSERTIONS = ("AssertionError", "Exception", "BaseException")
 
 
 class UnreadableTestsError(Exception):
-    """The tests of a row are in none of the forms, or can show nothing; the message says why."""
+    """The tests of a row are in none of the forms, or cannot fail; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def read_tests(tests: Any, entry_point: Any = None) -> Checks | Examples:
 
 
 def same_output(printed: bytes, expected: str) -> bool:
-    """Whether the lines are the same but for white space at their ends, and empty lines at the end."""
+    """Whether the lines are equal, apart from white space at their ends and empty lines at the end."""
 
     def lines(text: str) -> list[str]:
         return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -40,11 +40,11 @@ received = 0
 
 
 class ViolationError(Exception):
-    """What came is no message."""
+    """Something arrived that is not a message."""
 
 
 class ClosedError(Exception):
-    """The other side is gone."""
+    """The other side has closed."""
 
 
 def send(descriptor: int, message: Json) -> None:
@@ -292,7 +292,7 @@ class Codec:
     # What a side has to say about values that are no data.
 
     def opaque(self, value: Any) -> Json:
-        """Encode a value that is no data."""
+        """Encode a value that is not data."""
         raise NotImplementedError
 
     def special(self, tag: Any, parts: list[Any]) -> Any:
@@ -443,7 +443,7 @@ class Codec:
         return kind
 
     def _known(self, number: Any, python: type, new: Any) -> Any:
-        """The container of this number: the one that is there, or the new one."""
+        """The container of this number, existing or new."""
         if type(number) is not int:
             raise ViolationError("no number")
         twin = self._twins.get(number)

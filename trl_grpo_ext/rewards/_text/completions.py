@@ -1,4 +1,4 @@
-"""The text of a completion, in either of the two forms in which TRL hands it over."""
+"""The text of a completion, in either of TRL's two forms."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 def completion_text(completion: Any) -> str:
     """Return what the model wrote to the user.
 
-    A string is returned as it is. Of a list of messages it is the last assistant message that has any text: messages
-    of tools and users are not the model's, and an assistant message that only calls a tool has no text (its content is
-    None or blank). A message without a role counts as the assistant's. Content in blocks is the concatenation of its
-    text blocks. Whatever else arrives is the empty string: a completion never raises.
+    A string is returned unchanged. A list of messages gives the last assistant message with text: messages of tools and
+    users are not the model's, and an assistant message that only calls a tool has no text (its content is None or
+    blank). A message without a role counts as the assistant's. The text blocks of block content are concatenated.
+    Anything else gives an empty string: a completion never raises.
     """
     if isinstance(completion, str):
         return completion

@@ -111,7 +111,7 @@ _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*|\\(?:text|math)bf\{([^{}\n]{1,80})\}
 
 
 def extract_final_answer(text: str) -> Fraction | None:
-    """Return the final number of `text`, exactly, or None where there is none that can be read (see the module)."""
+    """Return the exact final number of `text`, or None if none can be read (see the module)."""
     number = final_number(text)
     return None if number is None else number.value
 
@@ -190,7 +190,7 @@ def _block(text: str, start: int, end: int, *, is_box: bool = False) -> Number |
 
 
 def _sentence(text: str, start: int, last: Number | None) -> Number | None:
-    """The number right after a marker; where that only opens an expression, what the text comes to in the end."""
+    """The number right after a marker; if that only opens an expression, the expression's result."""
     found = _direct(text, start)
     return last if found and found.operand and last and last.start >= found.start else found
 
@@ -254,7 +254,7 @@ def _continued(text: str, start: int, found: Number, end: int) -> Number | None:
 def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = False) -> Number | None:
     """Read the number, the equation or the number word that follows `start` with nothing but ornaments between.
 
-    An expression that comes to no number has the value None.
+    An expression without a numeric result has the value None.
     """
     end = len(text) if end is None else end
     ornaments = _ORNAMENTS.match(text, start, end)
@@ -289,7 +289,7 @@ def _is_label(text: str, number: Number) -> bool:
 
 
 def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Number | None:
-    """Return what the equation that opens with `left` comes to; None where it says not."""
+    """Return the result of the equation that opens with `left`, or None."""
     stop = _sentence_end(text, left.end, end)
     equals = list(_EQUALS.finditer(text, left.end, stop))
     for sign in reversed(equals):
@@ -349,7 +349,7 @@ def _is_about_the_answer(text: str, number: Number) -> bool:
 
 
 def _number_start(text: str, start: int, position: int) -> int:
-    """Step back to the start of the number that `position` is inside of, however long: its rest would be another."""
+    """Step back to the start of the number that contains `position`, since its tail would be another number."""
     whole = text[start:position].rstrip("0123456789")
     if len(whole) < position - start and whole.endswith((".", ",")):
         whole = whole[:-1].rstrip("0123456789")

@@ -24,11 +24,11 @@ class RefusedError(Exception):
 
 
 class AmbiguousError(Exception):
-    """JSON that does not mean one thing: an object has a key twice."""
+    """JSON that is ambiguous: an object has a key twice."""
 
 
 def fenced(text: str) -> str | None:
-    """The inside of the last closed fence that is marked `json`; where none is marked so, of the last unmarked one."""
+    """The inside of the last closed fence marked `json`, or else of the last unmarked one."""
     marked = unmarked = None
     opening, label = "", ""
     inside: list[str] = []
@@ -51,7 +51,7 @@ def fenced(text: str) -> str | None:
 
 
 def last_object(text: str) -> str | None:
-    """The last object that is closed and no part of another value.
+    """The last closed object that is not part of another value.
 
     It is read backwards from its closing brace, so braces and quotes in the prose before it do no harm. Some that do
     not parse are passed over, at most 16.
@@ -125,7 +125,7 @@ def read_json(text: str, max_depth: int) -> Any:
     """Parse JSON strictly: NaN and Infinity are none, and an object has each key once.
 
     Raises:
-        ValueError: It is no JSON.
+        ValueError: It is not JSON.
         RefusedError: It is nested deeper than `max_depth`, or has an integer of more than 1,000 digits or a number that
             is no finite double.
         AmbiguousError: An object has a key twice.

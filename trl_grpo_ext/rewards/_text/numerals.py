@@ -89,13 +89,13 @@ _CAPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number as it stands in a text.
+    """One number as written in a text.
 
     Attributes:
         start: Offset of its first character (sign and currency included).
         end: Offset after its last character.
-        value: What it is worth; None where it is no plain quantity (a date, a time like 12:30, a division by zero) or
-            has more than `MAX_DIGITS` digits.
+        value: Its value; None if it is not a plain quantity (a date, a time like 12:30, a division by zero) or has more
+            than `MAX_DIGITS` digits.
         face: The same without the word after it: 60 for "60 million", whose `value` is 60,000,000.
         aside: It counts something other than a result: an ordinal, a date, a time, the label of a list item or step.
         operand: It is only a part of an expression, which is worth something else (`value` and `face` are None).

@@ -1,9 +1,9 @@
-r"""Does a number stand for itself, or is it a part of something that is worth something else?
+r"""Does a number stand for itself, or is it part of an expression with another value?
 
 Two questions, asked of the text right before and right after one number:
 
 - `is_operand`: it is one part of an expression, in signs (`18!`, `\sqrt{18}`, `18^{-1}`, `2 \cdot 18`, `18x`,
-  `\frac{18}{n}`) or in words ("18 squared", "half of 18", "3 plus 18"). What it comes to is not computed here.
+  `\frac{18}{n}`) or in words ("18 squared", "half of 18", "3 plus 18"). The expression is not evaluated here.
 - `is_denied`: the text says that it is not this number ("not 18", "isn't 18", `\neq 18`, "rather than 18", "less than
   18", "18 is not the answer").
 
@@ -165,14 +165,14 @@ def _commands_around(before: str) -> Iterator[str]:
 
 
 def _last_line(before: str) -> str:
-    """The last line without what only dresses it: fonts, spacing, currency, markdown, `\\text{...}`."""
+    """The last line without decoration: fonts, spacing, currency, markdown, `\\text{...}`."""
     line = _DRESS.sub(" ", before.rpartition("\n")[2])
     line = _PLAIN_GROUP.sub(r" \1 ", _PLAIN_GROUP.sub(r" \1 ", line))
     return _SPACES.sub(" ", _EMPHASIS.sub(r"\2", _OPEN_BRACE.sub(" ", line)))
 
 
 def _right_operand(before: str, written: str, in_math: bool) -> bool:
-    """Whether what stands before a number takes it as its operand."""
+    """Whether the text before a number takes it as an operand."""
     line = _last_line(before)
     if _SIGN_OF_GROUP.search(before) or (line.endswith(")") and not _LABEL.search(line)):
         return True
@@ -201,7 +201,7 @@ def _ascends(left: str, right: str) -> bool:
 
 
 def _left_operand(after: str, in_math: bool) -> bool:
-    """Whether what follows a number takes it as its operand."""
+    """Whether the text after a number takes it as an operand."""
     if _LETTER_GROUP.match(after):
         return True
     rest = _CLOSING.sub("", _DEGREE.sub("°", after), count=1)

@@ -42,7 +42,7 @@ class RegexCost:
         return _cost, self._asked  # a parsed pattern does not pickle
 
     def steps(self, text: str) -> float:
-        """An upper bound of the steps on this text; infinite where there is none that is worth the name."""
+        """An upper bound on the steps for this text; infinite if there is no useful bound."""
         if self._tree is None:
             return math.inf
         try:

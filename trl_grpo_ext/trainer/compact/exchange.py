@@ -1,8 +1,8 @@
-"""Rows of an optimizer window dealt to all ranks again, so that none has more to do than another.
+"""Deal the rows of an optimizer window to all ranks again, so that all have the same work.
 
-Ranks wait for the slowest. Where whole groups have no signal and are left out, one rank may keep many rows and another
-few. The rows that run are put in order of length, over all ranks, and dealt in turn: each rank gets as many, and as
-long ones, as any other. Every rank gathers all rows and keeps its own; that is little beside an update.
+Ranks wait for the slowest. If groups without signal are left out, one rank may keep many rows and another few. So the
+remaining rows of all ranks are sorted by length and dealt in turn: every rank gets about as many rows, of about the
+same lengths. Every rank gathers all rows and keeps its own, which costs little compared with an update.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from ..batch import PROMPT_KEYS
 from .shared import Lengths
 
 
-def dealt_rows(lengths_R_B: npt.NDArray[np.int64], runs_R_B: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
-    """Which rows each rank gets.
+def deal_rows(lengths_R_B: npt.NDArray[np.int64], runs_R_B: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
+    """Deal the rows that run to the ranks.
 
     Args:
         lengths_R_B: `(R, B, 2)`, tokens of each rank's prompts and completions.
         runs_R_B: `(R, B)`, which of them have to run.
 
     Returns:
-        For each rank the numbers of its rows in all ranks' rows one after the other, `rank * B + row`. The ranks'
-        numbers of rows differ by one at most.
+        For each rank the indices `rank * B + row` of its rows. The ranks' row counts differ by at most one.
     """
     totals = lengths_R_B.sum(axis=2).reshape(-1)
     kept = np.flatnonzero(runs_R_B.reshape(-1))
@@ -35,17 +34,17 @@ def dealt_rows(lengths_R_B: npt.NDArray[np.int64], runs_R_B: npt.NDArray[np.bool
     return [order[rank :: len(lengths_R_B)] for rank in range(len(lengths_R_B))]
 
 
-def exchanged(
+def exchange_rows(
     rows: dict[str, Any],
     mine: npt.NDArray[np.int64],
     gather: Callable[[torch.Tensor], torch.Tensor],
     gather_object: Callable[[list[Any]], list[Any]],
 ) -> dict[str, Any]:
-    """Every rank's rows of one block, of which this rank keeps some.
+    """Gather every rank's rows of one block, and keep this rank's share.
 
     Args:
         rows: This rank's; tensors `(B, ...)`, lists of `B`, and what belongs to no row.
-        mine: Which to keep, see `dealt_rows`.
+        mine: Which to keep, see `deal_rows`.
         gather: Concatenates equally shaped tensors over all ranks, in rank order.
         gather_object: The same for lists.
 
@@ -72,13 +71,13 @@ def exchanged(
     return kept
 
 
-def shown_rows(
+def rows_to_plan(
     lengths_R_B: npt.NDArray[np.int64], dealt: Sequence[npt.NDArray[np.int64]]
 ) -> tuple[list[npt.NDArray[np.int64]], list[tuple[Lengths, npt.NDArray[np.bool_]]]]:
-    """What `plan_block` sees of the rows dealt. A rank that got none is shown one, which does not run.
+    """The dealt rows as `plan_block` takes them. A rank without rows gets one that does not run.
 
     Returns:
-        For each rank its rows' numbers, and their lengths with which of them run.
+        For each rank its rows' indices; and their lengths and whether they run.
     """
     flat = lengths_R_B.reshape(-1, 2)
     shown = [rows if len(rows) else np.zeros(1, dtype=np.int64) for rows in dealt]

@@ -1,12 +1,12 @@
-"""Which rows of an optimizer window run together, so that little of what is computed is padding. Numbers only.
+"""Plan which rows of an optimizer window run together, to compute little padding. Numbers only.
 
-A block is a number of micro-steps inside one optimizer window. Its rows are put in order of length and cut into as
-many parts as there are micro-steps, so that the tokens computed, `Σ rows · (longest prompt + longest completion)`, are
-as few as any such cut allows. The cut is made on a profile that all ranks know, so that it has the same shape on all of
-them: TRL gathers one number per row of a micro-batch, and sharded models need as many forwards on each rank.
+A block is some micro-steps of one optimizer window. Its rows are sorted by length and cut into one part per micro-step,
+such that the tokens computed, `Σ rows · (longest prompt + longest completion)`, are as few as possible. The cut is made
+on a profile that all ranks know, so that it has the same shape on all of them: TRL gathers one number per row of a
+micro-batch, and sharded models need as many forwards on each rank.
 
-Where prompts are shared (`shared`), an order in which the rows of a group stand side by side is tried too, and a part
-costs what the cheaper of its two layouts does.
+With shared prompts (`shared`), an order that keeps the rows of a group together is tried too, and a part costs as much
+as the cheaper of its two layouts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Plan:
     """How one block runs.
 
     Attributes:
-        steps: For each micro-step its parts, for each part this rank's rows, by their number in the block; -1 is a
+        steps: For each micro-step its parts, and for each part this rank's rows by index in the block; -1 is a
             placeholder, where another rank has a row and this one has none left.
         live: Tokens of this rank's rows in the plan, without padding.
         computed: Tokens that this rank computes, with padding and placeholders.
         dropped: Rows of this rank that are not in the plan.
         idle: Micro-steps that hold nothing but placeholders, on this rank.
-        distinct: Live tokens, a prompt counted once; 0 where prompts are not shared.
+        distinct: Live tokens, counting each prompt once; 0 if prompts are not shared.
     """
 
     steps: tuple[tuple[tuple[int, ...], ...], ...]
@@ -70,12 +70,12 @@ def plan_block(
 
     Args:
         ranks: For each rank its rows' lengths, and which of its rows have to run.
-        micro_steps: Forwards with a backward that each rank makes for this block, at least.
-        rows_per_part: Every part must have this many rows, for losses that count rows; None where any number is exact.
-            With it every row has to run, and each rank has `micro_steps * rows_per_part` of them.
-        max_tokens: Tokens that a part may compute on any rank. A row that is longer runs by itself. None is as many
-            as the largest micro-batch would have had without a plan. With it there may be more parts than micro-steps.
-        shared: How prompts may be shared; None where they are not.
+        micro_steps: Least number of forward and backward passes of each rank for this block.
+        rows_per_part: Rows that every part must have, for losses that count rows; None if any number is exact. If set,
+            every row has to run, and each rank has `micro_steps * rows_per_part` of them.
+        max_tokens: Tokens that a part may compute on any rank. A longer row runs by itself. None means as many as the
+            largest micro-batch would have without a plan. If set, there may be more parts than micro-steps.
+        shared: How prompts may be shared; None if they are not.
 
     Returns:
         Each rank's plan; they have the same number of parts, and the same number of rows in each part.
@@ -107,7 +107,7 @@ def plan_block(
     assert best is not None
     _, sizes, orders = best
     return [
-        _dealt(lengths, order, sizes, micro_steps, None if shared is None else (shared.groups[rank], shared))
+        _deal(lengths, order, sizes, micro_steps, None if shared is None else (shared.groups[rank], shared))
         for rank, ((lengths, _), order) in enumerate(zip(ranks, orders, strict=True))
     ]
 
@@ -115,7 +115,7 @@ def plan_block(
 def _order(lengths: Lengths, runs: npt.NDArray[np.bool_], key: int) -> npt.NDArray[np.int64]:
     """The rows that run, longest first: by tokens in all, by completion, or by prompt.
 
-    Only rows of the same two lengths are ordered by where they stood, so the cut does not depend on it.
+    Ties are rows with the same two lengths, so the cut does not depend on their order.
     """
     by = (lengths.sum(axis=1), lengths[:, 1], lengths[:, 0])[key]
     kept = np.flatnonzero(runs)
@@ -123,7 +123,7 @@ def _order(lengths: Lengths, runs: npt.NDArray[np.bool_], key: int) -> npt.NDArr
 
 
 def _profile(sorted_ranks: Sequence[Lengths]) -> Lengths:
-    """At each place of the order, the longest prompt and completion that any rank has there."""
+    """For each place in the order, the longest prompt and completion of any rank."""
     longest = max((len(lengths) for lengths in sorted_ranks), default=0)
     profile = np.zeros((longest, 2), dtype=np.int64)
     for lengths in sorted_ranks:
@@ -141,8 +141,8 @@ def token_limit(
 def _limits_without_plan(ranks: Sequence[tuple[Lengths, npt.NDArray[np.bool_]]], micro_steps: int) -> tuple[int, int]:
     """Tokens and rows of a micro-batch as TRL cuts it: every row padded to the longest of its rank.
 
-    A part of no more rows computes no more on any rank, even where the profile, which joins the longest prompt of one
-    rank with the longest completion of another, has more tokens. So there are never more parts than micro-steps.
+    A part with no more rows than that computes no more on any rank, even if the profile, which joins one rank's longest
+    prompt with another's longest completion, has more tokens. So there are never more parts than micro-steps.
     """
     rows = max(-(-len(lengths) // micro_steps) for lengths, _ in ranks)
     widths = [int(lengths.max(axis=0).sum()) for lengths, _ in ranks if len(lengths)]
@@ -150,7 +150,7 @@ def _limits_without_plan(ranks: Sequence[tuple[Lengths, npt.NDArray[np.bool_]]],
 
 
 def _by_group(lengths: Lengths, runs: npt.NDArray[np.bool_], groups: Groups) -> npt.NDArray[np.int64]:
-    """The rows that run, those of a group side by side, longest first; groups by the tokens that all of it has."""
+    """The rows that run, grouped, longest first; groups by their total tokens."""
     kept = np.flatnonzero(runs)
     whole = np.zeros(int(groups.max(initial=0)) + 1, dtype=np.int64)
     np.maximum.at(whole, groups[kept], lengths[kept, 0])
@@ -161,7 +161,7 @@ def _by_group(lengths: Lengths, runs: npt.NDArray[np.bool_], groups: Groups) -> 
 def _costs(
     profile: Lengths, max_tokens: int, rows_at_any_length: int, rows_per_part: int | None = None
 ) -> npt.NDArray[np.float64]:
-    """`[n - 1, k]`: tokens of a part of n rows that starts at row k; infinite where it may not be.
+    """`[n - 1, k]`: tokens of a part of n rows that starts at row k; infinite if it is not allowed.
 
     A part may have `max_tokens`, or `rows_at_any_length` rows; with `rows_per_part` it may have these and no others.
     """
@@ -189,14 +189,14 @@ def _costs_with_shared(
     groups: Sequence[Groups],
     shared: Shared,
 ) -> npt.NDArray[np.float64]:
-    """Of `_costs`, by price: of each part the cheaper layout, on the rank where it is dearest.
+    """Like `_costs`, but by price: for each part its cheaper layout, on the rank where it costs most.
 
     In the shared layout the rows of a part fill rows of some size in turn, in the order of the block, see
-    `shared.filled_rows`. How many there are then and how wide is found for all sizes, ranks and starts at once, the
-    next row of each part at a time. In the end `shared.shared_rows` finds that layout or a cheaper one.
+    `shared.fill_rows`. Their number and width are computed for all sizes, ranks and starts at once, adding one row to
+    each part at a time. In the end `shared.shared_rows` finds that layout or a cheaper one.
     """
     price, rows = shared.price, tokens.shape[1]
-    widths = np.full((max(rows, len(tokens)), rows), np.inf)  # a group may be shared that separate rows cannot hold
+    widths = np.full((max(rows, len(tokens)), rows), np.inf)  # a group may fit if shared, though not as separate rows
     places = np.arange(1, len(widths) + 1)[:, None]
     widths[: len(tokens)] = tokens / places[: len(tokens)]
     finite = np.where(np.isfinite(widths), widths, 0.0)
@@ -235,9 +235,9 @@ def _costs_with_shared(
 
 
 def _cheapest_cut(costs: npt.NDArray[np.float64], micro_steps: int, parts: int) -> tuple[list[int], float]:
-    """Sizes of the at most so many parts that cost least in all, and how much that is.
+    """The cheapest cut into at most that many parts: its sizes and its cost.
 
-    By dynamic programming over (parts made, rows placed). A micro-step that is left without a part has a placeholder.
+    By dynamic programming over (parts made, rows placed). A micro-step without a part has a placeholder.
     """
     widest, rows = costs.shape
     if rows == 0:
@@ -266,7 +266,7 @@ def _cheapest_cut(costs: npt.NDArray[np.float64], micro_steps: int, parts: int) 
 
 
 def _parts(costs: npt.NDArray[np.float64], micro_steps: int) -> int:
-    """How many parts there may be: one for each micro-step, or as few as it takes if each takes what rows it may."""
+    """The number of parts allowed: one per micro-step, or the fewest that hold all rows."""
     rows: int = costs.shape[1]
     parts, row = 0, 0
     while row < rows:
@@ -275,7 +275,7 @@ def _parts(costs: npt.NDArray[np.float64], micro_steps: int) -> int:
     return max(min(micro_steps, rows), parts)
 
 
-def _dealt(
+def _deal(
     lengths: Lengths,
     order: npt.NDArray[np.int64],
     sizes: Sequence[int],
@@ -314,7 +314,7 @@ def part_tokens(lengths: Lengths, part: Sequence[int], shared: tuple[Groups, Sha
 
 
 PLACEHOLDER_TOKENS = 2
-"""Of a placeholder by itself: a token of a prompt, and one after it."""
+"""Tokens of a lone placeholder: one of a prompt, and one after it."""
 
 
 def distinct_tokens(lengths: Lengths, groups: Groups) -> int:
@@ -323,7 +323,7 @@ def distinct_tokens(lengths: Lengths, groups: Groups) -> int:
     return sum(prompts.values()) + int(lengths[:, 1].sum())
 
 
-def unmoved(lengths: Lengths, shared: tuple[Groups, Shared] | None = None) -> Plan:
+def plan_in_place(lengths: Lengths, shared: tuple[Groups, Shared] | None = None) -> Plan:
     """The plan of a block of one micro-step whose rows stay as they are."""
     part, live = tuple(range(len(lengths))), int(lengths.sum())
     distinct = 0 if shared is None else distinct_tokens(lengths, shared[0])
@@ -331,5 +331,5 @@ def unmoved(lengths: Lengths, shared: tuple[Groups, Shared] | None = None) -> Pl
 
 
 def saves_nothing(plan: Plan, lengths: Lengths) -> bool:
-    """Whether a block computes as many tokens with the plan as with every row padded to the longest: all are alike."""
+    """Whether the plan computes no fewer tokens than padding every row to the longest, because all are alike."""
     return plan.dropped == 0 and plan.computed >= len(lengths) * int(np.maximum(lengths, 1).max(axis=0).sum())

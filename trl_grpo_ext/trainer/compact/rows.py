@@ -1,4 +1,4 @@
-"""Rows of TRL's micro-batches, measured, taken out, put together again and trimmed. Tensors only."""
+"""Measure, select, recombine and trim rows of TRL's micro-batches. Tensors only."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from ...credit.signal import has_signal
-from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, joined
+from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
 from .plan import Plan, Shared, plan_block, token_limit
 from .shared import Lengths, SharedPrompts, rows_of
 
 RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
-"""Of a micro-batch as TRL made it, and a part: what the advantages of its rows in the part are times; None for 1."""
+"""From TRL's micro-batch and a part: the factor on the advantages of its rows in that part; None for 1."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How parts are made of rows.
+    """How to make parts from rows.
 
     Attributes:
         factor: See `RowFactor`.
@@ -34,14 +34,14 @@ class Layout:
 
 
 def row_table(batch: dict[str, Any]) -> torch.Tensor:
-    """`(B, 3)`: prompt tokens, completion tokens, and 2 for a row with a signal, 1 without, 0 where nothing counts."""
+    """`(B, 3)`: prompt tokens, completion tokens, and 2 for a row with signal, 1 without, 0 if no token counts."""
     counting_B_T = counting_mask(batch)
     kind_B = (counting_B_T != 0).any(dim=1).long() + has_signal(batch["advantages"], counting_B_T).long()
     lengths = (_width(batch["prompt_mask"].flip(1)), _width(batch["completion_mask"]))
     return torch.stack([*lengths, kind_B], dim=1)
 
 
-def laid_out(
+def make_micro_steps(
     micro_batches: Sequence[dict[str, Any]],
     plan: Plan,
     lengths: Lengths,
@@ -51,16 +51,16 @@ def laid_out(
     """Make the micro-steps of one block.
 
     Args:
-        micro_batches: Whose rows these are, one after the other.
+        micro_batches: The micro-batches that hold the rows, in order.
         plan: Of this rank.
         lengths: Tokens of each row's prompt and completion.
         layout: How.
-        came_from: For each row the micro-batch in which TRL had dealt it; by default the one of `micro_batches`.
+        came_from: For each row the micro-batch that TRL dealt it to; by default the one in `micro_batches`.
 
     Returns:
         One dict for each micro-step; parts that run before it are under `BatchKeys.parts`.
     """
-    rows = joined(micro_batches)
+    rows = join_batches(micro_batches)
     if came_from is None:
         came_from = [batch for batch in micro_batches for _ in range(len(lengths) // len(micro_batches))]
     steps = []
@@ -70,8 +70,8 @@ def laid_out(
     return steps
 
 
-def trimmed(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str, Any]:
-    """A micro-batch as TRL dealt it, without columns that are padding in every row of the block."""
+def trim_to_longest(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str, Any]:
+    """A micro-batch as TRL dealt it, without columns that are padding in the whole block."""
     left, right = (max(1, int(longest)) for longest in lengths.max(axis=0))
     kept = dict(batch)
     _trim(kept, left if layout.trim_left else None, right)
@@ -81,7 +81,7 @@ def trimmed(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str
 def _part(
     rows: dict[str, Any], came_from: Sequence[dict[str, Any]], part: Sequence[int], lengths: Lengths, layout: Layout
 ) -> dict[str, Any]:
-    """Take some rows of a block; -1 is a placeholder: a row in which nothing counts, cut short if it is by itself."""
+    """Take some rows of a block; -1 is a placeholder: a row in which nothing counts, cut short if alone."""
     shortest = int(lengths[:, 0].argmin())
     chosen = [shortest if row < 0 else row for row in part]
     index = torch.tensor(chosen, device=rows["completion_ids"].device)
@@ -108,7 +108,7 @@ def _part(
 
 
 def _hold_places(part: dict[str, Any], held: Sequence[bool]) -> None:
-    """Make placeholders of the rows that are copies: no advantage, no weight, no token that counts."""
+    """Turn copied rows into placeholders: no advantage, no weight, no token that counts."""
     if not any(held):
         return
     held_B = torch.tensor(held, device=part["completion_mask"].device)
@@ -132,17 +132,17 @@ def _trim(part: dict[str, Any], left: int | None, right: int) -> None:
 
 
 def _width(mask_B_T: torch.Tensor) -> torch.Tensor:
-    """How many columns there are up to the last one that is not 0; 0 where all are."""
+    """The number of columns up to the last non-zero one; 0 if all are 0."""
     columns = torch.arange(1, mask_B_T.size(1) + 1, device=mask_B_T.device)
     return (columns * (mask_B_T != 0)).amax(dim=1)
 
 
-def in_order_of_length(
+def logps_by_length(
     method: Any, given: dict[str, Any], chunk: int, trim_left: bool, sharing: SharedPrompts | None = None
 ) -> Any:
-    """Log-probabilities without a gradient, with as many forward passes, each over rows of like length.
+    """Log-probabilities without a gradient, in as many forward passes as before, each over rows of similar length.
 
-    Where prompts are shared the passes are planned as the parts of an update are.
+    With shared prompts the passes are planned like the parts of an update.
 
     Args:
         method: TRL's `_get_per_token_logps_and_entropies`.
@@ -152,7 +152,7 @@ def in_order_of_length(
         sharing: Shares prompts, if they are to be shared.
 
     Returns:
-        What the method returns, in the order in which the rows came; zero after each completion.
+        What the method returns, in the original order of rows; zero after each completion.
     """
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     prompts_B, completions_B = _width(mask[:, :-keep].flip(1)), _width(mask[:, -keep:])
@@ -172,7 +172,7 @@ def in_order_of_length(
         entropies = given.get("compute_entropy", False)
         layout = None if sharing is None else sharing.layout(*arguments[1:], limit)
         if sharing is not None and layout is not None:
-            output = sharing.scored(method, {**some, "compute_entropy": entropies}, layout)
+            output = sharing.logps(method, {**some, "compute_entropy": entropies}, layout)
         else:
             output = method(*arguments, batch_size=len(rows), compute_entropy=entropies)
         for number, values in enumerate(output[:2]):
@@ -184,9 +184,9 @@ def in_order_of_length(
 def _passes_with_shared(
     ids: torch.Tensor, mask: torch.Tensor, keep: int, passes: int, sharing: SharedPrompts
 ) -> tuple[list[torch.Tensor], int] | None:
-    """The rows of each of so many passes, and the tokens that one may compute; None where prompts are not shared.
+    """The rows of each pass, and the tokens that one may compute; None if prompts are not shared.
 
-    A pass for which none is left has the first row once more: every rank makes as many.
+    A pass without rows repeats the first row, since every rank runs the same number.
     """
     if sharing.price is None:
         return None

@@ -1,13 +1,13 @@
-"""Each prompt once: completions of one prompt share it in a forward pass, with the same log-probabilities and gradient.
+"""Compute each prompt once: its completions share it in a forward pass, with the same log-probabilities and gradient.
 
 A row of the shared layout is `[prompt without its last token][last token, c1][last token, c2]...`, with positions that
 restart after the prompt and a mask by which each segment sees the prompt and itself. The last prompt token stands in
 front of each completion because the token that predicts it must be its left neighbour: TRL's head shifts labels by one.
-TRL's own method is called on these rows; a hook on the model's backbone puts mask and positions in place of what that
-method passes on, and the values go back to where the rows had them. So whatever comes after sees `(B, T)` as ever.
+TRL's own method is called on these rows; a hook on the model's backbone replaces the mask and positions that the method
+passes on, and the results go back to their places in the original rows. Later code sees `(B, T)` as usual.
 
-One row of a group's completions saves its prompt and costs attention over a longer row. `Price` is that cost, measured
-on the machine, and `shared_rows` chooses how many rows share: none, all of a group, or a group in parts.
+Sharing a row saves computing the prompt again and costs attention over a longer row. `Price` is that cost, measured on
+the machine, and `shared_rows` chooses what to share: nothing, whole groups, or parts of groups.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Groups = npt.NDArray[np.int64]
 """A number for each row, the same for rows of the same prompt."""
 
 GAIN = 0.95
-"""What a shared layout may cost of what separate rows do; above, the price is not known well enough to choose it."""
+"""Most that a shared layout may cost, as a share of separate rows; above it the price is too uncertain."""
 
 ATTENTION = ("sdpa", "eager", "flex_attention")
-"""Implementations that take a mask of our own."""
+"""Implementations that take a custom mask."""
 
 MEASURING = 10.0
-"""Seconds that trying out made-up rows may take, about, if one turn of them takes less."""
+"""Seconds for trying out made-up rows, roughly, unless one round takes longer."""
 
 LADDER = sorted({round(2 ** (step / 6)) for step in range(186)})
-"""Sizes of shared rows that are compared, each an eighth larger than the one before."""
+"""Sizes of shared rows to compare, each an eighth larger than the one before."""
 
 
 # --------------------------------------------------------------------------------------------- what a layout costs
@@ -59,8 +59,8 @@ class Price:
     """What a forward pass costs, in tokens: `overhead + rows * width * (1 + area * width)`.
 
     Attributes:
-        overhead: Of any pass.
-        area: Of a pair of tokens in attention with a mask.
+        overhead: Of every pass.
+        area: Of a pair of tokens in masked attention.
         causal_area: The same without one, in rows that have no padding.
     """
 
@@ -78,9 +78,9 @@ class Price:
 
 
 def sizes_of(lengths: Lengths, groups: Groups) -> list[int]:
-    """Tokens that a shared row may have at most: from about the longest row by itself to the longest whole group.
+    """Candidate sizes of shared rows: from about the longest row to the longest whole group.
 
-    They are of `LADDER`, so that a part is offered whatever the block was of which it is cut.
+    They come from `LADDER`, so that a part has the same choices in every block.
     """
     live = lengths[:, 1] > 0
     longest, whole = int(lengths[live].sum(axis=1).max(initial=1)), 1
@@ -90,18 +90,18 @@ def sizes_of(lengths: Lengths, groups: Groups) -> list[int]:
     return LADDER[bisect.bisect_right(LADDER, longest) - 1 : bisect.bisect_left(LADDER, whole) + 1]
 
 
-def filled_rows(
+def fill_rows(
     lengths: Lengths, groups: Groups, size: int, order: npt.NDArray[np.int64] | None = None
 ) -> list[list[int]]:
-    """Rows of a shared layout: those of a group in turn, as many as fit into `size` tokens.
+    """Fill rows of a shared layout with the rows of each group in turn, as many as fit into `size` tokens.
 
     Rows without a completion are left out; nothing is computed for them.
 
     Args:
         lengths: Of the rows.
         groups: A number for each row, the same for rows of the same prompt.
-        size: What a row may have; a longer one is by itself.
-        order: In which they come; a row of another group begins a new one. By default those of a group, longest first.
+        size: Most tokens of a shared row; a longer row is alone.
+        order: The order of rows; a row of another group begins a new shared row. By default grouped, longest first.
     """
     if order is None:
         order = np.lexsort((-lengths[:, 1], groups))
@@ -131,11 +131,11 @@ def shared_rows(
         lengths: Of its rows.
         groups: A number for each row, the same for rows of the same prompt.
         price: Of a forward pass.
-        max_tokens: That it may compute; None is as many as separate rows have.
+        max_tokens: Most tokens that it may compute; None means as many as separate rows have.
         placeholders: Further rows without a completion, which a shared layout leaves out.
 
     Returns:
-        For each row of the shared layout the rows that it holds; None where separate rows cost as little.
+        For each row of the shared layout the rows that it holds; None if separate rows cost no more.
     """
     rows, width = len(lengths) + placeholders, int(np.maximum(lengths, 1).max(axis=0).sum())
     separate = rows * width
@@ -145,7 +145,7 @@ def shared_rows(
     best: list[list[int]] | None = None
     fewest: tuple[int, list[list[int]]] | None = None
     for size, order in itertools.product(sizes_of(lengths, groups), (None, np.arange(len(lengths)))):
-        filled = filled_rows(lengths, groups, size, order)
+        filled = fill_rows(lengths, groups, size, order)
         if not filled:
             return None
         wide = width_of(lengths, filled)
@@ -155,7 +155,7 @@ def shared_rows(
         if tokens <= limit and here < cost:
             best, cost = filled, here
     if best is None and cost == np.inf and fewest is not None and fewest[0] < separate:
-        return fewest[1]  # nothing is within the limit; this is nearest
+        return fewest[1]  # nothing is within the limit; this is closest
     return best
 
 
@@ -168,7 +168,7 @@ class SharedLayout:
 
     Attributes:
         ids_R_L: Tokens.
-        scored_R_L: 1 at the completions' tokens, whose log-probabilities are wanted.
+        scored_R_L: 1 at the completions' tokens, which are scored.
         positions_R_L: Each token's position in its own row.
         allowed_R_L_L: Which tokens (last axis) a token sees; padding sees itself.
         source: Where the completions' tokens are in `(R, L - 1)`, the log-probabilities of all tokens but the first.
@@ -255,14 +255,14 @@ class SharedLayout:
 
 
 def reason_against(model: Any) -> str | None:
-    """Why prompts cannot be shared in a model's forward passes; None where they can.
+    """Why prompts cannot be shared in a model's forward passes; None if they can.
 
     Args:
         model: The policy, with its adapter if it has one.
     """
     for adapter in getattr(model, "peft_config", {}).values():
         if getattr(adapter, "is_prompt_learning", False):
-            return f"{adapter.peft_type.value} puts tokens of its own in front of each row"
+            return f"{adapter.peft_type.value} prepends tokens of its own to each row"
     base = _without_adapter(model)
     name = type(base).__name__
     if "position_ids" not in inspect.signature(type(backbone_of(model)).forward).parameters:
@@ -278,7 +278,9 @@ def reason_against(model: Any) -> str | None:
         for setting, rate in vars(module).items():
             drops = isinstance(module, torch.nn.Dropout) if setting == "p" else "drop" in setting or "jitter" in setting
             if drops and isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
-                return f"{part} has {setting} {rate:g}, and would draw once for all completions of a prompt"
+                return (
+                    f"{part} has {setting} {rate:g}, and would draw the prompt's dropout once for all its completions"
+                )
     return None
 
 
@@ -288,7 +290,7 @@ def attention_of(model: Any) -> str:
 
 
 def backbone_of(model: Any) -> torch.nn.Module:
-    """The part of a model below its head, which makes the attention mask; of one that is wrapped or adapted too."""
+    """The part of a model below its head, which makes the attention mask; also of a wrapped or adapted model."""
     backbone: torch.nn.Module = _without_adapter(extract_model_from_parallel(model)).base_model
     return backbone
 
@@ -319,13 +321,13 @@ def shared_prompts(
     gather: Callable[[torch.Tensor], torch.Tensor],
     budget: int | None,
 ) -> SharedPrompts | None:
-    """What shares prompts in a run; None, with the reason logged, where they cannot be.
+    """The `SharedPrompts` of a run; None, with the reason logged, if prompts cannot be shared.
 
     Args:
         model: The policy.
         relative: Its positions are relative, and its layers all attention.
         auxiliary_loss: TRL adds a router's loss, which is computed over padded rows.
-        compiled: It is to be compiled, after which it takes no hooks.
+        compiled: It will be compiled, and then takes no hooks.
         ranks: How many there are.
         gather: Concatenates tensors over all ranks.
         budget: Tokens that a pass may compute, or None.
@@ -334,7 +336,7 @@ def shared_prompts(
     if not relative:
         reason = "the model's positions are absolute or depend on the length, or some of its layers are recurrent"
     if auxiliary_loss:
-        reason = "the router's auxiliary loss is computed over rows by themselves"
+        reason = "the router's auxiliary loss is computed over separate rows"
     if compiled:
         reason = "the model is compiled (torch_compile)"
     if reason is not None:
@@ -350,7 +352,7 @@ def shared_prompts(
 
 
 class SharedPrompts:
-    """Shares prompts in TRL's forward passes, once it is known that this is exact and what it costs.
+    """Shares prompts in TRL's forward passes, after measuring that this is exact and what it costs.
 
     Args:
         attention: Name of the attention implementation.
@@ -376,8 +378,8 @@ class SharedPrompts:
         self._measured = False
         self._said: set[str] = set()
 
-    def say(self, reason: str) -> None:
-        """Log once why a prompt is not shared."""
+    def _warn_once(self, reason: str) -> None:
+        """Warn once that prompts are not shared, and why."""
         if reason not in self._said:
             self._said.add(reason)
             logger.warning("share_prompts: prompts are not shared: %s.", reason)
@@ -386,20 +388,20 @@ class SharedPrompts:
         """Whether rows are short enough for the model's sliding window."""
         longest = int(lengths.sum(axis=1).max(initial=0))
         if self._window is not None and longest > self._window:
-            self.say(f"a row of {longest} tokens is longer than the sliding window of {self._window}")
+            self._warn_once(f"a row of {longest} tokens is longer than the sliding window of {self._window}")
             return False
         return True
 
     def layout(
         self, ids: torch.Tensor, mask: torch.Tensor, keep: int, max_tokens: int | None = None
     ) -> SharedLayout | None:
-        """The shared layout of the rows of one pass; None where they run as they are.
+        """The shared layout of the rows of one pass; None if they run as they are.
 
         Args:
             ids: `(B, P + T)`, prompts padded on the left, completions on the right.
             mask: Of the same shape, 1 where there is no padding.
             keep: `T`.
-            max_tokens: That the pass may compute; None is as many as separate rows have.
+            max_tokens: Most tokens that the pass may compute; None means as many as separate rows have.
         """
         if self.price is None or ids.size(0) < 2:
             return None
@@ -409,8 +411,8 @@ class SharedPrompts:
         filled = shared_rows(lengths, groups, self.price, max_tokens)
         return None if filled is None else SharedLayout.of(ids, keep, lengths, filled)
 
-    def scored(self, method: Callable[..., Any], given: dict[str, Any], layout: SharedLayout) -> Any:
-        """What TRL's method returns, with each prompt computed once for its row of the layout.
+    def logps(self, method: Callable[..., Any], given: dict[str, Any], layout: SharedLayout) -> Any:
+        """The result of TRL's method, with each prompt computed once per row of the layout.
 
         Args:
             method: TRL's `_get_per_token_logps_and_entropies`.
@@ -435,8 +437,8 @@ class SharedPrompts:
             handle.remove()
         if ran != 1:
             raise UpstreamError(
-                f"share_prompts: {type(backbone).__name__} ran {ran} times in one pass of TRL's, not once, so the mask "
-                "of shared prompts has not done what it should. Take share_prompts out of the run."
+                f"share_prompts: {type(backbone).__name__} ran {ran} times in one pass of TRL's, not once, so the "
+                f"mask of shared prompts did not apply. Remove share_prompts."
             )
         rows, keep = given["input_ids"].size(0), given["logits_to_keep"]
         return tuple(None if values is None else layout.back(values, rows, keep) for values in (*output[:2], None))
@@ -444,15 +446,15 @@ class SharedPrompts:
     # ------------------------------------------------------------------ once
 
     def measure(self, method: Callable[..., Any], model: Any, width: int) -> None:
-        """Try sharing on made-up rows, once: whether the log-probabilities stay the same, and what passes cost.
+        """Try sharing on made-up rows, once: check the log-probabilities, and measure what passes cost.
 
-        All ranks call it, and come to the same. The costs are those of forward passes without a gradient; a backward
-        costs in proportion.
+        All ranks call it and reach the same result. The costs are those of forward passes without a gradient; a
+        backward costs in proportion.
 
         Args:
             method: TRL's `_get_per_token_logps_and_entropies`.
             model: The policy.
-            width: About as long as the run's rows are.
+            width: Approximate length of the run's rows.
         """
         if self._measured:
             return
@@ -482,12 +484,12 @@ class SharedPrompts:
         with torch.no_grad():
             expected = separate(rows)
             noise = float((separate(padded) - expected).abs().max())
-            gap = float((self.scored(method, rows, together)[0] - expected).abs().max())
+            gap = float((self.logps(method, rows, together)[0] - expected).abs().max())
             flat = {**rows, "input_ids": ids.reshape(1, -1), "attention_mask": torch.ones_like(ids).reshape(1, -1)}
             calls = (
-                lambda: self.scored(method, rows, long),
-                lambda: self.scored(method, rows, alone),
-                lambda: self.scored(method, rows, together),
+                lambda: self.logps(method, rows, long),
+                lambda: self.logps(method, rows, alone),
+                lambda: self.logps(method, rows, together),
                 lambda: separate(rows),
                 lambda: separate(flat),
             )
@@ -495,7 +497,7 @@ class SharedPrompts:
         noise, gap, *seconds = self._agree([noise, gap, *seconds])
         floor = 1e-9 if expected.dtype == torch.float64 else 1e-4
         if not gap <= max(floor, 20 * noise):
-            self.say(
+            self._warn_once(
                 f"on made-up rows the log-probabilities differ by {gap:.2g}, where padding alone changes them by "
                 f"{noise:.2g}"
             )
@@ -515,7 +517,7 @@ def price_of(
     causal: Sequence[tuple[int, int]],
     causal_seconds: Sequence[float],
 ) -> Price:
-    """The price by which passes of some shapes `(rows, width)` took some seconds; none of its numbers is negative."""
+    """Fit the price to the seconds of passes of some shapes `(rows, width)`; no number is negative."""
     shapes = [*((r, w, 1) for r, w in masked), *((r, w, 0) for r, w in causal)]
     seconds = np.array([*masked_seconds, *causal_seconds])
     terms = np.array([[1.0, r * w, r * w * w * m, r * w * w * (1 - m)] for r, w, m in shapes])
@@ -536,10 +538,10 @@ def price_of(
 def _seconds(
     device: torch.device, calls: Sequence[Callable[[], Any]], agree: Callable[[Sequence[float]], list[float]]
 ) -> list[float]:
-    """Seconds of each call, the least of some in turns; the processor's with one thread.
+    """The least seconds of each call over some rounds; CPU seconds with one thread.
 
-    One turn warms up, and as many more follow as take `MEASURING` seconds by its time, up to five: as many on each
-    rank, since sharded models need all of them.
+    One round warms up. Then as many follow as fit into `MEASURING` seconds, up to five, the same number on each rank,
+    since sharded models need all ranks.
     """
     clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
@@ -559,9 +561,9 @@ def _seconds(
 
 
 def rows_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths | None, npt.NDArray[np.int64]]:
-    """Lengths of rows, and a number for each that those of the same prompt have in common.
+    """Lengths of rows, and a group number for each, the same for rows of one prompt.
 
-    The lengths are None where a prompt is empty, or where there is padding inside of a row.
+    The lengths are None if a prompt is empty or a row has padding inside.
     """
     start = ids.size(1) - keep
     prompts, completions = mask[:, :start], mask[:, start:]

@@ -1,13 +1,14 @@
 """Cheaper updates with the same gradient: rows in order of length, trimmed, and without those that have no signal.
 
-TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches, so one long
-completion makes all of them pay, and rows whose advantages are zero run forward and backward for nothing. The loss of
-an optimizer step is a sum over its tokens with weights that are fixed beforehand. So its rows may run in any order and
-any number at a time, and rows that contribute nothing need not run. `Freedom` says how much of that is exact in a run.
+TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches. So one long
+completion slows all of them, and rows with zero advantages run forward and backward for nothing. The loss of an
+optimizer step is a sum over its tokens with weights that are fixed beforehand. So its rows may run in any order and in
+batches of any size, and rows that contribute nothing can be left out. `Freedom` says how much of that is exact in a
+run.
 
 | TRL calls | `CompactUpdates` adds |
 | --- | --- |
-| `_prepare_inputs` | the buffered micro-batches, planned again (`plan`, `rows`) |
+| `_prepare_inputs` | the buffered micro-batches, rearranged (`plan`, `rows`) |
 | `compute_loss` | a micro-step of several parts: the gradient of each is accumulated |
 | `_get_per_token_logps_and_entropies` | the old policy's and the reference's forward passes, in order of length too |
 | the same | with `share_prompts`, each prompt once for its completions, in all three passes (`shared`) |
@@ -32,11 +33,11 @@ from accelerate.utils import gather_object
 from ...errors import ConfigurationError
 from ...types import implements
 from .. import upstream
-from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, joined
+from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
 from ..facts import LossSettings, RunFacts
-from .exchange import dealt_rows, exchanged, shown_rows
-from .plan import Plan, Shared, plan_block, saves_nothing, token_limit, unmoved
-from .rows import Layout, in_order_of_length, laid_out, row_table, trimmed
+from .exchange import deal_rows, exchange_rows, rows_to_plan
+from .plan import Plan, Shared, plan_block, plan_in_place, saves_nothing, token_limit
+from .rows import Layout, logps_by_length, make_micro_steps, row_table, trim_to_longest
 from .shared import Groups, Lengths, SharedPrompts, prompt_groups
 
 logger = logging.getLogger(__name__)
@@ -44,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Freedom:
-    """How much may be changed about a run's micro-batches without changing its gradient.
+    """What may change about a run's micro-batches without changing its gradient.
 
     Attributes:
         sort: Rows may move between the micro-batches of an optimizer window.
         drop: Rows whose advantages are all zero may be left out.
         any_count: Micro-batches may have any number of rows.
         trim_left: Padding in front of the prompts may be cut away; it moves the positions that a model sees.
-        reasons: Why something may not.
+        reasons: Why something may not change.
     """
 
     sort: bool
@@ -62,7 +63,7 @@ class Freedom:
 
 
 def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], config: Any) -> Freedom:
-    """What is exact in a run.
+    """Find out what is exact in a run.
 
     Args:
         loss: TRL's.
@@ -80,11 +81,11 @@ def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], confi
     if loss.top_entropy_quantile < 1.0:
         stuck.append("top_entropy_quantile is taken over each micro-batch")
     if aggregation is not None and not by_weights:
-        stuck.append("the selected aggregation reduces each micro-batch")
+        stuck.append("the selected aggregation reduces each micro-batch by itself")
     if any(not getattr(hook, "per_completion", False) for hook in forward_hooks):
         stuck.append("a forward hook may look at its whole micro-batch (it has no `per_completion = True`)")
     counts = not by_weights and loss.loss_type not in upstream.GLOBAL_TOKEN_MEAN
-    # What keeps the advantages from being multiplied by what a part's reduction divides by too much; see `_row_factor`.
+    # What forbids scaling the advantages to undo a part's different denominator; see `row_factor`.
     unscaled = "a KL penalty" if loss.beta != 0.0 else "forward hooks" if forward_hooks else None
     if counts and unscaled and loss.loss_type in upstream.LOCAL_TOKEN_MEAN:
         stuck.append(f"with {unscaled} {loss.loss_type} is a mean over each micro-batch")
@@ -110,10 +111,10 @@ def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], confi
 
 
 def positions_are_relative(config: Any) -> bool:
-    """Whether attention sees distances alone, so that a row may move within its padding.
+    """Whether attention depends on distances alone, so that a row may move within its padding.
 
-    True for rotary embeddings whose frequencies do not depend on the length, in models of nothing but attention. TRL
-    passes no positions, so models count them from the first column, padding included.
+    True for rotary embeddings whose frequencies do not depend on the length, in models whose layers are all attention.
+    TRL passes no positions, so models count them from the first column, padding included.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = set(getattr(text, "layer_types", None) or ())
@@ -133,7 +134,7 @@ class CompactUpdates:
     Args:
         freedom: What is exact in this run.
         facts: Of the run.
-        loss_type: Whose reduction divides by what is in a micro-batch; None where an aggregation takes its place.
+        loss_type: TRL's loss type, if its reduction divides by what is in a micro-batch; None under an aggregation.
         max_tokens: Tokens that one part may compute, or None.
         balance: Move rows between ranks.
         keeps_records: Token records are kept on the rank that generated a row.
@@ -175,39 +176,39 @@ class CompactUpdates:
 
     # ------------------------------------------------------------------ once per generation batch
 
-    def planned(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        """The micro-batches of a generation batch as they are to run; those planned before come back as they are.
+    def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
+        """Rearrange the micro-batches of a generation batch; those of an earlier call come back unchanged.
 
         Args:
             micro_batches: TRL's buffered inputs.
-            precision: Of advantages that are multiplied.
+            precision: Of scaled advantages.
         """
         if micro_batches is self._planned:
             return micro_batches
         images = sorted(upstream.MULTIMODAL_KEYS & {key for key, v in micro_batches[0].items() if v is not None})
         if images:
-            _say_once(f"multimodal inputs ({', '.join(images)}) run as TRL deals them")
+            _warn_once(f"multimodal inputs ({', '.join(images)}) run as TRL deals them")
             self._planned = micro_batches
         else:
-            self._planned = self._replanned(micro_batches, precision)
+            self._planned = self._replan(micro_batches, precision)
         return self._planned
 
-    def _replanned(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
+    def _replan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         freedom, count = self.freedom, len(micro_batches)
-        # Wherever optimizer windows begin, this many micro-steps in a row are in one of them.
+        # Wherever optimizer windows begin, this many consecutive micro-steps lie in one.
         block = math.gcd(self._facts.accumulation, count) if freedom.sort else 1
         rows = micro_batches[0]["completion_ids"].size(0)
         table_B_3 = torch.cat([row_table(batch) for batch in micro_batches])
-        if not freedom.trim_left:  # what stays in front of a prompt is computed like the prompt
+        if not freedom.trim_left:  # padding that stays in front of a prompt is computed too
             table_B_3[:, 0] = micro_batches[0]["prompt_ids"].size(1)
         if self._sharing is not None:
-            prompts = joined([{key: batch[key] for key in PROMPT_KEYS} for batch in micro_batches])
+            prompts = join_batches([{key: batch[key] for key in PROMPT_KEYS} for batch in micro_batches])
             groups_B = prompt_groups(prompts["prompt_ids"], prompts["prompt_mask"])
         else:
             groups_B = torch.arange(len(table_B_3), device=table_B_3.device)
         tables_N_4 = self._facts.gather(torch.cat([table_B_3, groups_B.unsqueeze(1)], dim=1)).cpu().numpy()
         ranks = tables_N_4.reshape(self._facts.ranks, count // block, block * rows, 4)
-        sharing = self._measured(ranks[..., :2].reshape(-1, 2))
+        sharing = self._usable_sharing(ranks[..., :2].reshape(-1, 2))
         layout = Layout(
             factor=functools.partial(row_factor, self._loss_type),
             precision=precision,
@@ -217,29 +218,29 @@ class CompactUpdates:
         plans: list[Plan] = []
         for number in range(count // block):
             steps, table_R_B_4 = micro_batches[number * block : (number + 1) * block], ranks[:, number]
-            lengths_R_B, runs_R_B = table_R_B_4[:, :, :2], _has_to_run(table_R_B_4[:, :, 2], freedom)
+            lengths_R_B, runs_R_B = table_R_B_4[:, :, :2], _must_run(table_R_B_4[:, :, 2], freedom)
             shared = None
             if sharing is not None and sharing.price is not None:
                 limit = token_limit(list(zip(lengths_R_B, runs_R_B, strict=True)), block, self._max_tokens)
                 self._limit = limit if number == 0 else max(limit, self._limit or 0)
                 shared = Shared([*table_R_B_4[:, :, 3]], sharing.price, limit)
-            made, own = self._planned_block(steps, lengths_R_B, runs_R_B, layout, shared)
-            if (table_R_B_4[:, :, 2] == 0).all():  # no completion has a token that counts: TRL logs zeros, so do these
+            made, own = self._plan_block(steps, lengths_R_B, runs_R_B, layout, shared)
+            if (table_R_B_4[:, :, 2] == 0).all():  # no token counts: log zeros, as TRL does
                 own = [{key: value for key, value in step.items() if key != BatchKeys.idle} for step in own]
             plans += made
             planned += own
         self._log_plan(plans, rows_of_all=tables_N_4.shape[0])
         return planned
 
-    def _measured(self, lengths: Lengths) -> SharedPrompts | None:
-        """What shares prompts, once it has been measured, where the rows let it."""
+    def _usable_sharing(self, lengths: Lengths) -> SharedPrompts | None:
+        """The measured `SharedPrompts`, if the rows allow sharing."""
         if self._sharing is None or not self._sharing.fits(lengths):
             return None
         assert self._policy is not None
         self._sharing.measure(*self._policy(), int(lengths.sum(axis=1).max()))
         return self._sharing
 
-    def _planned_block(
+    def _plan_block(
         self,
         steps: Sequence[dict[str, Any]],
         lengths_R_B: Lengths,
@@ -253,11 +254,11 @@ class CompactUpdates:
             sharing: Sequence[tuple[Groups, Shared] | None] = [None] * len(lengths_R_B)
             if shared is not None:
                 sharing = [(groups, shared) for groups in shared.groups]
-            made = list(map(unmoved, lengths_R_B, sharing))
-            return made, laid_out(steps, made[rank], lengths_R_B[rank], layout)
+            made = list(map(plan_in_place, lengths_R_B, sharing))
+            return made, make_micro_steps(steps, made[rank], lengths_R_B[rank], layout)
         numbers, blocks = None, list(zip(lengths_R_B, runs_R_B, strict=True))
         if self._balances:
-            numbers, blocks = shown_rows(lengths_R_B, dealt_rows(lengths_R_B, runs_R_B))
+            numbers, blocks = rows_to_plan(lengths_R_B, deal_rows(lengths_R_B, runs_R_B))
         made = plan_block(
             blocks,
             len(steps),
@@ -266,13 +267,13 @@ class CompactUpdates:
             shared=shared,
         )
         if numbers is None and all(map(saves_nothing, made, lengths_R_B)):
-            return made, [trimmed(step, lengths_R_B[rank], layout) for step in steps]
+            return made, [trim_to_longest(step, lengths_R_B[rank], layout) for step in steps]
         if numbers is None:
-            return made, _with_idle(laid_out(steps, made[rank], lengths_R_B[rank], layout), made)
-        kept = exchanged(joined(steps), numbers[rank], self._facts.gather, gather_object)
-        # What the rows' own micro-batches counted, their rows, is the same on every rank.
-        own = laid_out([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
-        return made, _with_idle(own, made)
+            return made, _mark_idle(make_micro_steps(steps, made[rank], lengths_R_B[rank], layout), made)
+        kept = exchange_rows(join_batches(steps), numbers[rank], self._facts.gather, gather_object)
+        # The rows' own micro-batches have the same number of rows on every rank.
+        own = make_micro_steps([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
+        return made, _mark_idle(own, made)
 
     def _log_plan(self, plans: Sequence[Plan], rows_of_all: int) -> None:
         live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
@@ -292,7 +293,7 @@ class CompactUpdates:
     # ------------------------------------------------------------------ at every forward pass
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities; those of several passes without a gradient in order of length, and prompts shared.
+        """TRL's log-probabilities, with shared prompts; rows are sorted by length in passes without a gradient.
 
         Args:
             method: TRL's `_get_per_token_logps_and_entropies`.
@@ -313,21 +314,21 @@ class CompactUpdates:
         if sharing is not None and not torch.is_grad_enabled():
             sharing.measure(method, given["model"], given["input_ids"].size(1))
         if rows > chunk and not torch.is_grad_enabled():
-            return in_order_of_length(method, given, chunk, self.freedom.trim_left, sharing)
+            return logps_by_length(method, given, chunk, self.freedom.trim_left, sharing)
         layout = None
         if sharing is not None and rows <= chunk:
             limit = self._limit if torch.is_grad_enabled() else None
             layout = sharing.layout(given["input_ids"], given["attention_mask"], given["logits_to_keep"], limit)
         if sharing is None or layout is None:
             return method(model, *arguments, **keywords)
-        return sharing.scored(method, given, layout)
+        return sharing.logps(method, given, layout)
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
-    """By how much the rows of a micro-batch of TRL's count too little in a part.
+    """The factor by which rows of TRL's micro-batch would count too little in a part.
 
-    TRL's reduction divides by what is in the part. The loss is homogeneous in the advantages, so multiplying them puts
-    back what it would have divided by. None where that is the same for any part.
+    TRL's reduction divides by a count over the part. The loss is homogeneous in the advantages, so multiplying them by
+    this factor restores the original denominator. None if the denominator is the same for any part.
     """
     if loss_type is None or loss_type in upstream.GLOBAL_TOKEN_MEAN:
         return None
@@ -338,7 +339,7 @@ def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, An
 
 
 def loss_of_parts(compute: Callable[[dict[str, Any]], torch.Tensor], model: Any, inputs: Any, accelerator: Any) -> Any:
-    """The loss of a micro-step; of one that has several parts, with the gradient of all but one done.
+    """The loss of a micro-step. If it has several parts, all but one have run their backward already.
 
     Args:
         compute: The loss of a batch.
@@ -361,10 +362,10 @@ def loss_of_parts(compute: Callable[[dict[str, Any]], torch.Tensor], model: Any,
 
 @contextmanager
 def _accumulating(accelerator: Any, model: Any) -> Iterator[None]:
-    """A backward inside only adds to the gradients; whatever makes ranks meet or weights move waits.
+    """Inside, a backward only adds to the gradients; synchronisation and optimizer steps wait.
 
-    Where the whole micro-step only accumulates, the trainer's own `no_sync` is around it. A second one inside would end
-    it under FSDP2, whose `no_sync` sets a switch back and not to what it was: each micro-step would exchange gradients.
+    If the whole micro-step only accumulates, the trainer's own `no_sync` is active. Under FSDP2 a nested one would end
+    it, because its `no_sync` resets a switch rather than restoring it, and each micro-step would exchange gradients.
     With `sync_each_batch`, which keeps FSDP's gradients sharded at all times, every part exchanges.
     """
     state = accelerator.gradient_state
@@ -387,7 +388,7 @@ def _check_balance(freedom: Freedom, loss_type: str | None, keeps_records: bool)
     if reasons:
         raise ConfigurationError(
             f"balance_ranks moves rows to other ranks, which cannot be done in this run: {'; '.join(reasons)}. "
-            "Take it out, or what stands in its way."
+            "Remove it, or what conflicts with it."
         )
 
 
@@ -395,19 +396,19 @@ _LOGPS_ARGUMENTS = ("input_ids", "attention_mask", "logits_to_keep", "batch_size
 
 
 @functools.cache
-def _say_once(reason: str) -> None:
+def _warn_once(reason: str) -> None:
     logger.warning("compact_updates: %s.", reason)
 
 
-def _with_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """Mark the micro-steps that have placeholders only, on all ranks: nothing of them is to be logged."""
+def _mark_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """Mark micro-steps with only placeholders on all ranks; they log nothing."""
     for step, of_ranks in zip(steps, zip(*(plan.steps for plan in plans), strict=True), strict=True):
         step[BatchKeys.idle] = all(row < 0 for parts in of_ranks for part in parts for row in part)
     return steps
 
 
-def _has_to_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> npt.NDArray[np.bool_]:
-    """Rows where nothing counts contribute nothing whatever the loss; rows without a signal where that is so."""
+def _must_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> npt.NDArray[np.bool_]:
+    """Rows that must run: never those without live tokens; those without signal only under some losses."""
     least = 2 if freedom.drop else 1 if freedom.any_count else 0
     runs_B: npt.NDArray[np.bool_] = kind_B >= least
     return runs_B

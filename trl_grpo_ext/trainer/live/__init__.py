@@ -1,7 +1,7 @@
-"""Watching a training while it runs: lines on the console, bars for slow rewards, and a log that can be read at once.
+"""Watching a training while it runs: lines on the console, bars for slow rewards, and a log that is always up to date.
 
-`ConsoleSummary`, `LiveLog` and `use_console_summary` go with any trainer of transformers that trains as TRL's does.
-`GRPOExtTrainer` brings the log along, and the summary where `summary_steps` is set.
+`ConsoleSummary`, `LiveLog` and `use_console_summary` work with TRL's trainers and similar subclasses of transformers'
+`Trainer`. `GRPOExtTrainer` always writes the log, and prints the summary if `summary_steps` is set.
 """
 
 from __future__ import annotations

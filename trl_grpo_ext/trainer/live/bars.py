@@ -1,8 +1,7 @@
-"""A bar on stderr for generation and rewards that take long: only in a terminal, and only after two seconds.
+"""A bar on stderr for slow generation and rewards: only in a terminal, and only after two seconds.
 
-It stands below the trainer's own bar and goes when the work is done. A thread of its own draws it: a terminal that has
-gone, or takes no more output, costs the bar and never the training. Of several at once, as async rewards would have
-them, one is shown.
+It stands below the trainer's own bar and disappears when the work is done. A thread of its own draws it, so a closed or
+blocked terminal stops the bar and never the training. If several run at once, as with async rewards, one is shown.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rich.text import Text
 
 from ...guard.calls import is_async
 from ...guard.printable import printable_name
-from ...guard.progress import listening
+from ...guard.progress import listen
 
 AFTER_SECONDS = 2.0
 _EVERY_SECONDS = 0.5
@@ -30,7 +29,7 @@ _SCREEN = threading.Lock()
 
 
 class LiveConsole(Console):
-    """A console whose reader may go: rich would end the process then, with the training in it."""
+    """A console that survives a closed terminal, on which rich would end the process and the training."""
 
     def on_broken_pipe(self) -> None:
         """Leave the error to the caller."""
@@ -38,7 +37,7 @@ class LiveConsole(Console):
 
 
 def bars_wanted(args: Any, is_main_process: bool) -> bool:
-    """Whether somebody would see them: a terminal, on the main process, and bars are not switched off."""
+    """Whether to show bars: in a terminal, on the main process, unless they are switched off."""
     return (
         is_main_process
         and not getattr(args, "disable_tqdm", False)
@@ -50,16 +49,16 @@ def bars_wanted(args: Any, is_main_process: bool) -> bool:
 
 @contextmanager
 def generation_bar(completions: int, limit: int, reward: float | None, output_layer: Any) -> Iterator[None]:
-    """A bar for generation: how many tokens the longest completion has by now, of those that it may have.
+    """A bar for generation: the longest completion's tokens so far, out of the limit.
 
-    A model that generates in this process computes its output layer once for each token, so the calls of that layer are
-    counted. Sampling by vLLM or with continuous batching goes on elsewhere; there the bar has the time alone.
+    A model that generates in this process runs its output layer once per token, so the bar counts those calls. With
+    vLLM or continuous batching generation runs elsewhere, and the bar shows only the time.
 
     Args:
-        completions: How many are generated in this process.
-        limit: Tokens that a completion may have.
-        reward: Mean reward of the batch before, which is shown.
-        output_layer: The module that makes logits; None where tokens cannot be counted.
+        completions: Completions generated in this process.
+        limit: Most tokens of a completion.
+        reward: Mean reward of the previous batch, to show.
+        output_layer: The module that makes logits; None if tokens cannot be counted.
     """
     label = "generating" if reward is None else f"generating (reward {reward:.3f} before)"
     if output_layer is None:
@@ -88,7 +87,7 @@ def with_bar(function: Any, name: str, count: int, before: float | None = None) 
         function: As TRL has it.
         name: Shown in front of the bar.
         count: Completions in the batch.
-        before: The mean of the reward in the batch before, which is shown.
+        before: Mean reward of the previous batch, to show.
     """
     if not callable(function) or hasattr(function, "forward"):  # a `torch.nn.Module`, which TRL calls itself
         return function
@@ -96,13 +95,13 @@ def with_bar(function: Any, name: str, count: int, before: float | None = None) 
     if is_async(function):
 
         async def shown_async(*arguments: Any, **columns: Any) -> Any:
-            with _late_bar(label, count, "completions") as heard, listening(heard):
+            with _late_bar(label, count, "completions") as heard, listen(heard):
                 return await function(*arguments, **columns)
 
         return shown_async
 
     def shown(*arguments: Any, **columns: Any) -> Any:
-        with _late_bar(label, count, "completions") as heard, listening(heard):
+        with _late_bar(label, count, "completions") as heard, listen(heard):
             return function(*arguments, **columns)
 
     return shown
@@ -113,16 +112,16 @@ def _late_bar(label: str, count: int, unit: str) -> Iterator[Callable[[int, int]
     """Show a bar once the block has taken `AFTER_SECONDS`, and take it away after the block.
 
     Yields:
-        Call it with what is done and with how much there is in all, whenever something is.
+        A function to call with the work done and the total, whenever there is progress.
     """
     bar = _Bar(label, count, unit)
     thread = threading.Thread(target=bar.draw, name=f"bar: {label}", daemon=True)
     thread.start()
     try:
-        yield bar.heard
+        yield bar.update
     finally:
         bar.ended.set()
-        thread.join(_EVERY_SECONDS * 4)  # a terminal that takes no more output is no reason to wait
+        thread.join(_EVERY_SECONDS * 4)  # don't wait for a blocked terminal
 
 
 class _Bar:
@@ -130,9 +129,9 @@ class _Bar:
         self.ended = threading.Event()
         self._label, self._count, self._unit = label, count, unit
         self._began, self._done = time.monotonic(), 0
-        self._total: int | None = None  # a bar at 0, where nothing is heard, would say that it hangs
+        self._total: int | None = None  # without news a bar at 0 would suggest a hang
 
-    def heard(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int) -> None:
         self._done = round(min(max(done / total, 0.0), 1.0) * self._count) if total > 0 else 0
         self._total = self._count if total > 0 else None
 
@@ -169,7 +168,7 @@ class _Bar:
 
 
 class _Share(ProgressColumn):
-    """A bar as wide as there is room for; nothing where the share is not known."""
+    """A bar as wide as there is room for; nothing if the share is unknown."""
 
     def __init__(self) -> None:
         super().__init__(Column(ratio=1))

@@ -1,7 +1,7 @@
-"""A line on the console every n steps: a table that grows in a terminal, plain text in a file or a pipe.
+"""A console summary every n steps: a growing table in a terminal, plain lines in a file or a pipe.
 
-In a terminal what does not fit into the row stands below it, so nothing is lost in a narrow one. Anywhere else a
-summary is one line under a header, without control sequences; where COLUMNS gives a width, it is laid out for that.
+In a terminal, what does not fit into the row stands below it. Anywhere else a summary is one line under a header,
+without control sequences; if COLUMNS is set, it is laid out for that width.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MARKS, _ASCII_MARKS = ("↑", "↓", "="), ("+", "-", "=")
 _STYLES = ("green", "red", "")
 
 ORDINARY = frozenset({"right", "wrong", "scored"})
-"""Outcomes of a completion that need no attention."""
+"""Outcomes that need no attention."""
 
 
 class ConsoleSummary(TrainerCallback):
@@ -42,12 +42,12 @@ class ConsoleSummary(TrainerCallback):
 
     A summary is the mean of the log entries since the one before: step, time left, reward and each reward function with
     an arrow for its change, length, entropy, KL, clipping, share of groups without signal, tokens per second, and the
-    outcomes that are neither right nor wrong. What the log does not have is not shown. An evaluation is a row of its
-    own, with its pass@k, compared with the evaluation before.
+    outcomes that are neither right nor wrong. Metrics missing from the log are left out. An evaluation has a row of its
+    own, with its pass@k, compared with the previous evaluation.
 
     Args:
-        every: Optimizer steps between summaries; the log has to have an entry by then (`logging_steps`), and
-            completions have to have been generated since the one before. The last step is shown wherever it falls.
+        every: Optimizer steps between summaries. A summary waits for a log entry (`logging_steps`) and for completions
+            generated since the last one. The last step is always shown.
 
     Raises:
         ConfigurationError: `every` is no number from 1 up.
@@ -74,17 +74,17 @@ class ConsoleSummary(TrainerCallback):
         self._begin(state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What came before the first step, an evaluation perhaps, is not the training's time."""
+        """Restart the clock: time before the first step, such as an evaluation, does not count."""
         if state.global_step == self._first_step:
             self._counted = self._started = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Show what has come together, where it is time."""
+        """Print a summary if one is due."""
         if not state.is_world_process_zero or not logs:
             return
         if "eval_reward" in logs:
             found = {key.removeprefix("eval_"): value for key, value in logs.items() if key.startswith("eval_")}
-            self._show("evaluation", averaged([found]), state, cells=[])
+            self._show("evaluation", average([found]), state, cells=[])
         elif "reward" in logs or "loss" in logs:
             self._waiting.append(dict(logs))
             generated = any("reward" in log for log in self._waiting)
@@ -93,7 +93,7 @@ class ConsoleSummary(TrainerCallback):
                 self._training_summary(state)
 
     def _training_summary(self, state: Any) -> None:
-        metrics, now = averaged(self._waiting), time.monotonic()
+        metrics, now = average(self._waiting), time.monotonic()
         self._waiting, self._last_step = [], int(state.global_step)
         done, ahead = state.global_step - self._first_step, state.max_steps - state.global_step
         left = (now - self._started) / done * ahead if done > 0 and ahead >= 0 else math.nan
@@ -112,26 +112,26 @@ class ConsoleSummary(TrainerCallback):
         if stream is None:
             return
         arrows = "".join(_MARKS)
-        marks = _MARKS if _written(stream, arrows) == arrows else _ASCII_MARKS
+        marks = _MARKS if _encodable(stream, arrows) == arrows else _ASCII_MARKS
         before = self._before.setdefault(kind, {})
-        # Nothing is learnt from an evaluation, and groups of one completion never differ.
+        # Evaluations do not train, and groups of one completion never differ.
         values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != NO_SIGNAL]
         shown: dict[str, Text] = {}
         for cell in [*values[:1], *cells[:1], *values[1:], *cells[1:]]:
-            text = Text(_written(stream, cell.text))
-            if cell.followed:  # the mark has a place of its own, so that the numbers stay under one another
+            text = Text(_encodable(stream, cell.text))
+            if cell.followed:  # the mark has a column of its own, so that the numbers stay aligned
                 mark = arrow(cell, before, marks)
                 text.append(mark or " ", _STYLES[marks.index(mark)] if mark else "")
-            shown[_written(stream, cell.name)] = text
+            shown[_encodable(stream, cell.name)] = text
         before.update({cell.name: cell.value for cell in values})
-        notes = [_written(stream, note) for note in notable_outcomes(metrics)]
+        notes = [_encodable(stream, note) for note in notable_outcomes(metrics)]
         laid_out = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
         looks: Any = {"highlight": False, "markup": False, "emoji": False, "width": None if laid_out else _UNLIMITED}
         console = LiveConsole(file=stream, **looks)
         try:
-            # The progress bar of the trainer steps aside while we write.
+            # The trainer's progress bar steps aside while we print.
             with tqdm.external_write_mode(file=stream):
-                if kind == "evaluation":  # it has few of the columns, so it names them
+                if kind == "evaluation":  # it has few columns, so it names them
                     named = (f"{name} {text.plain.strip()}" for name, text in shown.items())
                     _print_below([f"eval {state.global_step}", *named], "", notes, console, indent=0)
                 else:
@@ -139,11 +139,11 @@ class ConsoleSummary(TrainerCallback):
                     self._widths["step"] = max(self._widths.get("step", 0), 2 * len(str(state.max_steps)) + 1)
                     self._print_row({"step": Text(step), **shown}, notes, console)
                 stream.flush()
-        except (OSError, ValueError):  # nobody reads any more
+        except (OSError, ValueError):  # the reader is gone
             return
 
     def _print_row(self, shown: Mapping[str, Text], notes: Sequence[str], console: Console) -> None:
-        """A row as wide as the console, under a header where the columns are others than before."""
+        """Print a row as wide as the console, under a header if the columns changed."""
         room, row = console.width, dict[str, Text]()
         for name, text in shown.items():
             width = max(cell_len(name), text.cell_len, self._widths.get(name, 0))
@@ -165,7 +165,7 @@ class ConsoleSummary(TrainerCallback):
 
 
 class Bars(ProgressCallback):
-    """The trainer's bars, named, and without its lines."""
+    """The trainer's bars with names, and without its lines."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Name the bar of the training."""
@@ -186,14 +186,14 @@ class Bars(ProgressCallback):
 
 
 def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
-    """Put a `ConsoleSummary` in place of the trainer's own lines; bars only where somebody watches them.
+    """Put a `ConsoleSummary` in place of the trainer's own lines; with bars only in a terminal.
 
     Args:
         trainer: Any trainer of transformers.
         every: Optimizer steps between summaries.
 
     Returns:
-        The callback, which the trainer has by now.
+        The callback, already added to the trainer.
 
     Raises:
         ConfigurationError: `every` is no number from 1 up.
@@ -208,7 +208,7 @@ def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
 
 
 def _print_below(texts: Sequence[str], style: str, notes: Sequence[str], console: Console, indent: int) -> None:
-    """Texts beside one another as far as there is room, and each note on lines of its own."""
+    """Print texts side by side as far as there is room, and each note on a line of its own."""
     if texts and console.width == _UNLIMITED:
         console.print(Text((" " * _GAP).join([*texts, *filter(None, ["; ".join(notes)])])))
         return
@@ -218,8 +218,8 @@ def _print_below(texts: Sequence[str], style: str, notes: Sequence[str], console
             console.print(Padding(folded, (0, 0, 0, indent)))
 
 
-def _written(stream: Any, text: str) -> str:
-    """What the stream's encoding has no form for is written as an escape."""
+def _encodable(stream: Any, text: str) -> str:
+    """Escape what the stream's encoding cannot represent."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -232,9 +232,9 @@ class Cell(NamedTuple):
 
     Attributes:
         name: Heading, safe to print.
-        value: NaN where the log has the metric without a value.
-        text: The value as it is shown.
-        followed: Whether its change since the last summary is shown.
+        value: NaN if the log has the metric without a value.
+        text: The value as printed.
+        followed: Whether to show its change since the last summary.
     """
 
     name: str
@@ -243,7 +243,7 @@ class Cell(NamedTuple):
     followed: bool = False
 
 
-def averaged(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def average(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of every metric over several log entries, without NaN; counters keep their last value."""
     values: dict[str, list[float]] = {}
     for log in logs:
@@ -258,7 +258,7 @@ def averaged(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def metric_cells(metrics: Mapping[str, float]) -> list[Cell]:
-    """Reward, each function's, pass@k, length, entropy, KL, clipping, share of groups without signal: what is there."""
+    """Reward, each function's, pass@k, length, entropy, KL, clipping, groups without signal: what is logged."""
     cells = [_reward("reward", metrics["reward"])] if "reward" in metrics else []
     means = {name: value for name, value in metrics.items() if name.startswith("rewards/") and name.endswith("/mean")}
     if len(means) > 1:
@@ -273,7 +273,7 @@ def metric_cells(metrics: Mapping[str, float]) -> list[Cell]:
 
 
 def notable_outcomes(metrics: Mapping[str, float]) -> list[str]:
-    """By reward, the shares of completions that were neither judged right or wrong nor simply scored."""
+    """By reward, the shares of completions that were not judged right or wrong, nor simply scored."""
     by_reward: dict[str, list[str]] = {}
     for key, share in metrics.items():
         kind, _, rest = key.partition("/")
@@ -285,7 +285,7 @@ def notable_outcomes(metrics: Mapping[str, float]) -> list[str]:
 
 
 def arrow(cell: Cell, before: Mapping[str, float], marks: Sequence[str]) -> str:
-    """Up, down, unchanged as far as can be seen, or nothing where there is nothing to compare."""
+    """A mark for up, down or no visible change; empty if there is nothing to compare."""
     last = before.get(cell.name, math.nan)
     if not cell.followed or math.isnan(cell.value) or math.isnan(last):
         return ""
@@ -294,7 +294,7 @@ def arrow(cell: Cell, before: Mapping[str, float], marks: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3:07`, `1:02:09`; `-` where nobody knows."""
+    """`42 s`, `3:07`, `1:02:09`; `-` if unknown."""
     if not math.isfinite(seconds) or seconds < 0:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
