@@ -217,7 +217,7 @@ def report(folder: Path, docs: Path) -> None:
     _, _, after = rest.partition(END)
     parts = [ABOUT.strip(), *(f"**{task.capitalize()}**\n\n{table(lines, task)}" for task in tasks)]
     parts.append("![Accuracy of each training, means and 95 % intervals](images/resampling.png)")
-    page.write_text("\n\n".join([f"{before}{BEGIN}", *parts, f"{END}{after}"]), encoding="utf-8")
+    page.write_text("\n\n".join([f"{before}{BEGIN}", *parts, f"{END}{after or chr(10)}"]), encoding="utf-8")
     plot(docs / "images" / "resampling.png", lines, tasks)
 
 
