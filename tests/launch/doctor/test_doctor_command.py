@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ def test_a_shipped_run_is_fine_on_the_machine_that_it_names(monkeypatch: pytest.
 
 def test_the_page_s_example_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8").partition("## An example")[2]
-    command, shown = re.findall(r"^```(?:sh)?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    command, shown = re.findall(r"^```(?:sh\ntrl-grpo-ext )?\n?(.*?)```", page, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     app = typer.Typer()
