@@ -1,4 +1,4 @@
-"""Experiments from the texts that this project is based on: each a command, a table and a figure.
+"""Experiments from the texts that this project draws on: each a command, a table and a figure.
 
     python -m bench.experiments naive                    # runs what is missing, then draws
     python -m bench.experiments all --jobs 2
@@ -549,7 +549,7 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def over_seeds(lines: Iterable[Line], name: str, key: str, digits: int = 3) -> str:
-    """One number of all runs of a name; empty where there is none."""
+    """One number of all runs of a name; empty if there is none."""
     values = [line[key] for line in lines if line["name"] == name and line[key] is not None]
     return spread(values, digits) if values else ""
 

@@ -180,7 +180,7 @@ def model_of(task: str, folder: Path) -> Path:
 def measure(task: str, split: str, model: Any, tokenizer: Any, longest: int | None = None) -> dict[str, float | None]:
     """Accuracy, mean reward and mean length of one sample at temperature 1 for each problem of a held-out split.
 
-    Lengths are in tokens, with the end; those of right and of wrong completions are None where there are none.
+    Lengths are in tokens, with the end; those of right and of wrong completions are None if there are none.
     """
     settings = TASKS[task]
     # Prompts of one length together need no padding, and the order does not matter.
@@ -216,7 +216,7 @@ def measure(task: str, split: str, model: Any, tokenizer: Any, longest: int | No
 
 
 def mean_or_none(values: Sequence[float]) -> float | None:
-    """None where there is no value: JSON has no NaN."""
+    """None if there is no value: JSON has no NaN."""
     return statistics.fmean(values) if values else None
 
 

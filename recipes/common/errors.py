@@ -65,5 +65,5 @@ def loading_errors(model: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The message on one line; the type where there is none."""
+    """The message on one line; the type if it is empty."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -104,7 +104,7 @@ _REPLY = re.compile(
 
 
 def judge(reply: str) -> bool | None:
-    """Whether a reply is rude; None where it is not a whole reply of the grammar, so that nothing is known about it."""
+    """Whether a reply is rude; None if it is not a whole reply of the grammar, so that nothing is known about it."""
     match = _REPLY.fullmatch(reply)
     return None if match is None else any(match.group("greeting", "goodbye"))
 

@@ -33,7 +33,7 @@ def tutorial_accuracy(completions: Sequence[Any], **columns: Any) -> list[float 
             numbers.
 
     Returns:
-        `B` scores; None where the reference holds no number. No completion raises, and the time is linear in its
+        `B` scores; None if the reference holds no number. No completion raises, and the time is linear in its
         length: more than 600 digits equal nothing.
 
     Raises:

@@ -187,11 +187,14 @@ def test_what_a_mask_took_away_is_held_by_sign_after_the_forward_stage() -> None
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "no role": (SimpleNamespace(on_rollout=len), r'on_rollout and no role.*Write role = "estimator" .* or role = "tra'),
-    "no method": (SimpleNamespace(weights=len), "no method of a hook and no role"),
+    "no method": (SimpleNamespace(weights=len), "no hook method and no role"),
     "two that may be meant": (SimpleNamespace(on_rewards=len, on_forward=len), "on_rewards and on_forward and no role"),
     "another role": (SimpleNamespace(role="mask", on_rollout=len), "role = 'mask'; it must be one of 'shaper', 'estim"),
     "no string": (SimpleNamespace(role=["shaper"], on_rewards=len), r"role = \['shaper'\]; it must be one of"),
-    "not its method": (SimpleNamespace(role="shaper", on_rollout=len), "role = 'shaper' and no on_rewards"),
+    "not its method": (
+        SimpleNamespace(role="shaper", on_rollout=len),
+        "role = 'shaper' but not that role.s method",
+    ),
     "a forward hook's rollout": (
         SimpleNamespace(role="forward", on_forward=len, on_rollout=len),
         "role = 'forward' and on_rollout as well, which would never run.* make the role 'estimator' or 'transform'",

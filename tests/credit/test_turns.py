@@ -341,9 +341,9 @@ def turns_of(completion: Any, wrote: list[bool], text: str) -> list[Turn]:
 
 
 def test_other_turns_than_messages_are_refused() -> None:
-    with pytest.raises(AlignmentError, match=r"has 2 assistant messages, and its tokens have 1 turns .*env_mask"):
+    with pytest.raises(AlignmentError, match=r"has 2 assistant messages, but its tokens have 1 turns .*env_mask"):
         turns_of(MESSAGES, [True] * 7, "onextwo")
-    with pytest.raises(AlignmentError, match="2 assistant messages, and its tokens have 3 turns"):
+    with pytest.raises(AlignmentError, match="2 assistant messages, but its tokens have 3 turns"):
         turns_of(MESSAGES, [True, False, True, False, True, True, True], "onextwo")
     # A rollout function's one message of everything says nothing about turns; the mask does.
     one = [{"role": "assistant", "content": "onextwo"}]

@@ -130,7 +130,8 @@ class OptimalTokenBaseline:
         lowest_N, _ = group_extremes(rewards_N, groups_N)
         above_N_1 = (rewards_N - lowest_N).nan_to_num(nan=0.0).unsqueeze(1)
         weighted_N_S = column_sums(weights_N_S * above_N_1, groups_N)
-        baselines_N_S = weighted_N_S / column_sums(weights_N_S, groups_N).clamp(min=1e-30)
+        sums_N_S = column_sums(weights_N_S, groups_N)
+        baselines_N_S = weighted_N_S / torch.where(sums_N_S > 0, sums_N_S, 1.0)  # 0 only where no completion is as long
         apart_N_S = torch.where((there_N_S > 0) & (counts_N_S > 1), above_N_1 - baselines_N_S, 0.0)
         apart_B_S = apart_N_S[rollout.local_rows, : order_B_T.size(1)]
         return torch.zeros_like(apart_B_S).scatter(1, order_B_T, apart_B_S).to(advantages_B_T.dtype)

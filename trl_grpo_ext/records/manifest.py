@@ -61,7 +61,7 @@ class PluginRecord:
         kind: One of `KINDS`.
         name: The entry point's name, or, for an object given in Python, the name that TRL or messages use.
         distribution: Its distribution; None for the user's own module.
-        version: That distribution's version; None where it has none.
+        version: That distribution's version; None if it has none.
         target: `module:attribute` that was loaded; for an object given in Python its function or class.
         parameters: The selected parameters, as JSON; for an object given in Python its constructor's arguments, if it
             keeps them under the same names; None if they are unknown.

@@ -135,7 +135,7 @@ def _row(values_B_T: torch.Tensor, row: int, size: int) -> list[float]:
 
 
 def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int) -> Path | None:
-    """Write the records of all ranks to one file, ordered by group and member; None where there are none."""
+    """Write the records of all ranks to one file, ordered by group and member; None if there are none."""
     import pyarrow
     import pyarrow.parquet
 

@@ -120,7 +120,7 @@ def test_trls_own_tables_give_the_advantages_in_them(
     compared = replay(tmp_path, [settings], say=said.append)
     assert compared.num_generations == 4
     assert any("Groups have 4 completions, inferred" in sentence for sentence in said)
-    assert any("taken: length_reward, coarse_reward." in sentence for sentence in said)
+    assert any("used: length_reward, coarse_reward." in sentence for sentence in said)
     for file, played in zip(
         sorted((tmp_path / "completions").glob("*.parquet")), compared.played["selection 1"], strict=True
     ):

@@ -545,7 +545,7 @@ class _Finder:
         self._found: dict[str, int | None] = {}
 
     def row(self, prompt: Any) -> int | None:
-        """The row; None where there is none."""
+        """The row; None if there is none."""
         key = join_key(prompt)
         if key not in self._found:
             self._found[key] = self._search(prompt, key)

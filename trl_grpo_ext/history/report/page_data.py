@@ -220,16 +220,16 @@ class Row:
         prompt: As text; messages one after the other, each with its role.
         completion: As text.
         truncated: Whether it ended at the limit; None if the file does not say.
-        rewards: Each function's reward; None where it gave none.
-        reward: Their weighted sum; None where the file does not say.
+        rewards: Each function's reward; None if it gave none.
+        reward: Their weighted sum; None if the file does not say.
         credit: What the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of
             the last advantages over live tokens where it has not been trained on; TRL's advantage in its tables.
         outcomes: Each reward's outcome, where it logged one.
         extras: Other columns of TRL's table, as text.
         tokens: Their names in the vocabulary; None in TRL's tables.
-        spans: `(start, end)` of each token in the completion, in UTF-16 units as browsers count; None where unknown.
+        spans: `(start, end)` of each token in the completion, in UTF-16 units as browsers count; None if unknown.
         live: Whether each token counts in the loss.
-        turns: The turn that wrote each token, -1 where none did; None where the file does not say.
+        turns: The turn that wrote each token, -1 where none did; None if the file does not say.
         failed_turns: Those that have a tool call that failed.
         stages: What acted on the advantages, with `T` values each.
         values: `advantage`, `weight`, `logp`, `entropy`, `T` values each, those that are there.

@@ -74,7 +74,7 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str], at_most: int | 
         at_most: Steps above this one are not looked at.
 
     Returns:
-        The path of `checkpoint-N`, for `resume_from_checkpoint`; None where there is no whole one.
+        The path of `checkpoint-N`, for `resume_from_checkpoint`; None if there is no whole one.
 
     Raises:
         CheckpointError: The folder cannot be listed.

@@ -24,7 +24,7 @@ class LaunchPlan:
         engine: The engine, if launcher and script agree.
         processes: On all machines together.
         machines: Computers in the job.
-        machine_rank: The number that the launcher's command line gives this machine; None where it gives none.
+        machine_rank: The number that the launcher's command line gives this machine; None if it gives none.
         distributed_type: As the file has it.
         mixed_precision: Of the launcher; the run's own bf16 or fp16 overrides it.
         use_cpu: The launcher's `use_cpu`, which is not the script's.
