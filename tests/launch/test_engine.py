@@ -133,7 +133,7 @@ def test_a_run_that_is_what_was_asked_for_has_no_differences() -> None:
         (Asked(bits=0), replace(RUNS, bits=4, quantised_layers=7), "the model has 7 layers of 4 bits"),
         (Asked(bits=8), replace(RUNS, bits=4, quantised_layers=7), "8-bit weights were asked for"),
         (Asked(dtype="bfloat16"), RUNS, "Weights in bfloat16 were asked for (dtype); those of the model are float32"),
-        (Asked(), replace(RUNS, engine="one_process", device="cuda:0, cuda:1"), "several devices, cuda:0, cuda:1, of"),
+        (Asked(), replace(RUNS, engine="one_process", device="cuda:0, cuda:1"), "several devices, cuda:0, cuda:1, and"),
         (Asked(), replace(SHARDED, parameters_here=1000), "but this one holds 1,000 of 1,000, a, b, c among them."),
         (Asked(), replace(SHARDED, parameters_here=640), "this one holds 640 of 1,000"),
         (Asked(), replace(SHARDED, engine="zero3", parameters_here=1000), "stage3_param_persistence_threshold"),

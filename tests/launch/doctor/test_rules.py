@@ -272,7 +272,7 @@ PAIRS: dict[str, Pair] = {
         lambda: case(launched("fsdp2_hybrid", 4), own={"engine": "fsdp2"}),
     ),
     "not_the_processes_of_the_settings": Pair(
-        "error", "made for 8", lambda: case(DDP, own={"processes": 8}), lambda: case(DDP, own={"processes": 2})
+        "error", "`processes: 8`", lambda: case(DDP, own={"processes": 8}), lambda: case(DDP, own={"processes": 2})
     ),
     "processes_do_not_divide_into_machines": Pair(
         "error", "no multiple", lambda: case(launched("ddp", 15, machines=2)), lambda: case(NODES)

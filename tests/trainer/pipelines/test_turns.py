@@ -31,7 +31,7 @@ from tests.trainer.pipelines.test_tools import (
     save_tool_model,
 )
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Rollout
-from trl_grpo_ext.credit.turns import runs_of
+from trl_grpo_ext.credit.turns import true_runs
 from trl_grpo_ext.trainer.compact.shared import Price, SharedPrompts
 from trl_grpo_ext.trainer.resampling import STATE_FILE
 from trl_grpo_ext.types import TurnScores
@@ -305,7 +305,7 @@ def test_groups_sampled_again_keep_their_turns(tool_model: Path, tmp_path: Path,
     tokenizer = trainer.processing_class
     for one in [one for batch in trained for one in batch]:
         said = [message for message in one["messages"] if message["role"] == "assistant"]
-        runs = runs_of([number >= 0 for number in one["numbers"]])
+        runs = true_runs([number >= 0 for number in one["numbers"]])
         assert [turn.tokens for turn in one["turns"]] == runs
         assert one["counts"] == [float(number >= 0 and not one["cut_off"]) for number in one["numbers"]]
         assert len(runs) == len(said) == 2
