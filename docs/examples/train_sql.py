@@ -2,8 +2,8 @@
 
     python docs/examples/train_sql.py --output_dir outputs/sql --max_steps 20
 
-The model knows word problems but no SQL. So it is first trained by next-token prediction on `people.jsonl`, with answers of
-which a third are right. After that it learns from the rewards alone.
+The model knows word problems but no SQL. So it is first trained by next-token prediction on `people.jsonl`, with
+answers of which a third are right. After that it learns from the rewards alone.
 """
 
 import json
