@@ -2,8 +2,8 @@
 
     python docs/examples/train_sql.py --output_dir outputs/sql --max_steps 20
 
-The model knows word problems and no SQL, so it is first shown `people.jsonl` with answers of which a third is right, by
-next-token prediction. From there on only the rewards speak.
+The model knows word problems but no SQL. So it is first trained by next-token prediction on `people.jsonl`, with
+answers of which a third are right. After that it learns from the rewards alone.
 """
 
 import json
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def warm_up(model: Any, tokenizer: Any, rows: list[dict[str, str]], rng: random.Random) -> None:
-    """Next-token prediction on answers that are seldom right."""
+    """Train by next-token prediction on answers of which a third are right."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(WARM_UP_STEPS):
         chosen = rng.choices(rows, k=WARM_UP_BATCH)
@@ -71,7 +71,7 @@ def warm_up(model: Any, tokenizer: Any, rows: list[dict[str, str]], rng: random.
 
 
 def attempt(answer: str, rng: random.Random) -> str:
-    """The answer, or one that goes wrong in some way."""
+    """The answer, or one of two corrupted versions of it."""
     return rng.choice(
         [
             answer,

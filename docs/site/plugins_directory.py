@@ -1,8 +1,8 @@
-"""The tables of `docs/plugins-directory.md`, from real runs of the kit: `python -m docs.site.plugins_directory`.
+"""Write the tables of `docs/plugins-directory.md` from real runs of the kit: `python -m docs.site.plugins_directory`.
 
-Each distribution that `docs/plugins-directory.yaml` names is installed into an environment of its own over the packages
-that are installed here, and all of its plugins are checked as `trl-grpo-ext check --distribution` does. With `--check`
-nothing is written, and what differs from the page is an error.
+Each distribution named in `docs/plugins-directory.yaml` is installed into an environment of its own, on top of the
+packages installed here, and all its plugins are checked as by `trl-grpo-ext check --distribution`. With `--check`
+nothing is written, and any difference from the page is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Credit for the very characters of an equation, for TRL's `GRPOTrainer` and trl-grpo-ext."""
+"""Credit for the characters of each equation, for TRL's `GRPOTrainer` and trl-grpo-ext."""
 
 from .equation_accuracy import equation_accuracy
 from .equation_credit import EquationCredit

@@ -1,4 +1,4 @@
-"""Which share of the equations that a completion writes down hold?"""
+"""How many of the equations in a completion hold?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def equation_accuracy(completions: Sequence[Any], **columns: Any) -> list[list[t
     """Score the share of a completion's distinct equations that hold; None where it has none.
 
     Each equation that holds is a span, worth its part of the score, for hooks such as `span_credit`. A completion
-    without equations is neither good nor bad by this: it takes another reward to ask for some.
+    without equations has no score: to ask for equations, use another reward.
 
     Args:
         completions: `B` completions, strings or lists of messages.

@@ -1,4 +1,4 @@
-"""A right equation's characters get credit, a wrong one's get the blame."""
+"""Credit the characters of correct equations, and debit those of wrong ones."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Span = tuple[int, int, float]
 class EquationCredit:
     """Add `right` to the advantages of the tokens of each equation that holds, `wrong` to those of each that doesn't.
 
-    A reward for the final answer blames a whole solution for one slip, and praises a slip that cancels out. Here the
-    arithmetic itself is checked (`equations.find_equations`: exactly, in fractions), and a token hears about the
-    equation that it is part of. It adds to what other hooks made of the reward, whatever that was: an equation is right
-    or wrong in a group without signal, too. In units of the advantage.
+    A reward for the final answer penalises a whole solution for one slip, and rewards a slip that cancels out. Here the
+    arithmetic itself is checked (`equations.find_equations`: exactly, in fractions), and each token gets the credit of
+    the equation that it is part of, added to the advantage that other hooks computed. So groups without signal get
+    credit too. In units of the advantage.
 
-    An equation that holds is paid once in a completion, at its first place, and at most `most` of them are; otherwise
-    "1+1=2" could be written for ever. One that doesn't hold costs every time.
+    An equation that holds counts once in a completion, where it first occurs, and at most `most` of them count;
+    otherwise a policy could write "1+1=2" for ever. One that doesn't hold costs every time.
 
-    To move credit only, and add none: `preserve_sum: true` beside the name.
+    To move credit between tokens and add none, write `preserve_sum: true` beside the name.
 
-    Source: none of its own. That steps of arithmetic can be checked without a model is what GSM8K's calculator
-    annotations are for (Cobbe et al., 2021, arXiv:2110.14168).
+    Source: no paper describes this hook. That steps of arithmetic can be checked without a model is the idea of GSM8K's
+    calculator annotations (Cobbe et al., 2021, arXiv:2110.14168).
 
     Args:
         right: For the tokens of an equation that holds.
         wrong: For the tokens of one that doesn't.
-        pay: "equation" pays the whole of it, "result" what stands right of the `=`.
-        most: How many equations that hold are paid in one completion.
+        pay: "equation" credits all its tokens, "result" those to the right of the `=`.
+        most: How many equations that hold count in one completion.
 
     Raises:
         ConfigurationError: A parameter is of the wrong kind.

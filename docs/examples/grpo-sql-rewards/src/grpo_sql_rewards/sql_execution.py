@@ -40,14 +40,14 @@ class SQLExecution(SQLReward):
     Both run in an SQLite database in memory, made by the row's script in `context` (CREATE TABLE and INSERT). Rows are
     compared as a multiset, and in order where the reference has an ORDER BY; columns in order, their names not. 1 and
     1.0 are equal, other fractions are compared to nine digits. A query that reads no table where the reference reads
-    one is wrong, whatever it gives: that is the answer written down, not asked for.
+    one is wrong, whatever it returns: it states the answer instead of querying for it.
 
     A query that a model wrote may not change anything, attach files or load extensions (SQLite's authorizer), takes at
     most `max_steps` steps of SQLite's machine (the same on a busy computer as on an idle one), and runs in a process
     with bounded memory that is killed after `timeout` seconds.
 
-    Where the reference fails, runs out of steps or gives no rows, nothing can be said and the score is None: on an
-    empty table any query is right.
+    If the reference fails, runs out of steps or returns no rows, the score is None: on an empty table any query would
+    be right.
 
     Source: execution accuracy, as in Spider's test suites (Zhong et al., 2020, arXiv:2010.02840). Departures: one
     database for each row, not a suite of them, so a wrong query may be right by chance; columns may not be permuted;

@@ -1,4 +1,4 @@
-"""Is the completion's query the reference's, up to how it is written?"""
+"""Is the completion's query the reference's, apart from how it is written?"""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class SQLMatch(SQLReward):
 
     So names of aliases, the order of conditions, constants that can be folded, subqueries that can be merged and the
     names of the output columns do not count; the order of output columns, joins and the rest does. No database is
-    needed. Two queries that mean the same may be too different for the optimiser and score 0.0: where there are rows
+    needed. Two queries that mean the same may be too different for the optimiser and score 0.0. If there are rows
     to run them on, `sql_execution` is the better judge.
 
     With the tables' definitions in the column `context` (CREATE TABLE; anything else in it is passed over), columns are
     resolved, and a query that asks for one that is not there is wrong. Without it they are compared by name.
 
-    Source: none of its own; it stands where exact set match stands in Spider (Yu et al., 2018, arXiv:1809.08887), but
-    compares optimised syntax trees instead of sets of clauses.
+    Source: no paper describes this reward. It corresponds to Spider's exact set match (Yu et al., 2018,
+    arXiv:1809.08887), but compares optimised syntax trees instead of sets of clauses.
 
     Args:
         dialect: The one in which both queries are written, as sqlglot calls it.
