@@ -44,6 +44,6 @@ def test_the_python_block_writes_pictures_with_stable_names(
     for path in files:
         picture = matplotlib.image.imread(path)
         assert picture.shape[0] > 200
-        assert picture.shape[1] == 960
+        assert picture.shape[1] == 750
         assert len(np.unique((picture[..., :3] * 255).astype(int) @ [65536, 256, 1])) > 10  # not blank
         assert picture[0, 0].tolist()[:3] == [1.0, 1.0, 1.0]  # on white

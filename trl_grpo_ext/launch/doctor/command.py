@@ -78,25 +78,25 @@ def doctor_command(
     for name in ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from .examine import Request, examine
-    from .render import render
-
-    request = Request(
-        config_file,
-        tuple(config or ()),
-        tuple(context.args),
-        script=script,
-        gpu_memory=gpu_memory,
-        num_processes=num_processes,
-        machine_rank=machine_rank,
-        main_process_ip=main_process_ip,
-        rdzv_backend=rdzv_backend,
-        prompt_length=prompt_length,
-    )
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)
+    root.setLevel(logging.ERROR)  # libraries warn when they are imported, too
     try:
+        from .examine import Request, examine
+        from .render import render
+
+        request = Request(
+            config_file,
+            tuple(config or ()),
+            tuple(context.args),
+            script=script,
+            gpu_memory=gpu_memory,
+            num_processes=num_processes,
+            machine_rank=machine_rank,
+            main_process_ip=main_process_ip,
+            rdzv_backend=rdzv_backend,
+            prompt_length=prompt_length,
+        )
         with Console(stderr=True).status("Looking around"):
             examination = examine(request)
     finally:
