@@ -228,7 +228,7 @@ FAILURES = {
         "--model_name_or_path", "{folder}/output", "--embedded", says=("output'", "choose another folder")
     ),
     "nothing to resume": failing(
-        "--resume_from_checkpoint", "true", says=("no complete checkpoint", "output'", "leave")
+        "--resume_from_checkpoint", "true", says=("no complete checkpoint", "output'", "remove --resume")
     ),
     "not a checkpoint": failing("--resume_from_checkpoint", "nope", says=("'nope'", "not a checkpoint")),
     "checkpoint of the other kind": failing(
