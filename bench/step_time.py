@@ -124,7 +124,7 @@ def fingerprint_seconds(rows: int = 64, tokens: int = 1024, calls: int = 200) ->
     def reward(completions: list[Any], **more: Any) -> list[float]:
         return [0.0] * len(completions)
 
-    watched = RewardWatch().around(reward, "reward")
+    watched = RewardWatch().wrap(reward, "reward")
     rollout = make_rollout([tokens] * rows, step=1, completions=said, prompts=asked, columns={"answer": ["18"] * rows})
     advantages_B_T = torch.zeros(rows, tokens)
 
