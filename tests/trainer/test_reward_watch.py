@@ -132,7 +132,7 @@ def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: 
 
         watch = reward_watch.RewardWatch(limit=0.5)
         with watch.time_limit():
-            watch.around(tower, "tower")(completions=["a"])
+            watch.wrap(tower, "tower")(completions=["a"])
         """
     )
     started = time.monotonic()
@@ -153,7 +153,7 @@ def test_a_rank_that_waits_for_the_others_is_not_ended() -> None:
         reward_watch._GRACE_SECONDS = 0.2
         watch = reward_watch.RewardWatch(limit=0.3)
         with watch.time_limit():
-            watch.around(lambda completions: [1.0], "quick")(completions=["a"])
+            watch.wrap(lambda completions: [1.0], "quick")(completions=["a"])
             time.sleep(2)  # in the gather: another rank is still generating
         print("went on")
         """
