@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,12 @@ RIGHT: list[tuple[Kind, Any]] = [
 @pytest.fixture(autouse=True)
 def _clean_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SET_BY_A_REWARD", "0")
+    limit, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     yield
     wrong_rewards.ENOUGH.set()
+    # Left as a wrong plugin set it, deep JSON in a later test would overrun this process's stack.
+    sys.setrecursionlimit(limit)
+    sys.set_int_max_str_digits(digits)
 
 
 @pytest.mark.parametrize(("kind", "rule", "plugin"), WRONG, ids=lambda value: getattr(value, "__name__", str(value)))
