@@ -27,6 +27,8 @@ _TOKEN = re.compile(
 _SPACED = frozenset("=+-·/≤≥≠←≈<>*\x02")
 _ENDS_A_FRACTION = (" = ", " + ", " - ", " · ", ", ", " := ", " ← ", " ≈ ")
 
+_PAIRS = {"(": ")", "{": "}", "[": "]"}
+
 
 def latex(formula: str) -> str:
     """The LaTeX of one formula; of several lines, one below the other."""
@@ -38,15 +40,25 @@ def latex(formula: str) -> str:
 
 
 def _line(text: str) -> str:
-    return re.sub(r" {2,}", " ", _tokens(_fractions(text))).strip()
+    return re.sub(r" {2,}", " ", _tokens(_fractions(text) if _in_pairs(text) else text)).strip()
+
+
+def _in_pairs(text: str) -> bool:
+    """Whether every bracket closes the one of its kind; a fraction's parts are found by them."""
+    opened: list[str] = []
+    for letter in text:
+        if letter in _PAIRS:
+            opened.append(_PAIRS[letter])
+        elif letter in _PAIRS.values() and (not opened or opened.pop() != letter):
+            return False
+    return not opened
 
 
 def _closing(text: str, start: int) -> int:
     """Where the bracket at `start` ends; the end of the text where it does not."""
-    pairs = {"(": ")", "{": "}", "[": "]"}
     depth = 0
     for place in range(start, len(text)):
-        depth += (text[place] == pairs[text[start]]) * -1 + (text[place] == text[start])
+        depth += (text[place] == _PAIRS[text[start]]) * -1 + (text[place] == text[start])
         if depth == 0:
             return place
     return len(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from latex2mathml.converter import convert
 
@@ -59,6 +59,8 @@ def test_every_formula_of_the_package_is_set_and_loses_no_letter(name: str, form
     assert sorted(letter for letter in text if letter.isascii() and letter.isalnum()) == letters
 
 
+@example("} / 0")
+@example("(} / 0")
 @given(st.text("aAπ_^·/ |(){}*√Σ\"'=+-,0", max_size=25))
 @settings(max_examples=300, deadline=None)
 def test_whatever_a_docstring_has_comes_to_an_end(text: str) -> None:
