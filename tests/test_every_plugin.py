@@ -24,7 +24,7 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.calls import check_scores
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
-from trl_grpo_ext.testing import Report, check
+from trl_grpo_ext.testing import check
 from trl_grpo_ext.testing.kit import project_options
 from trl_grpo_ext.types import StepTotals, implements
 
@@ -213,17 +213,13 @@ LEVELS = {
 """What `docs/plugins-directory.md` says, by label and name."""
 
 
-def kept(report: Report) -> Report:
-    assert report.ok, str(report)
-    return report
-
-
 @pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
 def test_it_keeps_every_rule_as_the_command_checks_it_and_has_its_level_in_the_directory(
     info: PluginInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)  # as the command does, whose options are in pyproject.toml there
-    report = kept(check(info.kind, f"trl-grpo-ext:{info.name}", **project_options(ROOT).get(info.name, {})))
+    report = check(info.kind, f"trl-grpo-ext:{info.name}", **project_options(ROOT).get(info.name, {}))
+    assert report.ok, str(report)
     assert not report.unshown, str(report)
     assert report.level == LEVELS[FACTS[info.kind].label, info.name], str(report)
     compares = "reward.outcomes" in {rule.name for rule in report.passed}
@@ -264,6 +260,11 @@ def test_hooks_of_the_whole_batch_do_not_say_so() -> None:
 
 
 def test_what_a_selection_adds_to_a_plugin_keeps_the_rules() -> None:
-    kept(check("advantage_hook", {"name": "entropy_shaping", "preserve_sign": True, "preserve_sum": True}))
-    kept(check("loss_aggregation", {"name": "token_mean", "skip_zero_variance": True}))
-    kept(check("reward", {"name": "think_format", "guard": {"timeout": 5}}))
+    selections: list[tuple[Kind, dict[str, Any]]] = [
+        ("advantage_hook", {"name": "entropy_shaping", "preserve_sign": True, "preserve_sum": True}),
+        ("loss_aggregation", {"name": "token_mean", "skip_zero_variance": True}),
+        ("reward", {"name": "think_format", "guard": {"timeout": 5}}),
+    ]
+    for kind, selection in selections:
+        report = check(kind, selection)
+        assert report.ok, str(report)
