@@ -16,8 +16,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.support import save_tiny_model
+
+# On a busy machine any example may be slow; in CI every run tries the same ones.
+settings.register_profile("trl_grpo_ext", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("trl_grpo_ext")
 
 torch.set_num_threads(1)  # the models are so small that a second thread only costs
 

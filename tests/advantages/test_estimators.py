@@ -26,7 +26,7 @@ from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.types import Rollout
 
 NAN = math.nan
-some = settings(max_examples=60, deadline=None)
+some = settings(max_examples=60)
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -300,7 +300,7 @@ def test_pass_at_k_by_hand() -> None:
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pass_at_k_equals_the_published_formula_in_groups_of_any_size(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 1024))
     k = data.draw(st.integers(1, n - 1))

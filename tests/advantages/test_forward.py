@@ -48,7 +48,7 @@ def test_the_papers_values_are_the_defaults() -> None:
 
 
 @given(st.floats(-5, 5), st.lists(st.floats(0, 20), min_size=1, max_size=5), st.floats(0.01, 5), st.floats(1.01, 10))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_entropy_shaping_equals_a_loop_and_turns_no_sign(
     advantage: float, entropies: list[float], alpha: float, kappa: float
 ) -> None:
@@ -92,7 +92,7 @@ class TestZeroVariance:
         assert tuple(hook("zero_variance_credit").needs) == ("entropies",)
 
     @given(rollouts(), st.lists(st.booleans(), min_size=6, max_size=6), st.floats(0.01, 2))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_equals_a_loop(self, rollout: Rollout, equal: list[bool], alpha: float) -> None:
         count = len(rollout.prompts)
         forward = forward_of(rollout, zero_variance_B=torch.tensor(equal[:count]))
@@ -125,7 +125,7 @@ class TestLowProbability:
         assert after_forward(moved, [1.0], "low_probability", alpha=0.3)[0] == pytest.approx([0.97, 0.85, 0.73])
 
     @given(rollouts(), st.floats(0, 1))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_equals_a_loop(self, rollout: Rollout, alpha: float) -> None:
         advantages = [1.5 - row for row in range(len(rollout.prompts))]
         forward = forward_of(rollout)
@@ -189,7 +189,7 @@ class TestFutureKL:
         st.floats(1.01, 30),
         st.none() | st.floats(0.1, 30),
     )
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_equals_a_loop(
         self, rollout: Rollout, half_life: float, low: float, high: float, cap: float, safety: float | None
     ) -> None:
@@ -278,7 +278,7 @@ def table_of(rollout: Rollout) -> torch.Tensor:
 
 
 @given(rollouts(), st.sampled_from([0.1, 0.4, 1.0]), st.sampled_from([-0.5, 0.0, 0.3]), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_covariance_clip_equals_a_loop_on_any_number_of_ranks(
     rollout: Rollout, ratio: float, low: float, data: st.DataObject
 ) -> None:

@@ -70,7 +70,7 @@ class TestKLInReward:
         assert -value == pytest.approx(kl, abs=1e-12)
 
     @given(rollouts(), st.floats(0.01, 2), st.sampled_from([0.3, 0.9, 1.0]), st.sampled_from(["k1", "k2", "k3"]))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_equals_a_loop(self, rollout: Rollout, coefficient: float, gamma: float, estimator: str) -> None:
         advantages = [float(row) - 1.5 for row in range(len(rollout.prompts))]
         parameters = {"coefficient": coefficient, "gamma": gamma, "estimator": estimator}
@@ -187,7 +187,7 @@ class TestKLOfTheCompletion:
         assert result[:, 0].tolist() == pytest.approx([0.1, -0.1])
 
     @given(rollouts(), st.floats(0.01, 2), st.sampled_from(["k1", "k2", "k3"]))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_is_the_other_form_at_the_first_token(self, rollout: Rollout, coefficient: float, estimator: str) -> None:
         none = [0.0] * len(rollout.prompts)
         to_go = expected_kl(rollout, none, coefficient, 1.0, estimator)
@@ -263,7 +263,7 @@ def test_it_asks_for_what_it_reads_and_for_no_more(teacher: str, needs: set[str]
 
 
 @given(rollouts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_teacher_equals_a_loop_and_rewards_do_not_matter(rollout: Rollout) -> None:
     count = len(rollout.prompts)
     replaced = after_rollout(rollout, [9.0] * count, "teacher_log_ratio", teacher="teacher", coefficient=0.5)

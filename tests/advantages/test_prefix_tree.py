@@ -85,7 +85,7 @@ def expected_credit(rollout: Rollout) -> Rows:
 
 
 @given(rollouts(most_rows=6), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equals_a_loop_over_prefixes_on_any_number_of_ranks(rollout: Rollout, data: st.DataObject) -> None:
     count = len(rollout.prompts)
     first = data.draw(st.integers(1, count))

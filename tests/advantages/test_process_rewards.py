@@ -143,7 +143,7 @@ def test_steps_by_hand(text: str, pieces: list[str]) -> None:
 
 
 @given(st.text("ab \n.", max_size=20), st.sampled_from(["\n\n", "\n", ".", "ab"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_steps_are_the_whole_text_and_none_is_blank(text: str, separator: str) -> None:
     steps = split_steps(text, separator)
     pieces = [text[start:end] for start, end in steps]
@@ -217,7 +217,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     st.sampled_from(["group", "none"]),
     st.data(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_against_a_slow_loop_on_one_rank_and_on_several(
     rollout: Rollout, form: str, temperature: float, gamma: float, baseline: str, data: st.DataObject
 ) -> None:

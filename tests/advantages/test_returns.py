@@ -25,7 +25,7 @@ from trl_grpo_ext.types import Rollout
 
 class TestReturns:
     @given(rollouts(), st.floats(0, 1))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_equal_a_loop_from_behind(self, rollout: Rollout, gamma: float) -> None:
         values_B_T = rollout.old_logps_B_T
         assert values_B_T is not None
@@ -87,7 +87,7 @@ class TestGroupMeanGAE:
         assert row == pytest.approx([0.5 * 0.95**2, 0.5 * 0.95, 0.5])
 
     @given(rollouts(), st.sampled_from([0.2, 0.9, 1.0]), st.sampled_from([0.0, 0.5, 1.0]))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_equals_the_recursion(self, rollout: Rollout, gamma: float, lam: float) -> None:
         rows = after_rollout(rollout, [9.0] * len(rollout.prompts), "group_mean_gae", gamma=gamma, gae_lambda=lam)
         for row, expected in zip(rows, expected_gae(rollout, gamma, lam), strict=True):
@@ -110,7 +110,7 @@ class TestGroupMeanGAE:
         assert long[-2] / long[-1] == pytest.approx(0.98)
 
     @given(rollouts(), st.floats(0.1, 2))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_lambda_by_length_equals_a_run_for_each_length(self, rollout: Rollout, alpha: float) -> None:
         incoming = [9.0] * len(rollout.prompts)
         rows = after_rollout(rollout, incoming, "group_mean_gae", gamma=0.9, length_alpha=alpha)
@@ -159,7 +159,7 @@ class TestOptimalTokenBaseline:
         assert rows == [pytest.approx([1 - 5 / 6, 1 - 10 / 13, 0]), pytest.approx([-5 / 6, -10 / 13, 0])]
 
     @given(rollouts(), st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_equals_a_loop_on_any_number_of_ranks(self, rollout: Rollout, data: st.DataObject) -> None:
         expected = expected_token_baselines(rollout)
         incoming = [9.0] * len(expected)

@@ -147,7 +147,7 @@ def pointing_rollouts(draw: st.DrawFn) -> Rollout:
 
 
 @given(pointing_rollouts(), st.booleans(), st.booleans(), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_against_a_slow_loop_on_one_rank_and_on_several(
     rollout: Rollout, normalise: bool, none: bool, data: st.DataObject
 ) -> None:
@@ -246,7 +246,7 @@ def test_a_token_across_a_boundary_has_the_weight_of_its_larger_part() -> None:
 
 @pytest.mark.slow
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", "<", "think>", "\n"]), max_size=8).map("".join), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_segments_against_counting_characters(text: str, data: st.DataObject) -> None:
     offsets, start = [], 0
     while start < len(text):

@@ -42,7 +42,7 @@ def test_weighted_reinforce() -> None:
     st.floats(0.01, 10),
     st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sign_scaling_equals_a_loop_on_any_number_of_ranks(
     rows: list[list[float]], positive: float, negative: float, data: st.DataObject
 ) -> None:
@@ -90,7 +90,7 @@ class TestRepetition:
         assert punished(text, ngram) == expected
 
     @given(rollouts(longest=12), st.integers(1, 7))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_equals_a_loop_with_a_set(self, rollout: Rollout, ngram: int) -> None:
         rows = after_rollout(rollout, [1.0] * len(rollout.prompts), "repetition_penalty", ngram=ngram, penalty=0.25)
         for row, values in enumerate(rows):
@@ -141,7 +141,7 @@ class TestTruncation:
         assert result.tolist() == [[0, -2, 0]]
 
     @given(rollouts(), st.booleans())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_equals_a_loop(self, rollout: Rollout, keep: bool) -> None:
         advantages = [1.5 - row for row in range(len(rollout.prompts))]
         parameters = {"keep": "negative"} if keep else {}
@@ -180,7 +180,7 @@ class TestWhiten:
         assert rows == [pytest.approx([0.5] * 3), pytest.approx([-1.5, 0, 0])]
 
     @given(rollouts(), st.sampled_from(["completions", "tokens"]), st.data())
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     def test_equals_the_definition_on_any_number_of_ranks(self, rollout: Rollout, over: str, data: Any) -> None:
         rows = len(rollout.prompts)
         incoming = data.draw(st.lists(st.sampled_from([0.0, 1.0, -1.5, 2.25]), min_size=rows, max_size=rows))
@@ -318,7 +318,7 @@ class TestEntropyWeighted:
         assert rows == [pytest.approx([1.05, 1.05]), pytest.approx([0.95, 0])]
 
     @given(rollouts(), st.sampled_from(["token", "sequence"]), st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_equals_the_definition_on_any_number_of_ranks(self, rollout: Rollout, level: str, data: Any) -> None:
         rows = len(rollout.prompts)
         entropies = data.draw(

@@ -35,7 +35,7 @@ from trl_grpo_ext import available
 from trl_grpo_ext.credit import flow
 
 every_case = pytest.mark.parametrize("case", CASES)
-some = settings(max_examples=30, deadline=None)
+some = settings(max_examples=30)
 
 NEVER_ZERO = {"tail_mean", "power_mean"}
 """Those that may leave a live token without a slope: below the tail, or where a sequence's loss is 0."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from tests.aggregation.batches import Batch, batches, completion, loss_and_gradient
 
-some = settings(max_examples=30, deadline=None)
+some = settings(max_examples=30)
 
 ALIKE: dict[str, tuple[Any, str]] = {
     "length_power 0": ({"name": "length_power", "alpha": 0, "normalize": False}, "seq_mean_token_sum"),

@@ -191,7 +191,7 @@ def test_texts(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_tokens(name: str, data: st.DataObject) -> None:
     tokenizer = trained(name)
     vocabulary = tokenizer.get_vocab()
@@ -215,7 +215,7 @@ def byte_ranges_oracle(pieces: list[bytes], text: str) -> list[tuple[int, int]]:
 
 
 @given(st.text(max_size=12), st.lists(st.integers(1, 4), min_size=1, max_size=50))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_byte_level_tokens_have_the_characters_whose_bytes_they_hold(text: str, sizes: list[int]) -> None:
     # Any way of cutting the text's bytes into tokens, not just the one that encoding gives.
     data, position, words = text.encode(), 0, []
@@ -238,7 +238,7 @@ def test_byte_level_tokens_have_the_characters_whose_bytes_they_hold(text: str, 
 
 
 @given(st.text(max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sentencepiece_bytes_against_counting(text: str) -> None:
     tokenizer = trained("gemma")
     vocabulary = tokenizer.get_vocab()
@@ -270,7 +270,7 @@ def test_decoding_prefixes_finds_the_same(name: str, text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 258), max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_bytes_of_a_tokenizer_written_in_python(ids: list[int]) -> None:
     tokenizer = ByT5Tokenizer(extra_ids=0)  # special tokens 0, 1, 2, and byte b is b + 3
     text, offsets = aligned(tokenizer, ids)
@@ -283,7 +283,7 @@ def test_any_bytes_of_a_tokenizer_written_in_python(ids: list[int]) -> None:
 
 
 @given(st.text("aé€👩\u200d \x80\U0010ffff", max_size=40), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_decoder_that_leaves_unfinished_characters_out(text: str, data: st.DataObject) -> None:
     tokenizer = ByT5Tokenizer(extra_ids=0)
     ids = [byte + 3 for byte in text.encode()]

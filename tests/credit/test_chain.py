@@ -60,7 +60,7 @@ def test_where_nothing_came_in_the_share_is_not_defined() -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=6), st.integers(0, 99), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_ranks_add_up(lengths: list[int], seed: int, data: Any) -> None:
     torch.manual_seed(seed)
     mask = mask_of(lengths, width=5)

@@ -107,7 +107,7 @@ def test_signs_by_hand() -> None:
 
 
 @given(rows)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_sum_is_restored_and_nothing_turns(pairs: list[tuple[float, float]]) -> None:
     before, after = table([b for b, _ in pairs]), table([a for _, a in pairs])
     result = keep_sums(before, after)
@@ -127,7 +127,7 @@ both_signs = st.tuples(sizes, sizes, st.lists(sizes.flatmap(lambda x: st.sampled
 
 
 @given(both_signs.map(lambda parts: [parts[0], -parts[1], *parts[2]]), values, st.integers(0, 1000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_other_advantages_with_that_sum_are_nearer(row: list[float], total: float, seed: int) -> None:
     after = table(row)[0]
     result = keep_sums(table([total, *[0.0] * (len(row) - 1)]), table(row))[0]
@@ -143,7 +143,7 @@ def test_no_other_advantages_with_that_sum_are_nearer(row: list[float], total: f
 
 
 @given(rows, st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_padding_and_precision_do_not_matter(pairs: list[tuple[float, float]], padding: int) -> None:
     before, after = table([b for b, _ in pairs]), table([a for _, a in pairs])
     result = keep_sums(before, after)

@@ -47,7 +47,7 @@ class TestSplitLoss:
         assert gradient.tolist() == [[0.0, 1.0]]
 
     @given(st.integers(0, 10_000))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_terms_and_their_gradients_are_those_of_a_loss_written_token_by_token(self, seed: int) -> None:
         torch.manual_seed(seed)
         logps = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)

@@ -95,7 +95,7 @@ def test_a_hooks_credit_keeps_a_group() -> None:
 
 
 @pytest.mark.parametrize("name", BY_WEIGHTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     groups=st.lists(
         st.tuples(st.lists(st.integers(0, 5), min_size=2, max_size=2), st.booleans()), min_size=1, max_size=4

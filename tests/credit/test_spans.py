@@ -124,7 +124,7 @@ class TestSpanValues:
             rollout.span_values([[(0, 1, 1.0)]])
 
     @given(st.data())
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_against_asking_every_token_about_every_character(self, data: st.DataObject) -> None:
         texts, offsets, spans = [], [], []
         for _ in range(data.draw(st.integers(1, 3))):

@@ -62,6 +62,6 @@ def test_every_formula_of_the_package_is_set_and_loses_no_letter(name: str, form
 @example("} / 0")
 @example("(} / 0")
 @given(st.text("aAπ_^·/ |(){}*√Σ\"'=+-,0", max_size=25))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_a_docstring_has_comes_to_an_end(text: str) -> None:
     assert isinstance(latex(text), str)

@@ -146,7 +146,7 @@ def test_a_keyboard_interrupt_is_left_alone() -> None:
 Event = st.sampled_from(["gather", "wide", "raise", "swallow"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scripts=st.lists(st.lists(Event, max_size=3), min_size=2, max_size=3))
 def test_whatever_the_ranks_do_they_end_together(scripts: list[list[str]]) -> None:
     """Each rank does its own sequence of things; no rank may be left waiting, and all agree on the outcome."""

@@ -319,7 +319,7 @@ def test_what_is_no_plain_data_is_never_taken_from_the_cache(trace: Trace) -> No
         deep = deep[0]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.text(max_size=3) | st.sampled_from(["none", "nan"]), max_size=12), st.integers(1, 5), st.integers(0, 9)
 )

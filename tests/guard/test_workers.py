@@ -179,7 +179,7 @@ def test_any_json_comes_back_as_it_went() -> None:
     values = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text()
     with contextlib.closing(WorkerPool(lambda job: job, workers=2)) as pool:
 
-        @settings(max_examples=30, deadline=None)
+        @settings(max_examples=30)
         @given(st.lists(st.recursive(values, st.lists), max_size=8))
         def comes_back(jobs: list[Any]) -> None:
             assert [done.value for done in pool.run(jobs, allowance=10.0)] == jobs

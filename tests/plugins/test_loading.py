@@ -139,7 +139,6 @@ _mappings = st.builds(
 _yaml_like = st.text(alphabet="{}[]:,&*!|>'\"#%@`=-+.~ \n\tabn01eE_<?", max_size=30).map("{".__add__)
 
 
-@settings(deadline=None)
 @given(kind=st.sampled_from(KINDS), value=_values | _mappings | _yaml_like | st.text().map("{".__add__) | st.text())
 def test_reading_raises_nothing_but_this_package_s_errors(kind: Any, value: Any) -> None:
     try:
@@ -151,7 +150,7 @@ def test_reading_raises_nothing_but_this_package_s_errors(kind: Any, value: Any)
     assert parse_selection(kind, selection) == selection or selection.parameters != selection.parameters  # nan
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(kind=st.sampled_from(KINDS), value=_yaml_like | st.text() | st.text(alphabet="ab:._-", max_size=8))
 def test_finding_raises_nothing_but_this_package_s_errors(kind: Any, value: str) -> None:
     try:

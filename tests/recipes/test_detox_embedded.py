@@ -90,7 +90,7 @@ def test_judge_agrees_with_whoever_wrote_the_reply() -> None:
             assert judge(reply) is is_rude is slow_judge(reply), reply
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_judge_knows_nothing_of_a_reply_that_was_tampered_with(data: st.DataObject) -> None:
     rng = random.Random(data.draw(st.integers(0, 10**6)))

@@ -183,7 +183,7 @@ def test_the_reward_that_was_chosen_alone_counts(untrained: Path, tmp_path: Path
 # -------------------------------------------------------------------------------------------------------- the task
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(numbers=st.integers(2, 6), largest=st.integers(3, 40), seeds=st.tuples(st.integers(0, 99), st.integers(0, 99)))
 def test_no_answer_of_a_held_out_prompt_is_the_answer_of_a_training_prompt(
     numbers: int, largest: int, seeds: tuple[int, int]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import ConfigurationError, RewardError
@@ -89,7 +89,6 @@ def test_what_is_no_text_scores_none_and_odd_characters_are_passed_over() -> Non
     assert scores == [None] * len(nothing) + [1.0] * len(junk)
 
 
-@settings(deadline=None)
 @given(text=st.text(), pieces=st.lists(st.sampled_from(["```", "$", "$$", "\\[", "\\]", "<", ">", "`", " the "])))
 def test_no_text_raises_and_every_score_is_a_share(text: str, pieces: list[str]) -> None:
     [score] = scored(Language("en", probability=True, min_characters=1), text.join(["", *pieces, ""]))

@@ -138,7 +138,7 @@ def test_the_correctness_may_be_async_and_is_checked() -> None:
         scored(CosineLength(100, too_few), [1, 2])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     limit=st.integers(1, 50),
     rows=st.lists(st.tuples(st.integers(0, 80), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=4),

@@ -255,7 +255,7 @@ parts = st.sampled_from(
     reference=st.sampled_from(["18", "$x$", "none", "$18$"]),
     delimiters=st.sampled_from([None, ["</think>"], ["<answer>", "</think>"], ["</think>", "<answer>"]]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_it_is_trls_verdict(
     with_math_workers: Any, completion: str, reference: str, delimiters: list[str] | None
 ) -> None:

@@ -165,7 +165,7 @@ mathematics = st.text("0123456789+-*/^_=<>(){}[]\\$%,.! xyi\n") | st.lists(
 
 
 @given(reference=st.text() | mathematics, completion=st.text() | mathematics, boxed=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_text_raises(reward: MathAccuracy, reference: str, completion: str, boxed: bool) -> None:
     text = f"\\boxed{{{completion}}}" if boxed else completion
     [judgement] = reward.judge(completions=[text], solution=[f"${reference}$" if boxed else reference])

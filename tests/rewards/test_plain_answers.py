@@ -241,7 +241,7 @@ def pairs(draw: st.DrawFn) -> tuple[str, str]:
 @example(pair=("1.5", "\\boxed{3/2}"))
 @example(pair=("2/3", "\\boxed{0.666667}"))
 @example(pair=("-01", "boxed{-01}"))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_what_is_decided_here_is_math_verifys_verdict(pair: tuple[str, str]) -> None:
     accuracy_rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
     reference, completion = pair

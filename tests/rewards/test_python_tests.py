@@ -257,7 +257,7 @@ _literals = st.recursive(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(_literals, _literals), min_size=1, max_size=12))
 def test_a_test_passes_exactly_where_python_says_that_the_values_are_equal(pairs: list[tuple[Any, Any]]) -> None:
     pairs += [(value, value) for value, _ in pairs]

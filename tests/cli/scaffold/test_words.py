@@ -118,7 +118,7 @@ HOSTILE = [
 ANY = LINES | st.sampled_from(HOSTILE) | st.tuples(st.sampled_from(HOSTILE), LINES).map(" ".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(KINDS), ANY, ANY)
 def test_any_description_and_author_are_refused_or_harmless(kind: PluginKind, description: str, author: str) -> None:
     try:

@@ -208,7 +208,7 @@ def test_data_that_is_damaged_inside_a_whole_table_is_told_when_it_is_read(own_r
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_damage_is_an_error(own_runs: Path, seed: int) -> None:
     chance = random.Random(seed)
     files = [path for path in sorted((own_runs / "two").rglob("*")) if path.is_file()]

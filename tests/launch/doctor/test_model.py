@@ -67,7 +67,7 @@ def test_counting_takes_no_memory_for_weights() -> None:
     assert torch.get_default_device().type != "meta"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     heads=st.sampled_from([1, 2, 4]),
     head_dim=st.sampled_from([4, 8]),

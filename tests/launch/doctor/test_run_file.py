@@ -206,7 +206,7 @@ NAMES = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4))
 @example({"learning_rate": 0})
 def test_any_values_at_all_end_in_a_plan_with_problems(tmp_path_factory: Any, values: dict[str, Any]) -> None:

@@ -192,7 +192,7 @@ def test_the_order_does_not_depend_on_where_rows_of_equal_length_stood() -> None
 
 
 @given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_cut_computes_fewer_tokens(ranks: list[Rank], micro_steps: int, budget: int | None) -> None:
     plans = plans_of(ranks, micro_steps, max_tokens=budget)
     assert sum(map(tokens, shapes(ranks, plans))) == cheapest(ranks, micro_steps, budget)
@@ -202,7 +202,7 @@ def test_no_cut_computes_fewer_tokens(ranks: list[Rank], micro_steps: int, budge
 
 
 @given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_row_that_has_to_run_is_in_one_part_and_no_other_is(
     ranks: list[Rank], micro_steps: int, budget: int | None
 ) -> None:
@@ -215,7 +215,7 @@ def test_every_row_that_has_to_run_is_in_one_part_and_no_other_is(
 
 
 @given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ranks_run_as_many_parts_of_the_same_size_in_each_micro_step(
     ranks: list[Rank], micro_steps: int, budget: int | None
 ) -> None:
@@ -225,7 +225,7 @@ def test_ranks_run_as_many_parts_of_the_same_size_in_each_micro_step(
 
 
 @given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_part_is_above_the_budget_but_a_row_by_itself(
     ranks: list[Rank], micro_steps: int, budget: int | None
 ) -> None:
@@ -248,7 +248,7 @@ def test_long_prompts_of_one_rank_and_long_completions_of_another_do_not_make_mo
 
 
 @given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_tokens_computed_are_those_of_the_parts(ranks: list[Rank], micro_steps: int, budget: int | None) -> None:
     for rank, plan in zip(ranks, plans_of(ranks, micro_steps, max_tokens=budget), strict=True):
         expected = 0
@@ -260,7 +260,7 @@ def test_the_tokens_computed_are_those_of_the_parts(ranks: list[Rank], micro_ste
 
 
 @given(ranks_of_rows, st.integers(1, 5), budgets, st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_order_in_which_rows_come_does_not_matter(
     ranks: list[Rank], micro_steps: int, budget: int | None, random: object
 ) -> None:
@@ -273,7 +273,7 @@ def test_the_order_in_which_rows_come_does_not_matter(
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_parts_of_a_fixed_size_hold_every_row(rows: int, micro_steps: int, count: int, data: st.DataObject) -> None:
     total = rows * micro_steps
     ranks = [all_run(*data.draw(st.lists(lengths, min_size=total, max_size=total), label="rows")) for _ in range(count)]

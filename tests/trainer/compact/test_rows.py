@@ -246,7 +246,7 @@ def test_the_batches_of_trl_are_left_as_they_were() -> None:
 
 @pytest.mark.slow
 @given(cases(), st.sampled_from(LOSS_TYPES), st.sampled_from([0.0, 0.1]), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_rows_that_run_keep_every_live_token(case: Case, loss_type: str, beta: float, trim_left: bool) -> None:
     setting = Setting(loss_type, beta)
     freedom = replace(setting.freedom, trim_left=trim_left)
@@ -268,7 +268,7 @@ def test_rows_that_run_keep_every_live_token(case: Case, loss_type: str, beta: f
 
 
 @given(cases(), st.sampled_from(LOSS_TYPES), st.sampled_from([0.0, 0.1]), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_part_is_as_wide_as_its_longest_row(case: Case, loss_type: str, beta: float, trim_left: bool) -> None:
     setting = Setting(loss_type, beta)
     parts, plan = compacted(case, setting, replace(setting.freedom, trim_left=trim_left))
@@ -293,7 +293,7 @@ def test_a_part_is_as_wide_as_its_longest_row(case: Case, loss_type: str, beta: 
 
 
 @given(cases(), st.sampled_from(LOSS_TYPES))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_placeholders_say_nothing(case: Case, loss_type: str) -> None:
     parts, plan = compacted(case, Setting(loss_type, 0.0))
     found = 0
@@ -346,7 +346,7 @@ def gap(case: Case, loss_type: str, beta: float, freedom: Freedom | None = None)
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("loss_type", [*LOSS_TYPES, "weights"])
 @given(case=cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_loss_is_the_same(loss_type: str, beta: float, case: Case) -> None:
     assert gap(case, loss_type, beta) < 1e-12
 
@@ -453,7 +453,7 @@ def gpt2() -> Any:
 
 
 @given(seed=st.integers(0, 10_000), rows=st.integers(2, 12), chunk=st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_log_probabilities_in_order_of_length_are_the_same(llama: Any, seed: int, rows: int, chunk: int) -> None:
     method = Scored(llama, positions=True)
     assert gap_in_order(method, True, seed, rows, chunk) < 1e-12

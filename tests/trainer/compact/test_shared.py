@@ -232,7 +232,7 @@ lengths_and_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), 
 
 
 @given(rows=lengths_and_groups, prompt=st.integers(1, 30), area=st.sampled_from([0.0, 0.01, 0.3]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_completion_is_in_one_row_and_no_layout_is_dearer(
     rows: list[tuple[int, int]], prompt: int, area: float
 ) -> None:
@@ -272,7 +272,7 @@ def cost_of(plans: Any, lengths: Any, groups: Any, price: Price, limit: int, *, 
     micro_steps=st.integers(1, 4),
     budget=st.none() | st.integers(50, 400),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_plan_is_dearer_than_without_sharing(
     rows: list[tuple[int, int]], prompt: int, area: float, micro_steps: int, budget: int | None
 ) -> None:

@@ -139,7 +139,7 @@ LOSSES = [*OWN_AGGREGATION, "weights"]
 
 
 @given(case=cases(), name=st.sampled_from(LOSSES), beta=st.sampled_from([0.0, 0.1]), level=st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_gradient_of_any_batch_is_the_same(bench: Bench, case: Case, name: str, beta: float, level: bool) -> None:
     bench.trainer.importance_sampling_level = "sequence" if level else "token"
     bench.set("grpo" if name == "weights" else name, beta, Weights() if name == "weights" else None)
@@ -147,7 +147,7 @@ def test_the_gradient_of_any_batch_is_the_same(bench: Bench, case: Case, name: s
 
 
 @given(case=cases(), name=st.sampled_from(LOSSES), beta=st.sampled_from([0.0, 0.1]))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_same_with_a_forward_hook(bench: Bench, case: Case, name: str, beta: float) -> None:
     bench.trainer.importance_sampling_level = "token"
     bench.set("grpo" if name == "weights" else name, beta, Weights() if name == "weights" else None, Bonus())

@@ -199,7 +199,7 @@ NAMES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     logs=st.lists(st.dictionaries(NAMES, VALUES, max_size=12), max_size=4),
     width=st.none() | st.integers(20, 200),
