@@ -32,10 +32,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from bench import study, study_report
-from trl_grpo_ext.rewards.sorting import sort_inclusion
 
 from sorting.choices import NAIVE, NEVER_CLIPS  # isort: skip (`study` puts the recipes on the path)
 from sorting.response_log import ResponseLog  # isort: skip
+from sorting.rewards import sort_inclusion  # isort: skip
 from sorting.task import EQUALS, save_untrained_model  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[1]

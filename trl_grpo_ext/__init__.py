@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .errors import TRLGRPOExtError as TRLGRPOExtError
     from .guard.guarded import guarded as guarded
+    from .guard.messages import completion_text as completion_text
     from .guard.outcomes import Judgement as Judgement
     from .guard.outcomes import Outcome as Outcome
     from .guard.outcomes import OutcomePolicy as OutcomePolicy
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .plugins.loading import load_group_filter as load_group_filter
     from .plugins.loading import load_loss_aggregation as load_loss_aggregation
     from .plugins.loading import load_rewards as load_rewards
-    from .rewards._text.completions import completion_text as completion_text
     from .trainer.config import GRPOExtConfig as GRPOExtConfig
     from .trainer.mixin import GRPOExtMixin as GRPOExtMixin
     from .trainer.mixin import GRPOExtTrainer as GRPOExtTrainer
@@ -50,7 +50,7 @@ _HOME_OF = {
     "load_group_filter": "plugins.loading",
     "load_loss_aggregation": "plugins.loading",
     "load_rewards": "plugins.loading",
-    "completion_text": "rewards._text.completions",
+    "completion_text": "guard.messages",
     "SafeCheckpoints": "launch.checkpoints",
     "GRPOExtMixin": "trainer.mixin",
     "GRPOExtTrainer": "trainer.mixin",

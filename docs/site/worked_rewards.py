@@ -46,7 +46,6 @@ _ANSWERS = ("So 9 * 2 = 18.\n#### 18", "The answer is $17.", "I do not know.")
 _FORM = ("<think>9 * 2</think>18", "18", "<think>9 * 2")
 _ADD = ("```python\ndef add(a, b):\n    return a + b\n```", "```python\ndef add(a, b):\n    return a\n```")
 _TESTS = [["assert add(1, 2) == 3", "assert add(0, 0) == 0"]] * 2
-_LISTS = ("1 2 3", "3 2 1", "1 2 4")
 _CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 _CALLS = (
     [{"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "name": "add", "content": "4"}],
@@ -58,7 +57,6 @@ _CALLS = (
     ],
     [{"role": "assistant", "content": "It is 4."}],
 )
-_NUMBERS = [[3, 1, 2]] * 3
 
 EXAMPLES: dict[str, Worked] = {
     "gsm8k_accuracy": _example("gsm8k_accuracy", _ANSWERS, answer=["#### 18"] * 3),
@@ -79,8 +77,6 @@ EXAMPLES: dict[str, Worked] = {
         ('{"answer": 18}', '{"sum": 18}', "18 it is"),
     ),
     "regex_match": _example({"name": "regex_match", "pattern": "apples?"}, ("18 apples", "18 pears")),
-    "sort_distance": _example("sort_distance", _LISTS, numbers=_NUMBERS),
-    "sort_inclusion": _example("sort_inclusion", _LISTS, numbers=_NUMBERS),
     "think_format": _example("think_format", _FORM),
     "tag_format": _example("tag_format", ("<think>9 * 2</think><answer>18</answer>", "<think>9 * 2</think>18", "18")),
     "cosine_length": _example(
@@ -121,7 +117,7 @@ EXAMPLES: dict[str, Worked] = {
         ("<think>9 * 2</think><answer>18</answer>", "<answer>18</answer>", "<answer>17</answer>"),
         answer=["#### 18"] * 3,
     ),
-    "clip": _example({"name": "clip", "reward": "sort_distance", "low": 0.0, "high": 2.0}, _LISTS, numbers=_NUMBERS),
+    "clip": _example({"name": "clip", "reward": "tag_format", "low": 0.0, "high": 0.1}, _FORM[:2]),
     "tool_use": _example({"name": "tool_use", "returned": 0.1, "failed": -0.2}, _CALLS),
     "turn_length": _example({"name": "turn_length", "longest": 20, "cache": 10}, ("It is 4.", "It must be 4, no 5.")),
     "per_column": _example(

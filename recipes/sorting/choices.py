@@ -57,7 +57,9 @@ def choose_plugins(args: GRPOExtConfig, reward: str, variant: str) -> None:
     if args.rewards is not None or args.reward_weights is not None:
         raise RecipeError("Here --reward chooses the reward: leave --rewards and --reward_weights away.")
     weights = {name: 1.0 if name == reward else 0.0 for name in (reward, *REWARDS)}
-    rewards: list[Any] = [{"name": name, "normalise": True, "weight": weight} for name, weight in weights.items()]
+    rewards: list[Any] = [
+        {"name": f"sorting.rewards:{name}", "normalise": True, "weight": weight} for name, weight in weights.items()
+    ]
     rewards.append({"name": EXACT, "weight": 0.0})
     args.rewards = rewards
     args.advantage_hooks = [VARIANTS[variant], *(args.advantage_hooks or [])]

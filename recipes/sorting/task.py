@@ -20,7 +20,7 @@ from embedded.make_model import make_untrained_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from trl_grpo_ext.rewards.sorting import sort_distance
+from sorting.rewards import sort_distance
 
 Split = Literal["train", "held out"]
 Row = dict[str, Any]

@@ -15,8 +15,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from trl_grpo_ext.guard.messages import completion_text
 from trl_grpo_ext.guard.parameters import column
-from trl_grpo_ext.rewards._text.completions import completion_text
 from trl_grpo_ext.rewards._text.final_answer import parse_reference
 
 _DIGITS = re.compile(r"\d+")

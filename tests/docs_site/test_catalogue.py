@@ -111,8 +111,6 @@ REWARDS: dict[str, list[float | None]] = {
     "python_tests": [1, 0.5],  # add(0, 0) is 0 with either
     "json_schema": [1, 0.2, 0],
     "regex_match": [1, 0],
-    "sort_distance": [3, 1, 2],
-    "sort_inclusion": [5, 3, 4],  # a point more for each of the numbers, as the lecture has it
     "think_format": [1, 0, 0],
     "tag_format": [0.5, 0.2, 0],
     "cosine_length": [0.75, 0.5, -1],  # half of the cosine, its end, and its beginning for wrong ones
@@ -123,7 +121,7 @@ REWARDS: dict[str, list[float | None]] = {
     "weighted": [1.2, 1, 0.2],
     "gated": [1, 0],
     "product": [0.5, 0.3, 0],
-    "clip": [2, 1, 2],
+    "clip": [0.1, 0],
     "tool_use": [0.1, -0.1, 0],
     "turn_length": [0, -0.9],
     "per_column": [1, 0, 1],

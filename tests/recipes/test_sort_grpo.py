@@ -13,7 +13,6 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.recipes.launching import RECIPES, forked
-from trl_grpo_ext.rewards.sorting import sort_inclusion
 
 SCRIPT = RECIPES / "sort_grpo.py"
 LEARNING = ("--max_steps", "200", "--num_iterations", "4")
@@ -56,6 +55,7 @@ def test_it_learns_to_sort_better_than_any_answer_that_does_not_read_the_prompt(
     learnt: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
+    from sorting.rewards import sort_inclusion
     from sorting.task import prompts
 
     rows = prompts("held out", 128, numbers=3, largest=9, seed=42)

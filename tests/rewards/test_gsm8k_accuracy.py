@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.rewards.test_final_answer import HOSTILE
 from trl_grpo_ext.errors import RewardError
-from trl_grpo_ext.rewards._text.completions import completion_text
+from trl_grpo_ext.guard.messages import completion_text
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
 
 SOLUTION = "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2=18>>18.\n#### 18"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import AlignmentError
+from ..guard.messages import content_text
 from ..types import Span, ToolCall, Turn, TurnSpan
 
 _ERROR = re.compile(r"\{'error': (?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\}", re.DOTALL)
@@ -141,7 +142,7 @@ def place_spans(
     """
     pairs = exchanges(completion)
     whole = isinstance(completion, str) or (len(pairs) == 1 and pairs[0][0].get("content") == text)
-    said = [number for number, (message, _) in enumerate(pairs) if _text_of(message).strip()]
+    said = [number for number, (message, _) in enumerate(pairs) if content_text(message.get("content")).strip()]
     placed: list[Span] = []
     for span in spans:
         turn, start, end, value = span if len(span) == 4 else (None, *span)
@@ -149,7 +150,7 @@ def place_spans(
         if turn is None and whole:
             place = (0, len(text))
         elif turn is None and (not said or len(turns()) != len(pairs)):  # a rollout function's one message
-            place = _only_place(_text_of(pairs[-1][0]) if said else "", text, 0)
+            place = _only_place(content_text(pairs[-1][0].get("content")) if said else "", text, 0)
         else:
             number = said[-1] if turn is None else turn
             known = turns()
@@ -198,11 +199,6 @@ def _no_such_turn(who: str, turn: int, row: int, count: int) -> AlignmentError:
         f"{who} has a value for turn {turn} of the completion at row {row}, which has {count} (counted from 0). Return "
         "no more values than there are assistant messages."
     )
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else ""
 
 
 def _only_place(content: str, text: str, shift: int) -> tuple[int, int] | None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, RewardError
+from ..guard.messages import completion_text
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole, column
-from ._text.completions import completion_text
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, which would take long for a megabyte

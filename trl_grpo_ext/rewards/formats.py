@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..guard.messages import completion_text
 from ..types import Span, SpanScore
-from ._text.completions import completion_text
 from ._text.final_answer import extract_final_answer
 
 _OPEN, _CLOSE = "<think>", "</think>"

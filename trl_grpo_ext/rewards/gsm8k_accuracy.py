@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import RewardError
 from ..guard.calls import NOT_COLUMNS
+from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from ._text.completions import completion_text
 from ._text.final_answer import final_number, parse_reference
 
 _ROUNDING = Fraction(1, 10**9)

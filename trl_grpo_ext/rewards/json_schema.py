@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
+from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_number, checked_whole, optional_module
 from ..guard.workers import Done, WorkerPool
-from ._text.completions import completion_text
 from ._text.json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"

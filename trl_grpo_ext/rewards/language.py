@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, RewardError
+from ..guard.messages import completion_text
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_flag, checked_whole, column, optional_module
-from ._text.completions import completion_text
 
 _LOADING = threading.Lock()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.calls import NOT_COLUMNS
+from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_number, checked_whole
 from ._math.plain_answers import (
@@ -25,7 +26,6 @@ from ._math.plain_answers import (
     verdict,
 )
 from ._math.workers import Pair, Reading, Verifier
-from ._text.completions import completion_text
 
 _OUTCOMES = (
     *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),

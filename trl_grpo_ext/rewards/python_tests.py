@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
 from ..guard.workers import default_workers
 from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
 from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, read_tests, same_output
-from ._text.completions import completion_text
 
 _OUTCOMES = (
     *(Outcome.RIGHT, Outcome.WRONG, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),

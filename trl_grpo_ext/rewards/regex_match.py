@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
+from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
 from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.workers import Done, WorkerPool
 from ..types import Span, SpanScore
-from ._text.completions import completion_text
 from ._text.regex_cost import RegexCost
 
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}

@@ -6,9 +6,9 @@ import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from ..guard.messages import completion_text
 from ..guard.parameters import checked_choice, checked_number, checked_whole, column
 from ..types import Span, SpanScore
-from ._text.completions import completion_text
 
 _WORD = re.compile(r"\S+")
 

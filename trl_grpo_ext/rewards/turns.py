@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import ConfigurationError
+from ..guard.messages import completion_text
 from ..guard.parameters import checked_number, checked_whole
 from ..types import TurnScores
-from ._text.completions import completion_text
 
 
 class ToolUse:

@@ -25,10 +25,11 @@ from ...credit.signal import groups_of, signal_of, signal_table
 from ...credit.turns import scores_turns, turn_values
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import NOT_COLUMNS, call
+from ...guard.messages import joined_text
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, Span, StepTotals, Totals, TurnSpan, implements, role_of
-from .saved import SavedBatch, text_of_message
+from .saved import SavedBatch
 from .selections import ReplaySelection, RewardSource, check_replayable
 from .tokens import Tokens
 
@@ -389,7 +390,7 @@ def _message_spans(completion: Any) -> list[tuple[int, int]]:
     """The place of each assistant message in the whole text."""
     places, place = [], 0
     for message in [completion] if isinstance(completion, str) else completion:
-        text = message if isinstance(message, str) else text_of_message(message)
+        text = joined_text(message)
         if isinstance(message, str) or message.get("role", "assistant") == "assistant":
             places.append((place, place + len(text)) if text.strip() else (place, place))
         place += len(text)

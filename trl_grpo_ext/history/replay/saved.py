@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
+from ...guard.messages import joined_text
 from ...records.token_records import FOLDER
 
 Columns = dict[str, list[Any]]
@@ -170,21 +171,6 @@ def plain_messages(messages: Any) -> Any:
     return [plain_messages(item) for item in messages] if isinstance(messages, list | tuple) else messages
 
 
-def text_of(completion: Any) -> str:
-    """A completion's text; for messages the contents of all, joined."""
-    if isinstance(completion, str):
-        return completion
-    return "".join(text_of_message(message) for message in completion)
-
-
-def text_of_message(message: Any) -> str:
-    """The text of one message, whose content may be a list of blocks."""
-    content = message.get("content") if isinstance(message, Mapping) else message
-    if isinstance(content, list):
-        return "".join(str(block.get("text") or "") if isinstance(block, Mapping) else str(block) for block in content)
-    return "" if content is None else str(content)
-
-
 def _parts(file: Path) -> list[_Part]:
     columns = read_columns(file)
     missing = [name for name in ("prompt", "completion") if name not in columns]
@@ -270,7 +256,7 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]]) -> SavedBatch:
         where=part.where,
         prompts=prompts,
         completions=completions,
-        texts=[text_of(completion) for completion in completions],
+        texts=[joined_text(completion) for completion in completions],
         group_names=columns.get("group", [row // size for row in range(count)]),
         num_generations=size,
         rewards=rewards,
@@ -552,7 +538,7 @@ class _Finder:
         return self._found[key]
 
     def _search(self, prompt: Any, key: str) -> int | None:
-        asked = key if isinstance(prompt, str) or not prompt else text_of_message(prompt[-1])
+        asked = key if isinstance(prompt, str) or not prompt else joined_text(prompt[-1])
         for text in (key, asked):
             if text in self._places:
                 return self._places[text]

@@ -1,4 +1,4 @@
-"""The text of a completion, in either of TRL's two forms."""
+"""The text of messages, and of a completion in either of TRL's two forms."""
 
 from __future__ import annotations
 
@@ -22,13 +22,23 @@ def completion_text(completion: Any) -> str:
         return ""
     for message in reversed(completion):
         if isinstance(message, Mapping) and message.get("role", "assistant") == "assistant":
-            text = _content_text(message.get("content"))
+            text = content_text(message.get("content"))
             if text and not text.isspace():
                 return text
     return ""
 
 
-def _content_text(content: Any) -> str:
+def joined_text(completion: Any) -> str:
+    """All text of a completion or prompt: a string itself, or the contents of its messages one after the other."""
+    if isinstance(completion, Mapping):
+        completion = [completion]
+    if not isinstance(completion, (list, tuple)):
+        return content_text(completion)
+    return "".join(content_text(m.get("content") if isinstance(m, Mapping) else m) for m in completion)
+
+
+def content_text(content: Any) -> str:
+    """The text of a message's content: a string, or the text blocks of a list; anything else is empty."""
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)):
