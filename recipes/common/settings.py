@@ -16,8 +16,8 @@ from trl import GRPOConfig, ModelConfig, TrlParser
 
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.guard.untrusted import read_settings
 from trl_grpo_ext.launch.checkpoints import checkpoint_problem, last_complete_checkpoint
-from trl_grpo_ext.launch.doctor.reading import read_settings
 from trl_grpo_ext.launch.engine import Asked, check_launch
 from trl_grpo_ext.launch.ranges import wrong_values
 

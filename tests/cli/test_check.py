@@ -156,7 +156,7 @@ def test_a_constant_reward_is_no_error_without_strict_and_what_it_prints_is_cut(
         ("choosy", "needs the parameter 'word'"),
         ("{name: choosy, wrd: a}", "has no parameter 'wrd'. Did you mean 'word'?"),
         ("chosy", "Did you mean 'choosy'"),
-        ("{name: [}", "starts like a YAML mapping but is not one"),
+        ("{name: [}", "is not YAML"),
     ],
 )
 def test_what_cannot_be_loaded_ends_with_2(folder: Path, selection: str, message: str) -> None:

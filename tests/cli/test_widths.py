@@ -12,7 +12,7 @@ from rich.text import Text
 from tests.cli.distributions import MARKED, imported, write_distribution
 from tests.cli.terminal import assert_readable, invoke, run_command, without_escapes
 from tests.public_api.surface import commands
-from trl_grpo_ext.cli.console import one_line, paragraph, printable
+from trl_grpo_ext.cli.console import paragraph
 
 LONG = "long_" * 60
 CLEAR = "\x1b[2J\x1b]0;title\x07\x9b31m\x7f"
@@ -138,12 +138,6 @@ def test_what_an_encoding_lacks_is_escaped() -> None:
     done = run_command("list", "aggregations", env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
     assert done.status == 0, done.err
     assert "\\u03a3" in done.out
-
-
-def test_printable_and_one_line() -> None:
-    assert printable("a\tb\nc\x1b[31m\ud800\u200e") == "a\\tb\nc\\x1b[31m\\ud800\\u200e"
-    assert one_line("a\nb\r") == "a\\nb\\r"
-    assert printable("äΣ漢👍") == "äΣ漢👍"
 
 
 def test_a_paragraph_is_folded_and_indented() -> None:

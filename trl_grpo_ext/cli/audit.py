@@ -28,7 +28,8 @@ from rich.text import Text
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, shown
-from .console import messages, one_line, printable, results
+from ..guard.untrusted import one_line, printable
+from .console import messages, results
 
 __all__ = ["Audit", "Finding", "audit"]
 

@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigurationError, PluginError
+from ..guard.untrusted import one_line, parse_json, printable, read_values
 from .console import (
     KIND_HELP,
     complete_distribution,
@@ -20,9 +21,7 @@ from .console import (
     complete_name,
     kind_of,
     messages,
-    one_line,
     paragraph,
-    printable,
     results,
 )
 
@@ -289,18 +288,10 @@ def _read_completions(file: Path) -> list[Any]:
 
 
 def _read(file: Path) -> Any:
-    import yaml  # JSON is YAML, but for what the one calls a number
-
+    if file.suffix not in (".txt", ".jsonl"):
+        return read_values(file)
     try:
-        text = file.read_text(encoding="utf-8")
-        match file.suffix:
-            case ".txt":
-                return text.splitlines()
-            case ".jsonl":
-                return [json.loads(line) for line in text.splitlines() if line.strip()]
-            case ".json":
-                return json.loads(text)
-            case _:
-                return yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
+    return lines if file.suffix == ".txt" else [parse_json(line, str(file)) for line in lines if line.strip()]

@@ -6,7 +6,6 @@ import difflib
 import os
 import re
 import sys
-import unicodedata
 
 from rich.console import Console
 from rich.text import Text
@@ -23,7 +22,6 @@ _WORDS: dict[str, Kind] = {
     **{kind: kind for kind in KINDS},
 }
 _HARMLESS = re.compile(r"[\w.+:-]+", re.ASCII)
-_ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def results() -> Console:
@@ -37,32 +35,12 @@ def messages() -> Console:
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
-def printable(text: str) -> str:
-    """Escape control and format characters and lone surrogates in untrusted text; keep newlines.
-
-    Format characters can reverse the direction of writing, so that a line reads as something else.
-    """
-    return "".join(
-        character if character == "\n" or unicodedata.category(character) not in _ESCAPED else _escaped(character)
-        for character in text
-    )
-
-
-def one_line(text: str) -> str:
-    """Like `printable`, with line breaks escaped too."""
-    return printable(text).replace("\n", "\\n")
-
-
 def paragraph(console: Console, text: Text, indent: int = 0) -> None:
     """Print text filled to the width, indented, with long words folded and no trailing blanks."""
     for line in text.wrap(console, max(console.width - indent, 10), overflow="fold"):
         line.rstrip()
         line.pad_left(indent)
         console.print(line, soft_wrap=True)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 # ---------------------------------------------------------------------------------------------- kinds and names

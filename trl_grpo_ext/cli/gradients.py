@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .console import messages, one_line, printable, results
+from ..guard.untrusted import escape, printable
+from .console import messages, results
 from .replay import progress_if_slow, step_range
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def gradients_command(
         from ..history.gradients.page import write_page
 
         write_page(found, out)
-        said.print(one_line(str(out)), soft_wrap=True)
+        said.print(escape(str(out)), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2, allow_nan=False))
     else:

@@ -15,7 +15,8 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from .console import messages, one_line
+from ..guard.untrusted import one_line
+from .console import messages
 
 if TYPE_CHECKING:
     from ..plugins.discovery import Installed

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigurationError
+from ..guard.untrusted import escape, one_line
 from ..plugins.kinds import LABELS
-from .console import KIND_HELP, complete_distribution, complete_kind, kind_of, messages, one_line, paragraph, results
+from .console import KIND_HELP, complete_distribution, complete_kind, kind_of, messages, paragraph, results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,7 +159,7 @@ def _print_lines(entries: list[Entry]) -> None:
         info = entry.info
         aliases = ",".join(info.aliases) or "-"
         provenance = (info.distribution or "-", info.version or "-", entry.state, entry.role or "-")
-        rows.append(tuple(one_line(cell) for cell in (info.kind, info.name, aliases, *provenance, entry.summary)))
+        rows.append(tuple(escape(cell) for cell in (info.kind, info.name, aliases, *provenance, entry.summary)))
     widths = [min(40, max(cell_len(cell) for cell in column)) for column in zip(*rows, strict=True)]
     for row in rows:
         padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from .. import __version__
 from ..errors import TRLGRPOExtError
-from .console import messages, printable
+from ..guard.untrusted import printable
+from .console import messages
 
 FAILED = 2
 COMMANDS = (

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from .console import messages, printable, results
+from ..guard.untrusted import printable
+from .console import messages, results
 
 if TYPE_CHECKING:
     from ..history.replay import Comparison, Disagreement, Pair, Part, RankingFlip, SelectionNumbers

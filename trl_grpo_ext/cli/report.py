@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from .console import messages, one_line, results
+from ..guard.untrusted import escape
+from .console import messages, results
 
 _PAGE = "report.html"
 _RELOAD_SECONDS = 10.0
@@ -85,7 +86,7 @@ def _write(
         files = save_pngs(runs, pictures)
         lines.append(f"{pictures} ({len(files)} figures)")
     for line in lines:
-        results().print(one_line(line), soft_wrap=True)
+        results().print(escape(line), soft_wrap=True)
     for note in written.notes:
         if note not in said:
             said.add(note)
@@ -93,4 +94,4 @@ def _write(
 
 
 def _say(text: str) -> None:
-    messages().print(one_line(text), soft_wrap=True)
+    messages().print(escape(text), soft_wrap=True)

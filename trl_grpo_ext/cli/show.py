@@ -9,7 +9,8 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from .console import KIND_HELP, complete_kind, complete_name, kind_of, messages, one_line, paragraph, printable, results
+from ..guard.untrusted import escape, one_line, printable
+from .console import KIND_HELP, complete_kind, complete_name, kind_of, messages, paragraph, results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +103,7 @@ def _print(docs: PluginDocs, console: Console) -> None:
             paragraph(console, Text(f"https://arxiv.org/abs/{paper}"), indent=2)
     _heading(console, "Example")
     for line in docs.example.rstrip("\n").split("\n"):
-        console.print(Text(one_line(line)), soft_wrap=True)  # whole lines: it is there to be copied
+        console.print(Text(escape(line)), soft_wrap=True)  # whole lines: it is there to be copied
 
 
 def _facts(docs: PluginDocs) -> list[tuple[str, str]]:

@@ -18,6 +18,8 @@ from numbers import Real
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..guard.outcomes import shown
+from ..guard.untrusted import parse_yaml
 from .kinds import FACTS, KINDS, LABELS, Kind, with_article
 
 GUARD_PARAMETERS = (
@@ -188,17 +190,10 @@ def _plain(value: Any) -> Any:
 
 
 def _read_flow_mapping(kind: Kind, text: str) -> Mapping[Any, Any]:
-    import yaml  # here, because most selections need no YAML
-
-    class Loader(yaml.SafeLoader):
-        """`yaml.SafeLoader` that also reads 1e-3 as a number: nobody means the string on a command line."""
-
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT_WITHOUT_POINT, list("-+0123456789"))
     try:
-        value = yaml.load(text, Loader)
-    except Exception as error:  # PyYAML leaks ValueError, KeyError and others on odd scalars
-        problem = f"{text!r} starts like a YAML mapping but is not one: {error}. {_how(kind)}"
-        raise ConfigurationError(problem) from error
+        value = parse_yaml(text, shown(text), exponents=True)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error} {_how(kind)}") from error
     if not isinstance(value, dict):
         raise ConfigurationError(f"{text!r} starts like a YAML mapping but is not one. {_how(kind)}")
     return value

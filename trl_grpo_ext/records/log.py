@@ -17,6 +17,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ..guard.untrusted import as_json
+
 LOG_FILE = "trl_grpo_ext_log.jsonl"
 
 
@@ -70,15 +72,4 @@ def number(value: object) -> float:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    return json.dumps(_plain(entry), allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    found = number(value)  # a tensor or a numpy number too
-    return found if math.isfinite(found) else None
+    return json.dumps(as_json(entry), allow_nan=False) + "\n"

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
-from ..guard.printable import escape
+from ..guard.untrusted import escape
 from ..plugins.kinds import KINDS, LABELS
 from ..plugins.loading import Kind, Loaded, LoadedList
 from ..plugins.metadata import installed_distributions, owner_of, provenance

@@ -10,6 +10,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from ..errors import ConfigurationError
+from ..guard.untrusted import parse_yaml
 from ..plugins.loading import Kind, find, parse_selection
 from ..records.prompt_rates import RATES_FILE, read_prompt_weights
 from .resampling import read_resample
@@ -212,12 +213,7 @@ def _mapping(name: str, value: Any) -> Any:
     """Return a setting, parsed if it came as text from a command line."""
     if not isinstance(value, str):
         return value
-    import yaml  # here, because a mapping needs none
-
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{name} is not YAML: {value!r} ({error}).") from error
+    return parse_yaml(value, name)
 
 
 def _resample(value: Any) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ import pytest
 
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan, read_launch_file
-from trl_grpo_ext.launch.doctor.reading import MOST_BYTES, one_line, read_settings
 
 SHIPPED = Path(__file__).parents[3] / "recipes" / "accelerate"
 HEAD = "compute_environment: LOCAL_MACHINE\nnum_machines: 1\nmachine_rank: 0\n"
@@ -114,57 +113,3 @@ def test_keys_that_accelerate_ignores_without_a_word_are_told(tmp_path: Path) ->
     assert (typo.severity, typo.fix) == ("error", "Write 'fsdp_reshard_after_forward'.")
     assert "'reshard_after_foward'" in typo.message
     assert (unlike.severity, unlike.fix) == ("warning", "Take it out.")
-
-
-# ------------------------------------------------------------------------------------------ hostile files
-
-
-def bomb(levels: int) -> str:
-    lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]
-    for level in range(1, levels):
-        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]")
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"\x00\x01\xff\xfe", "no text file"),
-        (b"a: " + b"x" * MOST_BYTES, "too many for settings"),
-        (bomb(9).encode(), "stands for more than 10,000 values"),
-        (b"a: &a [*a]", "stands for more than"),
-        (b"[" * 1_500, "nested too deeply|cannot be read"),
-        (b"- 1\n- 2\n", "not settings"),
-        (b"", "holds None, not settings"),
-        (b"a: !!python/object/apply:os.system ['touch hacked']", "cannot be read"),
-        (b"a: [", "cannot be read"),
-        (b"? [1, 2]\n: 3\n", "cannot be read|not settings"),
-        (b"a: 2020-99-99\n", "cannot be read"),
-    ],
-)
-def test_a_hostile_file_is_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
-    file = tmp_path / "launch.yaml"
-    file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=words) as refusal:
-        read_settings(file)
-    assert len(str(refusal.value)) < 600
-    assert not (tmp_path / "hacked").exists()
-    with pytest.raises(ConfigurationError):
-        read_launch_file(file)
-
-
-def test_a_few_aliases_are_welcome(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(bomb(3))
-    assert len(read_settings(file)["a2"]) == 10
-
-
-def test_a_path_that_cannot_be_one_is_a_missing_file(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "gone", "a\0b", "x" * 5000):
-        with pytest.raises(ConfigurationError, match=r"no file|cannot be read"):
-            read_settings(path)
-
-
-def test_texts_from_files_lose_their_control_characters() -> None:
-    assert one_line("a\x1b[31mb\u202ec\nd\te") == "a\ufffd[31mb\ufffdc d e"
-    assert len(one_line("x" * 10_000_000)) == 300

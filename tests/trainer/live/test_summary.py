@@ -20,7 +20,7 @@ from tests.cli.terminal import without_escapes
 from tests.support import train
 from tests.trainer.live.screens import Screen, columns, printed, state
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.guard.printable import printable_name
+from trl_grpo_ext.guard.untrusted import printable_name
 from trl_grpo_ext.trainer.live import ConsoleSummary
 from trl_grpo_ext.trainer.live.summary import arrow, average, duration, metric_cells, notable_outcomes
 

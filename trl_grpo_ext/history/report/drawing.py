@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ...guard.printable import escape
+from ...guard.untrusted import escape
 from .run import LARGEST_NUMBER, Run
 
 INK = "#010203"

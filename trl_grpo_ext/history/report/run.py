@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
-from ...guard.printable import escape
+from ...guard.untrusted import escape
 from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
 from ...records.settings import FILE as SETTINGS

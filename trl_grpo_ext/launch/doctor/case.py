@@ -12,13 +12,14 @@ from typing import Any
 from trl.trainer.utils import RepeatSampler
 
 from ...errors import ConfigurationError, PluginError
+from ...guard.untrusted import one_line
 from ...plugins.kinds import LABELS, Kind
 from ...plugins.loading import resolve
 from ..ranges import SIZES
 from .environment import Environment
 from .launch_file import LaunchPlan
 from .model import Adapters, Sizes
-from .reading import Problem, one_line
+from .reading import Problem
 from .run_file import PLUGIN_FIELDS, RunPlan
 
 _KINDS: tuple[Kind, ...] = ("reward", "advantage_hook", "loss_aggregation")

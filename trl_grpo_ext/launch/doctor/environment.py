@@ -18,8 +18,8 @@ import torch.distributed as dist
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
+from ...guard.untrusted import one_line
 from ...plugins.discovery import ENVIRONMENT_VARIABLE
-from .reading import one_line
 
 PACKAGES = (
     *("trl", "transformers", "torch", "accelerate", "peft", "bitsandbytes", "math-verify", "deepspeed", "vllm"),

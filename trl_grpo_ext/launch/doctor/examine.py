@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,13 @@ import torch
 from trl import get_peft_config
 
 from ...errors import ConfigurationError
+from ...guard.untrusted import as_json, one_line
 from .case import Batch, Case, columns_of, load_plugins
 from .environment import Environment, inspect_machine
 from .launch_file import LaunchPlan, read_launch_file
 from .memory import MemoryEstimate, estimate, memory_problems
 from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of
-from .reading import Problem, one_line
+from .reading import Problem
 from .rules import problems_of
 from .run_file import PLUGIN_FIELDS, RunPlan, Script, build_configs, read_run, read_script
 
@@ -78,12 +78,12 @@ class Examination:
         case = self.case
         return {
             "problems": [asdict(problem) for problem in self.problems],
-            "launch": _plain(asdict(case.launch)),
-            "run": {"sources": list(case.run.sources), "given": _plain(case.run.given)},
-            "environment": _plain(asdict(case.machine)),
-            "batch": None if case.batch is None else _plain(asdict(case.batch)),
+            "launch": as_json(asdict(case.launch)),
+            "run": {"sources": list(case.run.sources), "given": as_json(case.run.given)},
+            "environment": as_json(asdict(case.machine)),
+            "batch": None if case.batch is None else as_json(asdict(case.batch)),
             "model": self.model_source,
-            "memory": None if self.memory is None else _plain(asdict(self.memory)),
+            "memory": None if self.memory is None else as_json(asdict(self.memory)),
         }
 
 
@@ -192,16 +192,3 @@ def _model(run: RunPlan, found: list[Problem]) -> tuple[Sizes | None, Adapters |
     if run.is_recipe and isinstance(targets, str) and targets.isidentifier():
         peft_config.target_modules = {targets}  # as the recipes do; TRL makes a pattern of a single name
     return sizes_of(model), adapters_of(model, peft_config), source
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON; texts without control characters."""
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, Fraction):
-        return float(value)
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return one_line(value, 2000)

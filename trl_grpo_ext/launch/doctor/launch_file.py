@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigurationError
-from .reading import Problem, one_line, read_settings
+from ...guard.untrusted import one_line, read_settings
+from .reading import Problem
 
 Engine = Literal["one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "fsdp2_hybrid"]
 PRECISIONS = ("no", "fp16", "bf16", "fp8")

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...guard.untrusted import one_line
 from .examine import Examination
 from .memory import ASSUMED_PROMPT, GB, STAGES, MemoryEstimate
-from .reading import Severity, one_line
+from .reading import Severity
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}
 _LARGEST = 4

@@ -20,12 +20,13 @@ from pathlib import Path
 from packaging.version import Version
 
 from ...errors import UpstreamError
+from ...guard.untrusted import one_line
 from ...trainer import upstream
 from ...types import implements
 from ..ranges import wrong_values
 from .case import Case
 from .environment import Device
-from .reading import Problem, Severity, one_line
+from .reading import Problem, Severity
 
 HARDLY_MOVES_BELOW = 1e-5
 """Below this learning rate, bfloat16's 8 bits lose most updates of weights of ordinary size."""

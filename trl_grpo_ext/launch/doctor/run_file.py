@@ -21,9 +21,10 @@ import torch
 from trl import ModelConfig, ScriptArguments, TrlParser
 
 from ...errors import ConfigurationError
+from ...guard.untrusted import MOST_BYTES, one_line, read_settings
 from ...trainer.config import GRPOExtConfig
 from ..ranges import wrong_values
-from .reading import MOST_BYTES, Problem, one_line, read_settings
+from .reading import Problem
 
 PLUGIN_FIELDS = ("rewards", "advantage_hooks", "loss_aggregation")
 _OF_THE_LAUNCH = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "accelerator_config")

@@ -20,8 +20,8 @@ from rich.table import Column
 from rich.text import Text
 
 from ...guard.calls import is_async
-from ...guard.printable import printable_name
 from ...guard.progress import listen
+from ...guard.untrusted import printable_name
 
 AFTER_SECONDS = 2.0
 _EVERY_SECONDS = 0.5

@@ -23,7 +23,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from ...errors import ConfigurationError
-from ...guard.printable import printable_name
+from ...guard.untrusted import printable_name
 from ...records.log import number
 from .bars import LiveConsole
 

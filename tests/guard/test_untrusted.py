@@ -1,0 +1,92 @@
+"""Settings files and texts that somebody else wrote: hostile ones are one sentence, honest ones are read."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.guard.untrusted import MOST_BYTES, as_json, one_line, parse_yaml, printable, read_settings
+
+
+def bomb(levels: int, merge: bool = False) -> str:
+    lines = ["a0: &a0 {x: 1, y: 2}" if merge else "a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]
+    for level in range(1, levels):
+        inner = ", ".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} " + (f"{{<<: [{inner}]}}" if merge else f"[{inner}]"))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x00\x01\xff\xfe", "no text file"),
+        (b"a: " + b"x" * MOST_BYTES, "too many for settings"),
+        (bomb(9).encode(), "stands for more than 10,000 values"),
+        (bomb(9, merge=True).encode(), "stands for more than 10,000 values"),
+        (b"a: &a [*a]", "stands for more than"),
+        ("\n".join(f"key{number}: 1" for number in range(60_000)).encode(), "stands for more than"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b"{a: " * 200_000, "nested too deeply"),
+        (b"- 1\n- 2\n", "not settings"),
+        (b"", "holds None, not settings"),
+        (b"a: !!python/object/apply:os.system ['touch hacked']", "is not YAML"),
+        (b"a: [", "is not YAML"),
+        (b"? [1, 2]\n: 3\n", "is not YAML"),
+        (b"a: 2020-99-99\n", "is not YAML"),
+        (b"beta: 0.1\nlearning_rate: 1\nbeta: 0.0\n", r"the key 'beta' twice \(line 3\): keep one"),
+        (b"rewards: [{name: a, weight: 1, weight: 2}]", "the key 'weight' twice"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_hostile_or_wrong_file_is_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=words) as refusal:
+        read_settings(file)
+    assert len(str(refusal.value)) < 600
+    assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": 1, "a": 2}', "{"])
+def test_json_is_held_to_the_same(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"ds.json (is nested|has the key 'a' twice|cannot be read)"):
+        read_settings(file)
+
+
+def test_honest_settings_are_read_as_yaml_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("base: &base {a: 1, b: [x, 2.5]}\nother:\n  <<: *base\n  a: 2\nrate: 1e-3\n1: one\n")
+    assert read_settings(file) == {
+        "base": {"a": 1, "b": ["x", 2.5]},
+        "other": {"a": 2, "b": ["x", 2.5]},
+        "rate": "1e-3",
+        "1": "one",
+    }
+    assert parse_yaml("{rate: 1e-3, n: 2E+1}", "it", exponents=True) == {"rate": 0.001, "n": 20.0}
+    file.write_text(bomb(3))
+    assert len(read_settings(file)["a2"]) == 10
+
+
+def test_a_path_that_cannot_be_one_is_a_missing_file(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "gone", "a\0b", "x" * 5000):
+        with pytest.raises(ConfigurationError, match=r"no file|cannot be read"):
+            read_settings(path)
+
+
+def test_text_for_a_terminal() -> None:
+    assert printable("a\tb\nc\x1b[31m\ud800\u200e") == "a\\tb\nc\\x1b[31m\\ud800\\u200e"
+    assert printable("äΣ漢👍") == "äΣ漢👍"
+    assert one_line("a\x1b[31mb\u202ec\nd\te") == "a\\x1b[31mb\\u202ec d e"
+    assert len(one_line("x" * 10_000_000, 300)) == 300
+
+
+def test_values_as_json() -> None:
+    mixed = {1: (Fraction(1, 2), torch.tensor(2.0), math.nan), "s": {"x"}, "n": None, "b": True, "o": torch.float32}
+    assert as_json(mixed) == {"1": [0.5, 2.0, None], "s": ["x"], "n": None, "b": True, "o": "torch.float32"}

@@ -1,0 +1,189 @@
+"""What somebody else wrote, made safe: text for a terminal, values for JSON, and settings files of limited size."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+
+MOST_BYTES = 1_000_000
+"""Settings are a page or two; a longer file is the wrong one."""
+MOST_VALUES = 10_000
+"""With aliases expanded: a short YAML file can stand for more values than fit into memory."""
+_DEEPEST = 100
+_LONGEST_NAME = 40
+
+
+# ------------------------------------------------------------------------------------------------------------- text
+
+
+def escape(text: str, keep: str = "") -> str:
+    """Escape invisible characters, line breaks, terminal control codes and changes of text direction, except `keep`."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal, with its line breaks."""
+    return escape(text, keep="\n")
+
+
+def one_line(value: object, length: int | None = None) -> str:
+    """Text on one line, with white space folded and the rest escaped; cut to a length if one is given."""
+    text = escape(" ".join(str(value)[: None if length is None else 4 * length].split()))
+    return text if length is None or len(text) <= length else f"{text[: length - 1]}…"
+
+
+def printable_name(name: object) -> str:
+    """A name on one line, escaped, and cut at 40 characters."""
+    text = escape(str(name)[: _LONGEST_NAME + 1])
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}~"
+
+
+# ------------------------------------------------------------------------------------------------------------- JSON
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON: mappings, sequences, numbers as floats (null if not finite), else its `repr`."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): as_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(inner) for inner in value]
+    try:
+        number = float(value)  # fractions, tensors and NumPy's numbers too
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return repr(value)
+    return number if math.isfinite(number) else None
+
+
+# --------------------------------------------------------------------------------------------------------- settings
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """Read a mapping from a YAML or JSON file.
+
+    Raises:
+        ConfigurationError: The file is missing, too long, not text, not YAML, or holds no settings.
+    """
+    settings = read_values(path)
+    if not isinstance(settings, dict):
+        name = one_line(path, 300)
+        raise ConfigurationError(f"{name} holds {one_line(repr(settings), 60)}, not settings (`name: value`).")
+    return {str(key): value for key, value in settings.items()}
+
+
+def read_values(path: str | Path) -> Any:
+    """Read a YAML or JSON file, as `parse_yaml` does.
+
+    Raises:
+        ConfigurationError: The file is missing, too long, not text, or not YAML.
+    """
+    name = one_line(path, 300)
+    try:
+        if not Path(path).is_file():
+            raise ConfigurationError(f"There is no file {name}.")
+        if (size := Path(path).stat().st_size) > MOST_BYTES:
+            raise ConfigurationError(f"{name} has {size:,} bytes, too many for settings: is it the right file?")
+        text = Path(path).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{name} is no text file: byte {error.start} is not UTF-8.") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
+    return parse_json(text, name) if Path(path).suffix == ".json" else parse_yaml(text, name)
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Read JSON in which no key stands twice.
+
+    Raises:
+        ConfigurationError: It is not JSON, is nested too deeply, or repeats a key.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ConfigurationError(f"{name} has the key {one_line(twice, 60)!r} twice: keep one.")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
+
+
+def parse_yaml(text: str, name: str, exponents: bool = False) -> Any:
+    """Read YAML of limited size and depth in which no key stands twice.
+
+    Args:
+        text: The YAML.
+        name: What it is, for messages.
+        exponents: Read 1e-3 as a number, as nobody means the string on a command line. YAML 1.1 wants 1.0e-3.
+
+    Raises:
+        ConfigurationError: It is not YAML, stands for too many values, or repeats a key.
+    """
+    import yaml  # here, because most commands need no YAML
+
+    loader, depth = _loader(exponents), 0
+    too_many = f"{name} stands for more than {MOST_VALUES:,} values: is it the right file?"
+    try:
+        for number, event in enumerate(yaml.parse(text, loader)):  # libyaml composes recursively, without any limit
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?")
+            if number > 2 * MOST_VALUES + 4:  # a collection has two events
+                raise ConfigurationError(too_many)
+        node = yaml.compose(text, loader)
+        if node is None:
+            return None
+        if _count(node, name, {}) > MOST_VALUES:
+            raise ConfigurationError(too_many)
+        return loader("").construct_document(node)
+    # PyYAML leaks ValueError, TypeError and others on odd scalars and keys.
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        problem = one_line(error, 300).replace('in "<unicode string>", ', "at ")
+        raise ConfigurationError(f"{name} is not YAML: {problem}") from error
+
+
+def _count(node: Any, name: str, known: dict[int, int]) -> int:
+    """The number of values with aliases expanded; more than allowed if a value contains itself. No key stands twice."""
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # while it is counted
+        inner = node.value if isinstance(node.value, list) else []
+        if node.id == "mapping":
+            keys = set()
+            for key, _ in inner:
+                if key.id == "scalar" and (key.tag, key.value) in keys:
+                    where = f"line {key.start_mark.line + 1}"
+                    raise ConfigurationError(
+                        f"{name} has the key {one_line(key.value, 60)!r} twice ({where}): keep one."
+                    )
+                keys.add((key.tag, key.value) if key.id == "scalar" else id(key))
+            inner = [part for pair in inner for part in pair]
+        known[id(node)] = 1 + sum(_count(each, name, known) for each in inner)
+    return known[id(node)]
+
+
+@cache
+def _loader(exponents: bool) -> Any:
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """PyYAML's safe loader, in C where it has that."""
+
+    if exponents:
+        pattern = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
+        Loader.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+0123456789"))
+    return Loader
