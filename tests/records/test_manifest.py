@@ -412,6 +412,16 @@ def test_objects_are_recorded_by_what_they_are_built_with() -> None:
     assert all(record.source_hash for record in records)
 
 
+def test_the_policy_of_a_guard_given_in_python_is_a_difference() -> None:
+    plain, other = (Manifest.of(bare([guarded(Judge(), timeout=4, **policy)])) for policy in ({}, {"on_error": 0.0}))
+    assert differences(plain, Manifest.of(bare([guarded(Judge(), timeout=4, on_error="raise")]))) == []
+    (sentence,) = differences(plain, other)
+    assert sentence.startswith("reward Judge: guard")
+    assert '"outcomes": {"error": 0.0}' in sentence
+    later = Manifest.of(bare([guarded(Judge(), timeout=4, outcomes={"timeout": None, "error": 0.0})]))
+    assert len(differences(other, later)) == 1
+
+
 def test_what_changes_while_it_trains_is_no_parameter() -> None:
     judge = Judge()
     before = Manifest.of(bare([judge]))

@@ -116,6 +116,7 @@ class OutcomePolicy:
                 can = ", ".join(self._becomes)
                 raise ConfigurationError(f"{reward} has no outcome {name!r} to set; it has: {can}.")
             self._becomes[Outcome(name)] = _consequence(reward, name, value)
+        self.changed = {outcome.value: it for outcome, it in self._becomes.items() if it != known[outcome]}
 
     def __getitem__(self, outcome: Outcome) -> Consequence:
         return self._becomes[outcome]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ..guard.untrusted import as_json
+from .files import write_atomically
 
 LOG_FILE = "trl_grpo_ext_log.jsonl"
 
@@ -34,11 +33,9 @@ class LiveLog(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._path = Path(args.output_dir) / LOG_FILE
-        temporary = self._path.with_name(f".{LOG_FILE}.{os.getpid()}.{threading.get_ident()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text("".join(map(_line, state.log_history)), encoding="utf-8")
-            temporary.replace(self._path)
+            write_atomically(self._path, "".join(map(_line, state.log_history)))
         except OSError as error:
             self._give_up(error)
         self._written = len(state.log_history)
@@ -47,18 +44,16 @@ class LiveLog(TrainerCallback):
         """Append the new entries of the history."""
         if self._path is None or not state.is_world_process_zero:
             return
-        lines = "".join(map(_line, state.log_history[self._written :]))
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(lines)
+                file.write("".join(map(_line, state.log_history[self._written :])))
         except OSError as error:
             self._give_up(error)
         self._written = len(state.log_history)
 
     def _give_up(self, error: OSError) -> None:
         warnings.warn(
-            f"{self._path} cannot be written, so the log stops there: {error}. Training goes on.",
-            stacklevel=3,
+            f"{self._path} cannot be written, so the log stops there: {error}. Training goes on.", stacklevel=3
         )
         self._path = None
 

@@ -1,12 +1,7 @@
 """The plugins of a run: recorded beside it and in every checkpoint, and compared when the run resumes.
 
-    output_dir/trl_grpo_ext_plugins.json                     when the training starts
-    output_dir/checkpoint-N/trl_grpo_ext_plugins.json        with every checkpoint, and wherever a model is saved
-    output_dir/README.md                                     a table, in the model card
-
-A manifest has one record per plugin, in order, and the versions of the libraries. `differences` lists how two manifests
-differ; `with_plugins` puts a table into a model card. `source` hashes a plugin's source and `settings` records the
-hyper-parameters; the trainer calls all this from `plugin_records`.
+The manifest is `trl_grpo_ext_plugins.json`: in the output folder, in every checkpoint and wherever a model is saved. It
+has one record per plugin, in order, and the versions of the libraries.
 """
 
 from __future__ import annotations
@@ -119,7 +114,8 @@ class Manifest:
             aggregation: What its loss aggregation was loaded from, if known.
             group_filter: What its group filter was loaded from, if known.
         """
-        weights = [_short(weight) for weight in trainer.reward_weights.tolist()]
+        # Without false float32 digits: 0.2 rather than 0.20000000298.
+        weights = [float(f"{weight:.7g}") for weight in trainer.reward_weights.tolist()]
         weights += [1.0] * (len(trainer.reward_funcs) - len(weights))
         made = _Recorder()
         records: list[PluginRecord] = []
@@ -181,8 +177,8 @@ class Manifest:
         except (OSError, ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
             raise ManifestError(
-                f"{path} cannot be read as a record of plugins: {reason.rstrip('.')}. Restore the file. To resume "
-                f"without comparing plugins, delete it or set plugin_changes: warn."
+                f"{path} cannot be read as a record of plugins: {reason.rstrip('.')}. Restore the file; to resume "
+                "without comparing plugins, delete it or set plugin_changes: warn."
             ) from error
 
     @classmethod
@@ -247,26 +243,18 @@ class _Recorder:
             switches: dict[str, Any] = dict.fromkeys(sorted(asked.switches), True)
             if asked.guard is not None:
                 switches["guard"] = plain_mapping(asked.guard)
-            weight = weight if weight is not None else asked.weight
             record = PluginRecord(
-                *(kind, info.name, info.distribution, info.version, info.target),
-                parameters=plain_mapping(asked.parameters),
-                weight=weight,
-                switches=switches,
-                source_hash=source.hash,
-                source=source.covers,
-                inside=inside or None,
+                *(kind, info.name, info.distribution, info.version, info.target, plain_mapping(asked.parameters)),
+                *(weight if weight is not None else asked.weight, switches, source.hash, source.covers),
             )
         else:
-            record = self._given_in_python(kind, loaded.object, name, weight, inside)
-        yield record
+            record = replace(self._given_in_python(kind, loaded.object, name), weight=weight, selected=False)
+        yield replace(record, inside=inside or None)
         for place, reward in loaded.inner:
             within = f"{record.name}, {place}" if not inside else f"{inside}: {record.name}, {place}"
             yield from self.records(kind, reward, inside=within)
 
-    def _given_in_python(
-        self, kind: Kind, thing: Any, name: str | None, weight: float | None, inside: str
-    ) -> PluginRecord:
+    def _given_in_python(self, kind: Kind, thing: Any, name: str | None) -> PluginRecord:
         name = name or str(getattr(thing, "__name__", type(thing).__name__))
         switches: dict[str, Any] = {}
         parameters: dict[str, Any] | None = None
@@ -274,9 +262,9 @@ class _Recorder:
             if isinstance(thing, functools.partial):
                 parameters = {**plain_mapping(thing.keywords), **(parameters or {})}
                 thing = thing.func
-            elif (attribute := _wraps(thing)) is not None:
+            elif type(thing).__module__.startswith("trl_grpo_ext.") and type(thing).__qualname__ in _WRAPPERS:
                 switches |= _switches(thing)
-                thing = getattr(thing, attribute)
+                thing = getattr(thing, _WRAPPERS[type(thing).__qualname__])
             else:
                 break
         while _is_model(thing) and _is_model(getattr(thing, "module", None)):  # an engine has wrapped it
@@ -293,15 +281,9 @@ class _Recorder:
             if parameters is None and defined is not thing and not callable(getattr(thing, "state_dict", None)):
                 parameters = _constructed_with(thing)
             source = of_text(defined) if module == "__main__" else self._sources.of_module(module, distribution)
+        target = f"{module}:{defined.__qualname__}"
         return PluginRecord(
-            *(kind, name, distribution, number, f"{module}:{defined.__qualname__}"),
-            parameters=parameters,
-            weight=weight,
-            switches=switches,
-            source_hash=source.hash,
-            source=source.covers,
-            inside=inside or None,
-            selected=False,
+            *(kind, name, distribution, number, target, parameters, None, switches, source.hash, source.covers)
         )
 
     @functools.cached_property
@@ -318,27 +300,19 @@ def _is_model(thing: Any) -> bool:
     return torch is not None and isinstance(thing, torch.nn.Module)
 
 
-def _wraps(thing: Any) -> str | None:
-    """The attribute that holds the plugin, if this is one of our wrappers."""
-    ours = type(thing).__module__.startswith("trl_grpo_ext.")
-    return _WRAPPERS.get(type(thing).__qualname__) if ours else None
-
-
 def _switches(wrapper: Any) -> dict[str, Any]:
     """The switches of one of our wrappers, as a selection writes them."""
     asked = {name: value for name, value in (_constructed_with(wrapper) or {}).items() if name != "name"}
     if type(wrapper).__qualname__.endswith("Guarded"):
-        return {"guard": {name: value for name, value in asked.items() if value is not None}}
+        guard = {name: value for name, value in asked.items() if value is not None}
+        return {"guard": guard | ({"outcomes": dict(wrapper.policy.changed)} if wrapper.policy.changed else {})}
     if type(wrapper).__qualname__ == "SkipZeroVariance":
         return {"skip_zero_variance": True}
     return {name: True for name, value in asked.items() if value is True}
 
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:
-    """Simple values that an object keeps under the names of its constructor's parameters, as many classes do.
-
-    Objects with a state are skipped, because their values change during training. None if there are none.
-    """
+    """Simple values that an object keeps under the names of its constructor's parameters; None if there are none."""
     try:
         names = inspect.signature(type(thing)).parameters
     except (TypeError, ValueError):  # some extension types have none
@@ -357,36 +331,35 @@ def _is_simple(value: Any) -> bool:
 
 
 def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Parameters as JSON, without secrets."""
     return {str(key): HIDDEN if _SECRET.search(str(key)) else plain_value(value) for key, value in values.items()}
 
 
 def plain_value(value: Any) -> Any:
     """A parameter as JSON; what JSON cannot hold becomes the name of its function or class."""
-    if isinstance(value, Selection):
-        return plain_value(value.plain())
-    if isinstance(value, Mapping):
-        return plain_mapping(value)
-    if isinstance(value, (list, tuple)):
-        return [plain_value(inner) for inner in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted((plain_value(inner) for inner in value), key=repr)
-    if isinstance(value, enum.Enum):
-        return plain_value(value.value)
-    if value is None or isinstance(value, (str, bool)):
-        return value if not isinstance(value, str) else str(value)
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, os.PathLike):
-        return os.fspath(value) if isinstance(os.fspath(value), str) else repr(os.fspath(value))
+    match value:
+        case Selection():
+            return plain_value(value.plain())
+        case Mapping():
+            return plain_mapping(value)
+        case list() | tuple():
+            return [plain_value(inner) for inner in value]
+        case set() | frozenset():
+            return sorted((plain_value(inner) for inner in value), key=repr)
+        case enum.Enum():
+            return plain_value(value.value)
+        case None | bool():
+            return value
+        case str():
+            return str(value)
+        case Integral():
+            return int(value)
+        case Real():
+            return float(value) if math.isfinite(value) else str(float(value))
+        case os.PathLike():
+            return os.fspath(value) if isinstance(os.fspath(value), str) else repr(os.fspath(value))
     named = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
     return f"<{named.__module__}:{named.__qualname__}>"
-
-
-def _short(weight: float) -> float:
-    """A float without false float32 digits: 0.2 rather than 0.20000000298."""
-    return float(f"{weight:.7g}") if math.isfinite(weight) else weight
 
 
 def _version(distribution: str) -> str | None:
@@ -425,10 +398,10 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
         else:
             texts += [f"{_describe(here[key])}: {text}" for text in _changes(before[key], here[key])]
     for kind in KINDS:
-        order = [key for key in before if key[0] == kind and key in here]
-        order_here = [key for key in here if key[0] == kind and key in before]
+        order = [key[2] for key in before if key[0] == kind and key in here]
+        order_here = [key[2] for key in here if key[0] == kind and key in before]
         if order != order_here:
-            names, names_here = (", ".join(_text(key[2]) for key in keys) for keys in (order, order_here))
+            names, names_here = (", ".join(map(_text, of)) for of in (order, order_here))
             texts.append(f"{LABELS[kind]}s: the order is {names} in the checkpoint, {names_here} here")
     return texts
 
@@ -457,39 +430,31 @@ def _by_key(manifest: Manifest) -> dict[_Key, PluginRecord]:
 
 
 def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
-    if (old.distribution, old.version) != (new.distribution, new.version):
-        here = _text(new.origin) if old.distribution != new.distribution else _text(new.version or "no version")
-        yield f"{_text(old.origin)} in the checkpoint, {here} here"
+    same_origin = (old.distribution, old.version) == (new.distribution, new.version)
+    if not same_origin:
+        here = new.origin if old.distribution != new.distribution else new.version or "no version"
+        yield f"{_text(old.origin)} in the checkpoint, {_text(here)} here"
     if old.target != new.target:
         yield f"it is {_text(old.target)} in the checkpoint, {_text(new.target)} here"
-    elif (
-        (old.distribution, old.version) == (new.distribution, new.version)
-        and None not in (old.source_hash, new.source_hash)
-        and old.source_hash != new.source_hash
-    ):
+    elif same_origin and None not in (old.source_hash, new.source_hash) and old.source_hash != new.source_hash:
         same = f"although the version {_text(new.version)} is the same" if new.version else f"({_text(new.origin)})"
         yield f"its source differs {same}"
-    if None in (old.parameters, new.parameters):
-        if old.parameters != new.parameters:
-            known = {False: "known", True: "not known"}
-            yield (
-                f"its parameters are {known[old.parameters is None]} in the checkpoint, "
-                f"{known[new.parameters is None]} here"
-            )
-    else:
-        yield from _of_values("parameter ", old.parameters or {}, new.parameters or {})
-    yield from _of_values("", old.switches, new.switches)
-    if old.weight != new.weight:
-        yield f"weight {_value(old.weight)} in the checkpoint, {_value(new.weight)} here"
+    before, now = _facts(old), _facts(new)
+    if (old.parameters is None) != (new.parameters is None):
+        known = ["not known" if one.parameters is None else "known" for one in (old, new)]
+        yield f"its parameters are {known[0]} in the checkpoint, {known[1]} here"
+        before, now = ({key: it for key, it in of.items() if key[0] != "parameter "} for of in (before, now))
+    for key in {**before, **now}:
+        if key not in before or key not in now or not _same(before[key], now[key]):
+            texts = [_cut(json.dumps(of[key])) if key in of else "not set" for of in (before, now)]
+            yield f"{key[0]}{_text(key[1])} {texts[0]} in the checkpoint, {texts[1]} here"
 
 
-def _of_values(what: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    for name in {**old, **new}:
-        if name in old and name in new and _same(old[name], new[name]):
-            continue
-        here = _value(new[name]) if name in new else "not set"
-        before = _value(old[name]) if name in old else "not set"
-        yield f"{what}{_text(name)} {before} in the checkpoint, {here} here"
+def _facts(record: PluginRecord) -> dict[tuple[str, str], Any]:
+    """The values of a record that a user sets, by what they are and their name."""
+    parameters = {("parameter ", name): value for name, value in (record.parameters or {}).items()}
+    switches = {("", name): value for name, value in record.switches.items()}
+    return {**parameters, **switches, ("", "weight"): record.weight}
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -502,10 +467,6 @@ def _same(old: Any, new: Any) -> bool:
 def _describe(record: PluginRecord) -> str:
     within = f" (inside {_text(record.inside)})" if record.inside else ""
     return f"{LABELS[record.kind]} {_text(record.name)}{within}"
-
-
-def _value(value: Any) -> str:
-    return _cut(json.dumps(value))
 
 
 def _text(value: str | None) -> str:
@@ -530,12 +491,7 @@ _NAME, _VERSION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"), re.
 
 
 def with_plugins(card: str, manifest: Manifest) -> str:
-    """Add the section on plugins to a model card, before the citations or at the end, or replace an earlier one.
-
-    Args:
-        card: Markdown.
-        manifest: Of the run that trained the model.
-    """
+    """Add the section on plugins to a model card, before the citations or at the end, or replace an earlier one."""
     card = _SECTION.sub("\n\n", card)
     found = _CITATIONS.search(card)
     at = found.start() if found else len(card)
@@ -557,7 +513,11 @@ def section(manifest: Manifest) -> str:
         *(_row(record) for record in manifest.plugins),
     ]
     wanted = {"trl-grpo-ext": own} | {r.distribution: r.version for r in manifest.plugins if r.distribution}
-    named = [f"{name}=={number}" for name, number in wanted.items() if _can_be_installed(name, number)]
+    named = [
+        f"{name}=={number}"
+        for name, number in wanted.items()
+        if number is not None and _NAME.fullmatch(name) and _VERSION.fullmatch(number)
+    ]
     if named:
         lines += ["", "To install them:", "", "```sh", f"pip install {' '.join(named)}", "```"]
     loose = [record for record in manifest.plugins if record.distribution is None]
@@ -591,7 +551,3 @@ def _cell(text: str | None) -> str:
         return f"`{text}`"
     text = escape(text)
     return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
-
-
-def _can_be_installed(name: str, number: str | None) -> bool:
-    return _NAME.fullmatch(name) is not None and number is not None and _VERSION.fullmatch(number) is not None

@@ -49,10 +49,7 @@ def solved_groups(
 ) -> list[tuple[int, int]]:
     """For every group, count the completions that solve the prompt and those that were judged.
 
-    Args:
-        rewards_N_K: Of all ranks, NaN for none.
-        thresholds: By reward column and name.
-        group_size: Completions of one prompt.
+    Thresholds are by reward column and name.
     """
     columns = [column for column, _ in thresholds]
     judged_N = ~torch.isnan(rewards_N_K[:, columns]).any(dim=1)
@@ -75,12 +72,7 @@ def shares_of(groups: Sequence[tuple[int, int]]) -> dict[str, float]:
 
 
 class PromptRates(TrainerCallback):
-    """Writes the file, on the main process. A full disk costs the file, not the run.
-
-    Args:
-        thresholds: By reward column and name, the least value that solves a prompt.
-        group_size: Completions of one prompt.
-    """
+    """Writes the file, on the main process. A full disk costs the file, not the run."""
 
     def __init__(self, thresholds: Mapping[tuple[int, str], float], group_size: int) -> None:
         self.thresholds, self.group_size = thresholds, group_size
@@ -99,31 +91,17 @@ class PromptRates(TrainerCallback):
             self._give_up(error)
 
     def write(self, step: int, prompts: Sequence[Any], groups: Sequence[tuple[int, int]]) -> None:
-        """Add a generation batch.
-
-        Args:
-            step: Optimizer steps done.
-            prompts: One for each group.
-            groups: Of `solved_groups`.
-        """
+        """Add a generation batch: one prompt for each of the groups that `solved_groups` returned."""
         if self._path is None:
             return
-        lines = [
-            json.dumps(
-                {
-                    "step": step,
-                    "prompt": json.loads(key_of(prompt)),
-                    "solved": solved,
-                    "sampled": judged,
-                    "rate": solved / judged,
-                }
-            )
-            for prompt, (solved, judged) in zip(prompts, groups, strict=True)
-            if judged
-        ]
+        lines = []
+        for prompt, (solved, judged) in zip(prompts, groups, strict=True):
+            if judged:
+                entry = {"step": step, "prompt": json.loads(key_of(prompt)), "solved": solved, "sampled": judged}
+                lines.append(json.dumps({**entry, "rate": solved / judged}) + "\n")
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write("".join(f"{line}\n" for line in lines))
+                file.write("".join(lines))
         except OSError as error:
             self._give_up(error)
 
@@ -134,17 +112,7 @@ class PromptRates(TrainerCallback):
 
 @dataclass(frozen=True)
 class PromptWeights:
-    """How often an epoch draws each prompt, as the setting `prompt_weights` says.
-
-    Args:
-        file: Of an earlier run, or made by hand.
-        solved: Weight of a prompt that all completions of its last group solved.
-        unsolved: Of one that none did.
-        mixed: Of all others.
-
-    Raises:
-        ConfigurationError: A weight is no number from 0 up.
-    """
+    """How often an epoch draws each prompt, as the setting `prompt_weights` says."""
 
     file: str
     solved: float = WEIGHTS["solved"]
@@ -152,16 +120,11 @@ class PromptWeights:
     mixed: float = WEIGHTS["mixed"]
 
     def __post_init__(self) -> None:
-        """Check the weights."""
         for name in WEIGHTS:
             _checked(getattr(self, name), f"prompt_weights: {name}")
 
     def read(self) -> dict[str, float]:
-        """Return the weights of the file's prompts, by `key_of`.
-
-        Raises:
-            ConfigurationError: The file is missing, or a line is malformed.
-        """
+        """Return the weights of the file's prompts, by `key_of`."""
         try:
             lines = _lines(Path(self.file))
         except OSError as error:
@@ -188,13 +151,8 @@ class PromptWeights:
     def rows(self, prompts: Sequence[Any], seed: int, at_least: int) -> list[int]:
         """Return the rows of an epoch: each as often as its weight says, duplicates next to each other.
 
-        Args:
-            prompts: Of the data set.
-            seed: Decides which rows a fractional weight draws; the same on all ranks.
-            at_least: Prompts that a generation batch takes.
-
-        Raises:
-            ConfigurationError: The file knows none of the prompts, or leaves too few.
+        The seed, the same on all ranks, decides which rows a fractional weight draws. `at_least` is the number of
+        prompts that a generation batch takes.
         """
         weights = self.read()
         known = [weights.get(key_of(prompt)) for prompt in prompts]
@@ -219,11 +177,7 @@ class PromptWeights:
 
 
 def read_prompt_weights(value: Any) -> PromptWeights | None:
-    """Read the setting: None, a file, or a mapping with `file` and weights.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
+    """Read the setting: None, a file, or a mapping with `file` and weights."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -249,7 +203,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _step_of(line: str) -> float:
-    """The step of a line; None for a line that an interrupted run left incomplete."""
+    """The step of a line; infinity for a line that an interrupted run left incomplete."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import ManifestError
 from .files import write_atomically
-from .manifest import HIDDEN, plain_mapping, plain_value
+from .manifest import HIDDEN, plain_value
 
 FILE = "trl_grpo_ext_settings.json"
 """File name in a run's folder."""
@@ -42,15 +42,10 @@ _OF_ADAPTER = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora"
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """The settings of a constructed trainer, ours or TRL's, as JSON.
-
-    Args:
-        trainer: With `args`, a dataclass, `model` and `accelerator`.
-    """
+    """The settings of a constructed trainer, ours or TRL's, as JSON."""
     args = trainer.args
     found: dict[str, Any] = {}
-    path = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
-    if path:
+    if path := getattr(getattr(trainer.model, "config", None), "_name_or_path", None):
         found["model"] = str(path)
     found["processes"] = int(trainer.accelerator.num_processes)
     adapters = getattr(trainer.model, "peft_config", None)
@@ -63,7 +58,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         value = getattr(args, name, None)
         if name not in NEVER and (name in ALWAYS or _differs(known[name], value)):
             found[name] = value
-    cleaned: dict[str, Any] = _clean(plain_mapping({name: _simple(value) for name, value in found.items()}))
+    cleaned: dict[str, Any] = _clean(plain_value(_simple(found)))
     return cleaned
 
 
@@ -97,16 +92,15 @@ def _differs(field: Field[Any], value: Any) -> bool:
 
 
 def _simple(value: Any) -> Any:
-    """As JSON: objects that have a mapping become it, and torch's types their names."""
+    """Objects that have a mapping become it, and torch's types their names."""
     if isinstance(value, Mapping):
-        return plain_mapping({key: _simple(inner) for key, inner in value.items()})
+        return {key: _simple(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_simple(inner) for inner in value]
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return str(value)
-    if not isinstance(value, type) and callable(as_mapping := getattr(value, "to_dict", None)):
-        return _simple(as_mapping())
-    return plain_value(value)
+    to_dict = None if isinstance(value, type) else getattr(value, "to_dict", None)
+    return _simple(to_dict()) if callable(to_dict) else value
 
 
 def _clean(value: Any) -> Any:

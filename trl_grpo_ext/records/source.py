@@ -4,9 +4,8 @@ It covers the plugin's module, its parent packages, and everything that these im
 own top-level package and from other top-level modules of their distribution. For modules of no distribution it also
 covers imported modules in the same folder. Extension modules count by their bytes. Line endings don't count.
 
-It does not cover imports by name at run time (`importlib.import_module`), data files, environment variables, other
-distributions or imports for type checkers only. For objects defined in the script that Python was started with, only
-their own text counts: otherwise every edit of the script's settings would change the plugin.
+It does not cover imports by name at run time, data files, environment variables, other distributions or imports for
+type checkers only. For objects defined in the script that Python was started with, only their own text counts.
 """
 
 from __future__ import annotations
@@ -30,12 +29,7 @@ _OURS = "trl_grpo_ext"
 
 @dataclass(frozen=True)
 class Source:
-    """A plugin's source.
-
-    Attributes:
-        hash: SHA-256 as hexadecimal digits; None if there is no source to read.
-        covers: What the hash covers, in words; or why there is none.
-    """
+    """SHA-256 of a plugin's source, or None; and, in words, what it covers or why there is none."""
 
     hash: str | None
     covers: str
@@ -48,19 +42,14 @@ class SourceReader:
     _files: dict[Path, tuple[bytes, list[ast.stmt]]] = field(default_factory=dict)
 
     def of_module(self, module: str, owner: str | None) -> Source:
-        """The source of a module that can be imported.
-
-        Args:
-            module: Its dotted name. It need not be imported yet, though its top-level package may be.
-            owner: Its distribution; None for the user's own module.
-        """
-        tops = _Tops(module.partition(".")[0], owner)
+        """The source of a module that can be imported; `owner` is its distribution, None for the user's own module."""
+        finder = _Finder(module.partition(".")[0], owner)
         files: dict[str, Path] = {}
         waiting = [*_ancestors(module)]
         try:
             while waiting:
                 name = waiting.pop()
-                if name in files or (path := tops.file(name)) is None:
+                if name in files or (path := finder.file(name)) is None:
                     continue
                 files[name] = path
                 if len(files) > _MOST_MODULES:
@@ -71,8 +60,8 @@ class SourceReader:
                 return Source(None, f"not hashed: {module} has no source file")
             digest = hashlib.sha256()
             for name in sorted(files):
-                _add(digest, name.encode())
-                _add(digest, self._read(files[name])[0])
+                for part in (name.encode(), self._read(files[name])[0]):
+                    digest.update(len(part).to_bytes(8, "big") + part)
         except OSError as error:
             return Source(None, f"not hashed: {module} cannot be read ({type(error).__name__})")
         others = f" and {len(files) - 1} that it needs" if len(files) > 1 else ""
@@ -93,11 +82,7 @@ class SourceReader:
 
 
 def of_text(thing: Any) -> Source:
-    """The source of a function or class by its own text, for objects defined in a script or a notebook.
-
-    Args:
-        thing: The function or class.
-    """
+    """The source of a function or class by its own text, for objects defined in a script or a notebook."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     try:
         text = inspect.getsource(thing)
@@ -107,14 +92,14 @@ def of_text(thing: Any) -> Source:
     return Source(hashlib.sha256(content).hexdigest(), f"the text of {name} alone, in the script that was run")
 
 
-class _Tops:
+class _Finder:
     """Finds the files of modules that belong to the same distribution or folder as a top-level module."""
 
     def __init__(self, top: str, owner: str | None) -> None:
         self._top = top
-        self._places: dict[str, list[Path]] = {}
-        self._roots = {place.parent for place in self._place(top)}
-        record = _record(owner) if owner is not None else None
+        self._bases: dict[str, list[Path]] = {}
+        self._roots = {base.parent for base in self._base(top)}
+        record = _files_of(owner) if owner is not None else None
         if record is not None:
             firsts = {line.partition(",")[0].partition("/")[0] for line in record.splitlines()}
             self._declared: set[str] | None = {first.partition(".")[0] for first in firsts}
@@ -127,14 +112,9 @@ class _Tops:
         top, *rest = module.split(".")
         if not self._belongs(top):
             return None
-        for place in self._place(top):
-            base = place.joinpath(*rest)
-            candidates = [base / "__init__.py", base.with_name(f"{base.name}.py")]
-            candidates += [base.with_name(f"{base.name}{suffix}") for suffix in EXTENSION_SUFFIXES]
-            for candidate in candidates:
-                if candidate.is_file():
-                    return candidate
-        return None
+        endings = ["/__init__.py", ".py", *EXTENSION_SUFFIXES]
+        bases = [base.joinpath(*rest) for base in self._base(top)]
+        return next((file for base in bases for end in endings if (file := Path(f"{base}{end}")).is_file()), None)
 
     def _belongs(self, top: str) -> bool:
         if top == self._top:
@@ -143,17 +123,17 @@ class _Tops:
             return False
         if self._declared is not None and top not in self._declared:
             return False
-        return any(place.parent in self._roots for place in self._place(top))
+        return any(base.parent in self._roots for base in self._base(top))
 
-    def _place(self, top: str) -> list[Path]:
+    def _base(self, top: str) -> list[Path]:
         """The path of a top-level module: its folder, or its file without the suffix."""
-        if top not in self._places:
+        if top not in self._bases:
             spec = _spec(top)
             found = [*(spec.submodule_search_locations or [])] if spec else []
             if spec and not found and spec.origin and spec.has_location:
                 found = [str(Path(spec.origin).with_name(top))]
-            self._places[top] = [Path(place).resolve() for place in found]
-        return self._places[top]
+            self._bases[top] = [Path(base).resolve() for base in found]
+        return self._bases[top]
 
 
 def _spec(top: str) -> ModuleSpec | None:
@@ -163,7 +143,7 @@ def _spec(top: str) -> ModuleSpec | None:
         return None
 
 
-def _record(owner: str) -> str | None:
+def _files_of(owner: str) -> str | None:
     """A distribution's list of files; None if its modules are elsewhere, as in an editable installation."""
     try:
         found = distribution(owner)
@@ -198,8 +178,3 @@ def _imported(statements: list[ast.stmt], module: str, *, is_package: bool) -> I
             waiting += node.orelse
         else:
             waiting += ast.iter_child_nodes(node)
-
-
-def _add(digest: Any, part: bytes) -> None:
-    digest.update(len(part).to_bytes(8, "big"))
-    digest.update(part)

@@ -1,21 +1,24 @@
 """What the loss used, token by token: sampled completions, in one parquet file per logging step.
 
 The setting `token_records: n` turns it on. It samples at least `n` completions of every generation batch, in whole
-groups, so that completions of one prompt can be compared. Each row of `token_records/step_00010.parquet` is one
-completion; `SCHEMA` lists its columns. Values are taken where they were used: rewards and the advantages after each
-rollout hook when the batch was scored, the rest at the row's last loss forward before the file was written.
+groups. Each row of `token_records/step_00010.parquet` is one completion; `COLUMNS` lists its columns. Rewards and the
+advantages after each rollout hook are those at scoring, the rest is of the row's last loss forward before the file was
+written.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AlignmentError, PluginOutputError
 from ..types import Rollout
+from .files import write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -60,13 +63,13 @@ class TokenRecorder:
 
     def __init__(self, count: int, seed: int) -> None:
         self._count, self._seed = count, seed
-        self._generations = 0
         self._records: dict[int, dict[str, Any]] = {}
+        self._warned = False
 
     def start(
         self,
         rollout: Rollout,
-        places_B: torch.Tensor,
+        row_ids_B: torch.Tensor,
         stages: Sequence[tuple[str, torch.Tensor]],
         outcomes: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
@@ -74,15 +77,14 @@ class TokenRecorder:
 
         Args:
             rollout: The generation batch.
-            places_B: The number that identifies each row at its loss forward.
+            row_ids_B: The number that identifies each row at its loss forward.
             stages: Name of each stage of the advantages, and `(B, T)` after it.
             outcomes: By name of a reward, the outcome of each of the `B` completions.
         """
-        self._generations += 1
         self._records = {}
         groups = min(-(-self._count // rollout.num_generations), rollout.totals.prompts)
-        # Seeded by a string: the same on every rank and at every resumption, whatever else draws random numbers.
-        chosen = random.Random(f"{self._seed}/{self._generations}").sample(range(rollout.totals.prompts), groups)
+        # By the step, not by a count of batches: a resumed run samples as the run that went through.
+        chosen = random.Random(f"{self._seed}/{rollout.step}").sample(range(rollout.totals.prompts), groups)
         first = rollout.local_rows.start or 0
         for row, group in enumerate(rollout.group_ids_B.tolist()):
             if group in chosen:
@@ -94,27 +96,21 @@ class TokenRecorder:
                 record["stages"] = [name for name, _ in stages]
                 record["advantages"] = [values_B_T[row, :size].tolist() for _, values_B_T in stages]
                 record["at_rollout"] = len(stages)
-                self._records[int(places_B[row])] = record
+                self._records[int(row_ids_B[row])] = record
 
-    def wants(self, places_B: torch.Tensor) -> bool:
+    def wants(self, row_ids_B: torch.Tensor) -> bool:
         """Whether any of these rows is recorded."""
-        return any(place in self._records for place in places_B.tolist())
+        return any(row_id in self._records for row_id in row_ids_B.tolist())
 
     def add_trained(
         self,
-        places_B: torch.Tensor,
+        row_ids_B: torch.Tensor,
         stages: Sequence[tuple[str, torch.Tensor]],
         used: Mapping[str, torch.Tensor],
     ) -> None:
-        """Add what a loss forward used.
-
-        Args:
-            places_B: The rows of the micro-batch.
-            stages: Name of each forward hook and `(B, T)` after it.
-            used: `advantage`, `weight`, `logp`, `entropy`, each `(B, T)`.
-        """
-        for row, place in enumerate(places_B.tolist()):
-            record = self._records.get(place)
+        """Add what a loss forward used: `(B, T)` after each forward hook, and `advantage`, `weight` and so on."""
+        for row, row_id in enumerate(row_ids_B.tolist()):
+            record = self._records.get(row_id)
             if record is None:
                 continue
             size = len(record["token_ids"])
@@ -127,6 +123,16 @@ class TokenRecorder:
         """This rank's records of the latest generation batch."""
         return list(self._records.values())
 
+    def write(self, records: Sequence[dict[str, Any]], output_dir: str, step: int) -> None:
+        """Write the records of all ranks; a full disk costs the file and one warning, not the run."""
+        try:
+            write_records(records, output_dir, step)
+        except OSError as error:
+            if not self._warned:
+                folder = Path(output_dir) / FOLDER
+                warnings.warn(f"Token records cannot be written to {folder}: {error}. Training goes on.", stacklevel=2)
+            self._warned = True
+
 
 def _row(values_B_T: torch.Tensor, row: int, size: int) -> list[float]:
     """One row's values; a compact update cuts away columns in which nothing counts."""
@@ -135,7 +141,11 @@ def _row(values_B_T: torch.Tensor, row: int, size: int) -> list[float]:
 
 
 def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int) -> Path | None:
-    """Write the records of all ranks to one file, ordered by group and member; None if there are none."""
+    """Write the records of all ranks to one file in one step, ordered by group and member; None if there are none.
+
+    Raises:
+        OSError: The file cannot be written. No partial file remains.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -145,7 +155,9 @@ def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int)
     path = Path(output_dir) / FOLDER / f"step_{step:05d}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pyarrow.Table.from_pylist([{**row, "step": step} for row in rows], schema=_schema())
-    pyarrow.parquet.write_table(table, path)
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(table, content)
+    write_atomically(path, content.getvalue())
     return path
 
 
@@ -171,30 +183,36 @@ def _schema() -> Any:
 
 def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     ids = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0].tolist()
-    try:
-        offsets: Sequence[tuple[int, int]] | None = rollout.offsets(row)
-    except AlignmentError:
-        offsets = None
-    prompt, rewards = rollout.prompts[row], rollout.rewards_B_K[row].tolist()
-    if not isinstance(prompt, str):
-        prompt = json.dumps(prompt, ensure_ascii=False, default=str)
-    values = zip(rollout.reward_names, rewards, strict=True)
+    rewards = zip(rollout.reward_names, rollout.rewards_B_K[row].tolist(), strict=True)
     has_template = getattr(rollout.tokenizer, "response_template", None) is not None
     turns = rollout.turns_B_T[row, : len(ids)].tolist()
     return {
-        "prompt": encodable(prompt),
+        **texts_of(rollout.prompts[row], rollout.texts[row], ids, rollout.tokenizer, lambda: rollout.offsets(row)),
         "prompt_ids": rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(),
-        "completion": encodable(rollout.texts[row]),
         "truncated": bool(rollout.truncated_B[row]),
-        "rewards": [(name, _number(value)) for name, value in values],
+        "rewards": [(name, _number(value)) for name, value in rewards],
         "reward": _number(float(rollout.rewards_B[row])),
-        "token_ids": ids,
-        "tokens": [encodable(str(token)) for token in rollout.tokenizer.convert_ids_to_tokens(ids)],
-        "starts": None if offsets is None else [start for start, _ in offsets],
-        "ends": None if offsets is None else [end for _, end in offsets],
         "live": (rollout.mask_B_T[row, : len(ids)] > 0).tolist(),
         "turns": turns,
         "failed_turns": _failed_turns(rollout, row) if -1 in turns or has_template else [],
+    }
+
+
+def texts_of(prompt: Any, text: str, ids: list[int], tokenizer: Any, offsets: Any) -> dict[str, Any]:
+    """The columns of a record on its texts and tokens; `offsets` may fail to align them."""
+    try:
+        found: Sequence[tuple[int, int]] | None = offsets()
+    except AlignmentError:
+        found = None
+    if not isinstance(prompt, str):
+        prompt = json.dumps(prompt, ensure_ascii=False, default=str)
+    return {
+        "prompt": encodable(prompt),
+        "completion": encodable(text),
+        "token_ids": ids,
+        "tokens": [encodable(str(token)) for token in tokenizer.convert_ids_to_tokens(ids)],
+        "starts": None if found is None else [start for start, _ in found],
+        "ends": None if found is None else [end for _, end in found],
     }
 
 

@@ -56,7 +56,7 @@ from ..records.log import LiveLog
 from ..records.manifest import Manifest
 from ..records.prompt_rates import PromptRates, read_prompt_weights, shares_of, solved_groups
 from ..records.settings import write_settings
-from ..records.token_records import TokenRecorder, write_records
+from ..records.token_records import TokenRecorder
 from ..types import Totals
 from . import upstream
 from .batch import BatchKeys, whole_rows
@@ -748,7 +748,7 @@ class GRPOExtMixin:
         if self._recorder is not None and self.model.training:
             records = gather_object(self._recorder.records())
             if self.accelerator.is_main_process:
-                write_records(records, self.args.output_dir, self.state.global_step)
+                self._recorder.write(records, self.args.output_dir, self.state.global_step)
         if self._has_plugins:
             upstream.drop_undefined_metrics(self)
         super().log(logs, *arguments, **keywords)  # type: ignore[misc]

@@ -1,0 +1,59 @@
+"""The recorder: what a full disk costs, and the choice of groups after a resumption."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+
+from tests.contexts import make_rollout
+from tests.support import train
+from trl_grpo_ext.records.token_records import COLUMNS, TokenRecorder, write_records
+
+
+def record(**values: Any) -> dict[str, Any]:
+    return {**dict.fromkeys(COLUMNS), "group": 0, "member": 0, "rewards": [], **values}
+
+
+def test_records_that_cannot_be_written_cost_one_warning_and_not_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "token_records").write_text("a file in the folder's place")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = train(tiny_model, tmp_path, max_steps=3, token_records=4)
+    assert len(run.losses) == 3
+    assert sum("Token records cannot be written" in str(one.message) for one in caught) == 1
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = write_records([record(completion="old")], str(tmp_path), 1)
+    assert written is not None
+
+    def full(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_records([record(completion="new")], str(tmp_path), 1)
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
+    assert pyarrow.parquet.read_table(written).column("completion").to_pylist() == ["old"]
+
+
+def test_a_resumed_run_samples_the_groups_that_the_run_in_one_go_samples() -> None:
+    def chosen(recorder: TokenRecorder, step: int) -> int:
+        words = SimpleNamespace(convert_ids_to_tokens=lambda ids: ["a" for _ in ids])
+        rollout = make_rollout([2] * 40, groups=[row // 4 for row in range(40)], step=step, tokenizer=words)
+        recorder.start(rollout, torch.arange(40), [])
+        (group,) = {one["group"] for one in recorder.records()}
+        return int(group)
+
+    whole, resumed = TokenRecorder(4, seed=0), TokenRecorder(4, seed=0)
+    steps = [chosen(whole, step) for step in range(8)]
+    assert len(set(steps)) > 2
+    assert [chosen(resumed, step) for step in range(5, 8)] == steps[5:]
