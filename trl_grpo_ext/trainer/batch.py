@@ -27,6 +27,8 @@ class BatchKeys:
     """`(B, T)`, of the selected aggregation."""
     totals = "trl_grpo_ext_totals"
     """A `Totals`, once the rows are dealt."""
+    loss_factor = "trl_grpo_ext_loss_factor"
+    """A number by which a loss is multiplied that counts masked groups of `resample` as rows."""
     parts = "trl_grpo_ext_parts"
     """Batches that a compact micro-step runs before its own."""
     idle = "trl_grpo_ext_idle"

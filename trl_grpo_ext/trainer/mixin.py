@@ -15,7 +15,7 @@
 | `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
 | `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
 | `log` | the token records written |
-| `_save_rng_state` | what `resample` has drawn and carries over, into the checkpoint |
+| `_save_rng_state` | what `resample` has drawn, into the checkpoint |
 | `_load_optimizer_and_scheduler` | the same out of it |
 | `_save`, `save_model` | the manifest beside the weights |
 | `create_model_card` | a table of the plugins |
@@ -270,16 +270,16 @@ class GRPOExtMixin:
     def _make_resampling(self, settings: ResampleSettings) -> Resampling:
         trl: Any = self
         upstream.refuse_stream(trl.train_dataset)
-        refuse_inexact(settings, self.group_filter, self.advantage_hooks, upstream.batch_statistics_of(trl))
-        shape, policy_pass = upstream.batch_shape_of(trl), self._models().policy_pass
+        statistics, saves_inside = upstream.batch_statistics_of(trl), upstream.saves_inside_batches(trl)
+        refuse_inexact(self.group_filter, self.advantage_hooks, statistics, saves_inside)
         return Resampling(
             settings,
             self.group_filter,
             self._facts,
-            shape,
+            upstream.batch_shape_of(trl),
             Prompts(trl, self._facts),
             self._agreement,
-            lambda batch: policy_pass(batch, self._facts.rows_at_once(training=True), False)[0],
+            loss_counts_rows=self.loss_aggregation is None and trl.loss_type in upstream.ROW_MEAN,
         )
 
     def _models(self) -> Models:
@@ -345,7 +345,7 @@ class GRPOExtMixin:
         """
         self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self))
         if self._resampling is not None:
-            self._resampling.restart()
+            self._resampling.prompts.start_at(0)
         return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
 
     def evaluation_loop(
@@ -629,8 +629,8 @@ class GRPOExtMixin:
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)  # type: ignore[misc]
-        if self._resampling is not None:
-            self._resampling.save(output_dir, upstream.between_batches(self), self.args.should_save)
+        if self._resampling is not None and self.args.should_save:
+            self._resampling.save(output_dir, upstream.between_batches(self))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
@@ -661,7 +661,7 @@ class GRPOExtMixin:
         below: Callable[..., torch.Tensor] = super()._compute_loss  # type: ignore[misc]
         if self._replaced_pass is not None or not (self._acts_at_forward or self._recorder is not None):
             self._loss_path_ran = True
-            return below(model, inputs)
+            return _without_masked_groups(below(model, inputs), inputs)
         moment, settings = upstream.moment_of(self), upstream.loss_settings_of(self)
         mask_B_T, keep_graph = loss_mask(inputs, moment.precision), torch.is_grad_enabled()
         if moment.training and self._acts_at_forward and self._own_loss.per_token and not self._self_checked:
@@ -681,7 +681,7 @@ class GRPOExtMixin:
                 self._log_weights(forward.weights_B_T, forward.inputs["advantages"], mask_B_T)
         if self._recorder is not None and moment.training:
             self._record(forward, settings, moment)
-        return loss if keep_graph else loss.detach()
+        return _without_masked_groups(loss if keep_graph else loss.detach(), inputs)
 
     def _run_loss(self, below: Callable[..., torch.Tensor], model: Any, forward: LossForward) -> torch.Tensor:
         """TRL's loss on `forward.inputs`; the policy's forward pass inside it fills in the rest of `forward`."""
@@ -780,6 +780,8 @@ class GRPOExtMixin:
         if (factor_B := inputs.get(BatchKeys.factor)) is not None and forward.weights_B_T is not None:
             used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # undo the factor of its part
             forward.weights_B_T = forward.weights_B_T * factor_B.unsqueeze(1)
+        if forward.weights_B_T is not None:
+            forward.weights_B_T = _without_masked_groups(forward.weights_B_T, inputs)
         seen = {"weight": forward.weights_B_T, "logp": forward.logps_B_T, "entropy": forward.entropies_B_T}
         used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
         stages = [(change.name, change.after_B_T) for change in forward.changes]
@@ -821,6 +823,12 @@ class GRPOExtMixin:
 
 class GRPOExtTrainer(GRPOExtMixin, GRPOTrainer):
     """TRL's `GRPOTrainer` with plugins; a drop-in: `from trl_grpo_ext import GRPOExtTrainer as GRPOTrainer`."""
+
+
+def _without_masked_groups(loss: Any, inputs: Any) -> Any:
+    """The loss as if the groups that `resample` has masked were no rows; as it is if there are none."""
+    factor = inputs.get(BatchKeys.loss_factor)
+    return loss if factor is None else loss * factor
 
 
 def _one_source(name: str, in_python: Any, in_config: Any) -> Any:

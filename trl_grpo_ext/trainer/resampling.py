@@ -4,28 +4,27 @@ One round is one call of TRL's own `_generate_and_score_completions`, for as man
 generation (vLLM, tools, environments, `rollout_func`), rewards, shapers, TRL's metrics and its table of completions see
 each completion once, when it is sampled. What is trained on is put together afterwards:
 
-    round ──filter──▶ kept groups ──▶ the batch, carried groups first ──▶ hooks, aggregation, records, update
+    round ──filter──▶ kept groups ──▶ the batch ──▶ hooks, aggregation, records, update
                  └──▶ dropped, counted by reason
 
-- A batch that is not full after `max_rounds` is filled up with dropped groups of its first round, as they were sampled.
-- Groups that are kept beyond the batch are the first of the next one (`keep_surplus`), one generation batch old. Their
-  old log-probabilities are taken before the update, so their importance ratios are right; fresh rows beside them get
-  theirs too, since TRL has one column for all.
-- Prompts come from TRL's own sampler, in its order, one generation batch of them for each round: no prompt is drawn
-  again before all have been. An epoch is as many updates as without `resample`, and the data is passed faster.
+- A batch takes what it needs; groups kept beyond it are dropped and counted as surplus.
+- TRL's batches have a fixed size. A batch that is not full after `max_rounds` is filled up with dropped groups of its
+  rounds, whose tokens are masked: they are in no loss and no denominator. `count_dropped: true` trains on them instead.
+- Prompts come in the order of TRL's sampler. Each pass has every prompt once, also those that TRL leaves out where the
+  data is no multiple of a batch; no batch has two groups of one prompt. An epoch is as many updates as without
+  `resample`, and the data is passed faster.
 - Hooks run on the batch that is trained on, once. Where the filter reads advantages they have to run before, in each
   round, which is the same only if each of them looks at every group by itself (`per_group`). Shapers always run in the
   round. What cannot be exact is refused when the trainer is constructed.
-- Which prompts were drawn and the groups carried over are in the checkpoint, as `STATE_FILE`.
+- A checkpoint has the number of rounds drawn (`STATE_FILE`). One inside a generation batch lacks that batch, which TRL
+  would sample again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
 """
 
 from __future__ import annotations
 
-import io
-import itertools
-import pickle
+import json
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,13 +41,13 @@ from ..guard.agreement import Agreement
 from ..guard.parameters import checked_flag, checked_whole
 from ..types import Rollout, implements, role_of
 from . import upstream
-from .batch import PROMPT_KEYS, counting_mask
+from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .contexts import ScoredBatch, make_rollout
 from .facts import Moment, RunFacts
 from .logps import Scores
 
-STATE_FILE = "trl_grpo_ext_resample.pt"
-"""In a checkpoint: the number of batches drawn, and the groups carried over."""
+STATE_FILE = "trl_grpo_ext_resample.json"
+"""In a checkpoint: how many rounds were drawn, and whether it is inside a generation batch."""
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
@@ -56,6 +55,9 @@ _PAD: Mapping[str, float] = {
     "ref_per_token_logps": -1e4,  # TRL has exp(ref - logp) of padding too, before the mask: 0, and never infinite
 }
 """Padding values of TRL's batch, where not 0."""
+
+_SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
+"""Entries of a rollout that shapers make, kept so that shapers need not run again."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,16 @@ class ResampleSettings:
     Attributes:
         filter: A selection of a group filter, or one.
         max_rounds: Most generations for one batch.
-        keep_surplus: Whether groups kept beyond the batch go into the next one.
+        count_dropped: Whether dropped groups that fill up a batch are trained on, as they were sampled.
     """
 
     filter: Any
     max_rounds: int = 4
-    keep_surplus: bool = True
+    count_dropped: bool = False
 
 
 def read_resample(value: Any) -> ResampleSettings | None:
-    """Read the setting: None, a filter's name, or a mapping of `filter`, `max_rounds` and `keep_surplus`.
+    """Read the setting: None, a filter's name, or a mapping of `filter`, `max_rounds` and `count_dropped`.
 
     Raises:
         ConfigurationError: It is none of these.
@@ -83,14 +85,14 @@ def read_resample(value: Any) -> ResampleSettings | None:
         return None
     if isinstance(value, str):
         value = {"filter": value}
-    how = "Write a filter's name, or {filter: signal, max_rounds: 4, keep_surplus: true}."
+    how = "Write a filter's name, or {filter: signal, max_rounds: 4, count_dropped: false}."
     if not isinstance(value, Mapping) or value.get("filter") is None:
         raise ConfigurationError(f"resample: {value!r} does not say which groups to keep. {how}")
     if unknown := [key for key in value if key not in ResampleSettings.__dataclass_fields__]:
         raise ConfigurationError(f"resample has no {unknown[0]!r}. {how}")
     settings = ResampleSettings(**value)
     checked_whole("resample: max_rounds", settings.max_rounds, lowest=1)
-    checked_flag("resample: keep_surplus", settings.keep_surplus)
+    checked_flag("resample: count_dropped", settings.count_dropped)
     return settings
 
 
@@ -122,12 +124,17 @@ class SampledRow:
     """One completion with all its data, without padding, on the CPU, so that it can move to any rank.
 
     Attributes:
-        tensors: By name, of no dimension or one.
+        tensors: By where they are from and name there: `("batch", "completion_ids")`; of no dimension or one.
         values: What is no tensor.
     """
 
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[tuple[str, str], torch.Tensor]
     values: dict[str, Any]
+
+    @property
+    def of_batch(self) -> dict[str, Any]:
+        """The tensors of TRL's batch by name."""
+        return {name: tensor for (source, name), tensor in self.tensors.items() if source == "batch"}
 
 
 Group = list[SampledRow]
@@ -139,65 +146,55 @@ class Counts:
 
     rounds: int = 0
     drawn: int = 0
-    carried: int = 0
-    kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
 
 class Prompts:
-    """The training prompts in the order of TRL's sampler, one generation batch after the other.
-
-    Args:
-        trainer: TRL's.
-        facts: Of the run.
-
-    Attributes:
-        drawn: Generation batches drawn since the training began.
-    """
+    """The training prompts in the order of TRL's sampler; each pass has every prompt once."""
 
     def __init__(self, trainer: Any, facts: RunFacts) -> None:
         self._trainer, self._facts = trainer, facts
-        self._left: Iterator[list[int]] | None = None
-        self._data: upstream.TrainingData | None = None
-        self.drawn = 0
+        self.start_at(0)
 
     def start_at(self, drawn: int) -> None:
-        """Continue after this many generation batches."""
-        self.drawn, self._left, self._data = drawn, None, None
+        """Continue after this many rounds."""
+        self.drawn, self._rounds = drawn, self._all(drawn)
 
     @property
     def passes(self) -> float:
         """Passes over the data so far."""
-        return self.drawn / self.data.batches
+        return self.drawn * self._per_round / len(self._data.rows)
 
-    @property
-    def data(self) -> upstream.TrainingData:
-        """Read off the trainer when a training begins: callers may still change its data after construction."""
-        if self._data is None:
-            self._data = upstream.training_data_of(self._trainer)
-        return self._data
-
-    def draw(self) -> list[Any]:
-        """This rank's rows of the next generation batch, each prompt as often as it is sampled."""
-        data = self.data
-        if self._left is None:
-            self._left = itertools.islice(self._all(data), self.drawn, None)
-        indices = next(self._left)
+    def draw(self) -> tuple[list[int], list[Any]]:
+        """The next round's prompts by row number, and this rank's inputs, each prompt as often as it is sampled."""
+        prompts = next(self._rounds)
         self.drawn += 1
+        indices = [index for index in prompts for _ in range(self._facts.num_generations)]
         rows = len(indices) // self._facts.ranks
         mine = indices[self._facts.rank * rows : (self._facts.rank + 1) * rows]
-        return list(data.collate([data.rows[index] for index in mine]))
+        return prompts, list(self._data.collate([self._data.rows[index] for index in mine]))
 
-    def _all(self, data: upstream.TrainingData) -> Iterator[list[int]]:
-        """The sampler repeats each generation batch for every step that uses it; take it once."""
-        sampler = data.sampler()
+    def _all(self, skipped: int) -> Iterator[list[int]]:
+        """Each round's prompts; where a pass ends within a round, the next begins with others than the round has."""
+        # Read when a training begins: callers may still change the trainer's data after construction.
+        self._data = data = upstream.training_data_of(self._trainer)
+        self._per_round = size = data.batch_size // self._facts.num_generations
+        sampler, left = data.sampler(), list[int]()
+        passes = drawn = 0
         while True:
             if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(self.drawn // data.batches)
-            indices = iter(sampler)
-            for _ in range(data.batches):
-                yield list(itertools.islice(indices, data.batch_size))
-                deque(itertools.islice(indices, data.batch_size * (data.repeats - 1)), maxlen=0)
+                sampler.set_epoch(passes)
+            passes += 1
+            order = dict.fromkeys(sampler) | dict.fromkeys(range(len(data.rows)))  # the sampler's end may be missing
+            first = [index for index in order if index not in left][: size - len(left)] if left else []
+            taken = set(first)
+            coming = [*left, *first, *(index for index in order if index not in taken)]
+            whole = len(coming) // size * size
+            for start in range(0, whole, size):
+                drawn += 1
+                if drawn > skipped:
+                    yield coming[start : start + size]
+            left = coming[whole:]
 
 
 class Resampling:
@@ -210,7 +207,7 @@ class Resampling:
         shape: How TRL makes tensors of tokens.
         prompts: To draw from.
         agreement: Of the ranks.
-        old_logps: The policy's log-probabilities of a batch, `(B, T)`, now.
+        loss_counts_rows: TRL's loss is a mean over the rows of a micro-batch, masked ones included.
     """
 
     def __init__(
@@ -221,19 +218,13 @@ class Resampling:
         shape: upstream.BatchShape,
         prompts: Prompts,
         agreement: Agreement,
-        old_logps: Callable[[dict[str, Any]], torch.Tensor],
+        loss_counts_rows: bool,
     ) -> None:
         self.settings, self.filter, self.prompts = settings, group_filter, prompts
         self.reads_advantages = bool(getattr(group_filter, "reads_advantages", False))
-        self._facts, self._shape, self._agreement, self._old_logps = facts, shape, agreement, old_logps
-        self._carried: list[Group] = []
-        self._before: tuple[int, list[Group]] = (0, [])
+        self._facts, self._shape, self._agreement = facts, shape, agreement
+        self._loss_counts_rows = loss_counts_rows
         self._reasons: set[str] = set()
-
-    def restart(self) -> None:
-        """Begin a training: from the first prompt, with nothing carried over."""
-        self.prompts.start_at(0)
-        self._carried, self._before = [], (0, [])
 
     # ------------------------------------------------------------------ once per generation batch
 
@@ -248,70 +239,49 @@ class Resampling:
             moment: Now.
             reward_weights_K: Weights of the reward functions.
         """
-        self._before = (self.prompts.drawn, self._carried)
-        kept, others, counts = list(self._carried), list[Group](), Counts(carried=len(self._carried))
-        wanted = 0
+        kept, others = dict[int, Group](), dict[int, Group]()
+        counts, wanted = Counts(), 0
         while not counts.rounds or (len(kept) < wanted and counts.rounds < self.settings.max_rounds):
             with self._agreement.section():
-                rows = self.prompts.draw()
+                prompts, rows = self.prompts.draw()
             sampled = sample(rows)
             _refuse_images(sampled.batch)
             with self._agreement.section():
-                verdicts = group_verdicts(self.filter, self._filter_view(sampled.rollout))
-            groups, said = self._gather_groups(sampled, verdicts)
-            self._check_carried(groups[0][0])
-            wanted = len(groups)
+                seen = sampled.rollout if self.reads_advantages else replace(sampled.rollout, advantages_B_T=None)
+                verdicts = group_verdicts(self.filter, seen)
+            wanted = len(prompts)
             counts.rounds += 1
             counts.drawn += wanted
-            for group, verdict in zip(groups, said, strict=True):
-                if verdict is True:
-                    kept.append(group)
-                else:
-                    others.append(group)
-                    counts.dropped[verdict or "dropped"] += 1
-        counts.kept = len(kept) - counts.carried
-        self._warn_if_none_kept(counts)
-        chosen = [*kept, *others][:wanted]
-        surplus = kept[wanted:] if self.settings.keep_surplus else []
-        if self._carried:
-            chosen = self._with_old_logps(chosen, sampled)
-        surplus = self._with_old_logps(surplus, sampled)
-        self._carried = surplus
-        return self._join(chosen, sampled, moment, reward_weights_K), self._count_metrics(counts, wanted, len(kept))
+            for prompt, (group, verdict) in zip(prompts, self._groups(sampled, verdicts), strict=True):
+                if verdict is True and prompt not in kept:
+                    kept[prompt] = group
+                    continue
+                others.setdefault(prompt, group)
+                counts.dropped["prompt already in batch" if verdict is True else verdict or "dropped"] += 1
+        self._warn_if_none_kept(counts, len(kept))
+        chosen = [*kept.values(), *(group for prompt, group in others.items() if prompt not in kept)][:wanted]
+        counted = wanted if self.settings.count_dropped else min(len(kept), wanted)
+        metrics = self._count_metrics(counts, wanted, len(kept))
+        return self._join(chosen, counted, sampled, moment, reward_weights_K), metrics
 
-    def _filter_view(self, rollout: Rollout) -> Rollout:
-        return rollout if self.reads_advantages else replace(rollout, advantages_B_T=None)
-
-    def _gather_groups(
-        self, sampled: SampledBatch, verdicts: Sequence[bool | str]
-    ) -> tuple[list[Group], list[bool | str]]:
+    def _groups(self, sampled: SampledBatch, verdicts: Sequence[bool | str]) -> list[tuple[Group, bool | str]]:
         """The groups of all ranks and the filter's verdict on each; the same on every rank."""
-        rows = _rows_of(sampled)
+        rows = _rows_of_batch(sampled)
         if self._facts.ranks > 1:
             rows, verdicts = gather_object(rows), gather_object(list(verdicts))
         size = sampled.rollout.num_generations
-        said = verdicts_by_group(self.filter, verdicts, [row // size for row in range(len(rows))])
-        return [rows[start : start + size] for start in range(0, len(rows), size)], list(said.values())
+        by_group = verdicts_by_group(self.filter, verdicts, [row // size for row in range(len(rows))])
+        groups = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return list(zip(groups, by_group.values(), strict=True))
 
-    def _check_carried(self, fresh: SampledRow) -> None:
-        """Refuse groups that a checkpoint carried over from a run with other settings."""
-        for row in (group[0] for group in self._carried):
-            if other := (row.tensors.keys() ^ fresh.tensors.keys()) - {"old_per_token_logps"}:
-                raise ConfigurationError(
-                    f"resample: the groups carried over in the checkpoint and those sampled now differ in "
-                    f"{', '.join(sorted(other))}: they were sampled with other settings or plugins. Resume with the "
-                    f"same, or delete {STATE_FILE} from the checkpoint to sample new ones."
-                )
-
-    def _warn_if_none_kept(self, counts: Counts) -> None:
-        if counts.kept or self._facts.rank:
+    def _warn_if_none_kept(self, counts: Counts, kept: int) -> None:
+        if kept or self._facts.rank:
             return
         why = ", ".join(f"{reason} ({number})" for reason, number in counts.dropped.most_common())
         warnings.warn(
             f"resample: the filter {plugin_label(self.filter)!r} kept none of {counts.drawn} groups in {counts.rounds} "
-            f"rounds: {why}. The run trains on the batch as sampled. If this persists, the prompts are too easy or "
-            "too hard for the policy, or a reward is broken: look at the completions (log_completions), or change "
-            "the data (prompt_weights), num_generations, the temperature or the filter.",
+            f"rounds: {why}. If this persists, look at the completions (log_completions), or change the data "
+            "(prompt_weights), num_generations, the temperature or the filter.",
             stacklevel=2,
         )
 
@@ -321,122 +291,89 @@ class Resampling:
             "groups/kept": min(kept, wanted) / wanted,
             "groups/rounds": float(counts.rounds),
             "groups/prompts_used": float(counts.drawn),
-            "groups/carried": float(counts.carried),
             "groups/surplus": float(max(kept - wanted, 0)),
             "groups/data_passes": self.prompts.passes,
             **{f"groups/dropped/{why.replace(' ', '_')}": float(counts.dropped[why]) for why in sorted(self._reasons)},
         }
 
-    def _with_old_logps(self, groups: list[Group], like: SampledBatch) -> list[Group]:
-        """Add the sampling policy's log-probabilities to groups that lack them; those carried over have them.
-
-        Every rank scores the same number of rows, since a sharded model needs all ranks.
-        """
-        rows = [row for group in groups for row in group]
-        missing = [row for row in rows if "old_per_token_logps" not in row.tensors]
-        if not missing:
-            return groups
-        ranks, size = self._facts.ranks, -(-len(missing) // self._facts.ranks)
-        first = self._facts.rank * size
-        mine = [missing[(first + number) % len(missing)] for number in range(size)]
-        logps_B_T = self._old_logps(self._batch_of(mine, like)).cpu()
-        made = [logps_B_T[row, : len(one.tensors["completion_ids"])].clone() for row, one in enumerate(mine)]
-        if ranks > 1:
-            made = gather_object(made)
-        logps = {id(row): values for row, values in zip(missing, made, strict=False)}
-        return [
-            [
-                replace(row, tensors={**row.tensors, "old_per_token_logps": logps[id(row)]})
-                if id(row) in logps
-                else row
-                for row in group
-            ]
-            for group in groups
-        ]
-
     # ------------------------------------------------------------------ rows put together
 
-    def _batch_of(self, rows: Sequence[SampledRow], like: SampledBatch) -> dict[str, Any]:
-        """TRL's batch of some rows, padded as TRL would have."""
-        names = [name for name in rows[0].tensors if not name.startswith(_OURS)]
-        batch: dict[str, Any] = {name: self._column(rows, name) for name in names}
-        batch |= {key: value for key, value in like.batch.items() if key not in batch and not _by_row(value)}
-        return batch
-
-    def _column(self, rows: Sequence[SampledRow], name: str, value: float | None = None) -> torch.Tensor:
-        tensors = [row.tensors[name] for row in rows]
-        device = self._facts.device
-        if all(tensor.dim() == 0 for tensor in tensors) or all(tensor.numel() == 1 for tensor in tensors):
+    def _column(self, rows: Sequence[SampledRow], source: str, name: str) -> torch.Tensor:
+        tensors, device = [row.tensors[source, name] for row in rows], self._facts.device
+        if all(tensor.numel() == 1 for tensor in tensors):
             return torch.stack(tensors).to(device)
-        if value is None:
-            is_ids = name.removeprefix(_OURS) in ("prompt_ids", "completion_ids")
-            value = self._shape.pad_id if is_ids else _PAD.get(name, 0)
+        is_ids = name in ("prompt_ids", "completion_ids")
+        value = self._shape.pad_id if is_ids else _PAD.get(name, 0)
         return upstream.pad_rows(tensors, self._shape, value, "left" if name in PROMPT_KEYS else "right", device)
 
+    def _columns(self, rows: Sequence[SampledRow], source: str) -> dict[str, torch.Tensor]:
+        return {name: self._column(rows, source, name) for where, name in rows[0].tensors if where == source}
+
     def _join(
-        self, groups: Sequence[Group], like: SampledBatch, moment: Moment, reward_weights_K: torch.Tensor
+        self,
+        groups: Sequence[Group],
+        counted: int,
+        like: SampledBatch,
+        moment: Moment,
+        reward_weights_K: torch.Tensor,
     ) -> SampledBatch:
-        """This rank's part of a batch of these groups, in their order."""
+        """This rank's part of a batch of these groups, in their order; only the first `counted` are trained on."""
         everybody = [row for group in groups for row in group]
+        trained = counted * len(groups[0])
+        for row in everybody[trained:]:
+            row.tensors["batch", "completion_mask"].zero_()
         count = len(everybody) // self._facts.ranks
         rows = everybody[self._facts.rank * count : (self._facts.rank + 1) * count]
-        batch = self._batch_of(rows, like)
-        batch["num_items_in_batch"] = sum(
-            (counting_mask(row.tensors).sum() for row in everybody), torch.zeros((), dtype=torch.long)
-        ).to(like.batch["num_items_in_batch"])
+        batch: dict[str, Any] = self._columns(rows, "batch")
+        batch |= {key: value for key, value in like.batch.items() if key not in batch and not _by_row(value)}
+        tokens = sum(int(counting_mask(row.of_batch).sum()) for row in everybody)
+        batch["num_items_in_batch"] = like.batch["num_items_in_batch"].new_tensor(tokens)
+        if self._loss_counts_rows and 0 < counted < len(groups):
+            batch[BatchKeys.loss_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
         scored = self._join_scored(rows, everybody)
-        scored_B_T = {
-            name: self._column(rows, f"{_SCORES}{name}")
-            for name, value in vars(like.scores).items()
-            if isinstance(value, torch.Tensor)
-        }
-        teachers = {name: self._column(rows, f"{_TEACHERS}{name}") for name in like.scores.teachers}
-        scores = replace(like.scores, **scored_B_T, teachers=teachers)
-        functions = len(reward_weights_K)
+        scores = replace(like.scores, **self._columns(rows, "scores"), teachers=self._columns(rows, "teachers"))
         with self._agreement.section():
-            raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, :functions])
+            raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, : len(reward_weights_K)])
             gather = self._agreement.gather
             rollout = make_rollout(self._facts, moment, batch, raw, scores, reward_weights_K, gather)
-        shaped: dict[str, Any] = {"rewards_B_K": scored.rewards_N_K[rollout.local_rows]}
-        shaped |= {name: self._column(rows, key) for name in _SHAPED if (key := f"{_ROLLOUT}{name}") in rows[0].tensors}
-        shaped |= {name: getattr(like.rollout, name) for name in ("reward_names", "reward_weights_K")}
-        rollout = replace(rollout, **shaped)
-        joined = SampledBatch(batch, scored, scores, rollout, self._column(rows, _PLACE))
+        rollout = replace(
+            rollout,
+            rewards_B_K=scored.rewards_N_K[rollout.local_rows],
+            reward_names=like.rollout.reward_names,
+            reward_weights_K=like.rollout.reward_weights_K,
+            totals=replace(rollout.totals, sequences=trained, prompts=counted),
+            **self._columns(rows, "rollout"),
+        )
+        joined = SampledBatch(batch, scored, scores, rollout, self._column(rows, "row", "place"))
         if like.changes is None:
             return joined
-        advantages_B_T = self._column(rows, _AFTER)
         changes = [
-            Change(change.name, self._column(rows, f"{_BEFORE}{n}"), self._column(rows, f"{_AFTER}{n}"))
+            Change(change.name, self._column(rows, "before", str(n)), self._column(rows, "after", str(n)))
             for n, change in enumerate(like.changes)
         ]
-        held = None if like.held_signs_B_T is None else self._column(rows, _HELD)
-        rollout = replace(rollout, advantages_B_T=advantages_B_T)
+        rollout = replace(rollout, advantages_B_T=self._column(rows, "row", "advantages"))
+        held = None if like.held_signs_B_T is None else self._column(rows, "row", "held_signs")
         return replace(joined, rollout=rollout, changes=changes, held_signs_B_T=held)
 
     def _join_scored(self, rows: Sequence[SampledRow], everybody: Sequence[SampledRow]) -> ScoredBatch:
-        values = [row.values for row in rows]
-
-        def beside(what: str, silent: Callable[[SampledRow, str], Any]) -> dict[str, list[Any]]:
+        def beside_scores(what: str, silent: Callable[[SampledRow, str], Any]) -> dict[str, list[Any]]:
             """What rewards returned beside their scores; not all do so in every round."""
             names = dict.fromkeys(name for row in everybody for name in row.values[what])
-            return {
-                name: [row.values[what][name] if name in row.values[what] else silent(row, name) for row in rows]
-                for name in names
-            }
+            return {name: [row.values[what].get(name, silent(row, name)) for row in rows] for name in names}
 
         def no_spans(row: SampledRow, name: str) -> Any:
-            column = self._facts.reward_names.index(name)
-            return None if bool(row.tensors[_REWARDS][column].isnan()) else ()
+            return None if bool(row.tensors["row", "rewards"][self._facts.reward_names.index(name)].isnan()) else ()
 
+        values = [row.values for row in rows]
         masks = [one["tool_mask"] for one in values]
         return ScoredBatch(
             rows=[one["row"] for one in values],
             prompts=[one["prompt"] for one in values],
             completions=[one["completion"] for one in values],
-            completion_ids=[row.tensors["completion_ids"].tolist() for row in rows],
-            rewards_N_K=torch.stack([row.tensors[_REWARDS] for row in everybody]).to(self._facts.device),
-            spans=beside("spans", no_spans),
-            outcomes=beside("outcomes", lambda row, name: None),
+            completion_ids=[row.tensors["batch", "completion_ids"].tolist() for row in rows],
+            rewards_N_K=torch.stack([row.tensors["row", "rewards"] for row in everybody]).to(self._facts.device),
+            spans=beside_scores("spans", no_spans),
+            outcomes=beside_scores("outcomes", lambda row, name: None),
             tool_masks=None if any(mask is None for mask in masks) else masks,
             by_turns=frozenset(
                 n for row in everybody for n, spans in row.values["spans"].items() if scores_turns(spans)
@@ -445,128 +382,88 @@ class Resampling:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def state(self, between_batches: bool) -> dict[str, Any]:
-        """What a checkpoint needs for the run to continue as if it had not stopped.
-
-        Args:
-            between_batches: Whether the next step generates. Otherwise TRL generates the current batch again, so the
-                state before it is saved.
-        """
-        drawn, carried = (self.prompts.drawn, self._carried) if between_batches else self._before
-        return {"drawn": drawn, "carried": [[vars(row) for row in group] for group in carried]}
-
-    def save(self, folder: str, between_batches: bool, writes: bool) -> None:
-        """Write the state into a checkpoint. All ranks call it with the same state.
-
-        Args:
-            folder: The checkpoint.
-            between_batches: As `state`.
-            writes: Whether this rank does.
-
-        Raises:
-            ConfigurationError: A column of the data holds values that cannot be read back safely.
-        """
-        content = io.BytesIO()
-        torch.save(self.state(between_batches), content)
-        try:
-            torch.load(io.BytesIO(content.getvalue()), weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise ConfigurationError(
-                "resample: the groups carried over cannot be saved safely: the data or a reward has values other "
-                "than numbers, texts, tensors, and lists and mappings of these "
-                f"({error}). Remove that column, or set keep_surplus: false."
-            ) from error
-        if writes:
-            (Path(folder) / STATE_FILE).write_bytes(content.getvalue())
+    def save(self, folder: str, between_batches: bool) -> None:
+        """Write into a checkpoint what a run needs to continue as if it had not stopped."""
+        state = {"rounds_drawn": self.prompts.drawn, "inside_a_batch": not between_batches}
+        (Path(folder) / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def load(self, folder: str, batches_done: int) -> None:
-        """Restore the state of a checkpoint; a checkpoint without one comes from a run without `resample`.
+        """Restore the state of a checkpoint; without a state it is of a run without `resample`.
 
         Args:
             folder: The checkpoint.
             batches_done: Generation batches that a run without `resample` would have drawn by now.
 
         Raises:
-            ConfigurationError: Its groups have another size.
+            ConfigurationError: The checkpoint is inside a generation batch, or its state cannot be read.
         """
         path = Path(folder) / STATE_FILE
         if not path.is_file():
             self.prompts.start_at(batches_done)
             return
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        self.prompts.start_at(state["drawn"])
-        carried = [[SampledRow(**row) for row in group] for group in state["carried"]]
-        if any(len(group) != self._facts.num_generations for group in carried):
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            drawn, inside = int(state["rounds_drawn"]), bool(state["inside_a_batch"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"resample: {path} cannot be read ({error}). Resume from another one.") from error
+        if inside:
             raise ConfigurationError(
-                f"{path} holds groups of {len(carried[0])} completions, and num_generations is now "
-                f"{self._facts.num_generations}. Resume with the same, or delete that file to sample new ones."
+                f"resample: {folder} was saved inside a generation batch, which is not in it and would be sampled "
+                "again from other weights. Resume from a checkpoint between generation batches."
             )
-        for number, row in enumerate(row for group in carried for row in group):
-            row.tensors[_PLACE] = torch.tensor(-1 - number)  # its table is gone
-        self._carried = carried if self.settings.keep_surplus else []
+        self.prompts.start_at(drawn)
 
 
 # ---------------------------------------------------------------------- rows cut out
-
-_OURS = "trl_grpo_ext."
-"""Prefix of a row's entries that come neither from TRL nor from `BatchKeys`."""
-_ROLLOUT, _SCORES, _TEACHERS = f"{_OURS}rollout.", f"{_OURS}scores.", f"{_OURS}teachers."
-_REWARDS, _PLACE, _HELD = f"{_OURS}rewards", f"{_OURS}place", f"{_OURS}held"
-_BEFORE, _AFTER = f"{_OURS}before", f"{_OURS}after"
-_SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
-"""Entries of a rollout that shapers make, kept so that shapers need not run again."""
-
-
-def _as_text(outcome: Any) -> str | None:
-    return None if outcome is None else str(outcome)
 
 
 def _by_row(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def _rows_of(sampled: SampledBatch) -> list[SampledRow]:
+def _rows_of_batch(sampled: SampledBatch) -> list[SampledRow]:
     """The rows of a batch, each with all its data."""
-    batch, scored, rollout, scores = sampled.batch, sampled.scored, sampled.rollout, sampled.scores
-    count = len(scored.prompts)
-    columns: dict[str, torch.Tensor] = {key: value for key, value in batch.items() if _by_row(value)}
-    columns |= {f"{_ROLLOUT}{name}": value for name in _SHAPED if (value := getattr(rollout, name)) is not None}
-    columns |= {f"{_SCORES}{name}": value for name, value in vars(scores).items() if isinstance(value, torch.Tensor)}
-    columns |= {f"{_TEACHERS}{name}": value for name, value in scores.teachers.items()}
-    columns |= {_REWARDS: scored.rewards_N_K[rollout.local_rows], _PLACE: sampled.places_B}
+    scored, rollout, scores = sampled.scored, sampled.rollout, sampled.scores
+    sources: dict[str, Mapping[str, Any]] = {
+        "batch": sampled.batch,
+        "rollout": {name: getattr(rollout, name) for name in _SHAPED},
+        "scores": vars(scores),
+        "teachers": scores.teachers,
+        "row": {"rewards": scored.rewards_N_K[rollout.local_rows], "place": sampled.places_B},
+    }
     if sampled.changes is not None:
-        assert rollout.advantages_B_T is not None
-        columns[_AFTER] = rollout.advantages_B_T
-        for number, change in enumerate(sampled.changes):
-            columns |= {f"{_BEFORE}{number}": change.before_B_T, f"{_AFTER}{number}": change.after_B_T}
-        if sampled.held_signs_B_T is not None:
-            columns[_HELD] = sampled.held_signs_B_T
-    columns = {name: value.detach().cpu() for name, value in columns.items()}
-    prompts = columns["prompt_mask"].sum(dim=1).tolist()
+        sources["row"] |= {"advantages": rollout.advantages_B_T, "held_signs": sampled.held_signs_B_T}
+        sources["before"] = {str(number): change.before_B_T for number, change in enumerate(sampled.changes)}
+        sources["after"] = {str(number): change.after_B_T for number, change in enumerate(sampled.changes)}
+    columns = {
+        (source, name): value.detach().cpu()
+        for source, values in sources.items()
+        for name, value in values.items()
+        if _by_row(value)
+    }
+    prompts = columns["batch", "prompt_mask"].sum(dim=1).tolist()
     written = [len(ids) for ids in scored.completion_ids]
 
-    def cut(name: str, row: int) -> torch.Tensor:
-        values = columns[name][row]
-        if values.dim() == 0 or name == _REWARDS:
-            return values.clone()
-        if name in PROMPT_KEYS:
-            return values[values.numel() - prompts[row] :].clone()
-        return values[: written[row]].clone()
+    def cut(key: tuple[str, str], row: int) -> torch.Tensor:
+        values = columns[key][row]
+        if values.dim() > 0 and key != ("row", "rewards"):
+            values = values[values.numel() - prompts[row] :] if key[1] in PROMPT_KEYS else values[: written[row]]
+        return values.clone()
 
-    masks = scored.tool_masks if scored.tool_masks is not None and len(scored.tool_masks) == count else None
+    masks = scored.tool_masks if len(scored.tool_masks or ()) == len(written) else None
     return [
         SampledRow(
-            {name: cut(name, row) for name in columns},
+            {key: cut(key, row) for key in columns},
             {
                 "row": dict(scored.rows[row]),
                 "prompt": scored.prompts[row],
                 "completion": scored.completions[row],
                 "spans": {name: spans[row] for name, spans in scored.spans.items()},
-                "outcomes": {name: _as_text(outcomes[row]) for name, outcomes in scored.outcomes.items()},
-                "tool_mask": None if masks is None else [int(counts) for counts in masks[row]],
+                "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
+                "tool_mask": None if masks is None else masks[row],
             },
         )
-        for row in range(count)
+        for row in range(len(written))
     ]
 
 
@@ -582,27 +479,28 @@ def _refuse_images(batch: Mapping[str, Any]) -> None:
 
 
 def refuse_inexact(
-    settings: ResampleSettings, group_filter: Any, hooks: Sequence[Any], trls_batch_statistics: str | None
+    group_filter: Any, hooks: Sequence[Any], trls_batch_statistics: str | None, saves_inside: str | None
 ) -> None:
     """Refuse what would not be exact over rounds.
 
     Args:
-        settings: `resample`.
         group_filter: The filter.
         hooks: Advantage hooks.
         trls_batch_statistics: The setting by which TRL's own advantages depend on the whole batch, or None.
+        saves_inside: The setting by which checkpoints fall inside generation batches, and its remedy, or None.
 
     Raises:
         ConfigurationError: Names it, and what to do.
     """
     label = plugin_label(group_filter)
-    whole = [hook for hook in hooks if not getattr(hook, "per_group", False)]
     say = "If it looks at each group by itself and remembers nothing, write per_group = True in its class"
-    for hook in whole:
+    for hook in hooks:
+        if getattr(hook, "per_group", False):
+            continue
         if implements(hook, "on_rewards"):
             raise ConfigurationError(
                 f"resample: the shaper {plugin_label(hook)!r} runs in each round and may look at the whole batch, "
-                f"but the batch of a round is not the one that is trained on. {say}; otherwise remove it, or resample."
+                f"which is not the one that is trained on. {say}; otherwise remove it, or resample."
             )
         if implements(hook, "on_rollout") and getattr(group_filter, "reads_advantages", False):
             raise ConfigurationError(
@@ -615,4 +513,8 @@ def refuse_inexact(
             f"resample: with {trls_batch_statistics} TRL's advantages depend on everything sampled in a round, which "
             f"is not the batch that is trained on. Set scale_rewards to group or none, or select an estimator "
             "(batch_whitening divides by the standard deviation of the batch that is trained on)."
+        )
+    if saves_inside is not None:
+        raise ConfigurationError(
+            f"resample: {saves_inside}: a checkpoint inside a generation batch could not be resumed from."
         )

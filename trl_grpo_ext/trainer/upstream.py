@@ -162,6 +162,8 @@ LOCAL_TOKEN_MEAN = frozenset({"bnpo"})
 CONSTANT_LENGTH = frozenset({"dr_grpo"})
 GLOBAL_TOKEN_MEAN = frozenset({"cispo", "dapo", "vespo"})
 LOSS_TYPES = MEAN_OF_SEQUENCE_MEANS | MEAN_OF_SEQUENCE_SUMS | LOCAL_TOKEN_MEAN | CONSTANT_LENGTH | GLOBAL_TOKEN_MEAN
+ROW_MEAN = MEAN_OF_SEQUENCE_MEANS | MEAN_OF_SEQUENCE_SUMS | CONSTANT_LENGTH
+"""Their reduction divides by the rows of a micro-batch, masked ones included."""
 
 
 LOSSES_PER_COMPLETION: dict[str, str] = {
@@ -411,6 +413,16 @@ def batch_statistics_of(trainer: Any) -> str | None:
     if trainer.multi_objective_aggregation == "normalize_then_sum":
         return "multi_objective_aggregation: normalize_then_sum"
     return "scale_rewards: batch" if trainer.scale_rewards == "batch" else None
+
+
+def saves_inside_batches(trainer: Any) -> str | None:
+    """The setting by which checkpoints fall inside generation batches, and what to set; None if none does."""
+    args = trainer.args
+    every, block = args.save_steps, int(args.steps_per_generation) * int(trainer.num_iterations)
+    if args.save_strategy != "steps" or every < 1 or every * args.gradient_accumulation_steps % block == 0:
+        return None
+    steps = math.lcm(block, int(args.gradient_accumulation_steps)) // int(args.gradient_accumulation_steps)
+    return f"save_steps={every} has to be a multiple of {steps} here"
 
 
 def between_batches(trainer: Any) -> bool:

@@ -33,7 +33,6 @@ from tests.trainer.pipelines.test_tools import (
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Rollout
 from trl_grpo_ext.credit.turns import true_runs
 from trl_grpo_ext.trainer.compact.shared import Price, SharedPrompts
-from trl_grpo_ext.trainer.resampling import STATE_FILE
 from trl_grpo_ext.types import TurnScores
 
 SCRIPTS = {  # two turns in every completion, so that a group's turns are compared with all of it
@@ -298,8 +297,8 @@ def test_groups_sampled_again_keep_their_turns(tool_model: Path, tmp_path: Path,
     sampled = [known_of(rollout, row) for rollout in rounds.seen for row in range(8)]
     trained = [[known_of(rollout, row) for row in range(8)] for rollout in batches]
     assert [log["groups/rounds"] for log in recorder.logs[:3]] == [2, 2, 2]
-    assert [log["groups/carried"] for log in recorder.logs[:3]] == [0, 0, 1]
-    places = [[8, 12], [16, 24], [28, 40]]  # in what was sampled, of the groups that are trained on
+    assert [log["groups/surplus"] for log in recorder.logs[:3]] == [0, 1, 0]
+    places = [[8, 12], [16, 24], [40, 44]]  # in what was sampled, of the groups that are trained on
     for batch, starts in zip(trained, places, strict=True):
         assert batch == [one for start in starts for one in sampled[start : start + 4]]
     tokenizer = trainer.processing_class
@@ -335,8 +334,6 @@ def test_groups_sampled_again_keep_their_turns(tool_model: Path, tmp_path: Path,
         assert shared.logs[0]["compact/computed_tokens"] < shared.logs[0]["compact/live_tokens"]
         return
     checkpoint = tmp_path / "off" / "checkpoint-2"
-    (carried,) = torch.load(checkpoint / STATE_FILE, weights_only=True)["carried"]
-    assert [row["values"]["completion"] for row in carried] == [one["messages"] for one in sampled[28:32]]
     again, _, last, _ = refilled("off", str(checkpoint))
     assert [known_of(last[-1], row) for row in range(8)] == trained[-1]
     assert relative_gap(weights_of(again), weights_of(trainer)) < 1e-6

@@ -250,8 +250,8 @@ PLOTS: tuple[Plot, ...] = (
             Panel("share of the batch that the filter kept", [Series("groups/kept")], share=True, evaluated=False),
             Panel("rounds for a batch", [Series("groups/rounds")], evaluated=False),
             Panel(
-                "groups sampled, and carried over from the last batch",
-                [Series("groups/prompts_used", "sampled"), Series("groups/carried", "carried")],
+                "groups sampled, and kept beyond the batch",
+                [Series("groups/prompts_used", "sampled"), Series("groups/surplus", "surplus")],
                 evaluated=False,
             ),
         ),
