@@ -6,6 +6,8 @@ Every error of this package is a `TRLGRPOExtError` and also the standard excepti
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 __all__ = [
     "AlignmentError",
     "AmbiguousPluginError",
@@ -27,6 +29,8 @@ __all__ = [
     "UnknownPluginError",
     "UpstreamError",
 ]
+
+E = TypeVar("E", bound=BaseException)
 
 
 class TRLGRPOExtError(Exception):
@@ -115,3 +119,10 @@ class CheckpointError(TRLGRPOExtError, OSError):
 
 class ManifestError(TRLGRPOExtError, ValueError):
     """A checkpoint's plugins are not those of this run, or the file that records them cannot be used."""
+
+
+def reworded(error: E, message: str) -> E:
+    """The error with another message; what else it carries, such as `breaks`, stays."""
+    other = type(error).__new__(type(error), message)
+    vars(other).update(vars(error))
+    return other

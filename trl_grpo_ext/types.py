@@ -315,6 +315,9 @@ class Rollout:
         group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
         group_baselines_B: Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a
             reward. The mean of equal rewards is exactly that number.
+        uninformative_B: Whether nothing can be learnt from the rewards of the completion's group: before any shaper
+            they are equal, each function's by itself. Such groups have no signal, whatever their advantages. None for
+            hooks, and if a hook has `learns_from_equal_rewards`.
         num_generations: `G`.
         totals: Counts over all ranks.
         old_logps_B_T: Log-probabilities under the policy that generated; None unless TRL computes them or a hook lists
@@ -362,6 +365,7 @@ class Rollout:
     reward_turns: Mapping[str, Sequence[Sequence[float] | None]] = field(default_factory=dict)
     group_ids_B: torch.Tensor
     group_baselines_B: torch.Tensor
+    uninformative_B: torch.Tensor | None = None
     num_generations: int
     totals: Totals
     old_logps_B_T: torch.Tensor | None = None
@@ -447,8 +451,8 @@ class Forward:
         rewards_B: As in `Rollout`.
         raw_rewards_B: As in `Rollout`.
         group_baselines_B: As in `Rollout`.
-        zero_variance_B: Whether the completion's group has no signal: all its advantages were exactly 0 after the
-            rollout stage of the hooks, for instance because its rewards are equal.
+        zero_variance_B: Whether all scored rewards of the completion's group are equal before any shaper, and all its
+            advantages were exactly 0 after the rollout stage of the hooks.
         step: Optimizer steps done so far.
         training: False in evaluation.
         gather: As in `Rollout`, over this micro-batch of every rank.
@@ -515,9 +519,11 @@ class AdvantageHook(Protocol):
     - `last = True` makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0
       after the forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
       advantage but not at its size. A forward hook with `last = True` acts after the other forward hooks.
-    - `makes_signal = True`: this forward hook gives advantages to groups without signal (`Forward.zero_variance_B`).
-    - `signal_everywhere = True`: this hook, before the forward stage, gives every completion an advantage. It cannot be
-      combined with hooks that have `makes_signal`.
+    - `makes_signal = True`: this forward hook gives groups of equal rewards an advantage (`Forward.zero_variance_B`).
+    - `signal_everywhere = True`: this hook, before the forward stage, gives every completion an advantage, also in
+      groups of equal rewards. It cannot be combined with hooks that have `makes_signal`.
+    - `learns_from_equal_rewards = True`: what this hook gives groups of equal rewards is meant, since it reads more
+      than rewards (steps, turns, a teacher). Then only groups whose advantages are all 0 are without signal.
     - `masks_zero_variance = True`: this mask masks the groups without signal. It cannot be combined with them either.
     - `uses_total_reward = False`: this estimator does not read `rollout.rewards_B`, so it cannot be combined with
       shapers.

@@ -1,7 +1,7 @@
 """Tables of `docs/hook_pairs.md` and `docs/plugins.md` from the hooks themselves: `python -m docs.site.hook_pairs`.
 
-Every two built-in hooks are put into a chain, in either order. `tests/credit/test_pairs.py` compares the page, and
-shows for each pair that is accepted that both hooks change the gradient.
+Every two built-in hooks are put into a chain. `tests/credit/test_pairs.py` compares the page, and shows for each pair
+that is accepted that both hooks change the gradient.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 """Parameters of the hooks whose role depends on them, one set for each role."""
 
-ACCEPTED, REORDERED, REFUSED = "", "⇄", "✗"
+REFUSED, REORDERED, ACCEPTED = "refused", "reordered", "accepted"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,34 +79,20 @@ def verdict(first: Hook, second: Hook) -> tuple[str, str]:
 
 
 def tables() -> str:
-    """The table of all ordered pairs, and the sentences of those that are refused."""
-    rows = hooks()
-    numbers = range(1, len(rows) + 1)
-    lines = [
-        f"|   | listed first | role | {' | '.join(map(str, numbers))} |",
-        f"| --: | --- | --- | {' | '.join([':-:'] * len(rows))} |",
-    ]
-    why: dict[str, list[str]] = {}
-    for number, first in zip(numbers, rows, strict=True):
-        cells = []
-        for second in rows:
-            if first is second:
-                cells.append("–")
-                continue
-            symbol, sentence = verdict(first, second)
-            cells.append(symbol)
-            if sentence:
-                reason = sentence
-                for hook in (first, second):
-                    reason = reason.replace(repr(hook.selection["name"]), "…")
-                why.setdefault(reason, []).append(f"{number} with {rows.index(second) + 1}")
-        lines.append(f"| {number} | `{first.label}` | {first.role} | {' | '.join(cells)} |")
-    reasons = [f"- {reason} ({_pairs(pairs)})" for reason, pairs in why.items()]
-    return "\n".join([*lines, "", "Refused, with the names left out:", "", *reasons])
-
-
-def _pairs(pairs: list[str]) -> str:
-    return f"{len(pairs)} pairs" if len(pairs) > 6 else ", ".join(pairs)
+    """The pairs that are refused, by the reason."""
+    pairs: dict[str, list[str]] = {}
+    for first, second in combinations(hooks(), 2):
+        symbol, sentence = verdict(first, second)
+        if symbol != REFUSED:
+            continue
+        for hook in (first, second):
+            sentence = sentence.replace(repr(hook.selection["name"]), "…")
+        both = (
+            "any two estimators" if first.role == second.role == "estimator" else f"`{first.label}`, `{second.label}`"
+        )
+        pairs.setdefault(sentence, []).append(both)
+    lines = ["| refused | what the error says, without the names |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {'<br>'.join(dict.fromkeys(both))} | {why} |" for why, both in pairs.items())])
 
 
 def by_role() -> str:

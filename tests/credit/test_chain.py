@@ -240,17 +240,17 @@ THROWN_AWAY: dict[str, tuple[list[Hook], Any, str]] = {
     "two that make signal": (
         [Hook("z", "forward", makes_signal=True), Hook("z2", "forward", makes_signal=True)],
         None,
-        "'z' and 'z2' both give groups without signal an advantage",
+        "'z' and 'z2' both give groups of equal rewards an advantage",
     ),
     "no group without signal": (
         [Hook("k", "transform", signal_everywhere=True), Hook("z", "forward", makes_signal=True)],
         None,
-        "'k' gives every completion an advantage, so there are no groups without signal, for which 'z' is",
+        "'k' gives groups of equal rewards an advantage, so 'z' would do nothing",
     ),
     "an aggregation that skips": (
         [Hook("z", "forward", makes_signal=True)],
         Skips(),
-        "'z' gives groups without signal an advantage, and the loss aggregation 'token_mean, skip_zero_variance'",
+        "'z' gives groups of equal rewards an advantage, and the loss aggregation 'token_mean, skip_zero_variance'",
     ),
 }
 

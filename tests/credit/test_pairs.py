@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import torch
 
 from docs.site.hook_pairs import BLOCKS, REFUSED, REORDERED, VARIANTS, Hook, hooks, renewed, verdict
 from trl_grpo_ext import Forward, Rollout, available, load_advantage_hooks
-from trl_grpo_ext.credit.chain import HookChain
-from trl_grpo_ext.credit.signal import signal_of, signal_table
+from trl_grpo_ext.credit.chain import PATIENCE, HookChain, change_tables
+from trl_grpo_ext.credit.signal import signal_table, zero_variance_of
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.history.replay.played import group_advantages
 from trl_grpo_ext.plugins.description import overview
@@ -34,7 +35,6 @@ G, T, FEATURES, VOCABULARY = 4, 10, 6, 12
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "batch_whitening": {"std_floor": 1.0},  # or there would be nothing left to whiten
     "clip_advantages": {"low": -0.3, "high": 0.3},
-    "constant_baseline": {"baseline": 0.2},  # or no group would be without signal
     "covariance_clip": {"low": 0.01, "high": 50.0, "ratio": 0.2},
     "future_kl": {"epsilon_low": 0.2},
     "kl_in_reward": {"coefficient": 1.0},
@@ -136,6 +136,11 @@ def batch() -> Rollout:
 
 
 BATCH = batch()
+KEPT = (
+    *("texts", "completions", "offsets", "completion_ids_B_T", "truncated_B", "reward_names", "turns"),
+    *("reward_weights_K", "turns_B_T", "num_generations", "old_logps_B_T", "old_entropies_B_T", "ref_logps_B_T"),
+)
+"""What the batch of rewards of 0 and 1 has in common with it."""
 
 
 def forward_of(rollout: Rollout) -> Forward:
@@ -150,7 +155,7 @@ def forward_of(rollout: Rollout) -> Forward:
         rewards_B=rollout.rewards_B,
         raw_rewards_B=rollout.raw_rewards_B,
         group_baselines_B=rollout.group_baselines_B,
-        zero_variance_B=~signal_of(signal_table(rollout)),
+        zero_variance_B=zero_variance_of(signal_table(rollout)),
     )
 
 
@@ -238,3 +243,55 @@ def test_both_hooks_of_a_pair_change_the_gradient(first: Hook) -> None:
 def _beside_normalised(alone: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """`normalised` is what TRL does without an estimator: beside it stands what another estimator would have made."""
     return [alone] if alone["name"] == "normalised" else [{"name": "centred"}, alone]
+
+
+# ---------------------------------------------------------------------------------------------- as most will run them
+
+
+RIGHT_OR_WRONG = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, *[1.0] * 4, *[0.0] * 4, *[0.0] * 4)
+"""The same batch with rewards of 0 and 1, of which two groups have both."""
+
+
+@functools.cache
+def played(selections: tuple[str, ...]) -> tuple[torch.Tensor, tuple[str, ...]]:
+    """The gradient of hooks at their defaults, with rewards of 0 and 1, and what the chain says of them."""
+    chain = HookChain([_loaded(selection) for selection in selections])
+    rewards_B = torch.tensor(RIGHT_OR_WRONG, dtype=torch.float64)
+    rollout = make_rollout(
+        POLICY.lengths,
+        RIGHT_OR_WRONG,
+        BATCH.group_ids_B.tolist(),
+        **{name: getattr(BATCH, name) for name in KEPT},
+        rewards_B_K=torch.stack([rewards_B, torch.zeros_like(rewards_B)], dim=1),
+        reward_spans={"points": [[(0, 8, reward / 2), (8, 9, reward / 2)] for reward in RIGHT_OR_WRONG]},
+        reward_turns={"points": [[reward, 0.0] for reward in RIGHT_OR_WRONG]},
+    )
+    rollout = chain.on_rewards(rollout)
+    of_trl = (rollout.rewards_B, rollout.rewards_B_K, rollout.reward_weights_K)
+    advantages_B_T, changes = chain.on_rollout(group_advantages(*of_trl, G, "group", "sum_then_normalize"), rollout)
+    rollout = replace(rollout, advantages_B_T=advantages_B_T)
+    advantages_B_T, later = chain.on_forward(advantages_B_T, forward_of(rollout), chain.held_signs(rollout))
+    said = [*chain.overruled(signal_table(rollout))]
+    for step in range(PATIENCE):
+        for part in (changes, later):
+            if part:
+                said += chain.without_effect(part, change_tables(part, rollout.mask_B_T), step)
+    weights = POLICY.weights["now"].clone().requires_grad_()
+    loss = -(advantages_B_T * POLICY.logps(weights)[0]).sum()
+    return torch.autograd.grad(loss, weights)[0], tuple(said)
+
+
+def test_with_rewards_of_0_and_1_and_at_its_defaults_a_hook_acts_or_it_is_said() -> None:
+    silent = []
+    for first, second in itertools.combinations(hooks(), 2):
+        if verdict(first, second)[0] == REFUSED or {first.label, second.label} == STOPPED:
+            continue
+        selections = [json.dumps(dict(hook.selection)) for hook in (first, second)]
+        both, said = played(tuple(selections))
+        for hook, alone in ((first, selections[1]), (second, selections[0])):
+            beside = (alone,)
+            if hook.label in ("normalised", "turn_rewards"):  # TRL's own, the second for a first turn
+                beside = ('{"name": "centred"}', alone)
+            if not differ(both, played(beside)[0]) and not any(hook.selection["name"] in text for text in said):
+                silent.append(f"{hook.label} beside {json.loads(alone)}")
+    assert not silent

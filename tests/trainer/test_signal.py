@@ -94,17 +94,19 @@ def test_equal_totals_of_different_rewards_are_signal_where_trl_normalises_each(
     assert logged(summed) != logged(plain)  # where totals are what is compared, it has
 
 
-def test_groups_to_which_a_hook_gave_signal_are_not_skipped(tiny_model: Path, tmp_path: Path) -> None:
+def test_equal_rewards_are_skipped_unless_a_hook_learns_from_them(tiny_model: Path, tmp_path: Path) -> None:
     skipping = {"name": "token_mean", "skip_zero_variance": True}
     settings: dict[str, Any] = {"reward_funcs": always(100.0)}
-    kept = run(tiny_model, tmp_path / "kept", Penalty(), loss_aggregation=skipping, **settings)
+    skipped = run(tiny_model, tmp_path / "skipped", Penalty(), loss_aggregation=skipping, **settings)
+    assert gradient_is_zero(skipped)
+    assert skipped.logs[0]["groups/zero_variance"] == 1
+    learning = Penalty()
+    learning.learns_from_equal_rewards = True  # type: ignore[attr-defined]
+    kept = run(tiny_model, tmp_path / "kept", learning, loss_aggregation=skipping, **settings)
     plain = run(tiny_model, tmp_path / "plain", Penalty(), loss_aggregation="token_mean", **settings)
     assert not gradient_is_zero(plain)
     assert relative_gap(kept.gradients[0], plain.gradients[0]) == 0
     assert kept.logs[0]["groups/zero_variance"] == 0
-    nothing = run(tiny_model, tmp_path / "nothing", loss_aggregation=skipping, **settings)
-    assert gradient_is_zero(nothing)
-    assert nothing.logs[0]["groups/zero_variance"] == 1
 
 
 @pytest.mark.parametrize("value", [0.3, 0.1, 100.1])
@@ -192,9 +194,9 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "skipping what it is for": (
         [ZVP],
         {"loss_aggregation": {"name": "token_mean", "skip_zero_variance": True}},
-        "'zero_variance_credit' gives groups without signal .* 'token_mean, skip_zero_variance' gives their tokens",
+        "'zero_variance_credit' gives groups of equal rewards an advantage, and .* 'token_mean, skip_zero_va",
     ),
-    "twice": ([ZVP, ZVP], {}, "'zero_variance_credit' and 'zero_variance_credit' both give groups without signal"),
+    "twice": ([ZVP, ZVP], {}, "'zero_variance_credit' and 'zero_variance_credit' both give groups of equal"),
 }
 
 

@@ -34,10 +34,11 @@ class _Estimator(ABC):
 
     role = "estimator"
     per_group = True
+    uses_total_reward = True
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`, constant over each completion's tokens."""
-        rewards_N, groups_N = gather_rewards(rollout)
+        rewards_N, groups_N = gather_rewards(rollout, shaped=self.uses_total_reward)
         new_N = torch.where(torch.isnan(rewards_N), 0.0, self._advantages(rewards_N, groups_N, rollout))
         return new_N[rollout.local_rows].to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
 
@@ -143,6 +144,7 @@ class ConstantBaseline(_Estimator):
     """
 
     __name__ = "constant_baseline"
+    signal_everywhere = True
 
     def __init__(self, *, baseline: float = 0.5) -> None:
         self.baseline = checked_number("constant_baseline: baseline", baseline, "a finite number")
@@ -294,6 +296,7 @@ class BatchWhitening(_Estimator):
 
     def __init__(self, *, baseline: str = "group", std_floor: float = 0.1) -> None:
         self.baseline = checked_choice("batch_whitening: baseline", baseline, ("group", "batch"))
+        self.signal_everywhere = self.baseline == "batch"
         self.std_floor = checked_number("batch_whitening: std_floor", std_floor, "a positive number", lambda x: x > 0)
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -376,7 +379,8 @@ class PassAtK(_Estimator):
 
     Args:
         k: Size of the sets; at least 1, and at most the size of a group, `num_generations`.
-        threshold: A completion succeeds where its reward is greater than this. 0.5 suits rewards of 0 and 1.
+        threshold: A completion succeeds where its reward, before any shaper, is greater than this. 0.5 suits rewards of
+            0 and 1.
 
     Raises:
         ConfigurationError: A parameter is out of its range.
@@ -384,6 +388,7 @@ class PassAtK(_Estimator):
     """
 
     __name__ = "pass_at_k"
+    uses_total_reward = False
 
     conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"k": 2}}
 

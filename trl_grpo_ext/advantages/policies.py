@@ -196,6 +196,7 @@ class TeacherLogRatio:
         )
         self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
         self.role = "estimator" if self.mode == "replace" else "transform"
+        self.learns_from_equal_rewards = self.mode == "replace"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

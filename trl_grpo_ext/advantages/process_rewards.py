@@ -56,6 +56,7 @@ class ProcessRewards:
 
     __name__ = "process_rewards"
     uses_total_reward = False
+    learns_from_equal_rewards = True
     needs = ("offsets",)
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..credit.groups import gather_groups, group_extremes
+from ..credit.groups import gather_groups, group_extremes, without_rounding
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import Rollout
@@ -71,8 +71,7 @@ class Whiten:
         squares_B = row_sums(torch.where(there_B_E, (entries_B_E - mean).square(), 0.0))
         sigma = (rollout.gather(squares_B)[counted_N].sum() / (count - 1).clamp(min=1)).sqrt()
         # A mean that is what rounding leaves of 0 is 0, or it would give what has no advantage one of its size.
-        centred = bool((lowest + mean).abs() <= 1e-6 * sigma)
-        apart_B_T = values_B_T if centred else above_B_T - mean
+        apart_B_T = values_B_T if not without_rounding(lowest + mean, sigma) else above_B_T - mean
         whitened_B_T = (apart_B_T / (sigma + 1e-8)).to(advantages_B_T.dtype)
         return torch.where(counted_B.unsqueeze(1), whitened_B_T, advantages_B_T)
 

@@ -60,6 +60,7 @@ class TurnRewards:
     """
 
     __name__ = "turn_rewards"
+    learns_from_equal_rewards = True
     role = "estimator"
     per_group = True
 
@@ -164,6 +165,7 @@ class GiGPO:
     """
 
     __name__ = "gigpo"
+    learns_from_equal_rewards = True
     role = "estimator"
     per_group = True
 

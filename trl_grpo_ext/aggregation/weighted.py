@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum
+from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum, without_rounding
 from ..credit.prefixes import groups_with_prefixes
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_text
@@ -167,4 +167,4 @@ def _outcomes(rollout: Rollout) -> torch.Tensor:
     rewards_N, groups_N = rollout.gather(rollout.raw_rewards_B), gather_groups(rollout)
     apart_N = rewards_N - group_mean(rewards_N, groups_N)
     _, furthest_N = group_extremes(apart_N.abs(), groups_N)
-    return torch.where(apart_N.abs() > 1e-6 * furthest_N, apart_N, 0.0).sign()  # less is what rounding leaves of 0
+    return without_rounding(apart_N, furthest_N).sign()

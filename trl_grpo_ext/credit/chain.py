@@ -3,12 +3,12 @@
     shapers ──▶ TRL's advantages, or the estimator's ──▶ transforms ──▶ masks ║ forward hooks, masks held
 
 Roles decide the order; within a role hooks act as listed. A selection in which one hook would discard another's work is
-refused when the chain is made.
+refused when the chain is made; what only the data show is said once, in a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,12 @@ import torch
 from ..errors import ConfigurationError
 from ..types import Forward, Rollout, acting_order, implements, role_of
 from .flow import Observe, apply_forward_hooks, apply_rollout_hooks, plugin_label, shape_rewards
+from .groups import gather_groups
 from .metrics import COLUMNS, change_metrics, change_table, unique_names
+from .signal import overruled, rewards_are_equal
+
+PATIENCE = 10
+"""Steps in which a hook may change nothing before a warning says so."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,6 @@ class HookChain:
         hooks: Advantage hooks, in the order selected.
         aggregation: The loss aggregation used with them, if any.
 
-    Attributes:
-        hooks: In the order in which they act.
-
     Raises:
         PluginContractError: A hook's role is missing or wrong.
         ConfigurationError: One hook's work would be discarded; the message names it and the plugin that discards it.
@@ -49,6 +51,9 @@ class HookChain:
         refuse_discarded(self.hooks, aggregation)
         self._names = unique_names([plugin_label(hook) for hook in self.hooks])
         self._masks = [hook for hook in self.hooks if role_of(hook) == "transform" and getattr(hook, "last", False)]
+        self._idle_steps: dict[str, set[int]] = {}  # of the hooks that have changed nothing yet
+        self._effective: set[str] = set()
+        self._said_overruled = False
 
     def acts(self, method: str) -> bool:
         """Whether any of the hooks has this method."""
@@ -67,6 +72,16 @@ class HookChain:
         result_B_T = apply_rollout_hooks(advantages, self.hooks, rollout, watch)
         return result_B_T, changes
 
+    def uninformative(self, rollout: Rollout) -> torch.Tensor | None:
+        """`Rollout.uninformative_B`, from a rollout after the shapers. Gathers twice."""
+        if any(getattr(hook, "learns_from_equal_rewards", False) for hook in self.hooks):
+            return None
+        functions = len(rollout.reward_names) - sum(implements(hook, "on_rewards") for hook in self.hooks)
+        rewards_N_K = rollout.gather(rollout.rewards_B_K[:, :functions].contiguous())
+        weights_K = rollout.reward_weights_K[:functions]
+        equal_N = rewards_are_equal(rewards_N_K, weights_K, gather_groups(rollout), "normalize_then_sum")
+        return equal_N[rollout.local_rows]
+
     def held_signs(self, rollout: Rollout) -> torch.Tensor | None:
         """The signs that the masks allow each advantage, enforced again after the forward stage, `(B, T)`, int8.
 
@@ -84,13 +99,7 @@ class HookChain:
     def on_forward(
         self, advantages: torch.Tensor, forward: Forward, held_signs_B_T: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[Change]]:
-        """Advantages `(B, T)` after the forward stage, and what each hook changed.
-
-        Args:
-            advantages: `(B,)` or `(B, T)`.
-            forward: The micro-batch.
-            held_signs_B_T: The micro-batch's rows of `held_signs`.
-        """
+        """Advantages `(B, T)` after the forward stage, and what each hook changed; masks held by their `held_signs`."""
         changes: list[Change] = []
 
         def held(advantages_B_T: torch.Tensor) -> torch.Tensor:
@@ -102,6 +111,32 @@ class HookChain:
         watch = self._watch(changes, "on_forward")
         result_B_T = apply_forward_hooks(advantages, self.hooks, forward, watch, held)
         return result_B_T, changes
+
+    def overruled(self, signal_N_C: torch.Tensor) -> Iterator[str]:
+        """Say once if a hook for groups of equal rewards has none left, since other hooks gave them advantages."""
+        makers = [plugin_label(hook) for hook in self.hooks if getattr(hook, "makes_signal", False)]
+        if makers and not self._said_overruled and overruled(signal_N_C):
+            self._said_overruled = True
+            yield (
+                f"The advantage hook {makers[0]!r} is for groups of equal rewards, and in this batch the other hooks "
+                "gave each of them an advantage, so it did nothing. Remove it, or the hook before it that does so."
+            )
+
+    def without_effect(self, changes: Sequence[Change], tables_N_C: torch.Tensor, step: int) -> Iterator[str]:
+        """Say once of each hook that it has changed nothing in its first steps of training."""
+        for number, change in enumerate(changes):
+            name = change.name.removesuffix("/forward")
+            if name in self._effective or bool((tables_N_C[:, number * COLUMNS + 4] > 0).any()):
+                self._effective.add(name)
+                continue
+            idle = self._idle_steps.setdefault(name, set())
+            idle.add(step)
+            if len(idle) == PATIENCE:
+                self._effective.add(name)  # said once
+                yield (
+                    f"The advantage hook {name!r} has changed no advantage in {PATIENCE} steps. If it should have, "
+                    "look at its parameters and at the hooks beside it (advantage/<hook>/mass_moved)."
+                )
 
     def _watch(self, changes: list[Change], method: str) -> Observe:
         names = iter([name for name, hook in zip(self._names, self.hooks, strict=True) if implements(hook, method)])
@@ -116,52 +151,36 @@ class HookChain:
 
 
 def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
-    """Refuse hooks if one would discard another's work.
+    """Refuse hooks, or an aggregation beside them, if one would discard another's work; the message names both."""
+    roles = [(role_of(hook), hook) for hook in hooks]
+    estimators = [hook for role, hook in roles if role == "estimator"]
+    shapers = [hook for role, hook in roles if role == "shaper"]
+    makers, masks, givers = (
+        [hook for hook in hooks if getattr(hook, flag, False)]
+        for flag in ("makes_signal", "masks_zero_variance", "signal_everywhere")
+    )
 
-    Args:
-        hooks: Advantage hooks, each with a role.
-        aggregation: The loss aggregation used with them.
+    def refuse(first: Any, second: Any, what: str, advice: str = "Keep one of them.") -> None:
+        raise ConfigurationError(f"{what.format(repr(plugin_label(first)), repr(plugin_label(second)))} {advice}")
 
-    Raises:
-        ConfigurationError: Names both and says what to do.
-    """
-    by_role = {role: [hook for hook in hooks if role_of(hook) == role] for role in map(role_of, hooks)}
-    estimators, shapers = by_role.get("estimator", []), by_role.get("shaper", [])
     if len(estimators) > 1:
-        first, second = (plugin_label(hook) for hook in estimators[:2])
-        raise ConfigurationError(
-            f"The advantage hooks {first!r} and {second!r} are both estimators: each makes the advantages out of the "
-            "rewards, so one would throw away what the other made. Keep one of them."
-        )
+        what = "The advantage hooks {} and {} are both estimators, and the second would discard what the first made."
+        refuse(estimators[0], estimators[1], what)
     if shapers and estimators and not getattr(estimators[0], "uses_total_reward", True):
-        raise ConfigurationError(
-            f"The advantage hook {plugin_label(shapers[0])!r} shapes the total reward, which the estimator "
-            f"{plugin_label(estimators[0])!r} does not read, so the shaping would be thrown away. Keep one of them."
-        )
-    makers = [hook for hook in hooks if getattr(hook, "makes_signal", False)]
+        what = "The advantage hook {} shapes the total reward, which the estimator {} does not read."
+        refuse(shapers[0], estimators[0], what)
     if len(makers) > 1:
-        first, second = (plugin_label(hook) for hook in makers[:2])
-        raise ConfigurationError(
-            f"The advantage hooks {first!r} and {second!r} both give groups without signal an advantage, so the second "
-            "would throw away what the first gave. Keep one of them."
-        )
-    if makers and (masks := [hook for hook in hooks if getattr(hook, "masks_zero_variance", False)]):
-        raise ConfigurationError(
-            f"The advantage hook {plugin_label(masks[0])!r} masks the groups without signal, to which "
-            f"{plugin_label(makers[0])!r} gives an advantage, so it would do nothing. Keep one of them."
-        )
-    if makers and (givers := [hook for hook in hooks if getattr(hook, "signal_everywhere", False)]):
-        raise ConfigurationError(
-            f"The advantage hook {plugin_label(givers[0])!r} gives every completion an advantage, so there are no "
-            f"groups without signal, for which {plugin_label(makers[0])!r} is, and it would do nothing. Keep one of "
-            "them; a KL penalty may stand in TRL's loss instead (beta)."
-        )
+        what = "The advantage hooks {} and {} both give groups of equal rewards an advantage; one would be discarded."
+        refuse(makers[0], makers[1], what)
+    if makers and masks:
+        what = "The advantage hook {} masks the groups of equal rewards, to which {} gives an advantage."
+        refuse(masks[0], makers[0], what)
+    if makers and givers:
+        what = "The advantage hook {} gives groups of equal rewards an advantage, so {} would do nothing."
+        refuse(givers[0], makers[0], what, "Keep one of them; a KL penalty may stand in TRL's loss instead (beta).")
     if makers and getattr(aggregation, "skips_zero_variance", False):
-        raise ConfigurationError(
-            f"The advantage hook {plugin_label(makers[0])!r} gives groups without signal an advantage, and the loss "
-            f"aggregation {plugin_label(aggregation)!r} gives their tokens weight 0, so it would do nothing. Take "
-            "skip_zero_variance out, or the hook."
-        )
+        what = "The advantage hook {} gives groups of equal rewards an advantage, and the loss aggregation {} weight 0."
+        refuse(makers[0], aggregation, what, "Remove skip_zero_variance, or the hook.")
 
 
 def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError
-from ..types import Forward, Rollout, implements, role_of
+from ..types import HOOK_METHODS, Forward, Rollout, implements, role_of
 from .flow import plugin_label, run_hook
 
 
@@ -93,20 +93,9 @@ class Preserving:
 
     def __getattr__(self, name: str) -> Any:
         """Answer with the hook's `needs`, `teachers`, `state_dict` and the like."""
-        if name in (
-            "needs",
-            "teachers",
-            "last",
-            "makes_signal",
-            "signal_everywhere",
-            "masks_zero_variance",
-            "per_completion",
-            "per_group",
-            "state_dict",
-            "load_state_dict",
-        ):
-            return getattr(self.__dict__["hook"], name)
-        raise AttributeError(name)
+        if name in HOOK_METHODS or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["hook"], name)
 
     def _on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         return self._kept(advantages_B_T, run_hook(self.hook, "on_rollout", advantages_B_T, rollout))

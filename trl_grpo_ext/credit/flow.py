@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
+from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError, reworded
 from ..guard.outcomes import exception_text
 from ..guard.unchanged import Fingerprints
 from ..types import NEEDS, Forward, Rollout, Totals, implements, role_of
@@ -381,7 +381,7 @@ def _named(label: str, plugin: object, context: Rollout | Forward | None = None)
     except TRLGRPOExtError as error:
         if plugin_label(plugin) in str(error):
             raise
-        raise type(error)(f"{label}: {error}") from error
+        raise reworded(error, f"{label}: {error}") from error
     except BaseException as error:  # SystemExit too
         advice = _not_asked_for(plugin, context) if "None" in str(error) else ""
         raise PluginRunError(f"{label} raised {type(error).__name__}: {exception_text(error)}{advice}") from error

@@ -22,10 +22,15 @@ def weighted_rewards(rewards_B_K: torch.Tensor, weights_K: torch.Tensor) -> torc
     return (rewards_B_K * weights_K).nansum(dim=1).masked_fill(rewards_B_K.isnan().all(dim=1), torch.nan)
 
 
-def gather_rewards(rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rewards after the shapers (at least float32) and groups of all ranks' completions. Gathers twice."""
-    precise = torch.promote_types(rollout.rewards_B.dtype, torch.float32)
-    return rollout.gather(rollout.rewards_B.to(precise)), gather_groups(rollout)
+def without_rounding(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The values, with 0 for those that are only what rounding leaves of 0: a millionth of the scale, or less."""
+    return torch.where(values.abs() > 1e-6 * scale, values, 0.0)
+
+
+def gather_rewards(rollout: Rollout, shaped: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rewards after or before the shapers (at least float32) and groups of all ranks' completions. Gathers twice."""
+    rewards_B = rollout.rewards_B if shaped else rollout.raw_rewards_B
+    return rollout.gather(rewards_B.to(torch.promote_types(rewards_B.dtype, torch.float32))), gather_groups(rollout)
 
 
 def gather_groups(rollout: Rollout) -> torch.Tensor:

@@ -1,16 +1,22 @@
-"""Signal: whether there is anything to learn from a completion. Only this module decides it.
+"""Signal: whether there is anything to learn from a completion or a group. Only this module decides it.
 
-A completion has signal if its advantage after the rollout stage of the hooks is not exactly 0 on every token that
-counts; a group has signal if one of its completions has. `groups/zero_variance`, `Forward.zero_variance_B`,
-`skip_zero_variance` and compact updates use this. There is no threshold: estimators give exact zeros if a group's
-rewards are equal, because the mean of equal numbers is exactly that number (`groups.group_mean`). TRL's own advantages
-have rounding errors there; with hooks, an aggregation or compact updates they are set to 0 (`rewards_are_equal`).
+| where | what decides |
+| --- | --- |
+| `skip_zero_variance`, the filter `signal`, `groups/zero_variance` | a group has signal if its rewards before any shaper differ and a token that counts has an advantage |
+| `Forward.zero_variance_B` | all scored rewards of the group are equal before any shaper, and all its advantages are 0 |
+| compact updates | a row has signal if a token that counts has an advantage |
+
+So a penalty added to every completion keeps no group of equal rewards in the batch. Hooks that read more than rewards
+(`learns_from_equal_rewards`) leave the first line to the advantages. Advantages are those after the rollout stage of
+the hooks. There is no threshold: estimators give exact zeros if a group's rewards are equal, because the mean of equal
+numbers is exactly that number (`groups.group_mean`). TRL's own advantages have rounding errors there; with hooks, an
+aggregation or compact updates they are set to 0 (`rewards_are_equal`).
 
 Tokens without signal have no policy gradient, yet they enlarge the denominator of a mean and so make every other token
 count less. `skip_zero_variance: true` on any aggregation by weights leaves out groups without signal:
 
     loss_aggregation: {name: token_mean, skip_zero_variance: true}
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -25,24 +31,13 @@ from .groups import group_extremes, group_is_equal, weighted_rewards
 
 
 def has_signal(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """Whether each completion has signal, `(B,)`, bool.
-
-    Args:
-        advantages: `(B,)` or `(B, T)`.
-        mask_B_T: Where tokens count, not 0.
-    """
+    """Whether each completion has an advantage, `(B,)` or `(B, T)`, on a token that counts; `(B,)`, bool."""
     return (expand_advantages(advantages, mask_B_T) != 0).any(dim=1)
 
 
 def groups_have_signal(signal_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
-    """Whether each completion's group has signal, `(N,)`, bool.
-
-    Args:
-        signal_N: Whether each completion of all ranks has, bool.
-        groups_N: Groups, numbered from 0.
-    """
-    _, highest_N = group_extremes(signal_N.float(), groups_N)
-    return highest_N > 0
+    """Whether any completion of each row's group has signal, `(N,)`, bool."""
+    return group_extremes(signal_N.float(), groups_N)[1] > 0
 
 
 def rewards_are_equal(
@@ -53,12 +48,6 @@ def rewards_are_equal(
     There TRL computes `(r - mean) / (0 + 1e-4)`, which magnifies the rounding error ten thousand times. TRL's setting
     decides what must be equal: the weighted sums under `sum_then_normalize`, each function's rewards under
     `normalize_then_sum`, where different rewards with equal sums still have advantages.
-
-    Args:
-        rewards_N_K: Each function's rewards, of all ranks; NaN for none.
-        weights_K: Weights.
-        groups_N: Groups, numbered from 0.
-        multi_objective_aggregation: TRL's setting.
     """
     if multi_objective_aggregation == "normalize_then_sum":
         compared = list(rewards_N_K[:, weights_K != 0].unbind(dim=1))
@@ -71,29 +60,40 @@ def rewards_are_equal(
 
 
 def signal_table(rollout: Rollout) -> torch.Tensor:
-    """What decides about signal, per completion, `(B, 3)`: whether it has signal, its group, its live tokens.
+    """What decides about signal, per completion, `(B, 5)`, to be gathered over all ranks.
 
-    Raises:
-        ValueError: `rollout.advantages_B_T` is None.
+    Whether it has an advantage, whether its group's rewards are uninformative, its group, live tokens and raw reward.
     """
     if rollout.advantages_B_T is None:
         raise ValueError("Signal is decided by the advantages, and rollout.advantages_B_T is None.")
-    columns = [has_signal(rollout.advantages_B_T, rollout.mask_B_T), rollout.group_ids_B, rollout.lengths_B]
+    has_B = has_signal(rollout.advantages_B_T, rollout.mask_B_T)
+    silent_B = torch.zeros_like(has_B) if rollout.uninformative_B is None else rollout.uninformative_B
+    columns = [has_B, silent_B, rollout.group_ids_B, rollout.lengths_B, rollout.raw_rewards_B]
     return torch.stack([column.to(torch.float32) for column in columns], dim=1)
 
 
 def signal_of(table_N_C: torch.Tensor) -> torch.Tensor:
     """Whether each completion's group has signal, `(N,)`, from the `signal_table` of all ranks."""
-    groups_N = torch.unique(table_N_C[:, 1].long(), return_inverse=True)[1]
-    return groups_have_signal(table_N_C[:, 0] > 0, groups_N)
+    return groups_have_signal((table_N_C[:, 0] > 0) & (table_N_C[:, 1] == 0), _groups(table_N_C))
+
+
+def zero_variance_of(table_N_C: torch.Tensor) -> torch.Tensor:
+    """`Forward.zero_variance_B` of the completions of all ranks, `(N,)`, from their `signal_table`."""
+    groups_N = _groups(table_N_C)
+    return ~groups_have_signal(table_N_C[:, 0] > 0, groups_N) & group_is_equal(table_N_C[:, 4], groups_N)
+
+
+def overruled(table_N_C: torch.Tensor) -> bool:
+    """Whether some groups have equal rewards, and each of them has an advantage all the same."""
+    return bool((table_N_C[:, 1] > 0).any()) and not bool(zero_variance_of(table_N_C).any())
 
 
 def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
     """Which groups have signal, `(Q,)`, in the order of their ids, from the `signal_table` of all ranks."""
-    ids_N = table_N_C[:, 1].long()
-    signal_Q = torch.zeros(int(ids_N.max()) + 1, dtype=torch.bool, device=ids_N.device)
-    signal_Q[ids_N] = signal_of(table_N_C)
-    return signal_Q[torch.unique(ids_N)]  # a number may be left out
+    groups_N = _groups(table_N_C)
+    signal_Q = torch.zeros(int(groups_N.max()) + 1, dtype=torch.bool, device=groups_N.device)
+    signal_Q[groups_N] = signal_of(table_N_C)
+    return signal_Q
 
 
 def share_without_signal(table_N_C: torch.Tensor) -> float:
@@ -110,21 +110,22 @@ def with_signal_only(rollout: Rollout) -> Rollout:
         mask_B_T=rollout.mask_B_T * signal_N[rollout.local_rows].unsqueeze(1),
         totals=replace(
             rollout.totals,
-            tokens=round(float(table_N_C[signal_N, 2].double().sum())),
+            tokens=round(float(table_N_C[signal_N, 3].double().sum())),
             sequences=int(signal_N.sum()),
             prompts=int(groups_of(table_N_C).sum()),
         ),
     )
 
 
+def _groups(table_N_C: torch.Tensor) -> torch.Tensor:
+    groups_N: torch.Tensor = torch.unique(table_N_C[:, 2].long(), return_inverse=True)[1]
+    return groups_N
+
+
 class SkipZeroVariance:
-    """An aggregation by weights that ignores groups without signal. Their tokens get weight 0.
+    """An aggregation by weights that ignores groups without signal: their tokens get weight 0, also in a KL penalty.
 
-    A KL penalty on those tokens vanishes too. Forward hooks run too late to count, so hooks that give such groups
-    advantages (`makes_signal`) cannot be combined with it.
-
-    Args:
-        aggregation: An object with `weights`.
+    Forward hooks run too late to count, so hooks with `makes_signal` cannot be combined with it.
     """
 
     skips_zero_variance = True

@@ -14,7 +14,7 @@ import torch
 
 from ..credit.flow import group_verdicts
 from ..credit.groups import gather_groups, group_is_equal, group_mean
-from ..credit.signal import groups_have_signal, has_signal
+from ..credit.signal import signal_of, signal_table
 from ..errors import ConfigurationError, PluginOutputError
 from ..guard.parameters import checked_flag, checked_number, checked_text, checked_whole
 from ..types import Rollout
@@ -23,16 +23,16 @@ Verdicts = list[bool | str]
 
 
 class Signal:
-    """Keep groups with a non-zero advantage: dynamic sampling.
+    """Keep groups with different rewards and an advantage: dynamic sampling.
 
-    It looks at the advantages after the rollout stage of the hooks, on the tokens that count. Without hooks these are
-    TRL's own, which are 0 if all rewards of a group are equal; so this is DAPO's "neither all right nor all wrong", for
-    any rewards. Groups are dropped for "equal rewards" or, if a mask or another hook set the advantages to 0, for "no
-    advantage".
+    Groups are dropped for "equal rewards" if each function's rewards are equal before any shaper, so a KL penalty keeps
+    none of them; beside a hook that reads more than rewards (steps, turns, a teacher), only the advantages count.
+    Groups whose advantages are all 0 on the tokens that count, after the rollout stage of the hooks, are dropped for
+    "no advantage".
 
     Source: DAPO (2503.14476), section 3.2.
 
-    Departures: the paper looks at the number of right answers, this at the advantages.
+    Departures: the paper asks for answers that are neither all right nor all wrong, this for different rewards.
     """
 
     __name__ = "signal"
@@ -40,12 +40,10 @@ class Signal:
 
     def keep(self, rollout: Rollout) -> Verdicts:
         """Say of each completion whether its group has signal."""
-        assert rollout.advantages_B_T is not None  # it reads them
         groups_N = gather_groups(rollout)
-        signal_N = rollout.gather(has_signal(rollout.advantages_B_T, rollout.mask_B_T))
-        kept_N = groups_have_signal(signal_N, groups_N)
-        equal_N = group_is_equal(rollout.gather(rollout.rewards_B), groups_N)
-        return _verdicts(rollout, kept_N, lambda row: "equal rewards" if equal_N[row] else "no advantage")
+        signal_N = signal_of(rollout.gather(signal_table(rollout)))
+        equal_N = group_is_equal(rollout.gather(rollout.raw_rewards_B), groups_N)
+        return _verdicts(rollout, signal_N, lambda row: "equal rewards" if equal_N[row] else "no advantage")
 
 
 class AccuracyBetween:

@@ -67,6 +67,7 @@ FACTS: dict[Kind, KindFacts] = {
         "forward hook",
         declares=(
             *("role", "last", "makes_signal", "signal_everywhere", "masks_zero_variance", "uses_total_reward"),
+            "learns_from_equal_rewards",
             *("needs", "teachers", "per_completion", "per_group", "conformance"),
         ),
         one_method=False,

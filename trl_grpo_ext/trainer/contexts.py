@@ -230,13 +230,13 @@ def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: ScoredBatch) -> 
 
 
 def row_entries(
-    rollout: Rollout, signal_N: torch.Tensor, held_signs_B_T: torch.Tensor | None, places_B: torch.Tensor
+    rollout: Rollout, zero_variance_N: torch.Tensor, held_signs_B_T: torch.Tensor | None, places_B: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """What each row needs at its loss forward, by the names of `BatchKeys`.
 
     Args:
         rollout: The generation batch.
-        signal_N: Whether the group of each completion of all ranks has signal.
+        zero_variance_N: As `zero_variance_of`, of all ranks.
         held_signs_B_T: The signs that masks let through, or None.
         places_B: Running numbers of the completions.
     """
@@ -244,7 +244,7 @@ def row_entries(
         BatchKeys.reward: rollout.rewards_B,
         BatchKeys.raw_reward: rollout.raw_rewards_B,
         BatchKeys.baseline: rollout.group_baselines_B,
-        BatchKeys.zero_variance: ~signal_N[rollout.local_rows],
+        BatchKeys.zero_variance: zero_variance_N[rollout.local_rows],
         BatchKeys.place: places_B,
     }
     return entries if held_signs_B_T is None else {**entries, BatchKeys.held_signs: held_signs_B_T}

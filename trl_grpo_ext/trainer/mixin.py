@@ -27,7 +27,8 @@ one function that they need, never the trainer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -39,7 +40,7 @@ from trl import GRPOTrainer
 from ..credit import flow
 from ..credit.chain import Change, HookChain, change_tables, metrics_of
 from ..credit.metrics import row_table, weight_metrics
-from ..credit.signal import rewards_are_equal, share_without_signal, signal_of, signal_table
+from ..credit.signal import rewards_are_equal, share_without_signal, signal_table, zero_variance_of
 from ..errors import ConfigurationError, UpstreamError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
@@ -564,7 +565,8 @@ class GRPOExtMixin:
         with self._agreement.section():
             advantages_B_T, changes = self._chain.on_rollout(sampled.batch["advantages"], sampled.rollout)
             held_signs_B_T = self._chain.held_signs(sampled.rollout)
-        rollout = replace(sampled.rollout, advantages_B_T=advantages_B_T)
+            uninformative_B = self._chain.uninformative(sampled.rollout)
+        rollout = replace(sampled.rollout, advantages_B_T=advantages_B_T, uninformative_B=uninformative_B)
         return replace(sampled, rollout=rollout, changes=changes, held_signs_B_T=held_signs_B_T)
 
     def _finish_batch(self, sampled: SampledBatch, moment: Moment) -> dict[str, Any]:
@@ -577,7 +579,8 @@ class GRPOExtMixin:
             with self._agreement.section():
                 batch[BatchKeys.weights] = flow.token_weights(self._reaggregation.aggregation, rollout)
         signal_N_C = self._facts.gather(signal_table(rollout))
-        batch.update(row_entries(rollout, signal_of(signal_N_C), sampled.held_signs_B_T, sampled.places_B))
+        self._warn(self._chain.overruled(signal_N_C))
+        batch.update(row_entries(rollout, zero_variance_of(signal_N_C), sampled.held_signs_B_T, sampled.places_B))
         if self._recorder is not None and moment.training:
             at_first_B_T = flow.expand_advantages(batch["advantages"], rollout.mask_B_T)
             stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
@@ -797,6 +800,8 @@ class GRPOExtMixin:
         rows_B_C = torch.cat([means_B.float().unsqueeze(1), change_tables(changes, mask_B_T)], dim=1)
         rows_N_C = self._facts.gather(rows_B_C)
         self._log_metrics(metrics_of(changes, rows_N_C[:, 1:]))
+        if self.model.training:
+            self._warn(self._chain.without_effect(changes, rows_N_C[:, 1:], self.state.global_step))
         trl: Any = self
         logged = trl._logs["advantages"]
         for place, mean in zip(places_N, rows_N_C[:, 0].tolist(), strict=True):
@@ -806,6 +811,10 @@ class GRPOExtMixin:
     def _log_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
         rows_N_C = self._facts.gather(row_table(weights_B_T, advantages_B_T, mask_B_T))
         self._log_metrics(weight_metrics(rows_N_C))
+
+    def _warn(self, sentences: Iterable[str]) -> None:
+        for sentence in sentences if self.accelerator.is_main_process else ():
+            warnings.warn(sentence, stacklevel=2)
 
     def _log_metrics(self, metrics: Mapping[str, float]) -> None:
         trl: Any = self

@@ -56,8 +56,8 @@ _PAD: Mapping[str, float] = {
 }
 """Padding values of TRL's batch, where not 0."""
 
-_SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
-"""Entries of a rollout that shapers make, kept so that shapers need not run again."""
+_SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T", "uninformative_B")
+"""Entries of a rollout that shapers or the chain make, kept so that these need not run again."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ...credit import flow
 from ...credit.chain import HookChain
 from ...credit.flow import plugin_label
 from ...credit.groups import group_mean, group_std, weighted_rewards
-from ...credit.signal import groups_of, signal_of, signal_table
+from ...credit.signal import groups_of, signal_table, zero_variance_of
 from ...credit.turns import scores_turns, turn_values
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import NOT_COLUMNS, call
@@ -93,12 +93,12 @@ def play(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scorer: 
         selection.settings["multi_objective_aggregation"],
     )
     advantages_B_T, _ = chain.on_rollout(advantages_B, rollout)
-    rollout = replace(rollout, advantages_B_T=advantages_B_T)
+    rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=chain.uninformative(rollout))
     weights_B_T = None
     if implements(selection.aggregation, "weights"):
         weights_B_T = flow.token_weights(selection.aggregation, rollout)
     if chain.acts("on_forward"):
-        forward = _forward(rollout, tokens, signal_of(signal_table(rollout)))
+        forward = _forward(rollout, tokens, zero_variance_of(signal_table(rollout)))
         advantages_B_T, _ = chain.on_forward(advantages_B_T, forward, chain.held_signs(rollout))
     if weights_B_T is None:
         weights_B_T = _slopes(selection.aggregation, advantages_B_T, rollout)
@@ -174,7 +174,7 @@ def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
     return torch.where(tokens.completion_mask_B_T > 0, written_B_T, 1.0)
 
 
-def _forward(rollout: Rollout, tokens: Tokens, signal_B: torch.Tensor) -> Forward:
+def _forward(rollout: Rollout, tokens: Tokens, zero_variance_B: torch.Tensor) -> Forward:
     assert tokens.logps_B_T is not None  # `check_replayable` has checked it
     assert tokens.entropies_B_T is not None
     return Forward(
@@ -186,7 +186,7 @@ def _forward(rollout: Rollout, tokens: Tokens, signal_B: torch.Tensor) -> Forwar
         rewards_B=rollout.rewards_B,
         raw_rewards_B=rollout.raw_rewards_B,
         group_baselines_B=rollout.group_baselines_B,
-        zero_variance_B=~signal_B,
+        zero_variance_B=zero_variance_B,
         step=rollout.step,
     )
 
