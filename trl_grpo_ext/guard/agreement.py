@@ -1,7 +1,7 @@
 """A plugin that fails on one rank stops all ranks with the same error; none hangs.
 
-Otherwise a rank that raises leaves the others waiting in their next collective until it times out. So plugins run
-inside `Agreement.section`, and whenever a rank there needs the others it first says why:
+Otherwise a rank that fails leaves the others waiting in their next collective until it times out. So plugins run inside
+`Agreement.section`, and whenever a rank there needs the others it first says why:
 
     GATHER   the plugin called `rollout.gather`, and this is the tensor's shape
     DONE     the section is finished
@@ -9,12 +9,29 @@ inside `Agreement.section`, and whenever a rank there needs the others it first 
 
 Only if all say GATHER, with shapes that fit, does the gather take place. If any says FAILED, its message goes to all.
 If some gather and others are done, that is an error too. One exchange costs one gather of six integers.
+
+Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there first
+takes part in that gather, with a stand-in (`Agreement.stand_in`), and raises in the section that follows. The ways in
+which one rank could wait there for another, and what makes each of them a failure like any other:
+
+    a reward changes or empties its arguments   `reward_watch` refuses it; the stand-in's size is taken before the call
+    it raises, or returns a wrong count         `reward_watch` names it before TRL sees the result
+    a reward model raises                       in TRL's method, like any other error there
+    `sys.exit`, Ctrl-C                          not `Exception`s, so caught as `BaseException`; async code wraps them
+    `os._exit`                                  raises inside `exits_refused`
+    it never returns                            `RewardWatch.time_limit`
+    it logs what cannot be sent or summed       `reward_watch` refuses it, for TRL gathers that after the rewards
+    an interrupt arrives inside TRL's gather    the traceback shows it, and there is no stand-in
+    another rank is gone                        the exchange fails, and the rank raises its own error
 """
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,16 +40,8 @@ from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
 
 _GATHER, _DONE, _FAILED = range(3)
 _DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
 _LONGEST_MESSAGE = 4000
 
@@ -51,22 +60,23 @@ class Agreement:
         self, rank: int, processes: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
     ) -> None:
         self._rank, self._processes, self._gather, self._device = rank, processes, gather, device
-        self._stopped_by: TRLGRPOExtError | None = None
+        self._stopped_by: BaseException | None = None
 
     @contextmanager
     def section(self) -> Iterator[None]:
         """Run plugins inside; every rank must enter its sections in the same order.
 
         Raises:
-            PluginOutputError, PluginRunError: The first failing rank's error, on all ranks, with its number. A plugin's
-                own exception is chained on the rank where it happened.
+            PluginOutputError, PluginRunError, KeyboardInterrupt: The first failing rank's error, on all ranks, with its
+                number. A plugin's own exception is chained on the rank where it happened.
         """
         self._stopped_by = None
         try:
-            yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: a plugin that exits would leave the other ranks waiting
+            with exits_refused():
+                yield
+        except BaseException as error:  # SystemExit and Ctrl-C too: they would leave the other ranks waiting
+            if isinstance(error, KeyboardInterrupt) and self._processes == 1:
+                raise
             if self._stopped_by is None:
                 self._fail(error)
         else:
@@ -74,6 +84,15 @@ class Agreement:
                 self._meet(_DONE)
         if self._stopped_by is not None:  # also where a plugin caught it
             raise self._stopped_by
+
+    def stand_in(self, error: BaseException, gather: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> None:
+        """Take part, after an error, in the one gather that the other ranks wait in, unless the error came out of it."""
+        if any(frame.f_code is gather.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
+            return
+        try:
+            gather(tensor)
+        except Exception as gone:  # another rank has ended: what this one raises is its own error
+            error.add_note(f"The ranks could not agree on it: {gone}")
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate `(B,)` or `(B, T)` over all ranks; `T` is padded with zeros to the longest of any rank.
@@ -83,7 +102,11 @@ class Agreement:
         """
         if self._stopped_by is not None:  # a plugin caught it and goes on, while the others have left
             raise self._stopped_by
-        self._check(tensor)
+        if not isinstance(tensor, torch.Tensor):
+            raise PluginOutputError(f"rollout.gather takes a tensor (B,) or (B, T), got {type(tensor).__name__}.")
+        if tensor.dim() not in (1, 2) or tensor.dtype not in _DTYPES:
+            got = f"{tuple(tensor.shape)}, {tensor.dtype}"
+            raise PluginOutputError(f"rollout.gather takes a tensor (B,) or (B, T) of numbers, got shape {got}.")
         if self._processes == 1:
             return tensor
         rows = self._meet(_GATHER, tensor.dim(), tensor.size(0), tensor.size(-1), _DTYPES.index(tensor.dtype))
@@ -95,19 +118,9 @@ class Agreement:
             tensor = torch.nn.functional.pad(tensor, (0, max(row[3] for row in rows) - tensor.size(1)))
         return self._gather(tensor.contiguous())
 
-    def _check(self, tensor: torch.Tensor) -> None:
-        if not isinstance(tensor, torch.Tensor):
-            raise PluginOutputError(f"rollout.gather takes a tensor (B,) or (B, T), got {type(tensor).__name__}.")
-        if tensor.dim() not in (1, 2) or tensor.dtype not in _DTYPES:
-            raise PluginOutputError(
-                f"rollout.gather takes a tensor (B,) or (B, T) of numbers, got shape {tuple(tensor.shape)}, "
-                f"{tensor.dtype}."
-            )
-
     def _meet(self, *words: int) -> list[list[int]]:
         """Exchange where each rank is, and raise unless all are at the same place."""
-        mine = torch.tensor([[*words, *([0] * (6 - len(words)))]], device=self._device)
-        rows: list[list[int]] = self._gather(mine).tolist()
+        rows = self._exchange(*words)
         places = [row[0] for row in rows]
         if _FAILED in places:
             self._stop(self._shared_failure([row[5] for row in rows], b""))
@@ -121,38 +134,76 @@ class Agreement:
             )
         return rows
 
+    def _exchange(self, *words: int) -> list[list[int]]:
+        mine = torch.tensor([[*words, *([0] * (6 - len(words)))]], device=self._device)
+        rows: list[list[int]] = self._gather(mine).tolist()
+        return rows
+
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one failed, and keep the error that all raise."""
-        own = error if isinstance(error, TRLGRPOExtError) else PluginRunError(f"{type(error).__name__}: {error}")
-        if self._processes == 1:
-            self._stopped_by = _with_rank(type(own), str(own), [0])
-        else:
-            text = f"{type(own).__name__}\n{own}".encode()[:_LONGEST_MESSAGE]
-            mine = torch.tensor([[_FAILED, 0, 0, 0, 0, len(text)]], device=self._device)
-            rows: list[list[int]] = self._gather(mine).tolist()
-            self._stopped_by = self._shared_failure([row[5] for row in rows], text)
-        self._stopped_by.__cause__ = error.__cause__ if own is error else error
+        kind, message = type(error), str(error)
+        if isinstance(error, KeyboardInterrupt):
+            message = "interrupted"
+        elif not isinstance(error, TRLGRPOExtError):
+            kind, message = PluginRunError, f"{type(error).__name__}: {error}"
+        breaks = getattr(error, "breaks", None) or ""
+        try:
+            if self._processes == 1:
+                self._stopped_by = _with_rank(kind.__name__, breaks, message, [0])
+            else:
+                text = f"{kind.__name__}\n{breaks}\n{message}".encode(errors="replace")[:_LONGEST_MESSAGE]
+                sizes = [row[5] for row in self._exchange(_FAILED, 0, 0, 0, 0, len(text))]
+                self._stopped_by = self._shared_failure(sizes, text)
+        except Exception as gone:  # another rank has ended
+            self._stopped_by = _with_rank(kind.__name__, breaks, message, [self._rank])
+            self._stopped_by.add_note(f"The ranks could not agree on it: {gone}")
+        self._stopped_by.__cause__ = error.__cause__ if kind is type(error) else error
 
-    def _shared_failure(self, sizes: Sequence[int], mine: bytes) -> TRLGRPOExtError:
+    def _shared_failure(self, sizes: Sequence[int], mine: bytes) -> BaseException:
         """Exchange the messages and make the one error that every rank raises."""
         padded = torch.zeros(1, max(sizes), dtype=torch.uint8, device=self._device)
         padded[0, : len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
         texts = self._gather(padded).tolist()
         failed = [rank for rank, size in enumerate(sizes) if size > 0]
-        name, _, message = bytes(texts[failed[0]][: sizes[failed[0]]]).decode(errors="replace").partition("\n")
-        kind = getattr(errors, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, TRLGRPOExtError)):
-            kind = PluginRunError
-        return _with_rank(kind, message, failed)
+        text = bytes(texts[failed[0]][: sizes[failed[0]]]).decode(errors="replace")
+        name, breaks, message = text.split("\n", 2)
+        return _with_rank(name, breaks, message, failed)
 
-    def _stop(self, error: TRLGRPOExtError) -> None:
+    def _stop(self, error: BaseException) -> NoReturn:
         self._stopped_by = error
         raise error
 
 
-def _with_rank(kind: type[TRLGRPOExtError], message: str, ranks: Sequence[int]) -> TRLGRPOExtError:
+@contextmanager
+def exits_refused() -> Iterator[None]:
+    """Inside, `os._exit` raises `SystemExit`: a rank that left with status 0 would end the run as if it had succeeded.
+
+    Processes that are forked inside may still use it.
+    """
+    leave, owner = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != owner:
+            leave(status)
+        raise SystemExit(f"os._exit({status}) was called")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def _with_rank(name: str, breaks: str, message: str, ranks: Sequence[int]) -> BaseException:
     also = f" ({_ranks(ranks[1:])} failed too.)" if len(ranks) > 1 else ""
-    return kind(f"On rank {ranks[0]}: {message}{also}")
+    text = f"On rank {ranks[0]}: {message}{also}"
+    if name == KeyboardInterrupt.__name__:
+        return KeyboardInterrupt(text)
+    kind = getattr(errors, name, None)
+    error = (kind if isinstance(kind, type) and issubclass(kind, TRLGRPOExtError) else PluginRunError)(text)
+    if breaks:
+        error.breaks = breaks  # type: ignore[attr-defined]
+    return error
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import math
+import pickle
 import signal
 import sys
 import threading
@@ -24,7 +25,8 @@ import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Span, SpanScore, TurnSpan
-from .calls import StillRunningError, call, call_in_thread, check_scores, is_async, select_rows
+from .agreement import exits_refused
+from .calls import StillRunningError, call, call_in_thread, check_scores, is_async, is_model, select_rows
 from .outcomes import OUTCOME_SUFFIX, exception_text, shown
 from .unchanged import Fingerprints
 
@@ -60,38 +62,39 @@ class RewardWatch:
 
     def wrap(self, function: Any, name: str) -> Any:
         """The same function, watched. Reward models pass through; async functions stay async, as TRL needs."""
-        if isinstance(function, torch.nn.Module) or not callable(function):
+        if is_model(function) or not callable(function):
             return function
         if is_async(function):
 
             async def watched_async(**columns: Any) -> Any:
                 with self._run(name):
+                    count, columns = len(columns["completions"]), self._listening(columns, name)
+                    prints = _fingerprints(columns)
                     try:
-                        columns = self._heard(columns)
-                        prints = _fingerprints(columns)
                         returned = await self._awaited(function(**columns), name)
-                        _refuse_changed(prints, name)
-                        return self._seen(returned, columns, name)
+                        return self._seen(returned, count, prints, name)
                     except TRLGRPOExtError:
                         raise
                     except Exception as error:
-                        message = await asyncio.to_thread(_explain, error, function, columns, name)
-                        raise PluginRunError(message) from error
+                        at = await asyncio.to_thread(_find_completion, error, function, columns, count)
+                        raise PluginRunError(_raised(name, error) + at) from error
 
             return watched_async
 
         def watched(**columns: Any) -> Any:
             with self._run(name):
+                count, columns = len(columns["completions"]), self._listening(columns, name)
+                prints = _fingerprints(columns)
                 try:
-                    columns = self._heard(columns)
-                    prints = _fingerprints(columns)
                     returned = self._called(function, columns, name)
-                    _refuse_changed(prints, name)
-                    return self._seen(returned, columns, name)
+                    return self._seen(returned, count, prints, name)
                 except TRLGRPOExtError:
                     raise
+                except SystemExit as error:
+                    raise PluginRunError(_raised(name, error)) from error
                 except Exception as error:
-                    raise PluginRunError(_explain(error, function, columns, name)) from error
+                    at = _find_completion(error, function, columns, count)
+                    raise PluginRunError(_raised(name, error) + at) from error
 
         return watched
 
@@ -102,7 +105,7 @@ class RewardWatch:
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
-        """Interrupt the functions called inside once the limit has passed.
+        """Interrupt the functions called inside once the limit has passed; what would end the process raises.
 
         In the main thread a signal interrupts whatever Python code or system call is running. A function that holds
         the interpreter lock in compiled code cannot be interrupted: after half a minute more (or the limit again, if
@@ -111,35 +114,29 @@ class RewardWatch:
         Raises:
             RewardError: Names the function that was still running.
         """
-        if self._limit is None:
-            yield
-            return
-        if _SIGNAL is None or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(_SIGNAL, self._interrupt)
-        main, number = threading.get_ident(), _SIGNAL
-        timer = threading.Timer(self._limit, lambda: signal.pthread_kill(main, number))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        except _Overrun as overrun:
-            raise RewardError(str(overrun)) from overrun
-        finally:
-            timer.cancel()
-            self._running.clear()  # the signal may be under way
-            _end_process_after(None)  # an async function that blocks its loop may run on
-            timer.join()
-            signal.signal(_SIGNAL, before)
+        with exits_refused():
+            if self._limit is None or _SIGNAL is None or threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            before = signal.signal(_SIGNAL, self._interrupt)
+            main, number = threading.get_ident(), _SIGNAL
+            timer = threading.Timer(self._limit, lambda: signal.pthread_kill(main, number))
+            timer.daemon = True
+            timer.start()
+            try:
+                yield
+            except _Overrun as overrun:
+                raise RewardError(str(overrun)) from overrun
+            finally:
+                timer.cancel()
+                self._running.clear()  # the signal may be under way
+                _end_process_after(None)  # an async function that blocks its loop may run on
+                timer.join()
+                signal.signal(_SIGNAL, before)
 
     @staticmethod
     def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
-        """Refuse infinities, which reward models can return: TRL calls those itself.
-
-        Raises:
-            PluginOutputError: Names the reward and the row, counted over all ranks.
-        """
+        """Refuse infinities, which reward models can return: TRL calls those itself."""
         infinite_N_K = torch.isinf(rewards_N_K)
         if infinite_N_K.any():
             row, column = infinite_N_K.nonzero()[0].tolist()
@@ -150,13 +147,7 @@ class RewardWatch:
             )
 
     def counts(self, rewards_N_K: torch.Tensor, names: Sequence[str], gather: Callable[..., Any]) -> dict[str, float]:
-        """Shares of completions without a value, by metric; functions that gave every value are left out.
-
-        Args:
-            rewards_N_K: The scores of all ranks.
-            names: The functions' names.
-            gather: Concatenates a tensor over all ranks.
-        """
+        """Shares of all ranks' completions without a value, by metric; functions that gave every value are left out."""
         missing_K = torch.isnan(rewards_N_K).float().mean(dim=0)
         if not missing_K.any():  # on all ranks or on none, as the scores are those of all
             return {}
@@ -191,9 +182,7 @@ class RewardWatch:
             raise self._overrun([name]) from None
 
     async def _awaited(self, coroutine: Any, name: str) -> Any:
-        if self._limit is None:
-            return await coroutine
-        task = asyncio.ensure_future(coroutine)
+        task = asyncio.ensure_future(_without_exit(coroutine, name))
         done, _ = await asyncio.wait([task], timeout=self._left())
         if not done:
             task.cancel()
@@ -215,22 +204,41 @@ class RewardWatch:
             "{name: ..., guard: {timeout: 5}}."
         )
 
-    def _heard(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns, with a `log_extra` that also keeps the outcomes that rewards log."""
-        log_extra = columns.get("log_extra")
-        if log_extra is None:
-            return columns
+    def _listening(self, columns: dict[str, Any], reward: str) -> dict[str, Any]:
+        """The columns, with TRL's loggers checked: it sums and sends what they got when no rank can step back."""
+        count, wrapped = len(columns["completions"]), dict(columns)
+        if (log_extra := columns.get("log_extra")) is not None:
 
-        def listening(column: str, values: Iterable[Any]) -> None:
-            values = list(values)
-            if column.endswith(OUTCOME_SUFFIX) and len(values) == len(columns["completions"]):
-                self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
-            log_extra(column, values)
+            def extra(column: str, values: Iterable[Any]) -> None:
+                values = list(values)
+                try:
+                    pickle.dumps((column, values))
+                except Exception as error:
+                    raise _cannot_log(reward, "log_extra", column, values) from error
+                if column.endswith(OUTCOME_SUFFIX) and len(values) == count:
+                    self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
+                log_extra(column, values)
 
-        return {**columns, "log_extra": listening}
+            wrapped["log_extra"] = extra
+        if (log_metric := columns.get("log_metric")) is not None:
 
-    def _seen(self, returned: Any, columns: Mapping[str, Any], name: str) -> list[float | None]:
-        scores = check_scores(returned, len(columns["completions"]), name)
+            def metric(name: str, value: Any) -> None:
+                try:
+                    log_metric(name, float(value))
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise _cannot_log(reward, "log_metric", name, value) from error
+
+            wrapped["log_metric"] = metric
+        return wrapped
+
+    def _seen(self, returned: Any, count: int, prints: Fingerprints, name: str) -> list[float | None]:
+        if (changed := prints.changed()) is not None:
+            raise PluginOutputError(
+                f"The reward {name!r} changed {changed!r}, which the other rewards, the loss and the logs read as "
+                "well. Let it make a copy first.",
+                "inputs",
+            )
+        scores = check_scores(returned, count, name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, SpanScore) for score in scores):
             self.spans[name] = [
@@ -244,40 +252,44 @@ def _fingerprints(columns: Mapping[str, Any]) -> Fingerprints:
     return Fingerprints(columns, whole=getattr(columns.get("trainer_state"), "global_step", 1) == 0)
 
 
-def _refuse_changed(prints: Fingerprints, name: str) -> None:
-    if (changed := prints.changed()) is not None:
-        raise PluginOutputError(
-            f"The reward {name!r} changed {changed!r}, which the other rewards, the loss and the logs read as well. "
-            "Let it make a copy first.",
-            "inputs",
-        )
+async def _without_exit(coroutine: Any, name: str) -> Any:
+    """Await; `sys.exit` or an interrupt would end the event loop, and whoever waits for it would wait for ever."""
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise PluginRunError(_raised(name, error)) from error
 
 
-def _explain(error: Exception, function: Any, columns: Mapping[str, Any], name: str) -> str:
-    """Describe an exception that a reward function raised, with the completion that causes it."""
-    where = _find_completion(error, function, columns)
-    return f"The reward {name!r} raised {type(error).__name__}: {exception_text(error)}{where}"
+def _cannot_log(reward: str, logger: str, name: Any, value: Any) -> PluginOutputError:
+    wanted = "a number" if logger == "log_metric" else "values that can be pickled"
+    return PluginOutputError(f"The reward {reward!r} gave {logger} {shown(repr(value))} as {name!r}; give it {wanted}.")
 
 
-def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
-    """Call the function on one completion at a time until it raises that exception again."""
+def _raised(name: str, error: BaseException) -> str:
+    return f"The reward {name!r} raised {type(error).__name__}: {exception_text(error)}"
+
+
+def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any], count: int) -> str:
+    """Call the function on one completion at a time until it raises that exception again, and describe where."""
     completions = columns["completions"]
+    if len(completions) != count:
+        return ""
     until = time.monotonic() + _SEARCH_SECONDS
     failing, passed = None, False
-    for row in range(len(completions)):
+    for row in range(count):
         if time.monotonic() > until or (failing is not None and passed):
             break
         try:
-            call(function, select_rows(columns, len(completions), [row]))
+            call(function, select_rows(columns, count, [row]))
             passed = True
         except TRLGRPOExtError:
             break  # the limit: no time is left to search
         except Exception as again:
             if failing is None and type(again) is type(error):
                 failing = row
-    if failing is None or not (passed or len(completions) == 1):
-        return f" (no single one of the {len(completions)} completions is at fault)"
-    return f" (at row {failing} of {len(completions)}, whose completion is {shown(completions[failing])})"
+    if failing is None or not (passed or count == 1):
+        return f" (no single one of the {count} completions is at fault)"
+    return f" (at row {failing} of {count}, whose completion is {shown(completions[failing])})"
 
 
 def reward_limit(args: Any, processes: int) -> float | None:

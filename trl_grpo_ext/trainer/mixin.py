@@ -439,16 +439,15 @@ class GRPOExtMixin:
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         watch, failure = RewardWatch(reward_limit(self.args, self._facts.ranks)), None
+        shape = len(prompts), len(self._facts.reward_names)  # now: a reward may empty what it is given
         if self._show_columns is not None:
             self._show_columns(())
         try:
-            with self._phases.during("rewards"), self._watch_rewards(watch, len(prompts)), watch.time_limit():
+            with self._phases.during("rewards"), self._watch_rewards(watch, shape[0]), watch.time_limit():
                 rewards_N_K = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: the other ranks wait in the one gather of this method
+        except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method
             failure = error
-            gather(torch.full((len(prompts), len(self._facts.reward_names)), torch.nan, device=self._facts.device))
+            self._agreement.stand_in(error, gather, torch.full(shape, torch.nan, device=self._facts.device))
         with self._agreement.section():
             if failure is not None:
                 raise failure
