@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.contexts import make_forward, make_rollout, mask_of, padded
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit.chain import HookChain, change_tables, metrics_of
-from trl_grpo_ext.credit.metrics import change_metrics, change_table, unique_names
+from trl_grpo_ext.credit.metrics import change_metrics, change_table
 from trl_grpo_ext.errors import ConfigurationError, PluginContractError, PluginTypeError
 from trl_grpo_ext.types import ROLES, acting_order, role_of
 
@@ -100,18 +100,6 @@ def test_a_chain_tells_what_each_hook_did() -> None:
     assert found["advantage/Add_4/mean"] == 10
     assert found["advantage/Add_2/forward/mass_moved"] == pytest.approx(3 / 5)
     assert len(found) == 8
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["a", "b"], ["a", "b"]),
-        (["a", "a", "b", "a"], ["a", "a_2", "b", "a_3"]),
-        (["a", "a", "a_2"], ["a", "a_2", "a_2_"]),
-    ],
-)
-def test_names_are_unique(names: list[str], expected: list[str]) -> None:
-    assert unique_names(names) == expected
 
 
 # ---------------------------------------------------------------------------------------------- roles

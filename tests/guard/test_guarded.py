@@ -433,7 +433,7 @@ def test_a_thread_that_overruns_is_left_alone_and_the_next_call_says_so() -> Non
     with pytest.raises(RewardError, match="hang: an earlier call overran its timeout and still runs"):
         reward(completions=["a"])
     release.set()
-    left = reward._left_behind
+    left = reward._abandoned
     assert left is not None
     left.join(10)
     assert reward(completions=["a"]) == [1.0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -12,26 +14,33 @@ import torch
 
 from tests.trainer.hostile import is_last_rank
 
+ON_FIRST = " on rank 0"
+"""At the end of a name: the first rank is the hostile one."""
+
 
 def good(completions: list[str], **columns: Any) -> list[float]:
     return [float(len(completion)) for completion in completions]
 
 
 class HostileReward:
-    """Well-behaved on all ranks but the last."""
+    """Well-behaved on all ranks but one."""
 
     def __init__(self, name: str, bad: Callable[..., Any]) -> None:
         self.__name__, self.bad = name, bad
 
+    @property
+    def is_its_turn(self) -> bool:
+        return int(os.environ.get("RANK", "0")) == 0 if self.__name__.endswith(ON_FIRST) else is_last_rank()
+
     def __call__(self, completions: list[str], **columns: Any) -> Any:
-        return self.bad(completions=completions, **columns) if is_last_rank() else good(completions)
+        return self.bad(completions=completions, **columns) if self.is_its_turn else good(completions)
 
 
 class AsyncHostileReward(HostileReward):
     """The same as an async callable object."""
 
     async def __call__(self, completions: list[str], **columns: Any) -> Any:
-        return await self.bad(completions=completions, **columns) if is_last_rank() else good(completions)
+        return await self.bad(completions=completions, **columns) if self.is_its_turn else good(completions)
 
 
 class HostileModel(torch.nn.Module):
@@ -101,6 +110,40 @@ def leaves(**columns: Any) -> list[float]:
     raise SystemExit(3)
 
 
+async def leaves_async(**columns: Any) -> list[float]:
+    raise SystemExit(3)
+
+
+def ends_the_process(**columns: Any) -> list[float]:
+    os._exit(0)
+
+
+def is_interrupted(**columns: Any) -> list[float]:
+    raise KeyboardInterrupt
+
+
+def empties(prompts: list[str], completions: list[str], completion_ids: list[Any], **columns: Any) -> list[float]:
+    for given in (prompts, completions, completion_ids):
+        given.clear()
+    return []
+
+
+def empties_and_raises(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    prompts.clear()
+    completions.clear()
+    raise KeyError("gone")
+
+
+def logs_a_lock(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
+    log_extra("locks", [threading.Lock()] * len(completions))
+    return good(completions)
+
+
+def logs_words(completions: list[str], log_metric: Any, **columns: Any) -> list[float]:
+    log_metric("share", "most")
+    return good(completions)
+
+
 def a_generator(completions: list[str], **columns: Any) -> Iterator[float]:
     return (1.0 for _ in completions[1:])
 
@@ -109,6 +152,12 @@ SYNC: dict[str, Callable[..., Any]] = {
     "raises_at_a_row": raises_at_one_row,
     "raises_everywhere": lambda **columns: columns["difficulty"],
     "leaves": leaves,
+    "ends_the_process": ends_the_process,
+    "is_interrupted": is_interrupted,
+    "empties": empties,
+    "empties_and_raises": empties_and_raises,
+    "logs_a_lock": logs_a_lock,
+    "logs_words": logs_words,
     "too_few": lambda completions, **columns: [1.0] * (len(completions) - 1),
     "a_short_generator": a_generator,
     "one_number": lambda **columns: 1.0,
@@ -122,6 +171,7 @@ SYNC: dict[str, Callable[..., Any]] = {
 }
 ASYNC: dict[str, Callable[..., Any]] = {
     "raises_async": raises_async,
+    "leaves_async": leaves_async,
     "sleeps_async": sleeps_async,
     "blocks_the_loop": blocks_the_loop,
 }
@@ -132,4 +182,5 @@ def hostile_reward(name: str) -> Any:
     """The reward by its name."""
     if name in MODELS:
         return HostileModel(name)
-    return AsyncHostileReward(name, ASYNC[name]) if name in ASYNC else HostileReward(name, SYNC[name])
+    kind = name.removesuffix(ON_FIRST)
+    return AsyncHostileReward(name, ASYNC[kind]) if kind in ASYNC else HostileReward(name, SYNC[kind])

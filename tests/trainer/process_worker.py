@@ -286,7 +286,7 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
         trainer_arguments |= hostile_plugin(hostile) if hostile is not None else {}
         try:
             train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
-        except TRLGRPOExtError as error:
+        except (TRLGRPOExtError, KeyboardInterrupt) as error:
             return {"error": type(error).__name__, "message": str(error), "cause": repr(error.__cause__)}
         raise AssertionError(f"{hostile or hostile_name or 'the loss'} was not refused")
     run = train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError
+from ..guard.calls import unique_names
 from ..types import Forward, Rollout, acting_order, implements, role_of
 from .flow import Observe, apply_forward_hooks, apply_rollout_hooks, plugin_label, shape_rewards
 from .groups import gather_groups
-from .metrics import COLUMNS, change_metrics, change_table, unique_names
+from .metrics import COLUMNS, change_metrics, change_table
 from .signal import overruled, rewards_are_equal
 
 PATIENCE = 10

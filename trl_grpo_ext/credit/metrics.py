@@ -32,7 +32,6 @@ the slope of its scalar in each token's loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -71,18 +70,6 @@ def change_metrics(name: str, table_N_C: torch.Tensor) -> dict[str, float]:
         f"advantage/{name}/sign_flips": float(flips_N.sum() / tokens),
         f"advantage/{name}/mass_moved": float(moved_N.sum() / mass) if mass > 0 else math.nan,
     }
-
-
-def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, with `_2`, `_3` and so on appended to repeated ones."""
-    unique: list[str] = []
-    for position, name in enumerate(names):
-        count = names[: position + 1].count(name)
-        candidate = name if count == 1 else f"{name}_{count}"
-        while candidate in unique:
-            candidate += "_"
-        unique.append(candidate)
-    return unique
 
 
 def row_table(weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:

@@ -86,7 +86,7 @@ class Agreement:
             raise self._stopped_by
 
     def stand_in(self, error: BaseException, gather: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> None:
-        """Take part, after an error, in the one gather that the other ranks wait in, unless the error came out of it."""
+        """Take part, after an error, in the one gather in which the other ranks wait, unless it came out of that."""
         if any(frame.f_code is gather.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
             return
         try:

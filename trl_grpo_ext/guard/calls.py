@@ -1,28 +1,39 @@
 """Reward functions in any form: call them, name them and check what they return.
 
-A reward function is a function, a partial or a callable object; plain or async.
+A reward function is a function, a partial or a callable object, plain or async; or a model, which TRL calls itself.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PluginOutputError
 from .outcomes import OutcomePolicy
 
-# What TRL passes to every reward function besides the dataset's columns.
-NOT_COLUMNS = frozenset(
+if TYPE_CHECKING:
+    import asyncio
+
+PASSED_BY_TRL = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )
+"""What TRL passes to every reward function besides the dataset's columns."""
+
+_LARGEST = 3.4028235e38  # of float32, which TRL keeps rewards in
+
+
+def is_model(reward: Any) -> bool:
+    """Whether this is a `torch.nn.Module`. Does not import torch: before that, nothing can be one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(reward, torch.nn.Module)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -32,11 +43,13 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def reward_name(function: Any) -> str:
-    """The name that TRL gives a reward function and its metrics."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return str(getattr(function, "__name__", type(function).__name__))
+def reward_name(reward: Any) -> str:
+    """The name that TRL gives a reward and its metrics: a model's is the last part of where it came from."""
+    if is_model(reward) and (path := getattr(getattr(reward, "config", None), "_name_or_path", "")):
+        return str(path).rpartition("/")[2]
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return str(getattr(reward, "__name__", type(reward).__name__))
 
 
 def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
@@ -46,6 +59,8 @@ def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
     """
     if not is_async(function):
         return function(**columns)
+    import asyncio
+
     return asyncio.run_coroutine_threadsafe(function(**columns), _loop()).result()
 
 
@@ -54,6 +69,8 @@ _LOOPS: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 def _loop() -> asyncio.AbstractEventLoop:
+    import asyncio
+
     with _LOCK:
         loop = _LOOPS.get(os.getpid())  # a forked child has no thread that would run its parent's loop
         if loop is None:
@@ -63,11 +80,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 class StillRunningError(Exception):
-    """A call has not returned in time and is still running.
-
-    Attributes:
-        thread: The thread in which it runs.
-    """
+    """A call has not returned in time and is still running, in `thread`."""
 
     def __init__(self, thread: threading.Thread) -> None:
         super().__init__(f"{thread.name} still runs")
@@ -117,19 +130,16 @@ def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
     """Check what a reward function returned.
 
     A list, tuple, generator, array or tensor `(B,)` passes. A generator is consumed here. Numbers keep their type (a
-    `SpanScore` its spans), except an array's elements, which become floats.
+    `SpanScore` its spans), except an array's elements, which become floats. NaN passes, because TRL reads it as None.
 
     Args:
         returned: What the function returned.
         count: Number of completions, `B`.
         reward: The reward's name, for messages.
 
-    Returns:
-        `B` numbers or Nones. NaN passes, because TRL reads it as None.
-
     Raises:
-        PluginOutputError: There is not one value per completion, or a value is infinite or neither a number nor None;
-            the message names the row.
+        PluginOutputError: There is not one value per completion, or a value is infinite (also in float32, which TRL
+            keeps it in) or neither a number nor None; the message names the row.
     """
     values = _listed(returned, count, reward)
     if len(values) != count:
@@ -180,24 +190,17 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
         number = value if isinstance(value, float) else float(value)  # a `SpanScore` stays one
     except OverflowError:
         number = math.inf
-    if math.isinf(number):
+    if abs(number) > _LARGEST:
         raise PluginOutputError(
-            f"The reward {reward!r} returned {value!r:.80} at row {row}; it must be finite.", "types"
+            f"The reward {reward!r} returned {value!r:.80} at row {row}; it must be finite, also in float32.", "types"
         )
     return number
 
 
 def unique_names(names: Sequence[str], fixed: Sequence[bool] | None = None) -> list[str]:
-    """Make names unique, because TRL logs two rewards of the same name as one metric.
+    """Make names unique, for metrics: the first of a name keeps it, later ones get `_2`, `_3` and so on.
 
-    The first reward keeps its name, later ones get `_2`, `_3` and so on; unique names stay.
-
-    Args:
-        names: One per reward.
-        fixed: Which names cannot change (of reward models, which TRL names itself).
-
-    Returns:
-        The names; only fixed ones can still be equal.
+    `fixed` says which names cannot change (of reward models, which TRL names itself); only those can still be equal.
     """
     fixed = fixed or [False] * len(names)
     kept = {name for name, is_fixed in zip(names, fixed, strict=True) if is_fixed}
@@ -230,12 +233,7 @@ def rename(reward: Any, name: str, *, in_place: bool) -> Any:
 
 
 class Renamed:
-    """A reward function under another name. All other attributes are the function's.
-
-    Args:
-        reward: The reward function, which stays as it is.
-        name: Its name in TRL's metrics.
-    """
+    """A reward function under another name in TRL's metrics. All other attributes are the function's."""
 
     def __init__(self, reward: Callable[..., Any], name: str) -> None:
         self.reward = reward

@@ -1,8 +1,8 @@
 """Any reward with a deadline, retries, a policy for its failures and a cache: `guarded(reward, timeout=5.0)`.
 
-A batch is cut into calls (`_Batch`); calls whose results are cached are skipped. The others run in a worker process, in
-this process, in a thread or on the event loop, and each gives a `_Result`. The results give each completion its
-judgement, and the policy turns that into a score.
+A batch is cut into calls (`_Calls`); completions with cached results are in none. A call runs in a worker process, in
+this process, in a thread or on the event loop, and gives a `_Result`. The results give each completion its judgement,
+and the policy turns that into a score.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,16 @@ from typing import Any, Literal
 from ..errors import ConfigurationError, PluginOutputError, RewardError
 from ..types import SpanScore
 from .cache import Recent, digest
-from .calls import NOT_COLUMNS, StillRunningError, call_in_thread, check_scores, is_async, reward_name, select_rows
+from .calls import (
+    PASSED_BY_TRL,
+    StillRunningError,
+    call_in_thread,
+    check_scores,
+    is_async,
+    is_model,
+    reward_name,
+    select_rows,
+)
 from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, exception_text, shown
 from .parameters import checked_number, checked_whole
 from .progress import report_progress
@@ -29,7 +37,7 @@ _OUTCOMES = (Outcome.SCORED, Outcome.NONE, Outcome.TIMEOUT, Outcome.DIED, Outcom
 _NO_LIMIT = 1e9
 # They belong to this process, and neither travel to another nor say anything about a completion.
 _STAY_HERE = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
-_NOT_IN_KEY = NOT_COLUMNS - {"prompts", "completions"}
+_NOT_IN_KEY = PASSED_BY_TRL - {"prompts", "completions"}
 
 
 def guarded(
@@ -91,8 +99,8 @@ def guarded(
     Raises:
         ConfigurationError: A parameter is invalid, alone or in combination.
     """
-    model, is_awaited = _is_model(reward), is_async(reward)
-    label = _name(reward) if name is None else name
+    model, is_awaited = is_model(reward), is_async(reward)
+    label = reward_name(reward) if name is None else name
     if not callable(reward):
         raise ConfigurationError(f"guarded: the reward must be callable, got {reward!r:.80}")
     for parameter, seconds in (("timeout", timeout), ("budget", budget)):
@@ -106,10 +114,9 @@ def guarded(
         ("memory_mb", 1 if memory_mb is None else memory_mb, 1),
     ):
         checked_whole(f"{label}: {parameter}", number, least)
-    if model and tokenizer is None:
-        raise ConfigurationError(f"{label} is a model: give guarded its tokenizer, tokenizer=...")
-    if tokenizer is not None and not model:
-        raise ConfigurationError(f"{label} is not a model, so it takes no tokenizer")
+    if model != (tokenizer is not None):
+        need = "is a model: give guarded its tokenizer" if model else "is not a model, so it takes no tokenizer"
+        raise ConfigurationError(f"{label} {need}")
     if isinstance(outcomes, Mapping) and on_error != RAISE:
         if "error" in outcomes:
             raise ConfigurationError(f"{label}: on_error is {on_error!r} and outcomes has 'error' too; give one")
@@ -171,10 +178,10 @@ class Guarded:
         self.batch_size, self.budget = batch_size, budget
         self._function, self._pool = function, pool
         self._cache: Recent[Judgement] = Recent(cache)
-        self._left_behind: threading.Thread | None = None
+        self._abandoned: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_left_behind": None}
+        return {**self.__dict__, "_abandoned": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__name__})"
@@ -198,73 +205,68 @@ class Guarded:
             RewardError: The policy of an outcome is "raise", or an earlier call still runs in its thread.
             PluginOutputError: The reward's result breaks the contract of rewards.
         """
-        return self._scores(self._worked(completions, columns))
+        return self._scores(self._made(completions, columns))
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """Each completion's outcome; parameters and errors as in a call, except the policy's."""
-        return self._worked(completions, columns).judgements()
+        return self._made(completions, columns).judgements()
 
-    def _batch(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Batch:
-        return _Batch(self.__name__, completions, columns, self.batch_size, self._cache)
+    def _calls(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Calls:
+        return _Calls(self.__name__, completions, columns, self.batch_size, self._cache)
 
-    def _scores(self, batch: _Batch) -> list[float | None]:
-        judgements = batch.judgements()
-        self.policy.log(judgements, batch.columns.get("log_metric"), batch.columns.get("log_extra"))
+    def _scores(self, calls: _Calls) -> list[float | None]:
+        judgements = calls.judgements()
+        self.policy.log(judgements, calls.columns.get("log_metric"), calls.columns.get("log_extra"))
         try:
             return self.policy.scores(judgements)
         except RewardError as error:
-            raising = (row for row, judged in enumerate(judgements) if self._raises(judged))
-            raise error from batch.causes.get(next(raising))
+            without_value = (row for row, judged in enumerate(judgements) if self.policy.raises(judged))
+            raise error from calls.causes.get(next(without_value))
 
-    def _raises(self, judged: Judgement) -> bool:
-        return judged.outcome not in (Outcome.SCORED, Outcome.NONE) and self.policy[judged.outcome] == RAISE
-
-    def _worked(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Batch:
-        """Make a batch's calls, and repeat those that raised."""
-        batch = self._batch(completions, columns)
-        calls = [*range(len(batch.calls))]
+    def _made(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Calls:
+        """A batch's calls, made, and repeated where they raised."""
+        calls = self._calls(completions, columns)
+        due = [*range(len(calls.rows))]
         for _ in range(self.retries + 1):
             if self._pool is not None:
-                results = self._in_workers(self._pool, batch, calls)
+                results = self._in_workers(self._pool, calls, due)
             else:
                 results = []
-                for call in calls:
-                    results.append(self._in_this_process(batch, call))
-                    report_progress(len(results), len(calls))
-            batch.results.update(zip(calls, results, strict=True))
-            calls = [call for call in calls if batch.results[call].outcome is Outcome.ERROR]
-            if not calls:
+                for call in due:
+                    results.append(self._in_this_process(calls, call))
+                    report_progress(len(results), len(due))
+            calls.results.update(zip(due, results, strict=True))
+            due = [call for call in due if calls.results[call].outcome is Outcome.ERROR]
+            if not due:
                 break
-        return batch
+        return calls
 
-    def _in_workers(self, pool: WorkerPool, batch: _Batch, calls: Sequence[int]) -> list[_Result]:
+    def _in_workers(self, pool: WorkerPool, calls: _Calls, due: Sequence[int]) -> list[_Result]:
         limit = _NO_LIMIT if self.timeout is None else float(self.timeout)
         # What waits for a network or a disk uses no CPU time, so the limit holds for its sleep too.
         # And without a budget nobody makes way: to suspend what talks to a server may break its connection.
         turn = limit if self.budget is None else None
-        dones = pool.run(_Jobs(batch, calls), allowance=limit, patience=limit, budget=self.budget, turn=turn)
-        return [
-            _from_worker(done, len(batch.calls[call]), self.__name__) for call, done in zip(calls, dones, strict=True)
-        ]
+        dones = pool.run(_Jobs(calls, due), allowance=limit, patience=limit, budget=self.budget, turn=turn)
+        return [_from_worker(done, len(calls.rows[call]), self.__name__) for call, done in zip(due, dones, strict=True)]
 
-    def _in_this_process(self, batch: _Batch, call: int) -> _Result:
-        if self._left_behind is not None and self._left_behind.is_alive():
+    def _in_this_process(self, calls: _Calls, call: int) -> _Result:
+        if self._abandoned is not None and self._abandoned.is_alive():
             raise RewardError(
                 f"{self.__name__}: an earlier call overran its timeout and still runs in its thread, which cannot be "
                 "killed. Give it more time, or run it in worker processes (no `workers=0`), which a model cannot."
             )
-        columns = batch.columns_of(call)
+        columns = calls.columns_of(call)
         try:
             if self.timeout is None:
                 returned = self._function(**columns)
             else:
                 returned = call_in_thread(self._function, columns, self.timeout, f"guarded-{self.__name__}")
         except StillRunningError as late:
-            self._left_behind = late.thread
-            return _timeout_result(self.timeout)
+            self._abandoned = late.thread
+            return _timed_out(self.timeout)
         except Exception as error:  # foreign code; a failure is an outcome, and what that becomes is the user's choice
-            return _error_result(error)
-        return _checked(returned, len(batch.calls[call]), self.__name__)
+            return _failed(error)
+        return _checked(returned, len(calls.rows[call]), self.__name__)
 
 
 class AsyncGuarded(Guarded):
@@ -278,39 +280,33 @@ class AsyncGuarded(Guarded):
         """As `Guarded.judge`."""
         return (await self._awaited(completions, columns)).judgements()
 
-    async def _awaited(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Batch:
-        batch = self._batch(completions, columns)
-        at_once = asyncio.Semaphore(self.workers or max(1, len(batch.calls)))
+    async def _awaited(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> _Calls:
+        calls = self._calls(completions, columns)
+        at_once = asyncio.Semaphore(self.workers or max(1, len(calls.rows)))
 
         async def work(call: int) -> None:
             async with at_once:
                 for _ in range(self.retries + 1):
-                    batch.results[call] = await self._one(batch, call)
-                    if batch.results[call].outcome is not Outcome.ERROR:
+                    calls.results[call] = await self._one(calls, call)
+                    if calls.results[call].outcome is not Outcome.ERROR:
                         return
 
-        await asyncio.gather(*(work(call) for call in range(len(batch.calls))))
-        return batch
+        await asyncio.gather(*(work(call) for call in range(len(calls.rows))))
+        return calls
 
-    async def _one(self, batch: _Batch, call: int) -> _Result:
+    async def _one(self, calls: _Calls, call: int) -> _Result:
         try:
             async with asyncio.timeout(self.timeout) as limit:
-                returned = await self.reward(**batch.columns_of(call))
+                returned = await self.reward(**calls.columns_of(call))
         except Exception as error:  # as above
             # Only the time that ran out here is a timeout; one that the reward itself met is its error.
-            return (
-                _timeout_result(self.timeout)
-                if isinstance(error, TimeoutError) and limit.expired()
-                else _error_result(error)
-            )
-        return _checked(returned, len(batch.calls[call]), self.__name__)
+            ran_out = isinstance(error, TimeoutError) and limit.expired()
+            return _timed_out(self.timeout) if ran_out else _failed(error)
+        return _checked(returned, len(calls.rows[call]), self.__name__)
 
 
-# ---------------------------------------------------------------------------------------------- a batch and its calls
-
-
-class _Batch:
-    """One batch, cut into calls, with each call's rows and result."""
+class _Calls:
+    """The calls that one batch is cut into, with each call's rows and result."""
 
     def __init__(
         self,
@@ -333,7 +329,7 @@ class _Batch:
                 self._same_as[row] = first[key]
         rows = [row for row in range(self._count) if row not in self._known and row not in self._same_as]
         size = batch_size or max(1, len(rows))
-        self.calls = [rows[start : start + size] for start in range(0, len(rows), size)]
+        self.rows = [rows[start : start + size] for start in range(0, len(rows), size)]
         self.results: dict[int, _Result] = {}
         self.causes: dict[int, BaseException | None] = {}
 
@@ -343,22 +339,21 @@ class _Batch:
 
     def columns_of(self, call: int, *, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
         """What the reward is called with."""
-        rows = self.calls[call]
+        rows = self.rows[call]
         columns = self.columns if len(rows) == self._count else select_rows(self.columns, self._count, rows)
         return {name: value for name, value in columns.items() if name not in leave_out}
 
     def judgements(self) -> list[Judgement]:
         """Each completion's outcome, once all calls have results."""
         judged = dict(self._known)
-        for call, rows in enumerate(self.calls):
+        for call, rows in enumerate(self.rows):
             result = self.results[call]
             if result.broken is not None:
                 if len(rows) == self._count:
                     raise result.broken
                 which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows, {rows[0]} to {rows[-1]},"
-                raise PluginOutputError(
-                    f"{result.broken} That call had {which} of the batch's {self._count}."
-                ) from result.broken
+                text = f"{result.broken} That call had {which} of the batch's {self._count}."
+                raise PluginOutputError(text, result.broken.breaks) from result.broken
             for position, row in enumerate(rows):
                 judged[row] = result.judgement(position)
                 self.causes[row] = result.cause
@@ -370,16 +365,16 @@ class _Batch:
 
 
 class _Jobs(Sequence[Any]):
-    """The calls as jobs of a `WorkerPool`, made when they are asked for."""
+    """Calls as jobs of a `WorkerPool`, made when they are asked for."""
 
-    def __init__(self, batch: _Batch, calls: Sequence[int]) -> None:
-        self._batch, self._calls = batch, calls
+    def __init__(self, calls: _Calls, due: Sequence[int]) -> None:
+        self._calls, self._due = calls, due
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._due)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._batch.columns_of(self._calls[index], leave_out=_STAY_HERE)
+        return self._calls.columns_of(self._due[index], leave_out=_STAY_HERE)
 
 
 @dataclass
@@ -410,13 +405,11 @@ def _checked(returned: Any, count: int, reward: str) -> _Result:
         return _Result(broken=error)
 
 
-def _timeout_result(timeout: float | None) -> _Result:
-    """The call took too long."""
+def _timed_out(timeout: float | None) -> _Result:
     return _Result(outcome=Outcome.TIMEOUT, detail=f"no result within {timeout:g} s")
 
 
-def _error_result(error: Exception) -> _Result:
-    """The call raised."""
+def _failed(error: Exception) -> _Result:
     return _Result(outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {exception_text(error)}", cause=error)
 
 
@@ -428,11 +421,11 @@ class _Task:
 
     def __call__(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Score one call's completions."""
-        returned = self._reward(**columns)
+        count = len(columns["completions"])
         try:
-            scores = check_scores(returned, len(columns["completions"]), self._name)
+            scores = check_scores(self._reward(**columns), count, self._name)
         except PluginOutputError as error:
-            return {"broken": str(error)}
+            return {"broken": [str(error), error.breaks]}
         return {"scores": [[score, score.spans] if isinstance(score, SpanScore) else score for score in scores]}
 
 
@@ -441,7 +434,8 @@ def _from_worker(done: Done, count: int, reward: str) -> _Result:
     if done.status == "done":
         try:
             if "broken" in done.value:
-                return _Result(broken=PluginOutputError(str(done.value["broken"])))
+                message, breaks = done.value["broken"]
+                return _Result(broken=PluginOutputError(str(message), breaks))
             scores = [SpanScore(*score) if isinstance(score, list) else score for score in done.value["scores"]]
         except (TypeError, KeyError, ValueError, OverflowError) as error:  # not written by `_Task`
             return _Result(broken=PluginOutputError(f"The worker of {reward!r} sent no scores: {error}"))
@@ -478,15 +472,3 @@ class _Model:
             logits = self._model(**{name: value.to(device) for name, value in inputs.items()}).logits
             scores: list[float] = logits[:, 0].float().tolist()
         return scores
-
-
-def _is_model(reward: Any) -> bool:
-    """Whether this is a `torch.nn.Module`. Does not import torch: before that, nothing can be one."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(reward, torch.nn.Module)
-
-
-def _name(reward: Any) -> str:
-    """The name that TRL gives the reward: a model's is the last part of where it came from."""
-    path = getattr(getattr(reward, "config", None), "_name_or_path", "") if _is_model(reward) else ""
-    return str(path).split("/")[-1] or reward_name(reward)

@@ -16,13 +16,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
 
-__all__ = [
-    "Consequence",
-    "Judgement",
-    "Outcome",
-    "OutcomePolicy",
-    "shown",
-]
+__all__ = ["Consequence", "Judgement", "Outcome", "OutcomePolicy", "shown"]
 
 OUTCOME_SUFFIX = "_outcome"
 """Appended to a reward's name, the column of its outcomes in TRL's table."""
@@ -122,26 +116,23 @@ class OutcomePolicy:
         return self._becomes[outcome]
 
     def scores(self, judgements: Sequence[Judgement]) -> list[float | None]:
-        """Turn the outcomes of a batch into scores.
-
-        Raises:
-            RewardError: The policy of an outcome is "raise"; the message names the completion's row.
-        """
+        """Turn the outcomes of a batch into scores; one whose policy is "raise" is a `RewardError` with its row."""
         return [self._score(row, judgement) for row, judgement in enumerate(judgements)]
 
+    def raises(self, judgement: Judgement) -> bool:
+        """Whether this outcome stops the run."""
+        return self._becomes.get(judgement.outcome) == RAISE
+
     def _score(self, row: int, judgement: Judgement) -> float | None:
-        if judgement.outcome is Outcome.SCORED:
+        if judgement.outcome in (Outcome.SCORED, Outcome.NONE):
             return judgement.score
-        if judgement.outcome is Outcome.NONE:
-            return None
         becomes = self._becomes[judgement.outcome]
-        if becomes == RAISE:
+        if isinstance(becomes, str):
             raise RewardError(
                 f"{self.reward}: the outcome at row {row} is {judgement.outcome.value!r}"
                 f"{f' ({judgement.detail})' if judgement.detail else ''}, which raises. Set "
                 f"outcomes: {{{judgement.outcome.value}: null}} (or a number) to go on."
             )
-        assert not isinstance(becomes, str)
         return becomes
 
     def log(
@@ -152,9 +143,8 @@ class OutcomePolicy:
     ) -> None:
         """Log outcomes through TRL's `log_metric` and `log_extra`, if it passed them.
 
-        The metrics are `outcomes/<reward>/<outcome>`, shares of the batch. Every outcome is logged every time, because
-        a metric that comes and goes would leave other ranks waiting. The column `<reward>_outcome` of TRL's table of
-        completions has each completion's outcome.
+        The metrics are `outcomes/<reward>/<outcome>`, shares of the batch, zeros included; the column
+        `<reward>_outcome` of TRL's table of completions has each completion's outcome.
         """
         counts = Counter(judgement.outcome for judgement in judgements)
         if log_metric is not None and judgements:

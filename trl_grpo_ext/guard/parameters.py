@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ConfigurationError, RewardError
-from .calls import NOT_COLUMNS
+from .calls import PASSED_BY_TRL
 
 
 def checked_number(label: str, value: object, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> float:
@@ -91,7 +91,7 @@ def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advic
     """
     values = columns.get(name)
     if values is None:
-        present = sorted(columns.keys() - NOT_COLUMNS)
+        present = sorted(columns.keys() - PASSED_BY_TRL)
         raise RewardError(f"{reward} needs the column {name!r}; the columns present are {present}. {advice}".rstrip())
     if not isinstance(values, Sized) or isinstance(values, str) or len(values) != count:
         entries = len(values) if isinstance(values, Sized) and not isinstance(values, str) else "no"

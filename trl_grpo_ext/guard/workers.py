@@ -172,7 +172,7 @@ class WorkerPool:
             if seconds is not None:
                 checked_number(f"{self.name}: {name}", seconds, "a positive number of seconds", lambda x: x > 0)
         with self._lock:
-            batch = _Batch(len(jobs), allowance, patience, budget, _FIRST_TURN if turn is None else turn)
+            batch = _Schedule(len(jobs), allowance, patience, budget, _FIRST_TURN if turn is None else turn)
             try:
                 while True:
                     for late in batch.take_late():
@@ -201,7 +201,7 @@ class WorkerPool:
         attempt.has_worker = True
         attempt.worker.begin(payload)
 
-    def _wait(self, batch: _Batch) -> None:
+    def _wait(self, batch: _Schedule) -> None:
         """Sleep until a worker has sent something or may have used up its turn, then settle what has ended."""
         poll = select.poll()
         owners: dict[int, _Attempt] = {}
@@ -265,7 +265,7 @@ class _Attempt:
     worker: Worker = field(init=False, repr=False)
 
 
-class _Batch:
+class _Schedule:
     """The schedule of one batch: whose turn is next and how long it is, and the results so far."""
 
     def __init__(self, count: int, allowance: float, patience: float, budget: float | None, turn: float) -> None:

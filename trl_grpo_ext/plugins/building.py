@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import BrokenPluginError, PluginContractError, PluginParameterError, UnknownPluginError
+from ..guard.calls import PASSED_BY_TRL
 from ..types import CONTRACT_VERSION
 from .discovery import PluginInfo, explain_neither, sentence_subject, suggest_names
 from .kinds import FACTS
@@ -18,11 +19,6 @@ from .selection import Selection, looks_like_a_number
 
 OLDEST_CONTRACT = 1
 """The oldest version of the contract that still works."""
-
-# What TRL passes to every reward function: not for a selection to set.
-PASSED_BY_TRL = frozenset(
-    {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
-)
 
 
 def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because: str | None) -> Any:

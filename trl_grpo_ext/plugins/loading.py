@@ -8,14 +8,13 @@ may load.
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError
+from ..guard.calls import is_model, rename, reward_name, unique_names
 from ..types import acting_order, implements, role_of
 from .building import broken_plugin_error, build, check_parameters, describe, import_plugin
 from .discovery import (
@@ -112,7 +111,7 @@ class RewardList(LoadedList):
     def __init__(self, rewards: Iterable[Any] = (), weights: Iterable[float] | None = None) -> None:
         super().__init__(rewards)
         self.weights: list[float] = [1.0] * len(self) if weights is None else list(weights)
-        self.names: list[str] = [_metric_name(reward) for reward in self]
+        self.names: list[str] = [reward_name(reward) for reward in self]
 
 
 def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
@@ -173,12 +172,10 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
     if isinstance(selections, RewardList):
         given = list(selections.weights)
     rewards = [item.object for item in loaded]
-    names = [_metric_name(reward) for reward in rewards]
+    names = [reward_name(reward) for reward in rewards]
     if len(set(names)) < len(names):
-        from ..guard.calls import rename, unique_names  # here, because few runs need it
-
         own = [item.own for item in loaded]
-        new = unique_names(names, [_is_model(reward) for reward in rewards])
+        new = unique_names(names, [is_model(reward) for reward in rewards])
         rewards = [
             reward if name == old else rename(reward, name, in_place=mine)
             for reward, old, name, mine in zip(rewards, names, new, own, strict=True)
@@ -328,7 +325,7 @@ def _guarded(reward: Any, info: PluginInfo, guard: Mapping[str, Any]) -> Any:
     from ..guard.guarded import guarded  # here, because most rewards need none
 
     try:
-        return guarded(reward, **guard, name=_metric_name(reward))
+        return guarded(reward, **guard, name=reward_name(reward))
     except ConfigurationError as error:
         raise ConfigurationError(f"{sentence_subject(info)} from {info.source}, in its guard: {error}") from error
 
@@ -360,17 +357,3 @@ def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
         if other != "reward" and implements(plugin, method)
     ]
     raise PluginTypeError(" ".join([f"{what}. Required: {FACTS[kind].required}.", *others[:1]]))
-
-
-def _metric_name(reward: Any) -> str:
-    """The name that TRL gives a reward function in its metrics."""
-    if _is_model(reward):
-        return str(getattr(getattr(reward, "config", None), "_name_or_path", "")).rpartition("/")[2]
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    return str(getattr(reward, "__name__", type(reward).__name__))
-
-
-def _is_model(reward: Any) -> bool:
-    torch = sys.modules.get("torch")  # a reward model can only be there if torch is
-    return torch is not None and isinstance(reward, torch.nn.Module)

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
+from ..guard.calls import is_model
 from ..guard.untrusted import escape
 from ..plugins.kinds import KINDS, LABELS
 from ..plugins.loading import Kind, Loaded, LoadedList
@@ -267,13 +267,13 @@ class _Recorder:
                 thing = getattr(thing, _WRAPPERS[type(thing).__qualname__])
             else:
                 break
-        while _is_model(thing) and _is_model(getattr(thing, "module", None)):  # an engine has wrapped it
+        while is_model(thing) and is_model(getattr(thing, "module", None)):  # an engine has wrapped it
             thing = thing.module
         defined = thing if hasattr(thing, "__qualname__") else type(thing)
         module = str(getattr(defined, "__module__", None) or "__main__")
         owner = None if module == "__main__" else owner_of(module, self._installed)
         distribution, number = provenance(*owner) if owner else (None, None)
-        if _is_model(thing):
+        if is_model(thing):
             path = getattr(getattr(thing, "config", None), "_name_or_path", None)
             parameters = {"name_or_path": None if path is None else str(path)}
             source = Source(None, "not hashed: it is a model, and its weights are not compared")
@@ -293,11 +293,6 @@ class _Recorder:
 
 def _as_loaded(plugins: Sequence[Any]) -> list[Loaded]:
     return plugins.loaded if isinstance(plugins, LoadedList) else [Loaded(plugin) for plugin in plugins]
-
-
-def _is_model(thing: Any) -> bool:
-    torch = sys.modules.get("torch")  # a model can only be there if torch is
-    return torch is not None and isinstance(thing, torch.nn.Module)
 
 
 def _switches(wrapper: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from ..errors import RewardError
-from ..guard.calls import NOT_COLUMNS
+from ..guard.calls import PASSED_BY_TRL
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ._text.final_answer import final_number, parse_reference
@@ -84,7 +84,7 @@ class GSM8KAccuracy:
             RewardError: The column `answer` is missing or does not have one entry per completion.
         """
         if answer is None:
-            columns = sorted(kwargs.keys() - NOT_COLUMNS)
+            columns = sorted(kwargs.keys() - PASSED_BY_TRL)
             raise RewardError(
                 f"gsm8k_accuracy needs the dataset column 'answer' with the reference answers; the columns present are "
                 f"{columns}. Rename the column that holds them to 'answer'."

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError, RewardError
-from ..guard.calls import NOT_COLUMNS
+from ..guard.calls import PASSED_BY_TRL
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_number, checked_whole
@@ -183,7 +183,7 @@ class MathAccuracy:
         if solution is None:
             raise RewardError(
                 f"{self.__name__} needs the dataset column 'solution' with the reference answers; the columns present "
-                f"are {sorted(columns.keys() - NOT_COLUMNS)}. Rename the column that holds them to 'solution'."
+                f"are {sorted(columns.keys() - PASSED_BY_TRL)}. Rename the column that holds them to 'solution'."
             )
         if len(solution) != len(completions):
             raise RewardError(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import PluginOutputError
-from ..guard.calls import call, check_scores
+from ..guard.calls import call, check_scores, reward_name
 from ..guard.outcomes import shown
 from .collectives import collectives_of_ranks, describe_difference, mentions_collectives
 from .rules import Broken, Checks, NotChecked, cause_of, describe_exception, pickle_round_trip
@@ -82,7 +82,7 @@ class RewardChecks(Checks):
         self.deterministic, self.per_completion = deterministic, per_completion
         self._forms, self.required, self.unreadable = tuple(formats), tuple(required), tuple(unreadable)
         self.limit = seconds_per_completion
-        self.name = str(getattr(reward, "__name__", type(reward).__name__))
+        self.name = reward_name(reward)
         self.state_before: dict[str, Any] = {}
         self.state_after: dict[str, Any] = {}
         self.seconds: list[float] = []

@@ -24,7 +24,7 @@ from ...credit.groups import group_mean, group_std, weighted_rewards
 from ...credit.signal import groups_of, signal_table, zero_variance_of
 from ...credit.turns import scores_turns, turn_values
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
-from ...guard.calls import NOT_COLUMNS, call
+from ...guard.calls import PASSED_BY_TRL, call
 from ...guard.messages import joined_text
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...guard.reward_watch import RewardWatch
@@ -363,7 +363,7 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
         return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
-    return [name for name in required if name not in NOT_COLUMNS - {"environments"} and name not in batch.columns]
+    return [name for name in required if name not in PASSED_BY_TRL - {"environments"} and name not in batch.columns]
 
 
 def _place_spans(spans: Sequence[Sequence[Span | TurnSpan] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
