@@ -24,7 +24,7 @@ from trl_grpo_ext import Forward, Rollout, available, load_advantage_hooks
 from trl_grpo_ext.credit.chain import PATIENCE, HookChain, change_tables
 from trl_grpo_ext.credit.signal import signal_table, zero_variance_of
 from trl_grpo_ext.errors import PluginOutputError
-from trl_grpo_ext.history.replay.played import group_advantages
+from trl_grpo_ext.history.replay.running import group_advantages
 from trl_grpo_ext.plugins.description import overview
 from trl_grpo_ext.plugins.discovery import scan
 from trl_grpo_ext.testing.builders import make_forward, make_rollout
@@ -178,8 +178,7 @@ def _loaded(selection: str) -> Any:
 def _gradient(selections: tuple[str, ...]) -> torch.Tensor:
     chain = HookChain([_loaded(selection) for selection in selections])
     rollout = chain.on_rewards(BATCH)
-    weights_K, rewards_B_K = rollout.reward_weights_K, rollout.rewards_B_K
-    trls_B = group_advantages(rollout.rewards_B, rewards_B_K, weights_K, G, "group", "sum_then_normalize")
+    trls_B = group_advantages(rollout, "group", "sum_then_normalize")
     advantages_B_T, _ = chain.on_rollout(trls_B, rollout)
     rollout = Rollout(**{**vars(rollout), "advantages_B_T": advantages_B_T})
     advantages_B_T, _ = chain.on_forward(advantages_B_T, forward_of(rollout), chain.held_signs(rollout))

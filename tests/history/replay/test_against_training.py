@@ -58,7 +58,7 @@ def records(folder: Path) -> list[list[dict[str, Any]]]:
 
 
 def assert_as_recorded(compared: Comparison, name: str, folder: Path) -> None:
-    both = zip(records(folder), compared.played[name], strict=True)
+    both = zip(records(folder), compared.results[name], strict=True)
     live = 0
     for rows, played in both:
         assert len(rows) == len(played.advantages_B_T) == 8
@@ -122,7 +122,7 @@ def test_trls_own_tables_give_the_advantages_in_them(
     assert any("Groups have 4 completions, inferred" in sentence for sentence in said)
     assert any("used: length_reward, coarse_reward." in sentence for sentence in said)
     for file, played in zip(
-        sorted((tmp_path / "completions").glob("*.parquet")), compared.played["selection 1"], strict=True
+        sorted((tmp_path / "completions").glob("*.parquet")), compared.results["selection 1"], strict=True
     ):
         saved = pyarrow.parquet.read_table(file).to_pydict()
         assert played.advantages_B.tolist() == pytest.approx(saved["advantage"], rel=1e-4, abs=1e-5)
@@ -152,7 +152,7 @@ def test_groups_that_a_compact_update_left_out_are_left_out_where_a_hook_has_to_
     assert (compared.completions, compared.groups) == (8, 2)
     assert any("8 completions are left out, in whole groups whose records lack" in sentence for sentence in said)
     recorded = [row["advantage"] for rows in records(tmp_path) for row in rows if row["advantage"] is not None]
-    replayed = [row for played in compared.played["selection 1"] for row in played.advantages_B_T.tolist()]
+    replayed = [row for played in compared.results["selection 1"] for row in played.advantages_B_T.tolist()]
     assert len(recorded) == len(replayed) == 8
     for ours, theirs in zip(replayed, recorded, strict=True):
         assert ours[: len(theirs)] == pytest.approx(theirs, rel=1e-4, abs=1e-5)

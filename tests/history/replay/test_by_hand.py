@@ -29,7 +29,7 @@ def test_tokens_get_the_advantages_and_weights_of_their_selection(compared: Comp
     assert (compared.completions, compared.groups, compared.num_generations, compared.tokens) == (4, 2, 2, 10)
     assert compared.tokens_are == "words"
     assert list(compared.steps) == [0]
-    (base,), (other,) = (compared.played[name] for name in NAMES)
+    (base,), (other,) = (compared.results[name] for name in NAMES)
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]])
     assert torch.equal(base.mask_B_T, mask.float())
     assert torch.equal(base.advantages_B_T, torch.tensor([[0.5], [-0.5], [0.0], [0.0]]) * mask)

@@ -352,7 +352,7 @@ def _items(compared: Comparison, played_as: Sequence[str], tokenize: Tokenize, t
     prompts: dict[str, list[int]] = {}
     for number, batch in enumerate(compared.batches):
         tokens: Tokens = tokenize(batch)
-        played = [compared.played[name][number] for name in played_as]
+        played = [compared.results[name][number] for name in played_as]
         size, count = batch.num_generations, len(batch.texts)
         saved = (batch.tokens or {}).get("prompt_ids")
         for first in range(0, count, size):

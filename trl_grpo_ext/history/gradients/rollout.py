@@ -13,7 +13,9 @@ import torch
 from ...errors import AlignmentError, ConfigurationError
 from ...records.files import write_atomically
 from ...records.token_records import FOLDER, encodable, write_records
-from ..replay.saved import join_key, plain_messages, read_columns
+from ..files import dataset_file, plain_messages, read_columns
+from ..replay.saved import join_key
+from ..replay.tokens import loaded_or_refused
 from .derivatives import Group, Policy
 
 SETTINGS = "rollout.json"
@@ -42,19 +44,19 @@ def load_policy(model: str, *, dtype: str = "auto", device: str | None = None, l
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
         )
         kwargs["device_map"] = {"": where}
-    try:
-        if (Path(model) / "adapter_config.json").is_file():
+    is_adapter = (Path(model) / "adapter_config.json").is_file()
+
+    def load() -> Any:
+        if is_adapter:
             from peft import AutoPeftModelForCausalLM
 
-            loaded = AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **kwargs)
-        else:
-            loaded = AutoModelForCausalLM.from_pretrained(model, **kwargs)
-            if load_in_4bit:
-                loaded.requires_grad_(False)
-        return loaded if load_in_4bit else loaded.to(where)
-    except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigurationError(f"--model {model!r} cannot be loaded: {first}") from error
+            return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **kwargs)
+        return AutoModelForCausalLM.from_pretrained(model, **kwargs)
+
+    loaded = loaded_or_refused("--model", model, load)
+    if not load_in_4bit:
+        return loaded.to(where)
+    return loaded if is_adapter else loaded.requires_grad_(False)
 
 
 def prompt_tokens(prompt: Any, tokenizer: Any) -> list[int]:
@@ -95,9 +97,7 @@ def roll_out(
     Raises:
         ConfigurationError: There are no prompts, or the folder has a rollout with other settings.
     """
-    file = Path(prompts)
-    if not file.is_file() or file.suffix not in (".jsonl", ".parquet"):
-        raise ConfigurationError(f"--prompts {str(prompts)!r} is no .jsonl or .parquet file.")
+    file = dataset_file(prompts, "--prompts")
     rows = read_columns(file).get("prompt")
     if not rows:
         raise ConfigurationError(f"--prompts {file} has no column 'prompt', or no row.")

@@ -6,7 +6,7 @@
     comparison.pairs[0].moved      # share of the gradient mass that moves to other completions
     comparison.plain()             # everything, for JSON
 
-The parts: `saved` and `tokens` read, `selections` loads the plugins, `played` runs them in the trainer's order, and
+The parts: `saved` and `tokens` read, `selections` loads the plugins, `running` runs them in the trainer's order, and
 `comparison` has the numbers.
 """
 
@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...errors import ConfigurationError
+from ..files import SUFFIXES, Say
 from .comparison import (
     Comparison,
     Disagreement,
@@ -36,17 +35,17 @@ from .comparison import (
     selection_numbers,
     totals_of,
 )
-from .played import Played, Scorer, play
+from .running import BatchResult, RewardCaller, run_selection
 from .saved import SavedBatch, join_columns, read_saved
-from .selections import ReplaySelection, read_selections
+from .selections import ReplaySelection, read_selections, selection_settings
 from .tokens import Tokenize, load_tokenizer
 
 __all__ = [
+    "BatchResult",
     "Comparison",
     "Disagreement",
     "Pair",
     "Part",
-    "Played",
     "RankingFlip",
     "RewardNumbers",
     "SavedBatch",
@@ -59,20 +58,6 @@ RIGHT_AT = 0.5
 """The least value of a right completion, by default."""
 
 Progress = Callable[[Iterable[SavedBatch], int], Iterable[SavedBatch]]
-
-
-def _dataset_of(selection: str | Path | Mapping[str, Any]) -> Path | None:
-    """The existing file that a selection's run was trained on, if the selection names it.
-
-    A relative path counts from the working directory, as for a recipe, or from the selection's folder.
-    """
-    held: Any = selection
-    places = [Path()]
-    if not isinstance(selection, Mapping):
-        held, places = yaml.safe_load(Path(selection).read_text(encoding="utf-8")), [Path(), Path(selection).parent]
-    name = held.get("dataset_path") if isinstance(held, Mapping) else None
-    files = [folder / name for folder in places] if isinstance(name, str) else []
-    return next((file for file in files if file.is_file() and file.suffix in (".jsonl", ".parquet")), None)
 
 
 def replay(
@@ -139,17 +124,16 @@ def replay(
     _explain(chosen, batches, tokens_are, note)
     if any(one.reads_log_probabilities for one in chosen) and tokens_are == "records":
         batches = _with_log_probabilities(batches, note)
-    tokenize, scorer = Tokenize(loaded), Scorer(joined=dataset is not None)
-    played: dict[str, list[Played]] = {one.name: [] for one in chosen}
+    tokenize, caller = Tokenize(loaded), RewardCaller(joined=dataset is not None)
+    results: dict[str, list[BatchResult]] = {one.name: [] for one in chosen}
     tokens = []
     for batch in progress(batches, len(batches)):
         tokens.append(tokenize(batch))
         for one in chosen:
-            played[one.name].append(play(one, batch, tokens[-1], scorer, loaded))
-    totals = [totals_of(one, played[one.name], tokens) for one in chosen]
-    base = played[chosen[0].name]
-    correct_by = base[0].reward_names[0] if correct is None else correct
-    right = correct_values(correct_by, batches, list(played.values()))
+            results[one.name].append(run_selection(one, batch, tokens[-1], caller, loaded))
+    totals = [totals_of(one, results[one.name], tokens) for one in chosen]
+    correct_by = results[chosen[0].name][0].reward_names[0] if correct is None else correct
+    right = correct_values(correct_by, batches, list(results.values()))
     return Comparison(
         source=str(completions),
         tokens_are=tokens_are,
@@ -161,20 +145,30 @@ def replay(
         tokens=int(totals[0].lengths_N.sum()),
         correct_by=correct_by,
         right_at=right_at,
-        selections=[selection_numbers(one, played[one.selection.name]) for one in totals],
-        pairs=[pair(totals[0], one, played, batches, show) for one in totals[1:]],
+        selections=[selection_numbers(one, results[one.selection.name]) for one in totals],
+        pairs=[pair(totals[0], one, results, batches, show) for one in totals[1:]],
         by_length=by_length(totals),
         by_correctness=by_correctness(right, right_at, totals),
         by_position=by_position(totals),
         batches=tuple(batches),
-        played=played,
+        results=results,
     )
 
 
-def _with_log_probabilities(batches: list[SavedBatch], note: Callable[[str], None]) -> list[SavedBatch]:
+def _dataset_of(selection: str | Path | Mapping[str, Any]) -> Path | None:
+    """The existing file that a selection's run was trained on, if the selection names it.
+
+    A relative path counts from the working directory, as for a recipe, or from the selection's folder.
+    """
+    name = selection_settings(selection).get("dataset_path")
+    folders = [Path()] if isinstance(selection, Mapping) else [Path(), Path(selection).parent]
+    files = [folder / name for folder in folders] if isinstance(name, str) else []
+    return next((file for file in files if file.is_file() and file.suffix in SUFFIXES), None)
+
+
+def _with_log_probabilities(batches: list[SavedBatch], note: Say) -> list[SavedBatch]:
     """Leave out, for all selections, the groups that a forward hook could not see."""
-    reduced = [batch.with_log_probabilities() for batch in batches]
-    kept = [batch for batch in reduced if batch.texts]
+    kept = [batch for batch in (one.with_log_probabilities() for one in batches) if batch.texts]
     lost = sum(len(batch.texts) for batch in batches) - sum(len(batch.texts) for batch in kept)
     if not kept or not lost:
         return batches  # if none is left, the hook is refused
@@ -185,33 +179,21 @@ def _with_log_probabilities(batches: list[SavedBatch], note: Callable[[str], Non
     return kept
 
 
-def _explain(
-    chosen: Sequence[ReplaySelection],
-    batches: Sequence[SavedBatch],
-    tokens_are: str,
-    note: Callable[[str], None],
-) -> None:
+def _explain(chosen: Sequence[ReplaySelection], batches: Sequence[SavedBatch], tokens_are: str, note: Say) -> None:
     """Say what the numbers are based on."""
     if tokens_are == "words":
         note("The files have no tokens, so texts are split into words and punctuation. --tokenizer gives tokens.")
-    if tokens_are != "records":
-        if any(batch.truncated is None for batch in batches):
-            note("The files don't say which completions were truncated: all are taken as finished by an end token.")
-    else:
-        note(
-            "Token records may hold only a sample of each generation batch; counts over a batch are then over the "
-            "sample."
-        )
-    unsaid = [one.name for one in chosen if one.rewards is None]
-    if unsaid:
+    if tokens_are == "records":
+        note("Token records may hold only a sample of each generation batch; counts over a batch are over the sample.")
+    elif any(batch.truncated is None for batch in batches):
+        note("The files don't say which completions were truncated: all are taken as finished by an end token.")
+    if unsaid := [one.name for one in chosen if one.rewards is None]:
         names = ", ".join(batches[0].reward_names) or "none"
         note(f"{', '.join(unsaid)}: no rewards are selected, so the saved ones are used: {names}.")
     for one in chosen:
         if one.at_forward:
-            note(
-                f"{one.name}: for {', '.join(one.at_forward)} the saved log-probabilities stand for the old and the "
-                f"current policy."
-            )
+            hooks = ", ".join(one.at_forward)
+            note(f"{one.name}: for {hooks} the saved log-probabilities stand for the old and the current policy.")
         if one.left_out:
             listed = ", ".join(f"{key}: {value}" for key, value in one.left_out.items())
             note(f"{one.name}: not replayed: {listed}.")

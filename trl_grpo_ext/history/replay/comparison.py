@@ -17,7 +17,7 @@ import torch
 
 from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
-from .played import Played
+from .running import BatchResult
 from .saved import SavedBatch, join_key, number_of
 from .selections import ReplaySelection
 from .tokens import Tokens
@@ -201,7 +201,7 @@ class Comparison:
         by_correctness: Right and wrong ones, and unjudged ones; empty without `correct_by`.
         by_position: Tenths of every completion.
         batches: What was replayed; not in `plain()`.
-        played: By selection, what it made of each batch, token by token; not in `plain()`.
+        results: By selection, its result on each batch, token by token; not in `plain()`.
     """
 
     source: str
@@ -220,18 +220,19 @@ class Comparison:
     by_correctness: Sequence[Part]
     by_position: Sequence[Part]
     batches: Sequence[SavedBatch] = field(default=(), repr=False)
-    played: Mapping[str, Sequence[Played]] = field(default_factory=dict, repr=False)
+    results: Mapping[str, Sequence[BatchResult]] = field(default_factory=dict, repr=False)
 
     def plain(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON can hold it."""
-        whole = dataclasses.asdict(dataclasses.replace(self, batches=(), played={}))
-        return {name: value for name, value in whole.items() if name not in ("batches", "played")}
+        whole = dataclasses.asdict(dataclasses.replace(self, batches=(), results={}))
+        return {name: value for name, value in whole.items() if name not in ("batches", "results")}
 
 
 # ----------------------------------------------------------------------------------------- from batches to numbers
 
 
-_QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
+QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
+TENTHS = 10
 _NOTHING = 1e-3
 """Advantages, and differences of them, up to this size count as zero: they are rounding errors."""
 _SAME = 1e-6
@@ -239,7 +240,7 @@ _SAME = 1e-6
 
 
 @dataclass(frozen=True)
-class Totals:
+class SelectionTotals:
     """One selection's numbers of all `N` completions, in float64."""
 
     selection: ReplaySelection
@@ -257,31 +258,35 @@ class Totals:
         return self.mass_N / self.mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny)
 
 
-def totals_of(selection: ReplaySelection, played: Sequence[Played], tokens: Sequence[Tokens]) -> Totals:
+def totals_of(selection: ReplaySelection, results: Sequence[BatchResult], tokens: Sequence[Tokens]) -> SelectionTotals:
     """Put the batches of one selection together."""
-    positive = [one.mass_B_T.where(one.advantages_B_T > 0, 0.0).double().sum(dim=1) for one in played]
-    masks = [of_batch.completion_mask_B_T for of_batch in tokens]
-    return Totals(
+
+    def sums(name: str) -> torch.Tensor:
+        return torch.cat([getattr(one, name).double().sum(dim=1) for one in results])
+
+    positive = [one.mass_B_T.where(one.advantages_B_T > 0, 0.0).double().sum(dim=1) for one in results]
+    both = zip(results, tokens, strict=True)
+    return SelectionTotals(
         selection=selection,
-        rewards_N=torch.cat([one.rewards_B for one in played]).double(),
-        advantages_N=torch.cat([one.advantages_B for one in played]).double(),
-        weights_N=torch.cat([one.weights_B_T.double().sum(dim=1) for one in played]),
-        lengths_N=torch.cat([one.mask_B_T.sum(dim=1) for one in played]).double(),
-        mass_N=torch.cat([one.mass_B_T.double().sum(dim=1) for one in played]),
+        rewards_N=torch.cat([one.rewards_B for one in results]).double(),
+        advantages_N=torch.cat([one.advantages_B for one in results]).double(),
+        weights_N=sums("weights_B_T"),
+        lengths_N=sums("mask_B_T"),
+        mass_N=sums("mass_B_T"),
         positive_N=torch.cat(positive),
-        tenths_N=torch.cat([by_tenth(one.mass_B_T, mask) for one, mask in zip(played, masks, strict=True)]),
+        tenths_N=torch.cat([by_tenth(one.mass_B_T, of_batch.completion_mask_B_T) for one, of_batch in both]),
     )
 
 
-def selection_numbers(totals: Totals, played: Sequence[Played]) -> SelectionNumbers:
+def selection_numbers(totals: SelectionTotals, results: Sequence[BatchResult]) -> SelectionNumbers:
     """The numbers of one selection."""
     selection = totals.selection
     mean, std = _mean_and_std(totals.rewards_N)
-    signal = torch.cat([one.signal_Q for one in played]).double()
+    signal = torch.cat([one.signal_Q for one in results]).double()
     return SelectionNumbers(
         name=selection.name,
-        rewards=_rewards(played),
-        hooks=tuple(selection.hook_names),
+        rewards=_rewards(results),
+        hooks=tuple(plugin_label(hook) for hook in selection.hooks),
         aggregation=plugin_label(selection.aggregation),
         aggregation_of=None if selection.own_aggregation else selection.settings["loss_type"],
         reward_mean=mean,
@@ -289,16 +294,16 @@ def selection_numbers(totals: Totals, played: Sequence[Played]) -> SelectionNumb
         without_signal=1.0 - float(signal.mean()),
         advantage_std=_mean_and_std(totals.advantages_N)[1],
         positive_mass=share(totals.positive_N, totals.mass_N),
-        total_weight=float(totals.weights_N.sum()) / len(played),
+        total_weight=float(totals.weights_N.sum()) / len(results),
     )
 
 
-def by_length(all_totals: Sequence[Totals]) -> list[Part]:
+def by_length(all_totals: Sequence[SelectionTotals]) -> list[Part]:
     """Quarters of the completions by their live tokens under the base."""
     lengths_N = all_totals[0].lengths_N
     quarters_N = quarters(lengths_N)
     parts = []
-    for number, name in enumerate(_QUARTERS):
+    for number, name in enumerate(QUARTERS):
         chosen_N = quarters_N == number
         if chosen_N.any():
             low, high = int(lengths_N[chosen_N].min()), int(lengths_N[chosen_N].max())
@@ -307,7 +312,9 @@ def by_length(all_totals: Sequence[Totals]) -> list[Part]:
     return parts
 
 
-def by_correctness(values: Sequence[float | None], right_at: float, all_totals: Sequence[Totals]) -> list[Part]:
+def by_correctness(
+    values: Sequence[float | None], right_at: float, all_totals: Sequence[SelectionTotals]
+) -> list[Part]:
     """Right and wrong completions, and those without a value, if any."""
     values_N = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
     chosen = {"right": values_N >= right_at, "wrong": values_N < right_at, "no value": values_N.isnan()}
@@ -315,7 +322,7 @@ def by_correctness(values: Sequence[float | None], right_at: float, all_totals: 
     return [part for part in parts if part.name != "no value" or part.completions]
 
 
-def by_position(all_totals: Sequence[Totals]) -> list[Part]:
+def by_position(all_totals: Sequence[SelectionTotals]) -> list[Part]:
     """Tenths of every completion."""
     parts = []
     for tenth in range(TENTHS):
@@ -324,29 +331,23 @@ def by_position(all_totals: Sequence[Totals]) -> list[Part]:
     return parts
 
 
-def correct_values(name: str, batches: Sequence[SavedBatch], played: Sequence[Sequence[Played]]) -> list[float | None]:
+def correct_values(
+    name: str, batches: Sequence[SavedBatch], results: Sequence[Sequence[BatchResult]]
+) -> list[float | None]:
     """A number for each completion: a reward's of the first selection that has it, else a saved one, else a column.
-
-    Args:
-        name: Of the reward or the column.
-        batches: What was replayed.
-        played: For each selection, what it made of each batch.
 
     Raises:
         ConfigurationError: There is no such reward or column, or its values are not numbers.
     """
-    for of_batches in played:
+    for of_batches in results:
         if all(name in one.reward_names for one in of_batches):
-            return [
-                None if math.isnan(value) else value
-                for one in of_batches
-                for value in one.rewards_B_K[:, list(one.reward_names).index(name)].tolist()
-            ]
+            columns = [one.rewards_B_K[:, list(one.reward_names).index(name)] for one in of_batches]
+            return [None if math.isnan(value) else value for value in torch.cat(columns).tolist()]
     values: list[float | None] = []
     for batch in batches:
         found: Sequence[Any] | None = batch.rewards.get(name, batch.columns.get(name))
         if found is None:
-            known = sorted({*batch.rewards, *batch.columns, *(n for of in played for n in of[0].reward_names)})
+            known = sorted({*batch.rewards, *batch.columns, *(n for of in results for n in of[0].reward_names)})
             raise ConfigurationError(
                 f"--correct {name!r} is no reward of a selection and no column of {batch.where}; there are: "
                 f"{', '.join(known) or 'none'}."
@@ -361,37 +362,65 @@ def correct_values(name: str, batches: Sequence[SavedBatch], played: Sequence[Se
 
 
 def pair(
-    base: Totals, other: Totals, played: Mapping[str, Sequence[Played]], batches: Sequence[SavedBatch], show: int
+    base: SelectionTotals,
+    other: SelectionTotals,
+    results: Mapping[str, Sequence[BatchResult]],
+    batches: Sequence[SavedBatch],
+    show: int,
 ) -> Pair:
     """The base and another selection: how far they agree, and where not."""
-    names = base.selection.name, other.selection.name
-    has_mass = bool(base.mass_N.sum() > 0) and bool(other.mass_N.sum() > 0)
+    both = (base, other)
+    names = [one.selection.name for one in both]
+    masses = [one.mass_N.sum() for one in both]
+    has_mass = all(mass > 0 for mass in masses)
     differences_N = (base.shares_N - other.shares_N).abs()
     # In multiples of the rounding error, so that equal differences keep the order of the file.
     steps_N = (differences_N / (_SAME * base.shares_N.max())).round() if has_mass else torch.zeros_like(differences_N)
     worst = steps_N.argsort(descending=True, stable=True)[:show].tolist()
-    rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]  # by place
-    turned = _flips_by_group(base, other, batches)
-    both_signs = [signs(one.advantages_N, _NOTHING) for one in (base, other)]
+    rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]
+    flipped = _flipped_by_group(base, other, batches)
+    one_sign, other_sign = (signs(one.advantages_N, _NOTHING) for one in both)
+    between_tokens = (
+        float((a.mass_B_T.double() / masses[0] - b.mass_B_T.double() / masses[1]).abs().sum())
+        for a, b in zip(*(results[name] for name in names), strict=True)
+    )
+
+    def common(index: int) -> dict[str, Any]:
+        batch, row = rows[index]
+        return {"step": batch.step, "group": str(batch.group_names[row]), "prompt": join_key(batch.prompts[row])}
+
+    def disagreement(index: int) -> Disagreement:
+        batch, row = rows[index]
+        return Disagreement(
+            **common(index),
+            member=row % batch.num_generations,
+            tokens=int(base.lengths_N[index]),
+            completion=batch.texts[row],
+            base=_side(base, index),
+            other=_side(other, index),
+        )
+
+    def flip(index: int) -> RankingFlip:
+        members = slice(index, index + rows[index][0].num_generations)
+        one, two = (totals.advantages_N[members].tolist() for totals in both)
+        return RankingFlip(**common(index), pairs=flipped[index], base=one, other=two)
+
+    most_flipped = sorted(flipped, key=lambda index: -flipped[index])[:show]
     return Pair(
         base=names[0],
         other=names[1],
         pearson=pearson(base.advantages_N, other.advantages_N),
-        spearman=spearman(base.advantages_N, other.advantages_N),
-        same_sign=float((both_signs[0] == both_signs[1]).double().mean()),
+        spearman=pearson(ranks(base.advantages_N), ranks(other.advantages_N)),
+        same_sign=float((one_sign == other_sign).double().mean()),
         moved=float(differences_N.sum()) / 2 if has_mass else None,
-        moved_between_tokens=_moved_between_tokens(base, other, played) if has_mass else None,
-        groups_flipped=sum(pairs > 0 for pairs in turned.values()) / len(turned),
-        disagreements=[_disagreement(rows[place], place, base, other) for place in worst if steps_N[place] > 0],
-        flips=[
-            _ranking_flip(rows[place], place, turned[place], base, other)
-            for place in sorted(turned, key=lambda place: -turned[place])[:show]
-            if turned[place]
-        ],
+        moved_between_tokens=sum(between_tokens) / 2 if has_mass else None,
+        groups_flipped=sum(pairs > 0 for pairs in flipped.values()) / len(flipped),
+        disagreements=[disagreement(index) for index in worst if steps_N[index] > 0],
+        flips=[flip(index) for index in most_flipped if flipped[index]],
     )
 
 
-def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[Totals]) -> Part:
+def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[SelectionTotals]) -> Part:
     lengths_N = all_totals[0].lengths_N
     some = bool(chosen_N.any())
     advantage, weight = {}, {}
@@ -410,19 +439,17 @@ def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[Totals]) -> Pa
     )
 
 
-def _rewards(played: Sequence[Played]) -> list[RewardNumbers]:
-    names = dict.fromkeys(name for one in played for name in one.reward_names)
+def _rewards(results: Sequence[BatchResult]) -> list[RewardNumbers]:
     numbers = []
-    for name in names:
-        having = [one for one in played if name in one.reward_names]
+    for name in dict.fromkeys(name for one in results for name in one.reward_names):
+        having = [one for one in results if name in one.reward_names]
         values = torch.cat([one.rewards_B_K[:, list(one.reward_names).index(name)] for one in having]).double()
         outcomes: Counter[str] = Counter()
         for one in having:
             outcomes.update(one.outcomes.get(name, {}))
         mean, std = _mean_and_std(values)
-        numbers.append(
-            RewardNumbers(name=name, mean=mean, std=std, none=int(values.isnan().sum()), outcomes=dict(outcomes))
-        )
+        none = int(values.isnan().sum())
+        numbers.append(RewardNumbers(name=name, mean=mean, std=std, none=none, outcomes=dict(outcomes)))
     return numbers
 
 
@@ -431,65 +458,29 @@ def _mean_and_std(values: torch.Tensor) -> tuple[float | None, float | None]:
     return (float(known.mean()) if len(known) else None, float(known.std()) if len(known) > 1 else None)
 
 
-def _flips_by_group(base: Totals, other: Totals, batches: Sequence[SavedBatch]) -> dict[int, int]:
+def _flipped_by_group(base: SelectionTotals, other: SelectionTotals, batches: Sequence[SavedBatch]) -> dict[int, int]:
     """The number of reversed pairs, by the index of each group's first completion."""
-    turned: dict[int, int] = {}
+    flipped: dict[int, int] = {}
     first = 0
     for batch in batches:
         rows, size = slice(first, first + len(batch.texts)), batch.num_generations
         pairs_Q = flipped_pairs(base.advantages_N[rows], other.advantages_N[rows], size, _NOTHING)
-        turned |= {first + group * size: int(pairs) for group, pairs in enumerate(pairs_Q.tolist())}
+        flipped |= {first + group * size: int(pairs) for group, pairs in enumerate(pairs_Q.tolist())}
         first = rows.stop
-    return turned
+    return flipped
 
 
-def _moved_between_tokens(base: Totals, other: Totals, played: Mapping[str, Sequence[Played]]) -> float:
-    mass, other_mass = base.mass_N.sum(), other.mass_N.sum()
-    both = zip(played[base.selection.name], played[other.selection.name], strict=True)
-    return sum(float((a.mass_B_T.double() / mass - b.mass_B_T.double() / other_mass).abs().sum()) for a, b in both) / 2
-
-
-def _disagreement(at: tuple[SavedBatch, int], place: int, base: Totals, other: Totals) -> Disagreement:
-    batch, row = at
-    return Disagreement(
-        step=batch.step,
-        group=str(batch.group_names[row]),
-        member=row % batch.num_generations,
-        tokens=int(base.lengths_N[place]),
-        prompt=join_key(batch.prompts[row]),
-        completion=batch.texts[row],
-        base=_side(base, place),
-        other=_side(other, place),
-    )
-
-
-def _side(totals: Totals, place: int) -> Side:
-    reward = float(totals.rewards_N[place])
+def _side(totals: SelectionTotals, index: int) -> Side:
+    reward = float(totals.rewards_N[index])
     return Side(
         reward=None if math.isnan(reward) else reward,
-        advantage=float(totals.advantages_N[place]),
-        weight=float(totals.weights_N[place]),
-        mass=float(totals.shares_N[place]),
-    )
-
-
-def _ranking_flip(at: tuple[SavedBatch, int], place: int, pairs: int, base: Totals, other: Totals) -> RankingFlip:
-    batch, row = at
-    rows = slice(place, place + batch.num_generations)
-    return RankingFlip(
-        step=batch.step,
-        group=str(batch.group_names[row]),
-        pairs=pairs,
-        prompt=join_key(batch.prompts[row]),
-        base=base.advantages_N[rows].tolist(),
-        other=other.advantages_N[rows].tolist(),
+        advantage=float(totals.advantages_N[index]),
+        weight=float(totals.weights_N[index]),
+        mass=float(totals.shares_N[index]),
     )
 
 
 # ------------------------------------------------------------------------------------------------ shares and ranks
-
-
-TENTHS = 10
 
 
 def by_tenth(mass_B_T: torch.Tensor, completion_mask_B_T: torch.Tensor) -> torch.Tensor:
@@ -531,11 +522,6 @@ def pearson(one_N: torch.Tensor, other_N: torch.Tensor) -> float | None:
     one_N, other_N = one_N.double() - one_N.double().mean(), other_N.double() - other_N.double().mean()
     size = float(one_N.norm() * other_N.norm())
     return float(one_N @ other_N) / size if size > 0 else None
-
-
-def spearman(one_N: torch.Tensor, other_N: torch.Tensor) -> float | None:
-    """Spearman's rank correlation, equal values sharing their mean rank; None if either is constant."""
-    return pearson(ranks(one_N), ranks(other_N))
 
 
 def ranks(values_N: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
 from ...guard.calls import unique_names
+from ...guard.untrusted import read_settings, read_values
 from ...plugins.loading import load_advantage_hooks, load_loss_aggregation, load_rewards
 from ...plugins.selection import Selection, parse_selection
 from ...types import implements
@@ -56,7 +57,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 _FROM_THE_POLICY = {"old_logps", "old_entropies", "entropies"}
-_NOT_HERE = {
+_NOT_SAVED = {
     "ref_logps": "log-probabilities under a reference",
     "sampling_logps": "the sampler's log-probabilities",
 }
@@ -97,20 +98,19 @@ class ReplaySelection:
     left_out: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def hook_names(self) -> list[str]:
-        """The hooks' names in messages."""
-        return [plugin_label(hook) for hook in self.hooks]
-
-    @property
-    def reads_log_probabilities(self) -> bool:
-        """Whether a hook acts at the loss forward, or declares a need for what is computed there."""
-        needs = {need for hook in self.hooks for need in getattr(hook, "needs", ())}
-        return bool(self.at_forward or needs & _FROM_THE_POLICY)
+    def needs(self) -> set[str]:
+        """What the hooks declare a need for."""
+        return {need for hook in self.hooks for need in getattr(hook, "needs", ())}
 
     @property
     def at_forward(self) -> list[str]:
         """The hooks that act at the loss forward."""
         return [plugin_label(hook) for hook in self.hooks if implements(hook, "on_forward")]
+
+    @property
+    def reads_log_probabilities(self) -> bool:
+        """Whether a hook acts at the loss forward, or declares a need for what is computed there."""
+        return bool(self.at_forward or self.needs & _FROM_THE_POLICY)
 
 
 def read_selections(given: Sequence[str | Path | Mapping[str, Any]]) -> list[ReplaySelection]:
@@ -129,20 +129,15 @@ def read_selections(given: Sequence[str | Path | Mapping[str, Any]]) -> list[Rep
 
 
 def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySelection:
-    """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do.
-
-    Raises:
-        ConfigurationError, PluginError: As `read_selections`; the message names the selection.
-    """
+    """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do."""
     mapping = selection_settings(given)
     settings = {key: _setting(name, key, mapping.get(key), default) for key, default in DEFAULTS.items()}
     chosen = _several(mapping.get("rewards"))
-    rewards = None if chosen is None else _rewards(name, chosen, settings["reward_weights"])
     aggregation = mapping.get("loss_aggregation")
     aggregation = None if _is_none(aggregation) else aggregation
     return ReplaySelection(
         name=name,
-        rewards=rewards,
+        rewards=None if chosen is None else _rewards(name, chosen, settings["reward_weights"]),
         hooks=load_advantage_hooks(_several(mapping.get("advantage_hooks")) or []),
         aggregation=load_loss_aggregation(EQUIVALENT[settings["loss_type"]] if aggregation is None else aggregation),
         own_aggregation=aggregation is not None,
@@ -152,28 +147,21 @@ def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySe
 
 
 def selection_settings(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a selection's file holds.
-
-    Raises:
-        ConfigurationError: It cannot be read, or is no mapping.
-    """
-    return given if isinstance(given, Mapping) else _read_yaml(Path(given))
+    """What a selection's file holds; nothing in an empty one."""
+    if isinstance(given, Mapping):
+        return given
+    return {} if read_values(given) is None else read_settings(given)
 
 
 def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> None:
-    """Refuse a selection that needs data that were not saved.
-
-    Raises:
-        ConfigurationError: A hook needs what was not saved; the message names it.
-    """
+    """Refuse a selection that needs data that were not saved; the message names the hook."""
     for hook in selection.hooks:
         label = f"{selection.name}: the advantage hook {plugin_label(hook)!r}"
         needs = set(getattr(hook, "needs", ()))
         if teachers := tuple(getattr(hook, "teachers", ())):
             raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a replay runs no model.")
-        for need, what in _NOT_HERE.items():
-            if need in needs:
-                raise ConfigurationError(f"{label} needs {what}, which nothing saves.")
+        for need in needs & _NOT_SAVED.keys():
+            raise ConfigurationError(f"{label} needs {_NOT_SAVED[need]}, which nothing saves.")
         at_forward = implements(hook, "on_forward")
         if (at_forward or needs & _FROM_THE_POLICY) and tokens.logps_B_T is None:
             does = "acts at the loss forward" if at_forward else "reads the old policy"
@@ -195,8 +183,9 @@ def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | N
     parsed = [
         parse_selection("reward", item) if isinstance(item, str | Mapping | Selection) else None for item in chosen
     ]
-    functions = [item for item, read in zip(chosen, parsed, strict=True) if read is None or read.distribution != SAVED]
-    loaded = load_rewards(functions)
+    loaded = load_rewards(
+        [item for item, read in zip(chosen, parsed, strict=True) if read is None or read.distribution != SAVED]
+    )
     calls = iter(zip(loaded, loaded.names, loaded.weights, strict=True))
     sources = []
     for item, read in zip(chosen, parsed, strict=True):
@@ -216,31 +205,11 @@ def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | N
             )
         if any(read is not None and read.weight is not None for read in parsed):
             raise ConfigurationError(f"{selection}: reward weights are given twice, in rewards and in reward_weights.")
-    names = unique_names([source.name for source in sources])
     given = [source.weight for source in sources] if weights is None else weights
     return [
         RewardSource(name, float(weight), source.function, source.saved, source.key)
-        for source, name, weight in zip(sources, names, given, strict=True)
+        for source, name, weight in zip(sources, unique_names([source.name for source in sources]), given, strict=True)
     ]
-
-
-def _read_yaml(path: Path) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--with {str(path)!r} cannot be read: {error}") from error
-    # PyYAML leaks ValueError for impossible dates and TypeError for odd keys.
-    except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"--with {path} is not YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ConfigurationError(f"--with {path} is nested too deeply for settings: is it the right file?") from error
-    if read is None:
-        return {}
-    if not isinstance(read, Mapping):
-        raise ConfigurationError(f"--with {path} is {type(read).__name__}, not a mapping of settings such as rewards.")
-    return {str(key): value for key, value in read.items()}
 
 
 def _setting(selection: str, key: str, value: Any, default: Any) -> Any:
@@ -251,11 +220,11 @@ def _setting(selection: str, key: str, value: Any, default: Any) -> Any:
     expected = None
     if key in _CHOICES and value not in _CHOICES[key]:
         expected = f"one of {', '.join(_CHOICES[key])}"
-    elif key in ("max_completion_length", "num_generations") and not _is_count(value):
+    elif key in ("max_completion_length", "num_generations") and not (type(value) is int and value > 0):
         expected = "a whole number from 1 up"
     elif key == "mask_truncated_completions" and not isinstance(value, bool):
         expected = "true or false"
-    elif key == "reward_weights" and not (isinstance(value, list | tuple) and all(map(_is_number, value))):
+    elif key == "reward_weights" and not (isinstance(value, list | tuple) and {*map(type, value)} <= {int, float}):
         expected = "a list of numbers"
     if expected is not None:
         raise ConfigurationError(f"{selection}: {key} is {value!r}; it must be {expected}.")
@@ -272,11 +241,3 @@ def _several(value: Any) -> list[Any] | None:
 def _is_none(value: Any) -> bool:
     value = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
     return value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from ...credit.alignment import token_offsets
 from ...errors import AlignmentError, ConfigurationError
 from ...records.token_records import encodable
+from ..files import reason_of
 from .saved import SavedBatch
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -30,9 +32,9 @@ class Tokens:
         ids_B_T: Token numbers.
         completion_mask_B_T: 1.0 where there is a token.
         mask_B_T: 1.0 where it counts in the loss.
+        offsets: For a row, the characters of each token.
         logps_B_T: Log-probabilities at the loss forward; None unless every completion has some.
         entropies_B_T: `(B, T)`, in nats.
-        offsets: For a row, the characters of each token.
         without_logps: Completions that have no log-probabilities.
     """
 
@@ -55,10 +57,7 @@ class Tokenize:
     """Makes the `Tokens` of batches that have none.
 
     A text lacks the token that ended it. So each completion gets one, as in training, unless the file says that it was
-    truncated. That token has no characters.
-
-    Args:
-        tokenizer: A tokenizer of transformers; None splits texts into words and punctuation, one token each.
+    truncated. That token has no characters. Without a tokenizer texts are split into words and punctuation.
     """
 
     def __init__(self, tokenizer: Any = None) -> None:
@@ -66,32 +65,25 @@ class Tokenize:
         self._words: dict[str, int] = {}
 
     def __call__(self, batch: SavedBatch) -> Tokens:
-        """The tokens of a batch; the saved ones, if there are any.
-
-        Raises:
-            ConfigurationError: The batch is too large to pad.
-        """
+        """The tokens of a batch; the saved ones, if there are any."""
         if batch.tokens is not None:
             return _saved(batch)
         texts = [encodable(text) for text in batch.texts]
+        offsets: Any = None
         if self.tokenizer is None:
             ids, offsets = self._by_words(texts)
             end = self._words.setdefault("", len(self._words))
-        elif getattr(self.tokenizer, "is_fast", False):
-            made = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
-            ids, offsets, end = made["input_ids"], made["offset_mapping"], self.tokenizer.eos_token_id
         else:
-            ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            offsets, end = None, self.tokenizer.eos_token_id
+            fast = getattr(self.tokenizer, "is_fast", False)
+            made = self.tokenizer(texts, add_special_tokens=False, **({"return_offsets_mapping": True} if fast else {}))
+            ids, offsets, end = made["input_ids"], made.get("offset_mapping"), self.tokenizer.eos_token_id
         ended = [end is not None and not cut for cut in batch.truncated or [False] * len(texts)]
         ids = [[*row, end] if has_end else row for row, has_end in zip(ids, ended, strict=True)]
 
         def offsets_of(row: int) -> Sequence[tuple[int, int]]:
-            if offsets is not None:
-                return [*offsets[row], (len(texts[row]), len(texts[row]))] if ended[row] else offsets[row]
-            from ...credit.alignment import token_offsets  # here: only slow tokenizers need it
-
-            return token_offsets(self.tokenizer, ids[row], texts[row])
+            if offsets is None:  # a slow tokenizer
+                return token_offsets(self.tokenizer, ids[row], texts[row])
+            return [*offsets[row], (len(texts[row]), len(texts[row]))] if ended[row] else offsets[row]
 
         mask_B_T = _mask([len(row) for row in ids], batch.where)
         ids_B_T = _padded(torch.tensor(list(itertools.chain(*ids)), dtype=torch.long), mask_B_T)
@@ -99,27 +91,33 @@ class Tokenize:
 
     def _by_words(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
         spans = [[match.span() for match in _WORD.finditer(text)] for text in texts]
-        known = self._words
-        ids = [
-            [known.setdefault(text[start:end], len(known)) for start, end in row]
-            for text, row in zip(texts, spans, strict=True)
-        ]
-        return ids, spans
+        number = self._words
+        pairs = zip(texts, spans, strict=True)
+        return [[number.setdefault(text[a:b], len(number)) for a, b in row] for text, row in pairs], spans
 
 
-def load_tokenizer(name: str) -> Any:
-    """A tokenizer by its path or hub id.
+def loaded_or_refused(option: str, name: str, load: Callable[[], Any]) -> Any:
+    """What `load` makes of a path or hub id that an option gives.
+
+    The hub's, the file system's and the parsers' errors have no common root. Out of memory, or a device that fails,
+    says nothing about the name: a `RuntimeError` or `MemoryError` stays what it is.
 
     Raises:
         ConfigurationError: It cannot be loaded.
     """
+    try:
+        return load()
+    except (RuntimeError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{option} {name!r} cannot be loaded: {reason_of(error)}") from error
+
+
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer by its path or hub id."""
     from transformers import AutoTokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigurationError(f"--tokenizer {name!r} cannot be loaded: {first}") from error
+    return loaded_or_refused("--tokenizer", name, lambda: AutoTokenizer.from_pretrained(name))
 
 
 def _saved(batch: SavedBatch) -> Tokens:
@@ -144,17 +142,10 @@ def _saved(batch: SavedBatch) -> Tokens:
             )
         return [(int(start), int(end)) for start, end in zip(starts[row], ends[row], strict=True)]
 
-    logps_B_T, without = numbers("logp")
-    entropies_B_T, without_entropy = numbers("entropy")
-    return Tokens(
-        _padded(_flat(ids, torch.long), completion_B_T),
-        completion_B_T,
-        live_B_T,
-        offsets_of,
-        logps_B_T,
-        entropies_B_T,
-        max(without, without_entropy),
-    )
+    (logps_B_T, without), (entropies_B_T, without_entropy) = numbers("logp"), numbers("entropy")
+    ids_B_T = _padded(_flat(ids, torch.long), completion_B_T)
+    lacking = max(without, without_entropy)
+    return Tokens(ids_B_T, completion_B_T, live_B_T, offsets_of, logps_B_T, entropies_B_T, lacking)
 
 
 def _mask(lengths: Sequence[int], where: str) -> torch.Tensor:

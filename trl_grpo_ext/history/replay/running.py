@@ -38,7 +38,7 @@ EPSILON = 1e-4
 
 
 @dataclass(frozen=True)
-class Played:
+class BatchResult:
     """One batch under one selection.
 
     Attributes:
@@ -72,27 +72,17 @@ class Played:
         return self.advantages_B_T.sum(dim=1) / self.mask_B_T.sum(dim=1).clamp(min=1.0)
 
 
-def play(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scorer: Scorer, tokenizer: Any) -> Played:
-    """Run a selection on a batch.
-
-    Raises:
-        ConfigurationError: The saved completions lack what the selection needs.
-        PluginError, PluginOutputError, PluginRunError, RewardError: A plugin failed.
-    """
+def run_selection(
+    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, caller: RewardCaller, tokenizer: Any
+) -> BatchResult:
+    """Run a selection on a batch."""
     check_replayable(selection, batch, tokens)
-    scores = scorer.scores(selection, batch, tokens)
-    rollout = _rollout(selection, batch, tokens, scores, tokenizer)
+    rewards = caller.rewards(selection, batch, tokens)
+    rollout = _rollout(selection, batch, tokens, rewards, tokenizer)
     chain = HookChain(selection.hooks, selection.aggregation)
     rollout = chain.on_rewards(rollout)
-    advantages_B = group_advantages(
-        rollout.rewards_B,
-        rollout.rewards_B_K,
-        rollout.reward_weights_K,
-        batch.num_generations,
-        selection.settings["scale_rewards"],
-        selection.settings["multi_objective_aggregation"],
-    )
-    advantages_B_T, _ = chain.on_rollout(advantages_B, rollout)
+    scale, multiple = (selection.settings[name] for name in ("scale_rewards", "multi_objective_aggregation"))
+    advantages_B_T, _ = chain.on_rollout(group_advantages(rollout, scale, multiple), rollout)
     rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=chain.uninformative(rollout))
     weights_B_T = None
     if implements(selection.aggregation, "weights"):
@@ -101,12 +91,12 @@ def play(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scorer: 
         forward = _forward(rollout, tokens, zero_variance_of(signal_table(rollout)))
         advantages_B_T, _ = chain.on_forward(advantages_B_T, forward, chain.held_signs(rollout))
     if weights_B_T is None:
-        weights_B_T = _slopes(selection.aggregation, advantages_B_T, rollout)
-    return Played(
+        weights_B_T = _weights_of_reduction(selection.aggregation, advantages_B_T, rollout)
+    return BatchResult(
         reward_names=rollout.reward_names,
         rewards_B_K=rollout.rewards_B_K,
         rewards_B=rollout.rewards_B,
-        outcomes={name: dict(counts) for name, counts in scores.outcomes.items()},
+        outcomes={name: dict(counts) for name, counts in rewards.outcomes.items()},
         advantages_B_T=advantages_B_T,
         weights_B_T=weights_B_T,
         mask_B_T=rollout.mask_B_T,
@@ -114,17 +104,40 @@ def play(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scorer: 
     )
 
 
-def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scores: Scores, tokenizer: Any) -> Rollout:
+def group_advantages(rollout: Rollout, scale_rewards: str, multi_objective_aggregation: str) -> torch.Tensor:
+    """Advantages `(B,)` as TRL's settings of these names define them; 0 for a completion without a reward.
+
+    Source: TRL's `GRPOConfig`, `scale_rewards` and `multi_objective_aggregation`; GRPO (2402.03300), Dr. GRPO
+    (2503.20783), GDPO (2601.05242) for `normalize_then_sum`.
+    """
+    groups_B, batch_B = rollout.group_ids_B, torch.zeros_like(rollout.group_ids_B)
+
+    def scaled(values_B: torch.Tensor, within_B: torch.Tensor) -> torch.Tensor:
+        return (values_B - group_mean(values_B, within_B)) / (group_std(values_B, within_B) + EPSILON)
+
+    if multi_objective_aggregation == "normalize_then_sum":
+        columns = [scaled(rewards_B, groups_B) for rewards_B in rollout.rewards_B_K.unbind(dim=1)]
+        advantages_B = scaled(weighted_rewards(torch.stack(columns, dim=1), rollout.reward_weights_K), batch_B)
+    else:
+        advantages_B = rollout.rewards_B - group_mean(rollout.rewards_B, groups_B)
+        if scale_rewards != "none":
+            within_B = groups_B if scale_rewards == "group" else batch_B
+            advantages_B = advantages_B / (group_std(rollout.rewards_B, within_B) + EPSILON)
+    return advantages_B.nan_to_num(nan=0.0)
+
+
+def _rollout(
+    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, rewards: BatchRewards, tokenizer: Any
+) -> Rollout:
     count, size = len(batch.texts), batch.num_generations
-    rewards_B = scores.saved_sum_B
+    rewards_B = rewards.saved_sum_B
     if rewards_B is None:
-        rewards_B = weighted_rewards(scores.rewards_B_K, scores.weights_K)
+        rewards_B = weighted_rewards(rewards.rewards_B_K, rewards.weights_K)
     groups_B = torch.arange(count) // size
     truncated_B = torch.tensor(batch.truncated or [False] * count)
     mask_B_T = tokens.mask_B_T
     if selection.settings["mask_truncated_completions"]:
         mask_B_T = mask_B_T * ~truncated_B.unsqueeze(1)
-    needs = {need for hook in selection.hooks for need in getattr(hook, "needs", ())}
     rollout = Rollout(
         prompts=batch.prompts,
         completions=batch.completions,
@@ -137,11 +150,11 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
         completion_mask_B_T=tokens.completion_mask_B_T,
         tool_mask_B_T=_tool_mask(tokens),
         truncated_B=truncated_B,
-        rewards_B_K=scores.rewards_B_K,
-        reward_names=tuple(scores.names),
-        reward_weights_K=scores.weights_K,
+        rewards_B_K=rewards.rewards_B_K,
+        reward_names=tuple(rewards.names),
+        reward_weights_K=rewards.weights_K,
         rewards_B=rewards_B,
-        reward_spans=scores.spans,
+        reward_spans=rewards.spans,
         group_ids_B=groups_B,
         group_baselines_B=group_mean(rewards_B, groups_B),
         num_generations=size,
@@ -151,8 +164,8 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
             prompts=count // size,
             max_completion_length=selection.settings["max_completion_length"],
         ),
-        old_logps_B_T=tokens.logps_B_T if "old_logps" in needs else None,
-        old_entropies_B_T=tokens.entropies_B_T if "old_entropies" in needs else None,
+        old_logps_B_T=tokens.logps_B_T if "old_logps" in selection.needs else None,
+        old_entropies_B_T=tokens.entropies_B_T if "old_entropies" in selection.needs else None,
         step=batch.step,
         tokenizer=tokenizer,
         offsets=tokens.offsets,
@@ -160,7 +173,7 @@ def _rollout(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, scor
     counts = (rollout.turns_B_T.amax(dim=1) + 1).tolist()
     by_turn = {
         name: [turn_values(spans, counts[row], name, row) for row, spans in enumerate(rows)]
-        for name, rows in scores.turns.items()
+        for name, rows in rewards.turns.items()
     }
     return replace(rollout, reward_turns=by_turn)
 
@@ -191,7 +204,7 @@ def _forward(rollout: Rollout, tokens: Tokens, zero_variance_B: torch.Tensor) ->
     )
 
 
-def _slopes(aggregation: Any, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+def _weights_of_reduction(aggregation: Any, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
     """Each token's weight under a `reduce` aggregation if every loss is minus the advantage, as at ratio 1."""
     step = StepTotals(tokens=rollout.totals.tokens, sequences=rollout.totals.sequences)
     with torch.enable_grad():
@@ -213,14 +226,7 @@ class SavedState:
 
 @dataclass(frozen=True)
 class OneReward:
-    """One reward's results for a batch.
-
-    Attributes:
-        values: `B` numbers or Nones.
-        spans: Spans of each completion, if it gave any, in characters of `SavedBatch.texts`.
-        turns: Its spans as given, if some are whole turns.
-        outcomes: How many completions had which outcome, where the reward says so.
-    """
+    """One reward's `B` values; its spans in characters of `SavedBatch.texts`, and as given if some are whole turns."""
 
     values: Sequence[float | None]
     spans: Sequence[Sequence[Span] | None] | None = None
@@ -229,8 +235,8 @@ class OneReward:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """All rewards of a batch under one selection."""
+class BatchRewards:
+    """All rewards of a batch under one selection; the saved sum only if the saved rewards have their own weights."""
 
     names: Sequence[str]
     weights_K: torch.Tensor
@@ -239,11 +245,10 @@ class Scores:
     turns: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]]
     outcomes: Mapping[str, Mapping[str, int]]
     saved_sum_B: torch.Tensor | None = None
-    """The saved weighted sum, if the saved rewards are used with their own weights."""
 
 
-class Scorer:
-    """Scores batches, and caches a reward's results for the current batch for other selections with the same reward.
+class RewardCaller:
+    """Calls rewards, and keeps their results for the current batch for other selections with the same reward.
 
     Args:
         joined: Whether columns were joined from a dataset, for messages.
@@ -254,24 +259,19 @@ class Scorer:
         self._batch: SavedBatch | None = None
         self._known: dict[str, OneReward] = {}
 
-    def scores(self, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> Scores:
-        """The rewards of a batch under a selection.
-
-        Raises:
-            ConfigurationError: A saved reward or a column is not there.
-            RewardError, PluginOutputError, PluginRunError: A reward failed; the message names the completion.
-        """
+    def rewards(self, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> BatchRewards:
+        """The rewards of a batch under a selection; errors of a reward name the completion."""
         if batch is not self._batch:
             self._batch, self._known = batch, {}
         sources = _saved_sources(selection, batch) if selection.rewards is None else selection.rewards
         found = {source.name: self._one(source, selection, batch, tokens) for source in sources}
-        columns = [[math.nan if value is None else float(value) for value in one.values] for one in found.values()]
+        columns = [_numbers(one.values) for one in found.values()]
         as_saved = selection.rewards is None and selection.settings["reward_weights"] is None
         as_saved &= len(found) == len(batch.reward_names)
-        return Scores(
+        return BatchRewards(
             names=list(found),
             weights_K=torch.tensor([source.weight for source in sources], dtype=torch.float32),
-            rewards_B_K=torch.tensor(columns, dtype=torch.float32).T.contiguous(),
+            rewards_B_K=torch.stack(columns, dim=1),
             spans={name: one.spans for name, one in found.items() if one.spans is not None},
             turns={name: one.turns for name, one in found.items() if one.turns is not None},
             outcomes={name: one.outcomes for name, one in found.items() if one.outcomes},
@@ -295,8 +295,7 @@ class Scorer:
             raise ConfigurationError(
                 f"{selection.name}: the reward {source.name!r} is a model, but a replay runs none."
             )
-        lacking = _missing(source.function, batch)
-        if lacking:
+        if lacking := _missing(source.function, batch):
             raise ConfigurationError(
                 f"{selection.name}: the reward {source.name!r} takes {lacking[0]!r}. {self._advice(batch)}"
             )
@@ -317,7 +316,7 @@ class Scorer:
                     "completion_ids": [list(row) for row in tokens.id_rows],
                     "trainer_state": SavedState(batch.step),
                     "log_extra": log_extra,
-                    "log_metric": _ignore_metric,
+                    "log_metric": lambda name, value: None,
                 },
             )
         except (PluginOutputError, PluginRunError) as error:
@@ -326,17 +325,17 @@ class Scorer:
             advice = f" {self._advice(batch)}" if "column" in str(error) else ""
             raise RewardError(f"{selection.name}, {batch.where}: {error}{advice}") from error
         spans = watch.spans.get(source.name)
-        turns = spans if any(map(scores_turns, spans or ())) else None
-        return OneReward(returned, None if spans is None else _place_spans(spans, batch), turns, dict(outcomes))
+        if spans is None:
+            return OneReward(returned, outcomes=dict(outcomes))
+        pairs = zip(spans, batch.completions, strict=True)
+        moved = [None if row is None else _in_the_text(row, _message_spans(completion)) for row, completion in pairs]
+        return OneReward(returned, moved, spans if any(map(scores_turns, spans)) else None, dict(outcomes))
 
     def _advice(self, batch: SavedBatch) -> str:
         has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
         if self._joined:
             return f"{has}, including those of --dataset."
-        return (
-            f"{has}; files of completions have few. Pass the training data with --dataset FILE to join its columns "
-            f"by prompt. Or write saved:NAME for a reward whose values were saved."
-        )
+        return f"{has}. Join the training data's by --dataset FILE, or write saved:NAME for a reward that was saved."
 
 
 def _saved_sources(selection: ReplaySelection, batch: SavedBatch) -> list[RewardSource]:
@@ -366,24 +365,20 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
     return [name for name in required if name not in PASSED_BY_TRL - {"environments"} and name not in batch.columns]
 
 
-def _place_spans(spans: Sequence[Sequence[Span | TurnSpan] | None], batch: SavedBatch) -> list[Sequence[Span] | None]:
-    """Convert spans from characters of the assistant messages to characters of the whole text."""
-    pairs = zip(spans, batch.completions, strict=True)
-    return [None if row is None else _in_the_text(row, _message_spans(completion)) for row, completion in pairs]
-
-
-def _in_the_text(spans: Sequence[Span | TurnSpan], said: Sequence[tuple[int, int]]) -> list[Span]:
-    last = next((place for place in reversed(said) if place[1] > place[0]), (0, 0))
-    placed: list[Span] = []
+def _in_the_text(spans: Sequence[Span | TurnSpan], messages: Sequence[tuple[int, int]]) -> list[Span]:
+    """Convert spans from characters of the assistant's messages to characters of the whole text."""
+    last = next((place for place in reversed(messages) if place[1] > place[0]), (0, 0))
+    moved: list[Span] = []
     for span in spans:
         if len(span) == 3:
-            placed.append((last[0] + span[0], last[0] + span[1], span[2]))
+            moved.append((last[0] + span[0], last[0] + span[1], span[2]))
             continue
         turn, start, end, value = span
-        if not 0 <= turn < len(said):
-            raise PluginOutputError(f"A reward has a value for turn {turn} of a completion with {len(said)}.")
-        placed.append((*said[turn], value) if end is None else (said[turn][0] + start, said[turn][0] + end, value))
-    return placed
+        if not 0 <= turn < len(messages):
+            raise PluginOutputError(f"A reward has a value for turn {turn} of a completion with {len(messages)}.")
+        first = messages[turn][0]
+        moved.append((*messages[turn], value) if end is None else (first + start, first + end, value))
+    return moved
 
 
 def _message_spans(completion: Any) -> list[tuple[int, int]]:
@@ -399,48 +394,3 @@ def _message_spans(completion: Any) -> list[tuple[int, int]]:
 
 def _numbers(values: Sequence[float | None]) -> torch.Tensor:
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
-
-
-def _ignore_metric(name: str, value: float) -> None:
-    """Drop a batch's metric, which the comparison does not use."""
-
-
-# ------------------------------------------------------------------------------------------------ TRL's advantages
-
-
-def group_advantages(
-    rewards_B: torch.Tensor,
-    rewards_B_K: torch.Tensor,
-    weights_K: torch.Tensor,
-    num_generations: int,
-    scale_rewards: str,
-    multi_objective_aggregation: str,
-) -> torch.Tensor:
-    """Advantages `(B,)` as TRL's settings of these names define them; 0 for a completion without a reward.
-
-    Source: TRL's `GRPOConfig`, `scale_rewards` and `multi_objective_aggregation`; GRPO (2402.03300), Dr. GRPO
-    (2503.20783), GDPO (2601.05242) for `normalize_then_sum`.
-
-    Args:
-        rewards_B: The weighted sums; rows of a group stand together.
-        rewards_B_K: Each function's reward.
-        weights_K: The functions' weights.
-        num_generations: `G`.
-        scale_rewards: "group", "batch" or "none".
-        multi_objective_aggregation: "sum_then_normalize" or "normalize_then_sum".
-    """
-    groups_B = torch.arange(len(rewards_B)) // num_generations
-    batch_B = torch.zeros_like(groups_B)
-
-    def scaled(values_B: torch.Tensor, within_B: torch.Tensor) -> torch.Tensor:
-        return (values_B - group_mean(values_B, within_B)) / (group_std(values_B, within_B) + EPSILON)
-
-    if multi_objective_aggregation == "normalize_then_sum":
-        columns = [scaled(rewards, groups_B) for rewards in rewards_B_K.unbind(dim=1)]
-        advantages_B = scaled(weighted_rewards(torch.stack(columns, dim=1), weights_K), batch_B)
-    else:
-        advantages_B = rewards_B - group_mean(rewards_B, groups_B)
-        if scale_rewards != "none":
-            within_B = groups_B if scale_rewards == "group" else batch_B
-            advantages_B = advantages_B / (group_std(rewards_B, within_B) + EPSILON)
-    return advantages_B.nan_to_num(nan=0.0)

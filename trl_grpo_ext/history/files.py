@@ -1,0 +1,220 @@
+"""The one reader of a run's folder, for the report, the replay, the gradients and whatever resumes from them.
+
+| what | where |
+| --- | --- |
+| token records | `token_records/step_*.parquet` |
+| TRL's tables of completions | `completions/completions_*.parquet` |
+| JSON, JSON Lines | the log, states, settings, other people's completions |
+
+Any file may be cut off, still being written, from another program, or malicious: what cannot be read raises
+`UnreadableError`, one printable sentence.
+
+A table is a mapping from column names to lists with one entry per row. Lists of numbers inside parquet come as numpy
+arrays: there may be millions of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..records.token_records import FOLDER as RECORDS
+
+COMPLETIONS = "completions"
+"""Where TRL writes its tables of completions, inside the output_dir."""
+
+SUFFIXES = (".parquet", ".jsonl")
+LARGEST = 512 * 2**20
+"""Most bytes of a JSON file that is read."""
+
+Columns = dict[str, list[Any]]
+Say = Callable[[str], None]
+"""Takes one sentence on what is missing or how a file was read."""
+
+_STEP = re.compile(r"(?:step|completions)_(\d{1,12})\.parquet")
+
+
+class UnreadableError(ConfigurationError):
+    """A file cannot be read; the message is one sentence that names it."""
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there and may be accessed."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def step_of(path: Path) -> int | None:
+    """The step in the name of a file of completions; None if training gives no file such a name."""
+    found = _STEP.fullmatch(path.name)
+    return int(found[1]) if found else None
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; NaN becomes None."""
+    try:
+        return _json(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(
+            f"{path} is not complete JSON ({reason_of(error)}); it may be truncated or still being written."
+        ) from error
+
+
+def read_json_lines(path: Path, bad: Say | None = None) -> list[Any]:
+    """The values of a file with one JSON value per line.
+
+    Args:
+        path: The file.
+        bad: Takes a sentence on each line that is no JSON, and an unterminated last line is still being written; None
+            raises.
+    """
+    values: list[Any] = []
+    lines = re.split(r"\r?\n", _text(path))
+    for number, line in enumerate(lines, start=1):
+        try:
+            values += [_json(line)] if line.strip() else []
+        except (ValueError, RecursionError) as error:
+            sentence = f"Line {number} of {path} is not JSON ({reason_of(error)})"
+            if bad is None:
+                raise UnreadableError(f"{sentence}.") from error
+            if number < len(lines):
+                bad(f"{sentence}, it was left out.")
+    return values
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        names = [str(name) for name in pyarrow.parquet.read_schema(path).names]
+    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise UnreadableError(
+            f"{path} is not a complete parquet file ({reason_of(error)}); it may be truncated or still being written."
+        ) from error
+    return [name for name in names if not name.startswith("__index_level_")]
+
+
+def read_columns(path: Path, only: Sequence[str] | None = None, without: Sequence[str] = ()) -> Columns:
+    """Columns of a `.parquet` or `.jsonl` file; of `only`, those that it lacks are left out."""
+    if path.suffix != ".parquet":
+        return _columns_of_lines(path)
+    import pyarrow
+    import pyarrow.parquet
+
+    names = [name for name in column_names(path) if (only is None or name in only) and name not in without]
+    try:
+        # By this thread alone: where one column is damaged, no other thread may still be reading what is then freed.
+        table = pyarrow.parquet.read_table(path, columns=names, use_threads=False, pre_buffer=False)
+        table.validate(full=True)
+        return {name: _values(table.column(name)) for name in table.column_names}
+    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise UnreadableError(f"{path} cannot be read: its data is damaged ({reason_of(error)}).") from error
+
+
+def rows_of(columns: Columns, rows: Sequence[int]) -> Columns:
+    """Some rows of every column, in the order given."""
+    return {name: [values[row] for row in rows] for name, values in columns.items()}
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error, shortened, without control characters."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return "".join(character if character.isprintable() else "?" for character in line)[:160]
+
+
+def dataset_file(path: str | Path, option: str) -> Path:
+    """The file of an option such as `--dataset`.
+
+    Raises:
+        ConfigurationError: There is none, or it has another format.
+    """
+    file = Path(path)
+    if not file.is_file() or file.suffix not in SUFFIXES:
+        raise ConfigurationError(f"{option} {str(path)!r} is no .jsonl or .parquet file.")
+    return file
+
+
+def saved_files(completions: str | Path, say: Say) -> list[Path]:
+    """The files of completions at a path, ordered by name: a file, a folder of such files, or an output_dir."""
+    path = Path(completions)
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise ConfigurationError(
+                f"{path} ends in neither of {', '.join(SUFFIXES)}, the formats of saved completions."
+            )
+        return [path]
+    if not path.is_dir():
+        raise ConfigurationError(f"There is no file or folder {str(path)!r} with saved completions.")
+    for folder in (path / RECORDS, path / COMPLETIONS, path):
+        files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES) if folder.is_dir() else []
+        if files:
+            if folder.name == RECORDS and (path / COMPLETIONS).is_dir():
+                say(f"Reading {RECORDS}/, which has tokens; name {path / COMPLETIONS} to read TRL's tables instead.")
+            return files
+    raise ConfigurationError(
+        f"{str(path)!r} holds no saved completions. Train with log_completions: true (which writes {COMPLETIONS}/) or "
+        f"token_records: 64 (which writes {RECORDS}/)."
+    )
+
+
+# ---------------------------------------------------------------------------------------------- prompts and messages
+
+
+def plain_messages(messages: Any) -> Any:
+    """Messages without the empty fields that parquet adds to all of them if one has them."""
+    if isinstance(messages, Mapping):
+        return {key: plain_messages(value) for key, value in messages.items() if value is not None}
+    return [plain_messages(item) for item in messages] if isinstance(messages, list | tuple) else messages
+
+
+def messages_in(prompt: str) -> Any:
+    """The messages in a prompt that the token records wrote as JSON; the text itself if it is none."""
+    if prompt.startswith('[{"'):
+        try:
+            messages = json.loads(prompt)
+        except (ValueError, RecursionError):
+            return prompt
+        if isinstance(messages, list) and all(isinstance(one, dict) and "role" in one for one in messages):
+            return messages
+    return prompt
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, parse_constant=lambda _: None)
+
+
+def _text(path: Path) -> str:
+    try:
+        if (size := path.stat().st_size) > LARGEST:
+            raise UnreadableError(f"{path} has {size:,} bytes, more than the {LARGEST:,} that are read.")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"{path} is not text, so it is damaged or no file of a run.") from error
+    except OSError as error:
+        raise UnreadableError(f"{path} cannot be read ({reason_of(error)}).") from error
+
+
+def _values(chunks: Any) -> list[Any]:
+    import pyarrow
+
+    kind = chunks.type
+    of_numbers = pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
+    return list(chunks.to_numpy()) if of_numbers else list(chunks.to_pylist())
+
+
+def _columns_of_lines(path: Path) -> Columns:
+    rows = read_json_lines(path)
+    if bad := [number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)]:
+        raise UnreadableError(f"{path}, line {bad[0]} is not an object: {str(rows[bad[0] - 1])[:60]!r}.")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in names}
