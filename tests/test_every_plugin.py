@@ -220,7 +220,7 @@ def test_it_keeps_every_rule_as_the_command_checks_it_and_has_its_level_in_the_d
     monkeypatch.chdir(ROOT)  # as the command does, whose options are in pyproject.toml there
     report = check(info.kind, f"trl-grpo-ext:{info.name}", **project_options(ROOT).get(info.name, {}))
     assert report.ok, str(report)
-    assert not report.unshown, str(report)
+    assert not report.no_effect, str(report)
     assert report.level == LEVELS[FACTS[info.kind].label, info.name], str(report)
     compares = "reward.outcomes" in {rule.name for rule in report.passed}
     assert compares == (info.name in {"gsm8k_accuracy", "math_accuracy", "reasoning_accuracy"})

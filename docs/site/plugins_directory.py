@@ -24,7 +24,7 @@ import yaml
 
 from tests.plugins_env import make_environment
 from trl_grpo_ext.plugins.kinds import LABELS
-from trl_grpo_ext.testing.rules import lowest
+from trl_grpo_ext.testing.reports import lowest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "plugins-directory.md"

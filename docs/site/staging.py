@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from .navigation import FROM_THE_ROOT, toctrees
+from .rule_tables import with_rules
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -37,7 +38,8 @@ def stage(folder: Path) -> None:
     for place, file in written.items():
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(corrected(file.read_text(encoding="utf-8"), file, places), encoding="utf-8")
+        text = with_rules(file.read_text(encoding="utf-8"))
+        target.write_text(corrected(text, file, places), encoding="utf-8")
     for pattern in _PICTURES:
         for picture in (*DOCS.glob(pattern), *DOCS.glob(f"images/{pattern}")):
             target = folder / picture.relative_to(DOCS)

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.distributions import write_distribution
 from tests.cli.terminal import Finished, assert_readable, invoke
 from trl_grpo_ext.plugins.kinds import KINDS
-from trl_grpo_ext.testing.rules import badge
+from trl_grpo_ext.testing.reports import badge
 
 REWARDS = '''
 print("chatter at import")
@@ -145,7 +145,7 @@ def test_a_constant_reward_is_no_error_without_strict_and_what_it_prints_is_cut(
     done = check(folder, "constant", "--json")
     assert done.status == 0
     (report,) = json.loads(done.out)
-    assert report["unshown"].startswith("it gave every text of the kit 0.5")
+    assert report["no_effect"].startswith("it gave every text of the kit 0.5")
     assert [len(line) for line in report["printed"][1:]] == [203] * 4
 
 

@@ -14,7 +14,7 @@ import yaml
 from docs.site.plugins_directory import BEGIN, END, PAGE, ROOT, known, read, renewed, tables
 from trl_grpo_ext import available
 from trl_grpo_ext.plugins.kinds import GROUPS, LABELS
-from trl_grpo_ext.testing.rules import LEVELS
+from trl_grpo_ext.testing.reports import LEVELS
 
 TEXT = PAGE.read_text(encoding="utf-8")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from docs.site.rule_tables import with_rules
 from tests.testing import wrong_aggregations, wrong_hooks, wrong_rewards
 from trl_grpo_ext.errors import ConfigurationError, PluginTypeError, TRLGRPOExtError, UnknownPluginError
 from trl_grpo_ext.plugins.kinds import FACTS
@@ -29,7 +30,8 @@ from trl_grpo_ext.testing import (
 )
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
 from trl_grpo_ext.testing.kit import project_name, project_options
-from trl_grpo_ext.testing.rules import badge, lowest, rules_of
+from trl_grpo_ext.testing.reports import badge, lowest
+from trl_grpo_ext.testing.rules import rules_of
 
 
 class Wants:
@@ -76,6 +78,12 @@ def test_rules_have_a_name_a_summary_and_a_reason_each() -> None:
         assert rule.summary
         assert not rule.summary.endswith(".")
         assert rule.why.endswith((".", "?"))
+
+
+def test_the_site_lists_every_rule_with_its_reason() -> None:
+    page = Path(__file__).parents[2] / "docs" / "conformance.md"
+    text = with_rules(page.read_text(encoding="utf-8"))
+    assert all(f"| `{rule.name}` | {rule.summary} | {rule.why} |" in text for rule in RULES)
 
 
 def test_a_report_is_json_and_text() -> None:
@@ -127,11 +135,12 @@ def test_a_contract_that_a_lost_process_left_unchecked_is_not_taken_for_kept() -
     rules = rules_of("loss_aggregation")
     ended = Violation(rules[-1], "it ended the process", "")
     unchecked = tuple((rule, "its process had to be ended 2 times") for rule in rules[1:-1])
-    report = Report("lost", "loss_aggregation", rules[:1], (ended,), unchecked)
+    because = {rule.name: "Unknown" for rule, _ in unchecked}
+    report = Report("lost", "loss_aggregation", rules[:1], (ended,), unchecked, because=because)
     assert report.level == "none"
     assert "aggregation.shape" in report.missing
     assert Report("kept", "loss_aggregation", rules, documentation="its README").level == "gold"
-    assert Report("idle", "loss_aggregation", rules, unshown="no token changed", documentation="x").level == "bronze"
+    assert Report("idle", "loss_aggregation", rules, no_effect="no token changed", documentation="x").level == "bronze"
 
 
 def test_a_distribution_has_the_lowest_level_and_its_badge_says_so() -> None:
@@ -302,7 +311,7 @@ def test_examples_are_the_same_in_every_run() -> None:
 
 def test_another_seed_draws_other_batches() -> None:
     def message(seed: int) -> str:
-        report = check_advantage_hook(wrong_hooks.SumsThePadding(), seed=seed, rules=["hook.mask"])
+        report = check_advantage_hook(wrong_hooks.CentresColumns(), seed=seed, rules=["hook.mask"])
         return report.violations[0].message
 
     assert message(0) != message(1)

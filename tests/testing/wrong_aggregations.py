@@ -38,10 +38,6 @@ class Both(Right, RightReduce):
     """Which of the two is meant?"""
 
 
-class Neither:
-    """Nothing."""
-
-
 class Raises:
     def weights(self, rollout: Any) -> torch.Tensor:
         raise KeyError("difficulty")
@@ -73,13 +69,6 @@ class Everywhere:
         return torch.ones_like(rollout.mask_B_T) / max(rollout.totals.tokens, 1)
 
 
-class ReducesEverything:
-    """What stands off the mask is trained on, but for what is plainly no loss."""
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return torch.where(loss_B_T.abs() < 100, loss_B_T, 0.0).sum()
-
-
 class Nil:
     def weights(self, rollout: Any) -> torch.Tensor:
         return torch.zeros_like(rollout.mask_B_T)
@@ -95,11 +84,6 @@ class MeanOfEachRow:
 class NobodyIsLive:
     def weights(self, rollout: Any) -> torch.Tensor:
         return rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens))
-
-
-class ReducesNothing:
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return torch.where(mask_B_T > 0, loss_B_T, 0.0).sum() / mask_B_T.sum()
 
 
 class PerMicroBatch:
@@ -155,13 +139,6 @@ class SumsThePadding:
     def weights(self, rollout: Any) -> torch.Tensor:
         likely_B = rollout.old_logps_B_T.sum(dim=1).exp()
         return torch.where(rollout.mask_B_T > 0, likely_B.unsqueeze(1), 0.0)
-
-
-class SignOfEverything:
-    """What stands in the padding decides."""
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return (loss_B_T * loss_B_T.detach().sum().sign() * mask_B_T).sum()
 
 
 class Detaches:
@@ -227,28 +204,6 @@ class Grows:
         return rollout.mask_B_T * (2.0**rollout.lengths_B).unsqueeze(1)
 
 
-class Shrinks:
-    """Nothing is left where completions may be long."""
-
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T * torch.exp(torch.tensor(-1.0 * rollout.totals.max_completion_length))
-
-
-class WholeCompletions:
-    """huggingface/trl#6369, the other way round: what is masked is counted."""
-
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.completion_mask_B_T / max(rollout.totals.tokens, 1)
-
-
-class MaskTwice:
-    """A mask that is multiplied twice, the second time already divided by its sum."""
-
-    def weights(self, rollout: Any) -> torch.Tensor:
-        share_B_T = rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens))
-        return share_B_T * rollout.mask_B_T
-
-
 class OneRankReduces(Right):
     def weights(self, rollout: Any) -> torch.Tensor:
         from torch import distributed
@@ -258,32 +213,19 @@ class OneRankReduces(Right):
         return super().weights(rollout)
 
 
-class Draws(Right):
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return super().weights(rollout) * torch.rand(())
-
-
-class Half(Right):
-    """Its weights have no floating point type."""
-
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return (rollout.mask_B_T > 0).long()
-
+SOUND = [Right(), RightReduce(), LocalReduce(), DeclaredSquares()]
 
 BREAKS: list[tuple[str, type]] = [
     ("aggregation.form", Both),
-    ("aggregation.form", Neither),
     ("aggregation.run", Raises),
     ("aggregation.shape", OnePerCompletion),
     ("aggregation.shape", AFloat),
     ("aggregation.finite", DividesByTheSpread),
     ("aggregation.non_negative", Advantage),
     ("aggregation.mask", Everywhere),
-    ("aggregation.mask", ReducesEverything),
     ("aggregation.live", Nil),
     ("aggregation.empty_rows", MeanOfEachRow),
     ("aggregation.nothing_live", NobodyIsLive),
-    ("aggregation.nothing_live", ReducesNothing),
     ("aggregation.micro_batches", PerMicroBatch),
     ("aggregation.micro_batches", ForgetsMicroBatches),
     ("aggregation.ranks", TokensOfThisRank),
@@ -293,7 +235,6 @@ BREAKS: list[tuple[str, type]] = [
     ("aggregation.padding", DividesByTheWidth),
     ("aggregation.row_permutation", CountsPlaces),
     ("aggregation.masked_values", SumsThePadding),
-    ("aggregation.masked_values", SignOfEverything),
     ("aggregation.gradient", Detaches),
     ("aggregation.homogeneous", Squares),
     ("aggregation.step_totals", UsesTheStep),
@@ -303,12 +244,7 @@ BREAKS: list[tuple[str, type]] = [
     ("aggregation.run", Exits),
     ("aggregation.dtype", ThroughNumpy),
     ("aggregation.long", Grows),
-    ("aggregation.long", Shrinks),
-    ("aggregation.mask", WholeCompletions),
-    ("aggregation.nothing_live", MaskTwice),
     ("aggregation.gathers", OneRankReduces),
-    ("aggregation.determinism", Draws),
-    ("aggregation.shape", Half),
 ]
 
 HANGS: list[tuple[str, type]] = [("aggregation.run", Sleeps)]

@@ -104,6 +104,8 @@ class Draws:
         return torch.full((len(rollout.texts),), bool(torch.rand(()) < 0.5))
 
 
+SOUND = [Right(), ReadsAdvantages()]
+
 BREAKS: list[tuple[str, type]] = [
     ("filter.form", Neither),
     ("filter.run", ReadsWithoutSayingSo),

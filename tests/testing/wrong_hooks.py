@@ -96,31 +96,11 @@ class NeedsAnUnknown:
         return advantages_B_T
 
 
-class NeedsAString:
-    needs = "offsets"
-    role = "transform"
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return advantages_B_T
-
-
 class OnePerCompletion:
     role = "transform"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T.sum(dim=1)
-
-
-class Double:
-    role = "transform"
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return advantages_B_T.double()
-
-
-class SumsThePadding:
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
-        return advantages_B_T + forward.logps_B_T.sum(dim=1, keepdim=True)
 
 
 class DividesByTheSpread:
@@ -139,13 +119,6 @@ class Learns:
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T * self.scale.to(advantages_B_T.dtype)
-
-
-class InPlace:
-    role = "transform"
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return advantages_B_T.mul_(2.0)
 
 
 class InPlaceInTheContext:
@@ -167,11 +140,6 @@ class CalculatesWithGroupIds:
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T * (1 + rollout.group_ids_B).to(advantages_B_T.dtype).unsqueeze(1)
-
-
-class DividesByTheWidth:
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
-        return advantages_B_T / advantages_B_T.size(1)
 
 
 class MeanOfThisRank:
@@ -289,21 +257,6 @@ class NoRole:
         return advantages_B_T * 2.0
 
 
-class ShapesTheWidth:
-    def on_rewards(self, rollout: Any) -> torch.Tensor:
-        return rollout.lengths_B / rollout.mask_B_T.size(1)
-
-
-class ShapesOnePerGroup:
-    def on_rewards(self, rollout: Any) -> torch.Tensor:
-        return rollout.rewards_B.nan_to_num()[:1]
-
-
-class ShapesWithThisRanksMean:
-    def on_rewards(self, rollout: Any) -> torch.Tensor:
-        return rollout.rewards_B.nan_to_num().mean() - rollout.lengths_B
-
-
 class Estimates:
     """Right too: an estimator."""
 
@@ -374,19 +327,6 @@ class ThroughNumpy:
         return advantages_B_T * torch.from_numpy(entropies > 0.5).to(advantages_B_T.dtype)
 
 
-class ToBfloat16(Transform):
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return (advantages_B_T * 2.0).to(torch.bfloat16)
-
-
-class MixesDtypes:
-    """Refused by torch where log-probabilities are of another type than the mask."""
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
-        means_B = torch.linalg.vecdot(forward.entropies_B_T.nan_to_num() * (forward.mask_B_T > 0), forward.mask_B_T)
-        return advantages_B_T * means_B.unsqueeze(1).to(advantages_B_T.dtype)
-
-
 class UnboundedRatio:
     """OpenRLHF/OpenRLHF#1293: a sequence's ratio as the exponential of an unbounded sum."""
 
@@ -397,18 +337,6 @@ class UnboundedRatio:
         live_B_T = rollout.mask_B_T > 0
         ratio_B = torch.where(live_B_T, -rollout.ref_logps_B_T, 0.0).sum(1).exp()
         return advantages_B_T * ratio_B.unsqueeze(1).to(advantages_B_T.dtype)
-
-
-class Vanishes:
-    """A product of probabilities."""
-
-    needs = ("old_logps",)
-    role = "transform"
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        live_B_T = rollout.mask_B_T > 0
-        likelihood_B = torch.where(live_B_T, rollout.old_logps_B_T, 0.0).sum(1).exp()
-        return advantages_B_T / likelihood_B.unsqueeze(1).to(advantages_B_T.dtype)
 
 
 class CentresColumns:
@@ -428,38 +356,6 @@ class SequenceRatioOverTheWidth:
         return advantages_B_T * ratio_B_T.mean(dim=1, keepdim=True).exp().to(advantages_B_T.dtype)
 
 
-class PoisonedBaseline:
-    """huggingface/trl#5773: a completion without a reward makes its group's mean NaN."""
-
-    role = "estimator"
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        rewards_N, groups_N = rollout.gather(rollout.rewards_B), rollout.gather(rollout.group_ids_B)
-        pairs = zip(rewards_N, groups_N, strict=True)
-        above_B = torch.stack([(r - rewards_N[groups_N == group]).mean() for r, group in pairs])[rollout.local_rows]
-        return above_B.to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
-
-
-class SpreadOfOne:
-    """The same thread: the spread of a single value that was scored is NaN."""
-
-    role = "transform"
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        rewards_N, groups_N = rollout.gather(rollout.rewards_B), rollout.gather(rollout.group_ids_B)
-        spread_N = torch.stack([rewards_N[(groups_N == g) & ~rewards_N.isnan()].std() for g in groups_N])
-        return advantages_B_T / (spread_N[rollout.local_rows].unsqueeze(1) + 1e-4).to(advantages_B_T.dtype)
-
-
-class BroadcastsRows:
-    """hiyouga/EasyR1#596, huggingface/trl#6095: `(B,)` against `(B, T)`."""
-
-    role = "transform"
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return advantages_B_T.sum(dim=1) * rollout.lengths_B.unsqueeze(1)
-
-
 class OneRankReduces(Transform):
     def factor(self, rollout: Any) -> Any:
         from torch import distributed
@@ -468,11 +364,6 @@ class OneRankReduces(Transform):
         if distributed.is_initialized() and rollout.local_rows.start == 0:
             distributed.all_reduce(count)
         return 2.0
-
-
-class ByPlace(Transform):
-    def factor(self, rollout: Any) -> Any:
-        return 1.0 / torch.arange(1, len(rollout.texts) + 1, dtype=rollout.mask_B_T.dtype).unsqueeze(1)
 
 
 class GroupsOfThisRank(Transform):
@@ -484,28 +375,9 @@ class GroupsOfThisRank(Transform):
         return (lengths_B / longest.clamp(min=1)).unsqueeze(1)
 
 
-CALLS: list[int] = []
-
-
-class CountsCalls(Transform):
-    def factor(self, rollout: Any) -> Any:
-        CALLS.append(1)
-        return 1.0 + len(CALLS)
-
-
 class Threaded(Transform):
     def __init__(self) -> None:
         self.lock = threading.Lock()
-
-
-class AbsentColumn(Transform):
-    def factor(self, rollout: Any) -> Any:
-        return rollout.columns["difficulty"][0]
-
-
-class OnePerRun(Transform):
-    def factor(self, rollout: Any) -> Any:
-        raise NotImplementedError
 
 
 class TheSameTensor(Transform):
@@ -532,15 +404,10 @@ class NoneOfTheTruncated(Transform):
         return (~rollout.truncated_B).to(rollout.mask_B_T.dtype).unsqueeze(1)
 
 
-class Doubles(Transform):
-    """Computes in float64 whatever comes, and prints."""
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        print("advantages", advantages_B_T.shape)
-        return (advantages_B_T.double() * 0.3).to(advantages_B_T.dtype)
-
-
-SOUND = [TheSameTensor(), LikelihoodRatio(), NoneOfTheTruncated(), Doubles()]
+SOUND = [
+    *(Right(), Spans(), NoNegativeRewards(), Estimates(), Masks(), Shapes()),
+    *(TheSameTensor(), LikelihoodRatio(), NoneOfTheTruncated()),
+]
 
 
 BREAKS: list[tuple[str, type]] = [
@@ -549,26 +416,17 @@ BREAKS: list[tuple[str, type]] = [
     ("hook.run", Raises),
     ("hook.needs", ReadsWhatItDoesNotList),
     ("hook.needs", NeedsAnUnknown),
-    ("hook.needs", NeedsAString),
     ("hook.shape", OnePerCompletion),
-    ("hook.shape", ShapesOnePerGroup),
     ("hook.role", SaysItIsAnEstimator),
     ("hook.role", Overwrites),
     ("hook.role", MasksTheSmall),
     ("hook.equal_rewards", RoundsTheMean),
-    ("hook.dtype", Double),
-    ("hook.mask", SumsThePadding),
-    ("hook.finite", DividesByTheSpread),
     ("hook.finite", RaisesOnNegativeRewards),
     ("hook.gradient", Learns),
-    ("hook.inputs", InPlace),
     ("hook.inputs", InPlaceInTheContext),
     ("hook.row_permutation", PaysTheFirstOfAGroup),
     ("hook.group_permutation", CalculatesWithGroupIds),
-    ("hook.padding", DividesByTheWidth),
-    ("hook.padding", ShapesTheWidth),
     ("hook.split", MeanOfThisRank),
-    ("hook.split", ShapesWithThisRanksMean),
     ("hook.gathers", GathersSometimes),
     ("hook.micro_batches", SaysPerCompletion),
     ("hook.composition", WantsOneNumber),
@@ -580,22 +438,13 @@ BREAKS: list[tuple[str, type]] = [
     ("hook.evaluation", RemembersSilently),
     ("hook.pickle", Lambda),
     ("hook.run", Exits),
-    ("hook.run", AbsentColumn),
-    ("hook.run", OnePerRun),
     ("hook.dtype", ThroughNumpy),
-    ("hook.dtype", ToBfloat16),
-    ("hook.dtype", MixesDtypes),
     ("hook.long", UnboundedRatio),
-    ("hook.long", Vanishes),
     ("hook.mask", CentresColumns),
     ("hook.padding", SequenceRatioOverTheWidth),
-    ("hook.finite", PoisonedBaseline),
-    ("hook.finite", SpreadOfOne),
-    ("hook.shape", BroadcastsRows),
+    ("hook.finite", DividesByTheSpread),
     ("hook.gathers", OneRankReduces),
-    ("hook.row_permutation", ByPlace),
     ("hook.split", GroupsOfThisRank),
-    ("hook.determinism", CountsCalls),
     ("hook.pickle", Threaded),
 ]
 

@@ -209,15 +209,15 @@ def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbos
         raise typer.Exit(FAILED)
     if not all(one.ok for one in reports):
         raise typer.Exit(BROKEN)
-    if strict and any(one.unshown for one in reports):
+    if strict and any(one.no_effect for one in reports):
         raise typer.Exit(UNSHOWN)
 
 
 def _print(report: Report, console: Console, verbose: bool) -> None:
     from ..plugins.kinds import LABELS
-    from ..testing.rules import following
+    from ..testing.reports import following
 
-    style = "bold red" if not report.ok else "bold yellow" if report.unshown else "bold green"
+    style = "bold red" if not report.ok else "bold yellow" if report.no_effect else "bold green"
     title = (one_line(f"{LABELS[report.kind]} {report.subject}"), "bold")
     paragraph(console, Text.assemble(title, ": ", (report.counts(), style)))
     for root in report.roots:
@@ -234,8 +234,8 @@ def _print(report: Report, console: Console, verbose: bool) -> None:
         if followers := report.following(root):
             names = f": {', '.join(broken.rule.name for broken in followers)}" if verbose else ""
             paragraph(console, Text(f"{following(len(followers))}{names}", style="red"), indent=4)
-    if report.unshown:
-        paragraph(console, Text.assemble(("not shown to work: ", "bold yellow"), one_line(report.unshown)), indent=2)
+    if report.no_effect:
+        paragraph(console, Text.assemble(("not shown to work: ", "bold yellow"), one_line(report.no_effect)), indent=2)
     if report.skipped:
         paragraph(console, Text.assemble(("not checked: ", "yellow"), one_line(report.not_checked())), indent=2)
     if report.passed and verbose:
@@ -253,7 +253,7 @@ def _print(report: Report, console: Console, verbose: bool) -> None:
 
 
 def _print_badge(reports: list[Report]) -> None:
-    from ..testing.rules import badge, lowest
+    from ..testing.reports import badge, lowest
 
     typer.echo(badge(lowest(report.level or "none" for report in reports)))
 

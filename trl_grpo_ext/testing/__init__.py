@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from .kit import check_group_filter as check_group_filter
     from .kit import check_loss_aggregation as check_loss_aggregation
     from .kit import check_reward as check_reward
+    from .reports import ConformanceError as ConformanceError
+    from .reports import Report as Report
+    from .reports import Violation as Violation
     from .rules import RULES as RULES
-    from .rules import ConformanceError as ConformanceError
-    from .rules import Report as Report
     from .rules import Rule as Rule
-    from .rules import Violation as Violation
 
 _HOME_OF = {
-    "ConformanceError": "rules",
+    "ConformanceError": "reports",
     "RULES": "rules",
-    "Report": "rules",
+    "Report": "reports",
     "Rule": "rules",
-    "Violation": "rules",
+    "Violation": "reports",
     "assert_conforms": "kit",
     "check": "kit",
     "check_advantage_hook": "kit",

@@ -41,14 +41,12 @@ def collectives_of_ranks(call: Callable[[int], Any], ranks: int = 2) -> list[lis
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own __init_subclass__
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self.called: list[str] = []
+    called: list[str] = []
 
+    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own __init_subclass__
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace in ("c10d", "_c10d_functional"):
-                self.called.append(func.__name__.partition(".")[0].strip("_"))
+                called.append(func.__name__.partition(".")[0].strip("_"))
             return func(*args, **(kwargs or {}))
 
     if not dist.is_available() or dist.is_initialized():
@@ -57,10 +55,11 @@ def collectives_of_ranks(call: Callable[[int], Any], ranks: int = 2) -> list[lis
     for rank in range(ranks):
         dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
         try:
-            with Recorder() as recorder:
+            with Recorder():  # type: ignore[no-untyped-call]
                 call(rank)
-            of_ranks.append(recorder.called)
+            of_ranks.append([*called])
         finally:
+            called.clear()
             dist.destroy_process_group()
     return of_ranks
 
@@ -70,7 +69,4 @@ def describe_difference(of_ranks: list[list[str]]) -> str:
     if len({tuple(called) for called in of_ranks}) < 2:
         return ""
     said = " and ".join(f"{', '.join(called) or 'nothing'} on rank {rank}" for rank, called in enumerate(of_ranks))
-    return (
-        f"it calls {said}: every rank must call the same collectives in the same order, never under a condition on its "
-        "own rows"
-    )
+    return f"it calls {said}: every rank must call the same in the same order, never under a condition on its own rows"

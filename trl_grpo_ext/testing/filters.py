@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,89 +11,60 @@ import torch
 
 from ..credit.flow import group_verdicts, verdicts_by_group
 from ..types import Rollout, implements
-from .builders import Scene, dead_batches, odd_batches, with_empty_rows
-from .rules import Broken, fresh_copy
-from .trials import Trials
+from .batches import SmallBatch, dead_batches, odd_batches, with_empty_rows
+from .rules import Broken
+from .tensor_checks import Call, Results, TensorChecks
 
 
-class FilterChecks(Trials):
-    """The checks of one filter, as `Trials`: a completion's verdict stands for each of its tokens."""
+class FilterChecks(TensorChecks):
+    """The checks of one filter: a completion's verdict stands, as a number, at each of its tokens."""
 
     prefix = "filter"
 
-    # ------------------------------------------------------------------------------------------ running it
-
-    def _rollout(self, scene: Scene, **settings: Any) -> Rollout:
-        rollout = scene.rollout(aggregation=True, **settings)
+    def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
+        rollout = batch.rollout(aggregation=True, **settings)
         reads = getattr(self.plugin, "reads_advantages", False)
         return rollout if reads else replace(rollout, advantages_B_T=None)
 
-    def _results(
-        self,
-        scene: Scene,
-        *,
-        plugin: Any = None,
-        width: int | None = None,
-        padding: float = 0.0,
-        dtype: torch.dtype = torch.float64,
-        logps_dtype: torch.dtype | None = None,
-    ) -> list[tuple[str, torch.Tensor]]:
-        rollout = self._rollout(scene, width=width, padding=padding, dtype=dtype, logps_dtype=logps_dtype)
-        return [("keep", _numbers(fresh_copy(self.plugin if plugin is None else plugin), rollout))]
+    def _results(self, batch: SmallBatch, *, plugin: Any = None, **how: Any) -> Results:
+        return [("keep", _numbers(self._copy(plugin), self._rollout(batch, **how)))]
 
-    def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:
-        return _numbers(fresh_copy(self.plugin), rollout)
+    def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
+        return _numbers(self._copy(), rollout)
 
-    def _unsent(self, scene: Scene) -> Iterator[tuple[Any, dict[str, torch.Tensor], Callable[[], Any]]]:
-        rollout = self._rollout(scene)
-        yield rollout, {}, lambda: fresh_copy(self.plugin).keep(rollout)
+    def _calls(self, batch: SmallBatch) -> Iterator[Call]:
+        rollout = self._rollout(batch)
+        yield rollout, {}, lambda: self._copy().keep(rollout)
 
     # ------------------------------------------------------------------------------------------ its rules
 
     def form(self) -> None:
-        """The method."""
         if not implements(self.plugin, "keep"):
             raise Broken("it has no method keep")
 
-    def run(self) -> None:
-        """No exception on ordinary batches."""
-        self._over(self.ordinary, lambda scene: [call() for *_, call in self._unsent(scene)])
-
     def shape(self) -> None:
-        """One answer for each completion."""
         self._over(self.ordinary, self._results, breaks=("shape", None))
 
     def odd_batches(self) -> None:
-        """Batches that provoke divisions by zero."""
-        for what, scene in {
-            **odd_batches(self.setting),
-            **with_empty_rows(self.setting),
-            **dead_batches(self.setting),
-        }.items():
-            self._over([scene], self._results, what, breaks=("shape", None))
+        odd = {**odd_batches(self.setting), **with_empty_rows(self.setting), **dead_batches(self.setting)}
+        for what, batch in odd.items():
+            self._over([batch], self._results, what, breaks=("shape", None))
 
     def groups(self) -> None:
-        """One answer per group."""
-
-        def judge(scene: Scene) -> None:
-            rollout = self._rollout(scene)
-            plugin = fresh_copy(self.plugin)
+        def judge(batch: SmallBatch) -> None:
+            rollout, plugin = self._rollout(batch), self._copy()
             verdicts_by_group(plugin, group_verdicts(plugin, rollout), rollout.group_ids_B.tolist())
 
         self._over(self.varied, judge, breaks=("groups", None))
 
     def ranks(self) -> None:
-        """One rank, two, three."""
-        self._split()
+        self._on_one_rank_and_on_several()
 
     def masked_values(self) -> None:
-        """Garbage off the mask."""
         self._off_the_mask()
 
 
 def _numbers(plugin: Any, rollout: Rollout) -> torch.Tensor:
-    """A filter's verdict on each completion, as a number at each of its tokens."""
     said = group_verdicts(plugin, rollout)
     numbers = [2.0 + zlib.crc32(one.encode()) if isinstance(one, str) else float(one) for one in said]
-    shape = rollout.mask_B_T.shape
-    return torch.tensor(numbers, dtype=torch.float64).unsqueeze(1).expand(shape)
+    return torch.tensor(numbers, dtype=torch.float64).unsqueeze(1).expand(rollout.mask_B_T.shape)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,16 +13,16 @@ import torch
 from ..credit.flow import run_hook, run_shaper
 from ..errors import PluginContractError, PluginRunError, TRLGRPOExtError
 from ..types import HOOK_METHODS, NEEDS, Forward, Rollout, implements, role_of
-from .builders import Scene, Setting, dead_batches, equal_rewards, negative_batch, odd_batches, with_empty_rows
-from .rules import Broken, NotChecked, cause_of, describe_exception, fresh_copy
-from .trials import Trials, compare, format_number
+from .batches import Setting, SmallBatch, dead_batches, equal_rewards, negative_batch, odd_batches, with_empty_rows
+from .rules import Broken, Exempt, NotChecked, plugin_code
+from .tensor_checks import Call, Results, TensorChecks, compare, number
 
 _NOTHING = 1e-9
 """Advantages up to this size are, in float64, what rounding leaves of zero."""
 
 
-class HookChecks(Trials):
-    """The checks of one hook, as `Trials`."""
+class HookChecks(TensorChecks):
+    """The checks of one hook."""
 
     prefix = "hook"
 
@@ -35,8 +36,11 @@ class HookChecks(Trials):
 
     # ------------------------------------------------------------------------------------------ running it
 
-    def _context(self, scene: Scene, stage: str, **settings: Any) -> Rollout | Forward:
-        return scene.forward(**settings) if stage == "on_forward" else scene.rollout(**settings)
+    def _context(self, batch: SmallBatch, stage: str, **settings: Any) -> Rollout | Forward:
+        return batch.forward(**settings) if stage == "on_forward" else batch.rollout(**settings)
+
+    def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
+        return batch.rollout(**settings)
 
     def _run(self, hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
         """The flow's result for one method, `(B, T)`; a completion's reward stands at each of its tokens."""
@@ -45,60 +49,37 @@ class HookChecks(Trials):
         added = run_shaper(hook, context)
         return added if added.dim() == 2 else added.unsqueeze(1).expand_as(context.mask_B_T) * context.mask_B_T
 
-    def _results(
-        self,
-        scene: Scene,
-        *,
-        plugin: Any = None,
-        width: int | None = None,
-        padding: float = 0.0,
-        dtype: torch.dtype = torch.float64,
-        logps_dtype: torch.dtype | None = None,
-    ) -> list[tuple[str, torch.Tensor]]:
-        settings: dict[str, Any] = {"width": width, "padding": padding, "padding_id": 7 if padding else 0}
-        settings |= {"dtype": dtype, "logps_dtype": logps_dtype}
-        hook = self.plugin if plugin is None else plugin
+    def _results(self, batch: SmallBatch, *, plugin: Any = None, **how: Any) -> Results:
         # The advantages that come in are always zero off the mask: the flow sees to it.
+        incoming_B_T = batch.incoming(how.get("width"), how.get("dtype", torch.float64))
         return [
-            (
-                stage,
-                self._run(
-                    fresh_copy(hook), stage, scene.incoming(width, dtype), self._context(scene, stage, **settings)
-                ),
-            )
+            (stage, self._run(self._copy(plugin), stage, incoming_B_T, self._context(batch, stage, **how)))
             for stage in self.stages
         ]
 
-    def _raw(self, stage: str, advantages_B_T: torch.Tensor, context: Any) -> Any:
-        with torch.no_grad():
-            return self._call(fresh_copy(self.plugin), stage, advantages_B_T, context)
+    def _raw(self, stage: str, advantages_B_T: torch.Tensor, context: Any, grad: bool = False) -> Any:
+        with torch.set_grad_enabled(grad):
+            given = (context,) if stage == "on_rewards" else (advantages_B_T, context)
+            return getattr(self._copy(), stage)(*given)
 
-    @staticmethod
-    def _call(hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> Any:
-        given = (context,) if stage == "on_rewards" else (advantages_B_T, context)
-        return getattr(hook, stage)(*given)
-
-    def _unsent(self, scene: Scene) -> Iterator[tuple[Any, dict[str, torch.Tensor], Callable[[], Any]]]:
+    def _calls(self, batch: SmallBatch) -> Iterator[Call]:
         for stage in self.stages:
-            incoming_B_T, context = scene.incoming(), self._context(scene, stage)
+            incoming_B_T, context = batch.incoming(), self._context(batch, stage)
+            tensors = {} if stage == "on_rewards" else {"advantages_B_T": incoming_B_T}
+            yield context, tensors, partial(self._raw, stage, incoming_B_T, context)
 
-            def call(stage: str = stage, incoming_B_T: torch.Tensor = incoming_B_T, context: Any = context) -> Any:
-                return self._raw(stage, incoming_B_T, context)
-
-            yield context, {} if stage == "on_rewards" else {"advantages_B_T": incoming_B_T}, call
-
-    def _rollout(self, scene: Scene, **settings: Any) -> Rollout:
-        return scene.rollout(**settings)
-
-    def _on_a_rank(self, scene: Scene, rollout: Rollout) -> torch.Tensor:
+    def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
         assert self.at_rollout is not None
-        return self._run(fresh_copy(self.plugin), self.at_rollout, scene.incoming()[rollout.local_rows], rollout)
+        return self._run(self._copy(), self.at_rollout, batch.incoming()[rollout.local_rows], rollout)
 
-    def _chain(self, hook: Any, scene: Scene, training: bool = True) -> torch.Tensor:
+    def _at_rollout(self, batch: SmallBatch, advantages_B_T: torch.Tensor, **how: Any) -> torch.Tensor:
+        return run_hook(self._copy(), "on_rollout", advantages_B_T, batch.rollout(**how))
+
+    def _all_stages(self, hook: Any, batch: SmallBatch, training: bool = True) -> torch.Tensor:
         """The stages of one hook object, one after the other."""
-        advantages_B_T = scene.incoming()
+        advantages_B_T = batch.incoming()
         for stage in self.stages:
-            advantages_B_T = self._run(hook, stage, advantages_B_T, self._context(scene, stage, training=training))
+            advantages_B_T = self._run(hook, stage, advantages_B_T, self._context(batch, stage, training=training))
         return advantages_B_T
 
     def _rollout_only(self) -> None:
@@ -112,7 +93,6 @@ class HookChecks(Trials):
     # ------------------------------------------------------------------------------------------ its rules
 
     def form(self) -> None:
-        """A method and its role."""
         if not self.stages:
             has = [name for name in dir(self.plugin) if not name.startswith("_")][:8]
             raise Broken(f"it has none of {', '.join(HOOK_METHODS)}; it has {', '.join(has) or 'nothing'}")
@@ -122,137 +102,109 @@ class HookChecks(Trials):
             raise Broken(str(error)) from error
 
     def role(self) -> None:
-        """An estimator ignores the incoming advantages, a transform does not; a mask keeps them or sets them to 0."""
-        self._deterministic_only()
+        self._comparable_only()
         role = role_of(self.plugin)
         if self.at_rollout != "on_rollout":
             raise NotChecked(f"it is a {role} hook" if role == "forward" else f"it is a {role}")
-        moved = []
+        changed = []
 
-        def judge(scene: Scene) -> None:
-            rollout, mask_B_T = scene.rollout(), scene.mask()
-            given = (scene.incoming(), 2.0 * scene.incoming() + mask_B_T)
-            one_B_T, other_B_T = (run_hook(fresh_copy(self.plugin), "on_rollout", a_B_T, rollout) for a_B_T in given)
+        def judge(batch: SmallBatch) -> None:
+            mask_B_T = batch.mask()
+            given = (batch.incoming(), 2.0 * batch.incoming() + mask_B_T)
+            one_B_T, other_B_T = (self._at_rollout(batch, advantages_B_T) for advantages_B_T in given)
             if role == "estimator":
                 what = "it is an estimator, and with other advantages coming in"
-                compare(one_B_T, other_B_T, what, scene, mask_B_T)
+                compare(one_B_T, other_B_T, what, batch, mask_B_T)
                 return
-            moved.append(not torch.equal(one_B_T, other_B_T))
+            changed.append(not torch.equal(one_B_T, other_B_T))
             if getattr(self.plugin, "last", False):
+                up_B_T, down_B_T = (self._at_rollout(batch, sign * torch.ones_like(mask_B_T)) for sign in (1.0, -1.0))
                 for before_B_T, after_B_T in zip(given, (one_B_T, other_B_T), strict=True):
-                    kept_B_T = (before_B_T != 0) & ~self._taken(before_B_T, rollout)
+                    kept_B_T = (before_B_T != 0) & (torch.where(before_B_T >= 0, up_B_T, down_B_T) != 0)
                     what = "whether it, a mask, leaves an advantage, and whether it leaves 1 of the same sign"
-                    compare((after_B_T != 0).double(), kept_B_T.double(), what, scene, mask_B_T, exactly=True)
+                    compare((after_B_T != 0).double(), kept_B_T.double(), what, batch, mask_B_T, exactly=True)
 
         self._over(self.ordinary, judge)
-        if role == "transform" and moved and not any(moved):
-            raise Broken(
-                "it is a transform, and what it returns does not depend on the advantages that come in: write "
-                'role = "estimator"'
-            )
-
-    def _taken(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Where a mask gives an advantage of 1, or of -1, of the same sign 0."""
-        ones_B_T = torch.ones_like(advantages_B_T)
-        up_B_T, down_B_T = (
-            run_hook(fresh_copy(self.plugin), "on_rollout", sign * ones_B_T, rollout) for sign in (1.0, -1.0)
-        )
-        return torch.where(advantages_B_T >= 0, up_B_T, down_B_T) == 0
+        if role == "transform" and changed and not any(changed):
+            advice = 'write role = "estimator"'
+            raise Broken(f"it is a transform, and its result does not depend on the incoming advantages: {advice}")
 
     def equal_rewards(self) -> None:
-        """Exactly 0 or far from it."""
-        self._deterministic_only()
+        self._comparable_only()
         if role_of(self.plugin) != "estimator":
             raise NotChecked("it is not an estimator")
 
-        def judge(scene: Scene) -> None:
+        def judge(batch: SmallBatch) -> None:
             exact_B_T, rounded_B_T = (
-                run_hook(fresh_copy(self.plugin), "on_rollout", scene.incoming(dtype=dtype), scene.rollout(dtype=dtype))
+                self._at_rollout(batch, batch.incoming(dtype=dtype), dtype=dtype)
                 for dtype in (torch.float64, torch.float32)
             )
             near_B_T = (exact_B_T.abs() < _NOTHING) & ((exact_B_T != 0) | (rounded_B_T != 0))
             if bool(near_B_T.any()):
                 row, token = (int(i) for i in near_B_T.nonzero()[0])
-                values = format_number(exact_B_T[row, token]), format_number(rounded_B_T[row, token])
+                values = [number(table[row, token]) for table in (exact_B_T, rounded_B_T)]
+                found = f"{values[0]} in float64 and {values[1]} in float32 at row {row}, token {token}"
                 advice = "take means with trl_grpo_ext.credit.groups.group_mean, or of differences between rewards"
-                raise Broken(
-                    f"where all rewards of a group are equal, {values[0]} in float64 and {values[1]} in float32 at row "
-                    f"{row}, token {token}; {advice}",
-                    str(scene),
-                )
+                raise Broken(f"where all rewards of a group are equal, {found}; {advice}", batch)
 
         self._over(equal_rewards(self.setting), judge)
 
-    def run(self) -> None:
-        """No exception on ordinary batches."""
-        self._over(self.ordinary, lambda scene: [call() for *_, call in self._unsent(scene)])
-
     def needs(self) -> None:
-        """Everything that it reads is in `needs`."""
         needs, teachers = getattr(self.plugin, "needs", ()), getattr(self.plugin, "teachers", ())
         for name, value in (("needs", needs), ("teachers", teachers)):
-            if isinstance(value, str) or not isinstance(value, tuple | list) or not all(map(_is_name, value)):
+            names = isinstance(value, tuple | list) and all(isinstance(one, str) and one for one in value)
+            if not names:
                 raise Broken(f"`{name}` must be a tuple of names, and is {value!r:.200}")
         unknown = [name for name in needs if name not in NEEDS]
         if unknown:
             raise Broken(f"`needs` lists {unknown[0]!r}, and there are {', '.join(NEEDS)}")
+        listed = f"with what it lists in `needs` ({', '.join(needs) or 'nothing'}) "
 
-        def judge(scene: Scene) -> None:
-            try:
+        def judge(batch: SmallBatch) -> None:
+            with plugin_code(batch, before=listed, after="; with everything it runs"):
                 if self.at_rollout is not None:
-                    self._raw(self.at_rollout, scene.incoming(), scene.rollout(needs=tuple(needs)))
+                    self._raw(self.at_rollout, batch.incoming(), batch.rollout(needs=tuple(needs)))
                 if "on_forward" in self.stages:
-                    self._raw("on_forward", scene.incoming(), scene.forward(ref="ref_logps" in needs))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # the plugin's own, whatever it is
-                has = ", ".join(needs) or "nothing"
-                message = f"with what it lists in `needs` ({has}) {describe_exception(error)}; with everything it runs"
-                raise Broken(message, str(scene), cause_of(error)) from error
+                    self._raw("on_forward", batch.incoming(), batch.forward(ref="ref_logps" in needs))
 
-        self.over(self.ordinary, judge, Scene.smaller)
+        self.over(self.ordinary, judge, SmallBatch.smaller)
 
     def shape(self) -> None:
-        """`(B, T)` or spans."""
-        single = [replace(scene, rows=scene.rows[:2]) for scene in self.ordinary]
+        single = [replace(batch, rows=batch.rows[:2]) for batch in self.ordinary]
         self._over([*self.ordinary, *single], self._results, breaks=("shape", None))
 
     def dtype(self) -> None:
-        """The advantages' dtype and device come back."""
         self._takes_advantages_only()
 
-        def judge(scene: Scene) -> None:
+        def judge(batch: SmallBatch) -> None:
             for dtype in (torch.float32, torch.float64):
                 for stage in self.stages:
-                    given_B_T = scene.incoming(dtype=dtype)
-                    result = self._raw(stage, given_B_T, self._context(scene, stage, dtype=dtype))
+                    given_B_T = batch.incoming(dtype=dtype)
+                    result = self._raw(stage, given_B_T, self._context(batch, stage, dtype=dtype))
                     if not isinstance(result, torch.Tensor):
                         continue
                     for one, other in ((given_B_T.dtype, result.dtype), (given_B_T.device, result.device)):
                         if one != other:
-                            raise Broken(f"{stage} was given a tensor of {one} and returned one of {other}", str(scene))
+                            raise Broken(f"{stage} was given a tensor of {one} and returned one of {other}", batch)
 
         self._over(self.ordinary, judge)
         self._in_half()
 
     def long(self) -> None:
-        """Thousands of tokens."""
         self._long(1e-2)
 
     def mask(self) -> None:
-        """Garbage off the mask does not spread."""
         self._off_the_mask()
 
     def finite(self) -> None:
-        """Finite advantages on odd batches."""
-        named: dict[str, Scene] = {f"an ordinary batch ({n})": scene for n, scene in enumerate(self.ordinary)}
+        named = {f"an ordinary batch ({n})": batch for n, batch in enumerate(self.ordinary)}
         named |= {**odd_batches(self.setting), **with_empty_rows(self.setting), **dead_batches(self.setting)}
-        for what, scene in named.items():
-            self._over([scene], self._results, what, breaks=("finite", None))
+        for what, batch in named.items():
+            self._over([batch], self._results, what, breaks=("finite", None))
 
-        def judge(scene: Scene) -> None:
+        def judge(batch: SmallBatch) -> None:
             try:
-                self._results(scene)
+                self._results(batch)
             except TRLGRPOExtError as error:
                 if isinstance(error, PluginRunError) or getattr(error, "breaks", None):
                     raise
@@ -261,86 +213,74 @@ class HookChecks(Trials):
         self._over([negative_batch(self.setting)], judge, "negative rewards", breaks=("finite", None))
 
     def gradient(self) -> None:
-        """No grad comes out."""
-
-        def judge(scene: Scene) -> None:
+        def judge(batch: SmallBatch) -> None:
             for stage in self.stages:
-                with torch.enable_grad():
-                    result = self._call(fresh_copy(self.plugin), stage, scene.incoming(), self._context(scene, stage))
+                result = self._raw(stage, batch.incoming(), self._context(batch, stage), grad=True)
                 if isinstance(result, torch.Tensor) and result.requires_grad:
                     advice = "compute it under torch.no_grad() or detach it"
-                    raise Broken(f"what {stage} returned requires grad ({result.grad_fn}); {advice}", str(scene))
+                    raise Broken(f"what {stage} returned requires grad ({result.grad_fn}); {advice}", batch)
 
         self._over(self.ordinary, judge)
 
     def row_permutation(self) -> None:
-        """The rows of a group in reverse order."""
+        def order(batch: SmallBatch) -> list[int]:
+            return sorted(range(len(batch.rows)), key=lambda place: (_first(batch, place), -place))
 
-        def turned(scene: Scene) -> list[int]:
-            return sorted(range(len(scene.rows)), key=lambda place: (_first(scene, place), -place))
-
-        self._permuted(turned, "a group's completions in order and the other way round")
+        self._permuted(order, "a group's completions in order and the other way round")
 
     def group_permutation(self) -> None:
-        """Groups in reverse order."""
+        def order(batch: SmallBatch) -> list[int]:
+            return sorted(range(len(batch.rows)), key=lambda place: (-_first(batch, place), place))
 
-        def turned(scene: Scene) -> list[int]:
-            return sorted(range(len(scene.rows)), key=lambda place: (-_first(scene, place), place))
-
-        self._permuted(turned, "the groups in order and the other way round")
+        self._permuted(order, "the groups in order and the other way round")
 
     def split(self) -> None:
-        """One rank, two, three."""
         self._rollout_only()
-        self._split()
+        self._on_one_rank_and_on_several()
 
     def gathers(self) -> None:
-        """Equally often on each rank."""
         self._rollout_only()
         super().gathers()
 
     def micro_batches(self) -> None:
-        """With `per_completion`, each row alone."""
-        self._deterministic_only()
+        self._comparable_only()
         if "on_forward" not in self.stages:
             raise NotChecked("it has no on_forward")
         if getattr(self.plugin, "per_completion", False) is not True:
-            raise NotChecked("it does not declare per_completion = True")
+            raise Exempt("it does not declare per_completion = True")
 
-        def judge(scene: Scene) -> None:
-            incoming_B_T, mask_B_T, forward = scene.incoming(), scene.mask(), scene.forward()
-            whole_B_T = run_hook(fresh_copy(self.plugin), "on_forward", incoming_B_T, forward)
-            for row in range(len(scene.rows)):
+        def judge(batch: SmallBatch) -> None:
+            incoming_B_T, mask_B_T, forward = batch.incoming(), batch.mask(), batch.forward()
+            whole_B_T = run_hook(self._copy(), "on_forward", incoming_B_T, forward)
+            for row in range(len(batch.rows)):
                 here = slice(row, row + 1)
                 # All that is known of a row comes along, its group's mean and spread too.
-                alone_1_T = run_hook(fresh_copy(self.plugin), "on_forward", incoming_B_T[here], _rows(forward, here))
-                what = f"row {row} among {len(scene.rows)} rows and alone"
-                compare(whole_B_T[here], alone_1_T, what, scene, mask_B_T[here])
+                alone_1_T = run_hook(self._copy(), "on_forward", incoming_B_T[here], _rows(forward, here))
+                what = f"row {row} among {len(batch.rows)} rows and alone"
+                compare(whole_B_T[here], alone_1_T, what, batch, mask_B_T[here])
 
         self._over(self.varied, judge)
 
     def composition(self) -> None:
-        """Token-level advantages in, and its own result."""
         self._takes_advantages_only()
 
-        def judge(scene: Scene) -> None:
-            for stage, result_B_T in self._results(scene):
-                run_hook(fresh_copy(self.plugin), stage, result_B_T, self._context(scene, stage))
+        def judge(batch: SmallBatch) -> None:
+            for stage, result_B_T in self._results(batch):
+                run_hook(self._copy(), stage, result_B_T, self._context(batch, stage))
 
-        self._over([replace(scene, advantages="token") for scene in self.ordinary], judge, breaks=("finite", None))
+        self._over([replace(batch, advantages="token") for batch in self.ordinary], judge, breaks=("finite", None))
 
     def state(self) -> None:
-        """Through JSON and back."""
         has = [name for name in ("state_dict", "load_state_dict") if callable(getattr(self.plugin, name, None))]
         if not has:
             raise NotChecked("it has no state_dict: it remembers nothing")
         if len(has) == 1:
             raise Broken(f"it has {has[0]} and not the other of state_dict and load_state_dict")
-        self._deterministic_only()
+        self._comparable_only()
 
-        def judge(scene: Scene) -> None:
-            used, resumed = fresh_copy(self.plugin), fresh_copy(self.plugin)
-            self._chain(used, scene)
+        def judge(batch: SmallBatch) -> None:
+            used, resumed = self._copy(), self._copy()
+            self._all_stages(used, batch)
             state = used.state_dict()
             try:
                 travelled = json.loads(json.dumps(state, allow_nan=True))
@@ -349,74 +289,64 @@ class HookChecks(Trials):
             if not isinstance(travelled, Mapping):
                 raise Broken(f"state_dict() must be a mapping, and is {type(state).__name__}", f"{state!r:.200}")
             resumed.load_state_dict(travelled)
-            if _json(resumed.state_dict()) != _json(state):
-                message = f"after load_state_dict its state is {_json(resumed.state_dict())}, not {_json(state)}"
-                raise Broken(message, str(scene))
-            on_B_T, resumed_B_T = self._chain(used, scene), self._chain(resumed, scene)
-            compare(on_B_T, resumed_B_T, "going on, and resumed from its state", scene, scene.mask())
+            if _json(resumed) != _json(used):
+                raise Broken(f"after load_state_dict its state is {_json(resumed)}, not {_json(used)}", batch)
+            on_B_T, resumed_B_T = self._all_stages(used, batch), self._all_stages(resumed, batch)
+            compare(on_B_T, resumed_B_T, "going on, and resumed from its state", batch, batch.mask())
 
         self._over(self.varied, judge)
 
     def evaluation(self) -> None:
-        """Evaluation leaves no trace."""
-        self._deterministic_only()
+        self._comparable_only()
 
-        def judge(scene: Scene) -> None:
-            trained, evaluated = fresh_copy(self.plugin), fresh_copy(self.plugin)
-            state = _json(evaluated.state_dict()) if callable(getattr(evaluated, "state_dict", None)) else None
-            self._chain(evaluated, scene, training=False)
-            if state is not None and _json(evaluated.state_dict()) != state:
-                message = f"evaluation changed its state from {state} to {_json(evaluated.state_dict())}"
-                raise Broken(message, str(scene))
+        def judge(batch: SmallBatch) -> None:
+            trained, evaluated = self._copy(), self._copy()
+            before = _json(evaluated)
+            self._all_stages(evaluated, batch, training=False)
+            if _json(evaluated) != before:
+                raise Broken(f"evaluation changed its state from {before} to {_json(evaluated)}", batch)
             what = "training, without and with an evaluation before"
-            compare(self._chain(trained, scene), self._chain(evaluated, scene), what, scene, scene.mask())
+            compare(self._all_stages(trained, batch), self._all_stages(evaluated, batch), what, batch, batch.mask())
 
         self._over(self.varied, judge)
 
     def measured(self) -> dict[str, float | str]:
         """How often it acts; empty if it cannot be run."""
         try:
-            return {"share_of_tokens_changed": self.share_changed()}
+            return {"share_of_tokens_changed": self._share_changed()}
         except Exception:  # of a plugin that breaks a rule
             return {}
 
-    def unshown(self) -> str:
-        """It never acted."""
+    def no_effect(self) -> str:
         acted = self.measured().get("share_of_tokens_changed", 1.0)
         return "" if acted else "it changed no token of the kit's batches; give it completions or parameters"
 
-    def share_changed(self) -> float:
+    def _share_changed(self) -> float:
         """Share of the batches' live tokens whose advantage, or reward, the hook changed: 0 means it never acted."""
         changed = live = 0
-        for scene in (replace(scene, advantages="token") for scene in self.varied):
-            mask_B_T = scene.mask()
+        for batch in (replace(batch, advantages="token") for batch in self.varied):
+            live_B_T = batch.mask() > 0
             try:
-                result_B_T = self._chain(fresh_copy(self.plugin), scene)
+                result_B_T = self._all_stages(self._copy(), batch)
             except TRLGRPOExtError:  # a rule has reported it
                 continue
-            before_B_T = torch.zeros_like(result_B_T) if self.at_rollout == "on_rewards" else scene.incoming()
-            different_B_T = ~torch.isclose(result_B_T, before_B_T) & (mask_B_T > 0)
-            changed, live = changed + int(different_B_T.sum()), live + int((mask_B_T > 0).sum())
+            before_B_T = torch.zeros_like(result_B_T) if self.at_rollout == "on_rewards" else batch.incoming()
+            changed += int((~torch.isclose(result_B_T, before_B_T) & live_B_T).sum())
+            live += int(live_B_T.sum())
         return changed / max(live, 1)
 
 
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _first(scene: Scene, place: int) -> int:
+def _first(batch: SmallBatch, place: int) -> int:
     """Where a row's group begins."""
-    return next(i for i, row in enumerate(scene.rows) if row.group == scene.rows[place].group)
+    return next(i for i, row in enumerate(batch.rows) if row.group == batch.rows[place].group)
 
 
 def _rows(forward: Forward, rows: slice) -> Forward:
-    of_rows: dict[str, Any] = {
-        name: value[rows]
-        for name in forward.__dataclass_fields__
-        if isinstance(value := getattr(forward, name), torch.Tensor)
-    }
+    values = {name: getattr(forward, name) for name in forward.__dataclass_fields__}
+    of_rows: dict[str, Any] = {name: value[rows] for name, value in values.items() if torch.is_tensor(value)}
     return replace(forward, **of_rows)
 
 
-def _json(state: Any) -> str:
-    return json.dumps(state, sort_keys=True, default=repr)
+def _json(hook: Any) -> str:
+    """What a hook remembers, as text; empty if it has no state_dict."""
+    return json.dumps(hook.state_dict(), sort_keys=True, default=repr) if hasattr(hook, "state_dict") else ""

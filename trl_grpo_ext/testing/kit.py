@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from ..errors import ConfigurationError
+from ..guard.calls import reward_name
 from ..guard.parameters import checked_number
 from ..plugins.building import import_plugin
 from ..plugins.discovery import find, find_and_explain
@@ -23,8 +24,9 @@ from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
 from ..plugins.metadata import documentation, installed_distributions, normalise
 from ..plugins.selection import Selection, parse_selection
-from .apart import Outcome, Progress, check_apart, check_here
-from .rules import Checks, ConformanceError, Report, fresh_copy, rules_of, with_roots
+from .processes import Progress, run_here, run_in_process
+from .reports import ConformanceError, Report, with_roots
+from .rules import Checks, CopyError, fresh_copy, rules_of
 
 ATTRIBUTE = "conformance"
 TABLE = ("tool", "trl-grpo-ext", "check")
@@ -116,19 +118,25 @@ def check(
     timeout = checked_number("timeout", given.get("timeout", TIMEOUT), "a positive number of seconds", lambda x: x > 0)
 
     def prepare() -> tuple[str, Checks]:
-        return _prepared(kind, plugin_or_selection, given)
+        subject = load_subject(kind, plugin_or_selection, given)
+        return subject.name, _checks(kind, subject)
 
     if isolated and _may_fork():
-        outcome = check_apart(rules, prepare, timeout, progress)
+        found = run_in_process(rules, prepare, timeout, progress)
     else:
-        outcome = check_here(rules, prepare, progress)
-    return _report(kind, outcome, _documentation(kind, plugin_or_selection))
-
-
-def _report(kind: Kind, found: Outcome, documentation: str) -> Report:
-    violations = with_roots(found.violations)
-    parts = tuple(found.passed), violations, tuple(found.skipped), found.measured, found.unshown, found.printed
-    return Report(found.name, kind, *parts, documentation)
+        found = run_here(rules, prepare, progress)
+    return Report(
+        subject=found.name,
+        kind=kind,
+        passed=tuple(found.passed),
+        violations=with_roots(found.violations),
+        skipped=tuple(found.skipped),
+        measured=found.measured,
+        no_effect=found.no_effect,
+        printed=found.printed,
+        documentation=_documentation(kind, plugin_or_selection),
+        because=found.because,
+    )
 
 
 def _documentation(kind: Kind, plugin_or_selection: Any) -> str:
@@ -145,15 +153,6 @@ def _documentation(kind: Kind, plugin_or_selection: Any) -> str:
 def _may_fork() -> bool:
     torch = sys.modules.get("torch")
     return hasattr(os, "fork") and (torch is None or not torch.cuda.is_initialized())
-
-
-def _prepared(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> tuple[str, Checks]:
-    """Load a plugin; its name and its checks."""
-    found = subject(kind, plugin_or_selection, given)
-    checks = _MAKERS[kind](found)
-    if "timeout" in found.options:
-        checks.timeout = float(found.options["timeout"])
-    return found.name, checks
 
 
 def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> None:
@@ -184,65 +183,46 @@ def check_loss_aggregation(aggregation: Any, **options: Unpack[ContextOptions]) 
     return check("loss_aggregation", aggregation, **options)
 
 
-def _reward_checks(found: Subject) -> Checks:
-    from .rewards import RewardChecks, ordinary_batch
-
-    options = found.options
-    forms = _forms(found.name, options.get("formats", ("text", "messages")))
-    completions = as_texts("completions", options.get("completions"))
-    prompts = as_texts("prompts", options.get("prompts"))
-    names = ("deterministic", "per_completion", "required", "unreadable", "seconds_per_completion")
-    return RewardChecks(
-        found.plugin,
-        ordinary_batch(found.plugin, completions, prompts, as_columns(options.get("columns")), forms[0]),
-        again=found.again,
-        formats=forms,
-        **{name: options[name] for name in names if name in options},
-    )
-
-
 def check_group_filter(group_filter: Any, **options: Unpack[ContextOptions]) -> Report:
     """Check a group filter, given as an object or a selection, like `check`."""
     return check("group_filter", group_filter, **options)
 
 
-def _hook_checks(found: Subject) -> Checks:
-    from .hooks import HookChecks
+def _checks(kind: Kind, subject: Subject) -> Checks:
+    """The checks of a kind, whose modules are imported here, since most import torch."""
+    options = subject.options
+    texts, prompts = (as_texts(name, options.get(name)) for name in ("completions", "prompts"))
+    columns = as_columns(options.get("columns"))
+    checks: Checks
+    if kind == "reward":
+        from .reward_calls import ordinary_call
+        from .rewards import RewardChecks
 
-    return HookChecks(found.plugin, _setting(found.options), bool(found.options.get("deterministic", True)))
+        forms = _forms(subject.name, options.get("formats", ("text", "messages")))
+        names = ("deterministic", "per_completion", "required", "unreadable", "seconds_per_completion")
+        checks = RewardChecks(
+            subject.plugin,
+            ordinary_call(subject.plugin, texts, prompts, columns, forms[0]),
+            again=subject.again,
+            formats=forms,
+            **{name: options[name] for name in names if name in options},
+        )
+    else:
+        from .aggregations import AggregationChecks
+        from .batches import Setting
+        from .filters import FilterChecks
+        from .hooks import HookChecks
 
-
-def _aggregation_checks(found: Subject) -> Checks:
-    from .aggregations import AggregationChecks
-
-    return AggregationChecks(found.plugin, _setting(found.options), bool(found.options.get("deterministic", True)))
-
-
-def _filter_checks(found: Subject) -> Checks:
-    from .filters import FilterChecks
-
-    return FilterChecks(found.plugin, _setting(found.options), bool(found.options.get("deterministic", True)))
-
-
-_MAKERS: Mapping[Kind, Callable[[Subject], Checks]] = {
-    "reward": _reward_checks,
-    "advantage_hook": _hook_checks,
-    "loss_aggregation": _aggregation_checks,
-    "group_filter": _filter_checks,
-}
-"""What makes the checks of each kind. Most import torch."""
-
-
-def _setting(options: Mapping[str, Any]) -> Any:
-    from .builders import Setting
-
-    return Setting(
-        seed=int(options.get("seed", 0)),
-        texts=as_texts("completions", options.get("completions")),
-        prompts=as_texts("prompts", options.get("prompts")),
-        columns=as_columns(options.get("columns")),
-        tokenizer=options.get("tokenizer"),
-    )
+        setting = Setting(int(options.get("seed", 0)), texts, prompts, columns, options.get("tokenizer"))
+        of_kind: dict[Kind, Callable[..., Checks]] = {
+            "advantage_hook": HookChecks,
+            "loss_aggregation": AggregationChecks,
+            "group_filter": FilterChecks,
+        }
+        checks = of_kind[kind](subject.plugin, setting, bool(options.get("deterministic", True)))
+    if "timeout" in options:
+        checks.timeout = float(options["timeout"])
+    return checks
 
 
 def _forms(name: str, formats: Any) -> tuple[Any, ...]:
@@ -253,38 +233,20 @@ def _forms(name: str, formats: Any) -> tuple[Any, ...]:
     return tuple(listed)
 
 
-# ---------------------------------------------------------------------------------------------- what is known
-
-
 @dataclass(frozen=True)
 class Subject:
-    """A plugin to check.
-
-    Attributes:
-        plugin: The object.
-        name: Its name in reports.
-        options: Its options.
-        again: Builds another one.
-    """
+    """A plugin to check, its name in reports, its options, and what builds another one (None if nothing can)."""
 
     plugin: Any
     name: str
     options: Mapping[str, Any]
-    again: Callable[[], Any]
+    again: Callable[[], Any] | None
 
 
-def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Subject:
-    """Load a plugin, unless it is already one, and collect its options.
+def load_subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Subject:
+    """Load a plugin, unless it is already one, and collect its options; the caller's come first.
 
-    Args:
-        kind: The kind.
-        plugin_or_selection: An object or a selection. A selection without parameters gets those that the plugin
-            declares for its checks.
-        given: The caller's options; None means not given.
-
-    Raises:
-        ConfigurationError: There is no such option.
-        PluginError: As `trl_grpo_ext.plugins.loading.resolve`.
+    A selection without parameters gets those that the plugin declares for its checks.
     """
     if isinstance(plugin_or_selection, str | Mapping | Selection):
         asked = parse_selection(kind, plugin_or_selection)
@@ -294,22 +256,26 @@ def subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> S
         if not asked.parameters:
             asked = replace(asked, parameters=dict(options.get("parameters", {})))
         plugin, wanted = resolve(kind, asked).object, asked
-        options = {**options, **declared(kind, plugin, asked.name), **given}
-        return Subject(plugin, asked.name, options, lambda: resolve(kind, wanted).object)
+        return Subject(
+            plugin,
+            asked.name,
+            {**options, **declared(kind, plugin, asked.name), **given},
+            lambda: resolve(kind, wanted).object,
+        )
     if isinstance(plugin_or_selection, type):
         plugin_or_selection = resolve(kind, plugin_or_selection).object  # which says what to pass instead
-    name = str(getattr(plugin_or_selection, "__name__", type(plugin_or_selection).__name__))
-    unused = fresh_copy(plugin_or_selection)
-    options = {**declared(kind, plugin_or_selection, name), **given}
-    return Subject(plugin_or_selection, name, options, lambda: fresh_copy(unused))
+    name = reward_name(plugin_or_selection)
+    again: Callable[[], Any] | None = None
+    try:
+        unused = fresh_copy(plugin_or_selection)
+        again = lambda: fresh_copy(unused)  # noqa: E731
+    except CopyError:
+        pass
+    return Subject(plugin_or_selection, name, {**declared(kind, plugin_or_selection, name), **given}, again)
 
 
 def declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
-    """The options that a plugin, or its class, declares.
-
-    Raises:
-        ConfigurationError: Its `conformance` is not a mapping, or has an unknown key.
-    """
+    """The options that a plugin, or its class, declares."""
     options: dict[str, Any] = {}
     attribute = getattr(exported, ATTRIBUTE, None)
     if attribute is not None:
@@ -325,11 +291,7 @@ def declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
 
 
 def project_options(folder: Path) -> dict[str, dict[str, Any]]:
-    """The options of each plugin in a folder's pyproject.toml, by name.
-
-    Raises:
-        ConfigurationError: The file, or that part of it, cannot be read.
-    """
+    """The options of each plugin in a folder's pyproject.toml, by name."""
     table: Any = _project(folder)
     for key in TABLE:
         table = table.get(key, {}) if isinstance(table, dict) else {}
@@ -340,11 +302,7 @@ def project_options(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def project_name(folder: Path) -> str | None:
-    """The name of the distribution whose pyproject.toml is in a folder, or None.
-
-    Raises:
-        ConfigurationError: The file cannot be read.
-    """
+    """The name of the distribution whose pyproject.toml is in a folder, or None."""
     project = _project(folder).get("project", {})
     name = project.get("name") if isinstance(project, dict) else None
     return name if isinstance(name, str) else None
@@ -359,11 +317,7 @@ def _project(folder: Path) -> dict[str, Any]:
 
 
 def as_columns(columns: Any) -> dict[str, list[Any]]:
-    """Columns as lists of values: a list is one already, anything else is one value for every row.
-
-    Raises:
-        ConfigurationError: It is not a mapping, or a list is empty.
-    """
+    """Columns as lists of values: a list is one already, anything else is one value for every row."""
     if columns is None:
         return {}
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
@@ -376,11 +330,7 @@ def as_columns(columns: Any) -> dict[str, list[Any]]:
 
 
 def as_texts(what: str, texts: Any) -> tuple[Any, ...] | None:
-    """Prompts or completions; a single string is one of them.
-
-    Raises:
-        ConfigurationError: There are none, or they are not a list.
-    """
+    """Prompts or completions; a single string is one of them."""
     if texts is None:
         return None
     if isinstance(texts, str):

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo
-    from .rules import Report
+    from .reports import Report
 
 OPTION = "--trl-grpo-ext"
 _ROOT = "trl-grpo-ext"

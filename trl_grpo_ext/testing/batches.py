@@ -1,0 +1,435 @@
+"""The generation batches that the kit tries plugins on.
+
+A `SmallBatch` is made from a few numbers, so that it can be made smaller. A row's tokens, log-probabilities and losses
+depend only on its number and the seed. So a row is the same in any batch, order and padding, which most rules rely on.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..credit.turns import true_runs
+from ..guard.outcomes import shown
+from ..types import NEEDS, Forward, Rollout, Span, StepTotals, Totals
+from .builders import character_offsets, padded, turns_between
+
+PIECES = ("<think>", "2", "+", "2", "=", "4", "</think>", "<answer>", "4", "</answer>", " so", ".", "\n\n", "sorry ")
+REWARD_NAMES = ("right", "form")
+REWARD_WEIGHTS = (1.0, 0.5)
+LIMIT = 8
+LONG = (64, 512, 4096)
+"""Tokens of long completions."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One completion: its number, its group, which of its tokens count, and its rewards from two functions."""
+
+    number: int
+    group: int
+    live: tuple[int, ...]
+    rewards: tuple[float, float]
+
+    @property
+    def truncated(self) -> bool:
+        return self.number % 3 == 2
+
+    @property
+    def reward(self) -> float:
+        """The weighted sum of its rewards; NaN if it has none."""
+        said = [r * w for r, w in zip(self.rewards, REWARD_WEIGHTS, strict=True) if not math.isnan(r)]
+        return sum(said) if said else math.nan
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The common settings of all batches of one check."""
+
+    seed: int = 0
+    texts: tuple[str, ...] | None = None
+    prompts: tuple[Any, ...] | None = None
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tokenizer: Any = None
+    teachers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SmallBatch:
+    """A generation batch of all ranks, with a group's rows next to each other, as in TRL."""
+
+    rows: tuple[Row, ...]
+    setting: Setting = field(default_factory=Setting)
+    advantages: str = "row"
+    """What comes in: one advantage per "row", or another one for each "token"."""
+
+    def __str__(self) -> str:
+        parts = [f"lengths={[len(row.live) for row in self.rows]}", f"groups={[row.group for row in self.rows]}"]
+        parts.append(f"rewards={[round(row.reward, 6) for row in self.rows]}")
+        if any(0 in row.live for row in self.rows):
+            parts.append(f"live tokens={[list(row.live) for row in self.rows]}")
+        parts.append(f"texts=[{', '.join(shown(''.join(self.pieces(row))) for row in self.rows)}]")
+        return ", ".join(parts)
+
+    @property
+    def width(self) -> int:
+        """`T`, with minimal padding."""
+        return max(1, 1, *(len(row.live) for row in self.rows))
+
+    @property
+    def wider(self) -> int:
+        """A width with surplus padding."""
+        return self.width + 3
+
+    def pieces(self, row: Row) -> list[str]:
+        """What each of a row's tokens wrote."""
+        if self.setting.texts:
+            text = self.setting.texts[row.number % len(self.setting.texts)]
+            size = max(1, -(-len(text) // max(len(row.live), 1)))
+            return [text[i * size : (i + 1) * size] for i in range(len(row.live))]
+        chosen = random.Random(f"{self.setting.seed}/pieces/{row.number}")
+        return [PIECES[0] if i == 0 else chosen.choice(PIECES) for i in range(len(row.live))]
+
+    def ids(self, row: Row) -> list[int]:
+        """A row's token ids, from 1 on."""
+        pieces = self.pieces(row)
+        if self.setting.texts:
+            return [1 + sum(map(ord, piece)) % 997 for piece in pieces]
+        return [1 + PIECES.index(piece) for piece in pieces]
+
+    def table(
+        self,
+        what: str,
+        low: float,
+        high: float,
+        width: int | None = None,
+        *,
+        padding: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+    ) -> torch.Tensor:
+        """A number for each token of each row, `(B, T)`."""
+        drawn = [
+            _drawn(f"{self.setting.seed}/{what}/{row.number}", low, high, max(len(row.live), 2 * LIMIT))
+            for row in self.rows
+        ]
+        cut = [numbers[: len(row.live)] for numbers, row in zip(drawn, self.rows, strict=True)]
+        return padded(cut, width or self.width, padding, dtype)
+
+    def baselines(self) -> list[float]:
+        """Each row's group's mean reward; NaN if no row has one. As in a run, the mean of equal numbers is that one."""
+        means = {}
+        for group in {row.group for row in self.rows}:
+            scored = [row.reward for row in self.rows if row.group == group and not math.isnan(row.reward)]
+            low = min(scored, default=math.nan)
+            means[group] = low + sum(reward - low for reward in scored) / max(len(scored), 1)
+        return [means[row.group] for row in self.rows]
+
+    def totals(self, **overrides: Any) -> Totals:
+        """Counts over all rows."""
+        settings: dict[str, Any] = {
+            "tokens": sum(sum(row.live) for row in self.rows),
+            "sequences": len(self.rows),
+            "prompts": len({row.group for row in self.rows}),
+            "max_completion_length": max(LIMIT, self.width),
+        }
+        return Totals(**{**settings, **overrides})
+
+    def step_totals(self, micro_batches: int = 1, processes: int = 1) -> Totals:
+        """The same with the counts of an optimizer step that takes all rows."""
+        tokens = sum(sum(row.live) for row in self.rows)
+        step = StepTotals(tokens=tokens, sequences=len(self.rows), micro_batches=micro_batches)
+        return self.totals(step=step, micro_batches=micro_batches, processes=processes)
+
+    def mask(self, width: int | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """The loss mask `(B, T)`."""
+        return padded([row.live for row in self.rows], width or self.width, 0.0, dtype)
+
+    def incoming(self, width: int | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Advantages `(B, T)`, zero off the mask: the rewards without their group's mean, or others for each token."""
+        width = width or self.width
+        if self.advantages == "token":
+            table_B_T = self.table("advantages", -2.0, 2.0, width, dtype=dtype)
+        else:
+            pairs = zip(self.rows, self.baselines(), strict=True)
+            each = [0.0 if math.isnan(row.reward) else row.reward - mean for row, mean in pairs]
+            table_B_T = torch.tensor(each, dtype=dtype).unsqueeze(1).expand(-1, width)
+        return torch.where(self.mask(width, dtype) > 0, table_B_T, torch.zeros_like(table_B_T))
+
+    def losses(self, width: int | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Per-token losses `(B, T)` of either sign."""
+        return self.table("losses", -2.0, 2.0, width, dtype=dtype)
+
+    def rollout(
+        self,
+        width: int | None = None,
+        *,
+        needs: Sequence[str] = NEEDS,
+        dtype: torch.dtype = torch.float64,
+        logps_dtype: torch.dtype | None = None,
+        padding: float = 0.0,
+        aggregation: bool = False,
+        **overrides: Any,
+    ) -> Rollout:
+        """The context of `on_rollout`, or with `aggregation` that of `weights`, which has the advantages.
+
+        Args:
+            width: `T`.
+            needs: The log-probabilities and offsets that are there.
+            dtype: That of every float tensor,
+            logps_dtype: but of log-probabilities and entropies where it is given.
+            padding: What stands where no token is, in log-probabilities; other token ids stand there with it.
+            aggregation: Whether the advantages are in it.
+            **overrides: Fields of `Rollout`.
+        """
+        width, rows, setting = width or self.width, self.rows, self.setting
+        groups = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in rows))}
+        texts = ["".join(self.pieces(row)) for row in rows]
+        prompts = setting.prompts or ("What is 2 + 2?",)
+        options: Any = {"width": width, "padding": padding, "dtype": logps_dtype or dtype}
+
+        def logps(what: str) -> torch.Tensor:
+            return self.table(what, -3.0, -0.01, **options)
+
+        mask_B_T = self.mask(width, dtype)
+        completion_mask_B_T = padded([[1.0] * len(row.live) for row in rows], width, 0.0, dtype)
+        by_tools = any(0 in row.live and any(row.live) for row in rows)
+        settings: dict[str, Any] = {
+            "prompts": [prompts[row.group % len(prompts)] for row in rows],
+            "completions": texts,
+            "columns": {
+                key: [values[row.group % len(values)] for row in rows] for key, values in setting.columns.items()
+            },
+            "texts": texts,
+            "prompt_ids_B_P": torch.ones(len(rows), 2, dtype=torch.long),
+            "prompt_mask_B_P": torch.ones(len(rows), 2, dtype=dtype),
+            "completion_ids_B_T": self._ids(width, padding),
+            "mask_B_T": mask_B_T,
+            "completion_mask_B_T": completion_mask_B_T,
+            "tool_mask_B_T": torch.where(completion_mask_B_T > 0, mask_B_T, 1.0) if by_tools else None,
+            "truncated_B": torch.tensor([row.truncated for row in rows]),
+            "rewards_B_K": torch.tensor([row.rewards for row in rows], dtype=dtype),
+            "reward_names": REWARD_NAMES,
+            "reward_weights_K": torch.tensor(REWARD_WEIGHTS, dtype=dtype),
+            "rewards_B": torch.tensor([row.reward for row in rows], dtype=dtype),
+            "reward_spans": {REWARD_NAMES[0]: [self._spans(row) for row in rows]},
+            "reward_turns": {REWARD_NAMES[1]: [_turn_values(row) for row in rows]},
+            "group_ids_B": torch.tensor([groups[row.group] for row in rows]),
+            "group_baselines_B": torch.tensor(self.baselines(), dtype=dtype),
+            "num_generations": len(rows) // len(groups),
+            "totals": self.totals(),
+            "sampling_logps_B_T": logps("sampling") if "sampling_logps" in needs else None,
+            "old_logps_B_T": logps("old") if "old_logps" in needs else None,
+            "old_entropies_B_T": (
+                self.table("old_entropies", 0.01, 3.0, **options) if "old_entropies" in needs else None
+            ),
+            "ref_logps_B_T": logps("ref") if "ref_logps" in needs else None,
+            "teacher_logps_B_T": _Teachers(logps, setting.teachers, any_other=tuple(needs) == NEEDS),
+            "advantages_B_T": self.incoming(width, dtype) if aggregation else None,
+            "step": 3,
+            "tokenizer": setting.tokenizer,
+        }
+        if "offsets" in needs:
+            settings["offsets"] = lambda row: character_offsets(self.pieces(rows[row]))
+            settings["turns"] = lambda row: turns_between(
+                rows[row].live, self.pieces(rows[row]), [0] if rows[row].number % 2 else []
+            )
+        return Rollout(**{**settings, **overrides})
+
+    def forward(
+        self,
+        width: int | None = None,
+        *,
+        dtype: torch.dtype = torch.float64,
+        logps_dtype: torch.dtype | None = None,
+        padding: float = 0.0,
+        ref: bool = True,
+        **overrides: Any,
+    ) -> Forward:
+        """The context of `on_forward`, with all rows in one micro-batch. The policy has moved since it generated."""
+        rows = self.rows
+        options: Any = {"width": width, "padding": padding, "dtype": logps_dtype or dtype}
+
+        def table(what: str, low: float, high: float) -> torch.Tensor:
+            return self.table(what, low, high, **options)
+
+        old_B_T = table("old", -3.0, -0.01)
+        rewards: dict[int, set[float]] = {}
+        for row in rows:
+            rewards.setdefault(row.group, set()).update([] if math.isnan(row.reward) else [row.reward])
+        settings: dict[str, Any] = {
+            "logps_B_T": old_B_T + table("moved", -0.1, 0.1),
+            "entropies_B_T": table("entropies", 0.0, 3.0),
+            "old_logps_B_T": old_B_T,
+            "mask_B_T": self.mask(width, dtype),
+            "ref_logps_B_T": table("ref", -3.0, -0.01) if ref else None,
+            "completion_ids_B_T": self._ids(width or self.width, padding),
+            "rewards_B": torch.tensor([row.reward for row in rows], dtype=dtype),
+            "group_baselines_B": torch.tensor(self.baselines(), dtype=dtype),
+            "zero_variance_B": torch.tensor([len(rewards[row.group]) < 2 for row in rows]),
+            "step": 3,
+        }
+        return Forward(**{**settings, **overrides})
+
+    def smaller(self) -> Iterator[SmallBatch]:
+        """Smaller batches, the greatest steps first: without a group, a row of each group, a token, a reward."""
+        groups = list(dict.fromkeys(row.group for row in self.rows))
+        for group in groups if len(groups) > 1 else ():
+            yield replace(self, rows=tuple(row for row in self.rows if row.group != group))
+        size = len(self.rows) // len(groups)
+        for place in range(size) if size > 2 else ():
+            gone = {id([row for row in self.rows if row.group == group][place]) for group in groups}
+            yield replace(self, rows=tuple(row for row in self.rows if id(row) not in gone))
+        for place, row in enumerate(self.rows):
+            for cut in dict.fromkeys((len(row.live) // 2, 1) if len(row.live) > 2 * LIMIT else (1,)):
+                if row.live:
+                    yield self._with(place, replace(row, live=row.live[:-cut]))
+        for place, row in enumerate(self.rows):
+            simple = float(row.rewards[0] > 0), float(row.rewards[1] > 0)
+            if simple != row.rewards and not any(map(math.isnan, row.rewards)):
+                yield self._with(place, replace(row, rewards=simple))
+
+    def _with(self, place: int, row: Row) -> SmallBatch:
+        return replace(self, rows=(*self.rows[:place], row, *self.rows[place + 1 :]))
+
+    def _ids(self, width: int, padding: float) -> torch.Tensor:
+        return padded([self.ids(row) for row in self.rows], width, 7 if padding else 0, torch.long)
+
+    def _spans(self, row: Row) -> list[Span] | None:
+        """What the first function says of characters: its reward belongs to those of the first two tokens."""
+        if math.isnan(row.rewards[0]):
+            return None
+        end = len("".join(self.pieces(row)[:2]))
+        return [(0, end, row.rewards[0])] if end else []
+
+
+class _Teachers(dict[str, torch.Tensor]):
+    """The log-probabilities of the teachers that a hook names, or of any other if it may be asked."""
+
+    def __init__(self, logps: Any, names: Sequence[str], any_other: bool) -> None:
+        super().__init__({name: logps(f"teacher {name}") for name in names})
+        self._logps, self._any_other = logps, any_other
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        if not self._any_other:
+            raise KeyError(name)
+        table_B_T: torch.Tensor = self._logps(f"teacher {name}")
+        return table_B_T
+
+
+@functools.cache
+def _drawn(name: str, low: float, high: float, count: int) -> tuple[float, ...]:
+    drawn = random.Random(name)
+    return tuple(drawn.uniform(low, high) for _ in range(count))
+
+
+def _turn_values(row: Row) -> list[float] | None:
+    """The second function's reward for each turn: a tenth, and the rest for the last."""
+    count = len(true_runs([bool(one) for one in row.live]))
+    if math.isnan(row.rewards[1]) or not count:
+        return None
+    return [*[0.1] * (count - 1), row.rewards[1] - 0.1 * (count - 1)]
+
+
+# ---------------------------------------------------------------------------------------------- which there are
+
+
+def _batch(setting: Setting, groups: int, lives: Sequence[Sequence[int]], rewards: Sequence[float]) -> SmallBatch:
+    size = len(lives) // groups
+    rows = [
+        Row(number, number // size, tuple(live), (reward, round(0.1 * (number % 3), 1)))
+        for number, (live, reward) in enumerate(zip(lives, rewards, strict=True))
+    ]
+    return SmallBatch(tuple(rows), setting)
+
+
+def _rewarded(batch: SmallBatch, places: Collection[int], first: float | None, second: float) -> SmallBatch:
+    """The same with these rewards in some rows; None keeps the first function's."""
+    rows = [
+        replace(row, rewards=(row.rewards[0] if first is None else first, second)) if place in places else row
+        for place, row in enumerate(batch.rows)
+    ]
+    return replace(batch, rows=tuple(rows))
+
+
+def ordinary_batches(setting: Setting) -> list[SmallBatch]:
+    """Ordinary batches: rewards that differ, every completion scored and with a token that counts."""
+    three_pairs = [(1, 1, 1), (1,), (1, 1), (1, 0, 1, 1, 1), (1, 1, 1, 1), (1, 1)]
+    with_tools = [(1, 1, 0, 1), (1, 0, 1, 0, 0, 1, 1), (1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0, 1, 1)]
+    three_fours = [(1,) * length for length in (3, 1, 4, 2, 5, 2, 6, 1, 2, 3, 4, 7)]
+    return [
+        _batch(setting, 3, three_pairs, [1.0, 0.0, 0.25, 1.0, 0.0, 0.5]),
+        _batch(setting, 3, three_fours, [1.0, 0.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]),
+        _batch(setting, 2, with_tools, [1.0, 0.0, 0.5, 0.0, 1.0, 0.25]),
+    ]
+
+
+_LIVES = [(1, 1, 1), (1,), (1, 1), (1, 1, 1, 1)]
+
+
+def odd_batches(setting: Setting) -> dict[str, SmallBatch]:
+    """Batches that provoke divisions by zero, by what is odd about them."""
+    nan = math.nan
+    return {
+        "a group whose rewards are all equal": _rewarded(
+            _batch(setting, 2, _LIVES, [1.0, 1.0, 0.0, 1.0]), (0, 1), 1.0, 0.0
+        ),
+        "rewards that are all zero": _rewarded(_batch(setting, 2, _LIVES, [0.0] * 4), range(4), 0.0, 0.0),
+        "one-token completions": _batch(setting, 2, [(1,)] * 4, [1.0, 0.0, 0.5, 0.0]),
+        "a completion without a reward": _rewarded(_batch(setting, 2, _LIVES, [1.0, 0.0, 0.5, 1.0]), (3,), nan, nan),
+        "completions without a reward": _rewarded(_batch(setting, 2, _LIVES, [nan] * 4), range(4), nan, nan),
+        "one group": _batch(setting, 1, _LIVES, [1.0, 0.0, 0.5, 0.0]),
+        "one group of two": _batch(setting, 1, _LIVES[:2], [1.0, 0.0]),  # the smallest that TRL trains on
+    }
+
+
+def with_empty_rows(setting: Setting) -> dict[str, SmallBatch]:
+    """Batches in which some completions have tokens that count and others have none."""
+    lives: dict[str, list[tuple[int, ...]]] = {
+        "an empty completion": [(1, 1), (), (1,), (1, 1, 1)],
+        "a completion that is all masked": [(1, 1), (0, 0, 0), (1,), (1, 1)],
+        "a group without a live token": [(0, 0), (), (1,), (1, 1)],
+    }
+    return {what: _batch(setting, 2, live, [1.0, 0.0, 0.5, 0.0]) for what, live in lives.items()}
+
+
+def dead_batches(setting: Setting) -> dict[str, SmallBatch]:
+    """Batches without any token that counts."""
+    return {
+        "a batch whose tokens are all masked": _batch(setting, 1, [(0, 0), (0,)], [1.0, 0.0]),
+        "a batch of empty completions": _batch(setting, 1, [(), ()], [1.0, 0.0]),
+    }
+
+
+def odd_beside_ordinary(setting: Setting) -> list[SmallBatch]:
+    """Odd batches that are tried with the ordinary ones, since some plugins only act on them."""
+    odd = {**odd_batches(setting), **with_empty_rows(setting)}
+    names = ("a group whose rewards are all equal", "a completion without a reward")
+    return [odd[name] for name in (*names, "an empty completion", "a completion that is all masked")]
+
+
+def equal_rewards(setting: Setting) -> list[SmallBatch]:
+    """Batches with equal rewards in a group, at a number without an exact float, so that sums are rounded."""
+    lives = [(1,) * length for length in (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 3, 1, 2, 1)]
+    batches = [_batch(setting, 2, lives, [0.3] * 7 + [0.7] * 7), _batch(setting, 2, lives[:6], [100.1] * 3 + [0.1] * 3)]
+    return [_rewarded(batch, range(len(batch.rows)), None, 0.1) for batch in batches]
+
+
+def long_batches(setting: Setting) -> dict[str, SmallBatch]:
+    """Batches of long and short completions."""
+    return {
+        f"completions of up to {length} tokens": _batch(
+            setting, 2, [(1,) * count for count in (length, length // 2, length - 3, 1)], [1.0, 0.0, 0.5, 0.25]
+        )
+        for length in LONG
+    }
+
+
+def negative_batch(setting: Setting) -> SmallBatch:
+    """A batch with negative rewards."""
+    return _batch(setting, 2, [(1, 1), (1,), (1, 1, 1), (1,)], [-1.0, -2.0, 0.5, -0.5])

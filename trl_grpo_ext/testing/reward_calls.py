@@ -1,0 +1,242 @@
+"""The calls that rewards are tried with, in TRL's form: completions of many kinds, each with its row of a data set."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import doctest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..guard.outcomes import shown
+
+_ROWS_SHOWN, _MOST_ITEMS = 3, 16
+
+Form = Literal["text", "messages"]
+
+COMPLETIONS = (
+    r"The answer is \boxed{18}.",
+    "<think>20 - 2 = 18</think>\n<answer>\\boxed{18}</answer>",
+    "nothing at all is to be seen here",
+    "She sells 16 - 3 - 4 = 9 eggs a day, and so she has 9 * 2 = $18. #### 18",
+    "```python\ndef add(a, b):\n    return a + b\n```",
+    '```json\n{"answer": 18, "unit": "eggs"}\n```',
+    "1 3 18",
+    "<think>x</think><answer>3</answer>",
+)
+"""Completions of several kinds, so that most rewards give different scores."""
+
+PROMPTS = ("Janet has 20 eggs and breaks 2. How many are left?", "Add two numbers.", "Sort: 3 18 1")
+
+COLUMNS: Mapping[str, Sequence[Any]] = {
+    "answer": ["#### 18", "#### 18", "#### 9", "#### 3"],
+    "solution": ["18", "18", "9", "3"],
+    "numbers": [[3, 18, 1], [18, 3, 1], [2, 1]],
+    "tests": [["assert add(1, 2) == 3"], ["assert add(1, 2) == 4"]],
+    "task": ["math"],
+}
+"""Columns that many data sets have: a list of values, repeated as often as there are completions."""
+
+HOSTILE = (
+    "\x00\x01\x1b[31m\x7f",
+    "\ud800 a lone surrogate",
+    "\u202eright to left\u2066\u200b\ufeff",
+    "١٨ ５ ² ½ Ⅷ 十八",
+    "e\u0301\u0301\u0301" * 20,
+    "👩‍👩‍👧‍👦🏳️‍🌈",
+    "9" * 5000,
+    "1e999 -1e999 nan inf 1/0 0x1F 1_000",
+    "(" * 2000 + "[" * 2000 + "{" * 2000,
+    "<think>" * 500,
+    "</answer></think><answer><think>",
+    r"\boxed{" * 300,
+    r"\boxed{\frac{1}{0}}",
+    '```json\n{"a": NaN, "a": [[[[{}]]]]}\n```',
+    "```python\nraise SystemExit(1)\n```",
+    "%s %d {0} {x} ${y} \\1 \\",
+    "a" * 20_000,
+    "\n" * 3000,
+    " ",
+    "\r\n\t\v\f\x85\u2028",
+    "'; DROP TABLE rewards; --",
+    "None",
+)
+"""What a policy writes sooner or later."""
+
+EMPTY: Sequence[tuple[str, Any]] = (
+    ("the empty string", ""),
+    ("a conversation without messages", []),
+    ("a message with empty text", [{"role": "assistant", "content": ""}]),
+    (
+        "a message that only calls a tool",
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}],
+            }
+        ],
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One completion with its row of the data set."""
+
+    prompt: Any
+    completion: Any
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RewardCall:
+    """One call of a reward. `form` is the form in which string completions are passed."""
+
+    items: tuple[Item, ...]
+    form: Form = "text"
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments, fresh lists throughout, as TRL passes them."""
+        return {
+            "prompts": [self._in_form(item.prompt, "user") for item in self.items],
+            "completions": [self._in_form(item.completion, "assistant") for item in self.items],
+            "completion_ids": [_ids(item.completion) for item in self.items],
+            **{name: [copy.deepcopy(item.columns.get(name)) for item in self.items] for name in self.columns},
+            "trainer_state": TrainerState(),
+            "log_extra": _log_extra,
+            "log_metric": _log_metric,
+        }
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns' names."""
+        return list(dict.fromkeys(name for item in self.items for name in item.columns))
+
+    def __str__(self) -> str:
+        first, more = self.items[:_ROWS_SHOWN], max(len(self.items) - _ROWS_SHOWN, 0)
+        rest = f", and {more} more" if more else ""
+        completions = ", ".join(shown(item.completion) for item in first) + rest
+        parts = [f"completions=[{completions}]" + (" as messages" if self.form == "messages" else "")]
+        for name in self.columns:
+            parts.append(f"{name}=[{', '.join(shown(item.columns.get(name)) for item in first)}{rest}]")
+        return ", ".join(parts)
+
+    def with_items(self, items: Iterable[Item]) -> RewardCall:
+        """The same with other rows."""
+        return replace(self, items=tuple(items))
+
+    def with_item(self, row: int, **changes: Any) -> RewardCall:
+        """The same with other fields in one row."""
+        return self.with_items(replace(item, **changes) if i == row else item for i, item in enumerate(self.items))
+
+    def with_value(self, row: int, column: str, value: Any) -> RewardCall:
+        """The same with another value in one row of a column."""
+        return self.with_item(row, columns={**self.items[row].columns, column: value})
+
+    def smaller(self) -> Iterator[RewardCall]:
+        """Smaller calls, the greatest steps first: without a row, without a column, with parts of a text."""
+        count = len(self.items)
+        for row in range(count) if count > 1 else ():
+            yield self.with_items(self.items[:row] + self.items[row + 1 :])
+        for name in self.columns:
+            kept = [{key: value for key, value in item.columns.items() if key != name} for item in self.items]
+            yield self.with_items(replace(item, columns=left) for item, left in zip(self.items, kept, strict=True))
+        for row, item in enumerate(self.items):
+            for shorter in _shorter(item.completion):
+                yield self.with_item(row, completion=shorter)
+
+    def _in_form(self, text: Any, role: str) -> Any:
+        if isinstance(text, str) and self.form == "messages":
+            return [{"role": role, "content": text}]
+        return copy.deepcopy(text)
+
+
+def _shorter(text: Any) -> Iterator[str]:
+    """Nothing, then without each half, and so on; of a long text only without the beginning or the end."""
+    size = len(text) if isinstance(text, str) else 0
+    while size:
+        everywhere = size * 8 > len(text) or len(text) <= 40
+        for start in range(0, len(text), size) if everywhere else (0, len(text) - size):
+            yield text[:start] + text[start + size :]
+        size //= 2
+
+
+class TrainerState:
+    """The fields of transformers' `TrainerState` that a reward can sensibly read, early in a run."""
+
+    def __init__(self) -> None:
+        self.global_step, self.max_steps, self.epoch, self.num_train_epochs = 3, 100, 0.1, 1
+        self.is_world_process_zero, self.is_local_process_zero = True, True
+        self.log_history: list[dict[str, float]] = []
+
+
+def ordinary_call(
+    reward: Any,
+    completions: Sequence[Any] | None,
+    prompts: Sequence[Any] | None,
+    columns: Mapping[str, Sequence[Any]],
+    form: Form,
+) -> RewardCall:
+    """An ordinary call: the given completions, or `COMPLETIONS` with those of the docstring's examples, and texts that
+    say what stands in the column that the reward compares with. Prompts and columns are repeated."""
+    asked, every = prompts or PROMPTS, {**COLUMNS, **columns}
+    items = [
+        Item(asked[row % len(asked)], text, {name: values[row % len(values)] for name, values in every.items()})
+        for row, text in enumerate(completions or COMPLETIONS)
+    ]
+    if completions is None:
+        first, column = items[0], getattr(reward, "reference_column", None)
+        items += [replace(first, completion=text, columns={**first.columns, **o}) for text, o in examples_of(reward)]
+        if isinstance(column, str) and column in columns:
+            value = str(first.columns[column])
+            said = (value, rf"\boxed{{{value}}}", f"<answer>{value}</answer>", f"#### {value}")
+            items += [replace(first, completion=text) for text in said]
+    return RewardCall(tuple(items[:_MOST_ITEMS]), form)
+
+
+def examples_of(reward: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Completions and columns from the literal calls in a reward's docstring examples."""
+    found: list[tuple[Any, dict[str, Any]]] = []
+    holders = (reward, type(reward), vars(type(reward)).get("__call__"))
+    for text in dict.fromkeys(getattr(holder, "__doc__", None) for holder in holders):
+        for example in _EXAMPLES.get_examples(text) if isinstance(text, str) and ">>>" in text else ():
+            with contextlib.suppress(SyntaxError):
+                for node in ast.walk(ast.parse(example.source)):
+                    found += _rows_of_call(node) if isinstance(node, ast.Call) else []
+    return found
+
+
+_EXAMPLES = doctest.DocTestParser()
+
+
+def _rows_of_call(node: ast.Call) -> list[tuple[Any, dict[str, Any]]]:
+    given: dict[str, Any] = {}
+    for keyword in node.keywords:
+        with contextlib.suppress(ValueError):
+            given[str(keyword.arg)] = ast.literal_eval(keyword.value)
+    if "completions" not in given and node.args:
+        with contextlib.suppress(ValueError):
+            given["completions"] = ast.literal_eval(node.args[-1])
+    texts = given.pop("completions", None)
+    if not isinstance(texts, list) or not all(isinstance(text, str | list) for text in texts):
+        return []
+    columns = {name: value for name, value in given.items() if isinstance(value, list) and len(value) == len(texts)}
+    columns.pop("prompts", None)
+    return [(text, {name: value[row] for name, value in columns.items()}) for row, text in enumerate(texts)]
+
+
+def _ids(completion: Any) -> list[int]:
+    """One token per four characters; rewards only read their number."""
+    text = completion if isinstance(completion, str) else "".join(str(message.get("content")) for message in completion)
+    return [1 + ord(character) % 500 for character in text[::4]]
+
+
+def _log_extra(column: str, values: list[Any]) -> None:
+    """Accept what TRL would put into its table of completions."""
+
+
+def _log_metric(name: str, value: float) -> None:
+    """Accept what TRL would log."""

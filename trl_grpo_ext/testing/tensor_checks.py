@@ -1,0 +1,343 @@
+"""What the checks of hooks, aggregations and filters share: how they are tried on small generation batches, and judged.
+
+The flow itself (`credit.flow`) checks what a run enforces: its errors name a part of the contract, and that part's rule
+reports them. Other rules skip batches on which the flow refuses the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..errors import PluginOutputError
+from ..types import Rollout
+from .batches import Setting, SmallBatch, long_batches, odd_beside_ordinary, ordinary_batches
+from .builders import Ranks, cut
+from .collectives import collectives_of_ranks, describe_difference, mentions_collectives
+from .rules import (
+    Broken,
+    Checks,
+    CopyError,
+    Exempt,
+    NotChecked,
+    Unknown,
+    cause_of,
+    describe_exception,
+    fresh_copy,
+    pickle_round_trip,
+)
+
+RELATIVE, ABSOLUTE = 1e-5, 1e-6
+"""Tolerances for numbers that should be equal, since a plugin may compute in float32."""
+
+_ORDER = ("gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups")
+"""The parts of the contract in the order in which the flow looks at them: a refusal for one says that those before it
+are kept."""
+
+Results = list[tuple[str, torch.Tensor]]
+"""What the flow makes of each method's answer, `(B, T)` and zero off the mask, with the method's name."""
+Call = tuple[Any, dict[str, torch.Tensor], Callable[[], Any]]
+"""A method's context and tensors, and the call that hands them over."""
+
+
+class TensorChecks(Checks, ABC):
+    """The checks of one plugin on small batches. Each public method checks the rule of its name.
+
+    Args:
+        plugin: The hook, aggregation or filter.
+        setting: Texts, columns and seed of the batches.
+        deterministic: Whether the plugin says that it is.
+    """
+
+    prefix: str
+    """The prefix of its rules' names."""
+
+    garbage: tuple[float, ...] = (1e4, float("nan"))
+    """Values to put off the mask."""
+
+    def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
+        super().__init__()
+        self.plugin, self.setting, self.deterministic = plugin, setting, deterministic
+        self.ordinary = ordinary_batches(setting)
+        self.odd = odd_beside_ordinary(setting)
+        self.varied = [*self.ordinary, *self.odd]
+        try:
+            fresh_copy(plugin)
+            self._copyable = True
+        except CopyError:
+            self._copyable = False
+
+    @abstractmethod
+    def _results(self, batch: SmallBatch, *, plugin: Any = None, **how: Any) -> Results:
+        """The results of a copy of the plugin, or of another one; `how` is for `SmallBatch.rollout`."""
+
+    @abstractmethod
+    def _calls(self, batch: SmallBatch) -> Iterator[Call]:
+        """Each method's call, which is not made yet."""
+
+    @abstractmethod
+    def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
+        """The context of a method that sees the whole generation batch."""
+
+    @abstractmethod
+    def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
+        """The flow's result for that method's answer on one rank, which has some of the rows."""
+
+    def _copy(self, plugin: Any = None) -> Any:
+        """A copy with the state of now; the plugin itself if it cannot be copied, and then no results are compared."""
+        plugin = self.plugin if plugin is None else plugin
+        return fresh_copy(plugin) if self._copyable else plugin
+
+    # ------------------------------------------------------------------------------------------ judging
+
+    def _over(
+        self,
+        batches: Sequence[SmallBatch],
+        judge: Callable[[SmallBatch], Any],
+        where: str = "",
+        breaks: Sequence[str | None] = (None,),
+    ) -> None:
+        """Judge batches, the plugin's exceptions too; those on odd batches are for the rules about these to report.
+
+        Args:
+            batches: The batches, in the order in which they are tried.
+            judge: Returns if all is well, else raises `Broken`.
+            where: What is odd about the batches.
+            breaks: The parts of the contract that this rule reports, in the order of `_ORDER`; None stands for an
+                exception of another kind.
+        """
+        refused: list[str] = []
+
+        def guarded(batch: SmallBatch) -> None:
+            try:
+                judge(batch)
+            except (Broken, NotChecked, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # the plugin's own, whatever it is; SystemExit too
+                part = error.breaks if isinstance(error, PluginOutputError) else None
+                reported_elsewhere = part is None and batches is self.varied and any(batch is o for o in self.odd)
+                if part in breaks and not reported_elsewhere:
+                    message = f"{describe_exception(error)}{f' ({where})' if where else ''}"
+                    raise Broken(message, batch, cause_of(error)) from error
+                if part is not None and (breaks[0] is None or _ORDER.index(part) < _ORDER.index(breaks[0])):
+                    refused.append(part)
+
+        self.over(batches, guarded, SmallBatch.smaller)
+        if len(refused) == len(batches):  # nothing was checked, and another rule says why
+            raise Unknown(f"{self.prefix}.{refused[0]} is broken")
+
+    def _agree(self, ours: Results, theirs: Results, what: str, at: SmallBatch, exactly: bool = False) -> None:
+        for (method, one_B_T), (_, other_B_T) in zip(ours, theirs, strict=True):
+            width = one_B_T.size(1)
+            compare(one_B_T, other_B_T[:, :width], f"{method}, {what}", at, at.mask(width), exactly=exactly)
+
+    def _comparable_only(self) -> None:
+        """Leave a rule out that compares two results, where they may differ for another reason."""
+        if not self.deterministic:
+            raise Exempt("it declares deterministic = False")
+        if not self._copyable:
+            raise Unknown(
+                f"it cannot be copied, so each trial would change it for the next: {self.prefix}.pickle is broken"
+            )
+
+    # ------------------------------------------------------------------------------------------ rules of all kinds
+
+    def run(self) -> None:
+        self._over(self.ordinary, lambda batch: [call() for *_, call in self._calls(batch)])
+
+    def padding(self) -> None:
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            what = f"without padding and with {batch.wider - batch.width} columns of it"
+            self._agree(self._results(batch), self._results(batch, width=batch.wider), what, batch)
+
+        self._over(self.varied, judge)
+
+    def _off_the_mask(self) -> None:
+        """Garbage off the mask."""
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            clean = self._results(batch, width=batch.wider)
+            for garbage in self.garbage:
+                what = f"with 0 off the mask and with {garbage}"
+                try:
+                    garbled = self._results(batch, width=batch.wider, padding=garbage)
+                except PluginOutputError as error:
+                    raise Broken(f"{what}: {describe_exception(error)}", batch, cause_of(error)) from error
+                self._agree(clean, garbled, what, batch)
+
+        self._over(self.varied, judge)
+
+    def _permuted(self, order_of: Callable[[SmallBatch], list[int]], what: str) -> None:
+        """The rows in another order."""
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            order = order_of(batch)
+            other = replace(batch, rows=tuple(batch.rows[place] for place in order))
+            plain = [(method, result_B_T[order]) for method, result_B_T in self._results(batch)]
+            self._agree(plain, self._results(other), what, other)
+
+        self._over(self.varied, judge)
+
+    def _on_one_rank_and_on_several(self) -> None:
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            ((_, whole_B_T), *_) = self._results(batch)
+            for count, parts_B_T in self._on_ranks(batch):
+                each = len(batch.rows) // count
+                what = f"on one rank and on {count} ranks ({each} row{'s' * (each != 1)} each)"
+                compare(whole_B_T, parts_B_T, what, batch, batch.mask())
+
+        self._over(self.varied, judge)
+
+    def _on_ranks(self, batch: SmallBatch) -> Iterator[tuple[int, torch.Tensor]]:
+        """The result on two and on three ranks, if the rows can be split evenly, and with one row on each."""
+        for count in dict.fromkeys((2, 3, len(batch.rows))):
+            if len(batch.rows) % count or count > 6:
+                continue
+            totals = replace(batch.totals(), processes=count)
+            ranks = Ranks(cut(self._rollout(batch, totals=totals), [len(batch.rows) // count] * count))
+            yield count, torch.cat(ranks.run(lambda rollout: self._result_on_rank(batch, rollout)))
+
+    def gathers(self) -> None:
+        """Collectives that bypass `gather` too."""
+        self._over(self.varied, lambda batch: list(self._on_ranks(batch)), breaks=("gathers", None))
+        if not mentions_collectives(self.plugin):
+            return
+
+        def judge(batch: SmallBatch) -> None:
+            half = len(batch.rows) // 2
+            parts = cut(self._rollout(batch, totals=replace(batch.totals(), processes=2)), [half, half])
+
+            def call(rank: int) -> None:
+                rows = slice(rank * half, (rank + 1) * half)
+                alone = replace(parts[rank], local_rows=rows, gather=lambda tensor: torch.cat([tensor, tensor]))
+                self._result_on_rank(batch, alone)
+
+            if difference := describe_difference(collectives_of_ranks(call)):
+                raise Broken(difference, batch)
+
+        self._over([batch for batch in self.varied if len(batch.rows) % 2 == 0], judge)
+
+    def _long(self, stray: float) -> None:
+        """Long completions: sums of thousands of tokens in float32 may be off by so much, relatively."""
+        for what, long in long_batches(self.setting).items():
+
+            def judge(batch: SmallBatch) -> None:
+                exact, rounded = self._results(batch), self._results(batch, dtype=torch.float32)
+                for (method, exact_B_T), (_, rounded_B_T) in zip(exact, rounded, strict=True):
+                    error_B_T = (exact_B_T - rounded_B_T.double()).abs()
+                    size = float(exact_B_T.abs().max())
+                    if self.deterministic and bool((error_B_T > stray * size + ABSOLUTE).any()):
+                        row, token = (int(i) for i in (error_B_T == error_B_T.max()).nonzero()[0])
+                        values = " and ".join(number(table[row, token]) for table in (exact_B_T, rounded_B_T))
+                        where = f"at row {row}, token {token}"
+                        raise Broken(f"{method}, in float64 and in float32: {values} {where}", batch)
+                    if self.deterministic and size and not bool(rounded_B_T.any()):
+                        raise Broken(f"{method}: in float32 nothing is left of {number(size)}", batch)
+
+            self._over([long], judge, what, breaks=("finite", None))
+
+    def _in_half(self) -> None:
+        def judge(batch: SmallBatch) -> None:
+            for dtype in (torch.bfloat16, torch.float16):
+                self._results(batch, dtype=torch.float32, logps_dtype=dtype)
+
+        self._over(self.ordinary, judge, "with log-probabilities in bfloat16 and float16", breaks=("shape", None))
+
+    def inputs(self) -> None:
+        def judge(batch: SmallBatch) -> None:
+            for context, tensors, call in self._calls(batch):
+                unchanged = Unchanged(context, **tensors)
+                call()
+                unchanged.check(batch)
+
+        self._over(self.varied, judge)
+
+    def determinism(self) -> None:
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            self._agree(self._results(batch), self._results(batch), "once and again", batch, exactly=True)
+
+        self._over(self.varied, judge)
+
+    def pickle(self) -> None:
+        again = pickle_round_trip(self.plugin)
+        if not self.deterministic:
+            return
+
+        def judge(batch: SmallBatch) -> None:
+            theirs = self._results(batch, plugin=again)
+            self._agree(self._results(batch), theirs, "before and after pickling", batch)
+
+        self._over(self.ordinary, judge)
+
+
+# ---------------------------------------------------------------------------------------------- comparing
+
+
+def compare(
+    ours: torch.Tensor, theirs: torch.Tensor, what: str, example: object, live: torch.Tensor, *, exactly: bool = False
+) -> None:
+    """Compare two tensors `(B, T)` where `live` is not zero; `what` names the two, as in "with padding and without"."""
+    relative, absolute = (0.0, 0.0) if exactly else (RELATIVE, ABSOLUTE)
+    close = torch.isclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True) | (live == 0)
+    if not bool(close.all()):
+        row, token = (int(i) for i in (~close).nonzero()[0])
+        one, other = (number(tensor[row, token], 17 if exactly else 6) for tensor in (ours, theirs))
+        raise Broken(f"{what}: {one} and {other} at row {row}, token {token}", example)
+
+
+def compare_numbers(ours: float, theirs: float, what: str, example: object) -> None:
+    """The same of two numbers."""
+    if not abs(ours - theirs) <= ABSOLUTE + RELATIVE * abs(theirs):
+        raise Broken(f"{what}: {number(ours)} and {number(theirs)}", example)
+
+
+def number(value: torch.Tensor | float, digits: int = 6) -> str:
+    """A number for a message."""
+    return f"{float(value):.{digits}g}"
+
+
+class Unchanged:
+    """Checks that tensors and the lists of a context are unchanged."""
+
+    def __init__(self, context: Any, **others: torch.Tensor) -> None:
+        self._tensors = [*others.items(), *_tensors_in(context)]
+        self._before = [(tensor.clone(), tensor._version) for _, tensor in self._tensors]
+        self._context = context
+        self._lists = copy.deepcopy(self._plain())
+
+    def check(self, example: object) -> None:
+        """Raise `Broken` if one of them has changed."""
+        for (name, tensor), (value, version) in zip(self._tensors, self._before, strict=True):
+            if tensor._version != version or not torch.equal(tensor.nan_to_num(), value.nan_to_num()):
+                raise Broken(f"it wrote to {name}, in place", example)
+        for name, value in self._plain().items():
+            if value != self._lists[name]:
+                raise Broken(f"it changed {name}", example)
+
+    def _plain(self) -> dict[str, Any]:
+        names = ("prompts", "completions", "texts", "columns", "reward_spans")
+        return {name: getattr(self._context, name) for name in names if hasattr(self._context, name)}
+
+
+def _tensors_in(context: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in the fields of a context, with the fields' names."""
+    for field in dataclasses.fields(context):
+        value = getattr(context, field.name)
+        if isinstance(value, torch.Tensor):
+            yield field.name, value
+        elif isinstance(value, Mapping):
+            yield from ((f"{field.name}[{key!r}]", item) for key, item in value.items() if torch.is_tensor(item))
