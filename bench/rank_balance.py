@@ -89,7 +89,7 @@ def planned_time(blocks: Sequence[Block], budget: int) -> tuple[float, float]:
     plans: list[Plan] = plan_block(blocks, GROUPS, max_tokens=budget)
     tokens = np.array(
         [
-            [part_tokens(lengths, part) for step in plan.steps for part in step]
+            [part_tokens(lengths, part)[0] for step in plan.steps for part in step]
             for plan, (lengths, _) in zip(plans, blocks, strict=True)
         ]
     )

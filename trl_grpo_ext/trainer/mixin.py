@@ -248,8 +248,8 @@ class GRPOExtMixin:
         if self.args.share_prompts:
             sharing = shared_prompts(
                 self.model,
+                settings,
                 relative=freedom.trim_left,
-                auxiliary_loss=settings.auxiliary_loss,
                 compiled=self.args.torch_compile,
                 ranks=self._facts.ranks,
                 gather=self._facts.gather,

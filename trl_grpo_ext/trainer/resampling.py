@@ -306,7 +306,7 @@ class Resampling:
         value = self._shape.pad_id if is_ids else _PAD.get(name, 0)
         return upstream.pad_rows(tensors, self._shape, value, "left" if name in PROMPT_KEYS else "right", device)
 
-    def _columns(self, rows: Sequence[SampledRow], source: str) -> dict[str, torch.Tensor]:
+    def _columns(self, rows: Sequence[SampledRow], source: str) -> dict[str, Any]:
         return {name: self._column(rows, source, name) for where, name in rows[0].tensors if where == source}
 
     def _join(
@@ -424,11 +424,11 @@ def _by_row(value: Any) -> bool:
 def _rows_of_batch(sampled: SampledBatch) -> list[SampledRow]:
     """The rows of a batch, each with all its data."""
     scored, rollout, scores = sampled.scored, sampled.rollout, sampled.scores
-    sources: dict[str, Mapping[str, Any]] = {
+    sources: dict[str, dict[str, Any]] = {
         "batch": sampled.batch,
         "rollout": {name: getattr(rollout, name) for name in _SHAPED},
         "scores": vars(scores),
-        "teachers": scores.teachers,
+        "teachers": dict(scores.teachers),
         "row": {"rewards": scored.rewards_N_K[rollout.local_rows], "place": sampled.places_B},
     }
     if sampled.changes is not None:
@@ -445,7 +445,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[SampledRow]:
     written = [len(ids) for ids in scored.completion_ids]
 
     def cut(key: tuple[str, str], row: int) -> torch.Tensor:
-        values = columns[key][row]
+        values: torch.Tensor = columns[key][row]
         if values.dim() > 0 and key != ("row", "rewards"):
             values = values[values.numel() - prompts[row] :] if key[1] in PROMPT_KEYS else values[: written[row]]
         return values.clone()

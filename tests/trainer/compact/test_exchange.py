@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.contexts import Ranks, make_rollout
 from trl_grpo_ext import Rollout
-from trl_grpo_ext.trainer.compact.exchange import deal_rows, exchange_rows, rows_to_plan
 from trl_grpo_ext.trainer.compact.plan import plan_block
+from trl_grpo_ext.trainer.compact.rows import deal_rows, exchange_rows, rows_to_plan
 
 
 def test_rows_dealt_by_hand() -> None:

@@ -20,7 +20,13 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
 from trl_grpo_ext.trainer.compact.plan import Plan, plan_block, plan_in_place
-from trl_grpo_ext.trainer.compact.rows import Layout, logps_by_length, make_micro_steps, row_table, trim_to_longest
+from trl_grpo_ext.trainer.compact.rows import (
+    Layout,
+    logps_by_length,
+    make_micro_steps,
+    row_lengths_and_kinds,
+    trim_to_longest,
+)
 from trl_grpo_ext.trainer.compact.updates import Freedom, _must_run, freedom_of, row_factor
 from trl_grpo_ext.trainer.facts import LossSettings
 
@@ -140,7 +146,7 @@ def compacted(case: Case, setting: Setting, freedom: Freedom | None = None) -> t
     """All parts, in the order in which they are laid out, and the plan; `CompactUpdates._replan` for one rank."""
     freedom = setting.freedom if freedom is None else freedom
     batches = batches_of(case)
-    table = torch.cat([row_table(batch) for batch in batches]).numpy()
+    table = torch.cat([row_lengths_and_kinds(batch) for batch in batches]).numpy()
     layout = Layout(
         factor=setting.factor,
         precision=torch.float64,
@@ -201,7 +207,7 @@ def test_a_row_is_measured_by_its_masks() -> None:
     ]
     (batch,) = batches_of(Case(rows, 1, True, (1, 2), True, None, False))
     # Signal; none; all tokens are the environment's; no token; the advantages are where nothing counts.
-    assert row_table(batch).tolist() == [[2, 3, 2], [4, 1, 1], [1, 2, 0], [3, 0, 0], [3, 2, 1]]
+    assert row_lengths_and_kinds(batch).tolist() == [[2, 3, 2], [4, 1, 1], [1, 2, 0], [3, 0, 0], [3, 2, 1]]
 
 
 def test_a_part_by_hand() -> None:
@@ -252,7 +258,7 @@ def test_rows_that_run_keep_every_live_token(case: Case, loss_type: str, beta: f
     freedom = replace(setting.freedom, trim_left=trim_left)
     before, (parts, _) = rows_by_place(batches_of(case), case), compacted(case, setting, freedom)
     after = rows_by_place(parts, case)
-    table = dict(zip(before, torch.cat([row_table(batch) for batch in batches_of(case)]), strict=True))
+    table = dict(zip(before, torch.cat([row_lengths_and_kinds(batch) for batch in batches_of(case)]), strict=True))
     least = 2 if freedom.drop else 1 if freedom.any_count else 0
     assert set(after) == {place for place, row in table.items() if row[2] >= least}
     for place, row in after.items():
@@ -382,7 +388,7 @@ def test_placeholders_have_no_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
     def counting(part: dict[str, Any], held: Any) -> None:
         part["completion_mask"][torch.tensor(held), 0] = 1
 
-    monkeypatch.setattr("trl_grpo_ext.trainer.compact.rows._hold_places", counting)
+    monkeypatch.setattr("trl_grpo_ext.trainer.compact.rows._make_placeholders", counting)
     assert gap(case, "dapo", 0.1) > 1e-3
 
 

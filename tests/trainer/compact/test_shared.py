@@ -54,19 +54,21 @@ from trl_grpo_ext.trainer.compact.shared import (
     SharedLayout,
     SharedPrompts,
     fill_rows,
+    lengths_and_groups,
     price_of,
     reason_against,
-    rows_of,
     shared_prompts,
     shared_rows,
     sizes_of,
     width_of,
     window_of,
 )
+from trl_grpo_ext.trainer.facts import LossSettings
 
 FREE, DEAR = Price(), Price(area=10.0, causal_area=10.0)
 """A price of tokens alone, by which prompts are shared; and one of attention, by which they are not."""
 
+LOSS = LossSettings("dapo", 0.0, "token", False, False, False, 1.0)
 ENDS = {"vocab_size": 42, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 SIZES: dict[str, Any] = {
     **ENDS,
@@ -122,7 +124,7 @@ def test_a_layout_by_hand() -> None:
     assert layout.ids_R_L.tolist() == [[10, 11, 12, 20, 21, 12, 30]]
     assert layout.positions_R_L.tolist() == [[0, 1, 2, 3, 4, 2, 3]]
     assert layout.scored_R_L.tolist() == [[0, 0, 0, 1, 1, 0, 1]]
-    assert layout.allowed_R_L_L[0].long().tolist() == [
+    assert layout.allowed()[0].long().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0],
@@ -203,7 +205,7 @@ def test_a_mask_that_lets_completions_see_each_other_would_be_noticed() -> None:
     model, batch = model_of(*CONFIGS["llama"]), batch_of(ROWS)
     layout = sharing().layout(*batch.values())
     assert layout is not None
-    object.__setattr__(layout, "allowed_R_L_L", torch.ones_like(layout.allowed_R_L_L).tril())
+    object.__setattr__(layout, "segments_R_L", torch.zeros_like(layout.segments_R_L))
     with torch.no_grad():
         wrong = sharing().logps(score, {"model": model, **batch}, layout)[0]
         right = score(model, *batch.values())[0] * batch["attention_mask"][:, -10:]
@@ -228,10 +230,10 @@ def test_a_group_is_shared_whole_in_parts_or_not_by_price() -> None:
     assert chosen(DEAR, max_tokens=200) == [8]  # nothing is within the limit; this is nearest
 
 
-lengths_and_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=12)
+rows_in_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=12)
 
 
-@given(rows=lengths_and_groups, prompt=st.integers(1, 30), area=st.sampled_from([0.0, 0.01, 0.3]))
+@given(rows=rows_in_groups, prompt=st.integers(1, 30), area=st.sampled_from([0.0, 0.01, 0.3]))
 @settings(max_examples=150)
 def test_every_completion_is_in_one_row_and_no_layout_is_dearer(
     rows: list[tuple[int, int]], prompt: int, area: float
@@ -300,9 +302,9 @@ def test_the_price_is_found_again_from_its_own_seconds() -> None:
 
 def test_rows_that_have_padding_inside_are_left_alone() -> None:
     batch = batch_of(ROWS)
-    assert rows_of(*batch.values())[0] is not None
+    assert lengths_and_groups(*batch.values()) is not None
     batch["attention_mask"][0, 9] = 0
-    assert rows_of(*batch.values())[0] is None
+    assert lengths_and_groups(*batch.values()) is None
     assert sharing().layout(*batch.values()) is None
 
 
@@ -355,7 +357,7 @@ def test_attention_without_a_mask_is_refused(attention: str) -> None:
 def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=42, n_embd=16, n_layer=1, n_head=2))
     with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.shared"):
-        assert shared_prompts(model, False, False, False, 1, lambda tensor: tensor, None) is None
+        assert shared_prompts(model, LOSS, False, False, 1, lambda tensor: tensor, None) is None
         made = sharing(window=13)
         for _ in range(2):
             assert made.layout(*batch_of(ROWS).values()) is None
@@ -369,14 +371,14 @@ def test_a_model_whose_numbers_change_is_noticed(caplog: pytest.LogCaptureFixtur
     # It ignores the positions that it is given: no signature says so.
     model = model_of(LlamaConfig(**{**SIZES, "max_position_embeddings": 512}), "sdpa", torch.float64)
     honest, made = (SharedPrompts("sdpa", None, list, None) for _ in range(2))
-    honest.measure(score, model, 64)
+    honest.measure(score, model, 64, 256)
     assert honest.price is not None
     forward = model.model.rotary_emb.forward
     model.model.rotary_emb.forward = lambda x, position_ids: forward(
         x, torch.arange(x.size(1)).unsqueeze(0) if len(position_ids) == 1 else position_ids
     )
     with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.shared"):
-        made.measure(score, model, 64)
+        made.measure(score, model, 64, 256)
     assert made.price is None
     assert "on made-up rows the log-probabilities differ" in caplog.text
 
@@ -399,10 +401,10 @@ def test_ranks_whose_rows_differ_in_length_try_out_the_same_rows() -> None:
             return score(model, ids, *arguments, **keywords)
 
         def agreed(numbers: Sequence[float]) -> list[float]:  # of widths the mean of both, and a millisecond a pass
-            return {1: [95.0], 5: [1e-3] * 5}.get(len(numbers), [*numbers])
+            return {2: [95.0, 380.0], 5: [1e-3] * 5}.get(len(numbers), [*numbers])
 
         made = SharedPrompts("sdpa", None, agreed, None)
-        made.measure(recorded, model, width)
+        made.measure(recorded, model, width, 4 * width)
         assert made.price is not None
     assert {*shapes[0]} == {*shapes[1]}
     assert torch.Size([4, 95]) in shapes[0]

@@ -201,7 +201,7 @@ def test_placeholders_that_count_would_give_another_gradient(
         part["advantages"][torch.tensor(held)] = 0
         part["completion_mask"][torch.tensor(held), 0] = 1
 
-    monkeypatch.setattr("trl_grpo_ext.trainer.compact.rows._hold_places", counting)
+    monkeypatch.setattr("trl_grpo_ext.trainer.compact.rows._make_placeholders", counting)
     assert bench.gap(LONELY) > DIFFERENT
 
 

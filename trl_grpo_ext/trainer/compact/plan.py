@@ -1,9 +1,9 @@
 """Plan which rows of an optimizer window run together, to compute little padding. Numbers only.
 
-A block is some micro-steps of one optimizer window. Its rows are sorted by length and cut into one part per micro-step,
-such that the tokens computed, `Σ rows · (longest prompt + longest completion)`, are as few as possible. The cut is made
-on a profile that all ranks know, so that it has the same shape on all of them: TRL gathers one number per row of a
-micro-batch, and sharded models need as many forwards on each rank.
+The rows of some consecutive micro-steps of one window, a block, are sorted by length and cut into one part per
+micro-step, such that the tokens computed, `Σ rows · (longest prompt + longest completion)`, are as few as possible. The
+cut is made on a profile that all ranks know, so that it has the same shape on all of them: TRL gathers one number per
+row of a micro-batch, and sharded models need as many forwards on each rank.
 
 With shared prompts (`shared`), an order that keeps the rows of a group together is tried too, and a part costs as much
 as the cheaper of its two layouts.
@@ -20,19 +20,26 @@ import numpy.typing as npt
 
 from .shared import GAIN, Groups, Lengths, Price, shared_rows, sizes_of, width_of
 
+Runs = npt.NDArray[np.bool_]
+"""Which rows have to run."""
+
+PLACEHOLDER_TOKENS = 2
+"""Tokens of a lone placeholder: one of a prompt, and one after it."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """How one block runs.
+    """How one block runs on one rank.
 
     Attributes:
         steps: For each micro-step its parts, and for each part this rank's rows by index in the block; -1 is a
             placeholder, where another rank has a row and this one has none left.
-        live: Tokens of this rank's rows in the plan, without padding.
-        computed: Tokens that this rank computes, with padding and placeholders.
-        dropped: Rows of this rank that are not in the plan.
-        idle: Micro-steps that hold nothing but placeholders, on this rank.
+        live: Tokens of the rows in the plan, without padding.
+        computed: Tokens computed, with padding and placeholders.
+        dropped: Rows that are not in the plan.
+        idle: Micro-steps that hold nothing but placeholders.
         distinct: Live tokens, counting each prompt once; 0 if prompts are not shared.
+        shared: Parts in the shared layout.
     """
 
     steps: tuple[tuple[tuple[int, ...], ...], ...]
@@ -41,6 +48,7 @@ class Plan:
     dropped: int
     idle: int
     distinct: int = 0
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,14 +67,14 @@ class Shared:
 
 
 def plan_block(
-    ranks: Sequence[tuple[Lengths, npt.NDArray[np.bool_]]],
+    ranks: Sequence[tuple[Lengths, Runs]],
     micro_steps: int,
     *,
     rows_per_part: int | None = None,
     max_tokens: int | None = None,
     shared: Shared | None = None,
 ) -> list[Plan]:
-    """Cut one block.
+    """Cut one block; the ranks' plans have the same number of parts, and the same number of rows in each part.
 
     Args:
         ranks: For each rank its rows' lengths, and which of its rows have to run.
@@ -76,9 +84,6 @@ def plan_block(
         max_tokens: Tokens that a part may compute on any rank. A longer row runs by itself. None means as many as the
             largest micro-batch would have without a plan. If set, there may be more parts than micro-steps.
         shared: How prompts may be shared; None if they are not.
-
-    Returns:
-        Each rank's plan; they have the same number of parts, and the same number of rows in each part.
     """
     limits = (max_tokens, 1) if max_tokens else _limits_without_plan(ranks, micro_steps)
     best: tuple[float, list[int], list[npt.NDArray[np.int64]]] | None = None
@@ -89,10 +94,7 @@ def plan_block(
             assert shared is not None
             orders = [_by_group(*rank, groups) for rank, groups in zip(ranks, shared.groups, strict=True)]
         ordered = [lengths[order] for (lengths, _), order in zip(ranks, orders, strict=True)]
-        if rows_per_part is not None:
-            costs = _costs(_profile(ordered), *limits, rows_per_part)
-        else:
-            costs = _costs(_profile(ordered), *limits)
+        costs = _costs(_profile(ordered), *limits, rows_per_part)
         parts = _parts(costs, micro_steps)
         if shared is not None:
             groups = [groups[order] for groups, order in zip(shared.groups, orders, strict=True)]
@@ -112,7 +114,7 @@ def plan_block(
     ]
 
 
-def _order(lengths: Lengths, runs: npt.NDArray[np.bool_], key: int) -> npt.NDArray[np.int64]:
+def _order(lengths: Lengths, runs: Runs, key: int) -> npt.NDArray[np.int64]:
     """The rows that run, longest first: by tokens in all, by completion, or by prompt.
 
     Ties are rows with the same two lengths, so the cut does not depend on their order.
@@ -131,14 +133,12 @@ def _profile(sorted_ranks: Sequence[Lengths]) -> Lengths:
     return profile
 
 
-def token_limit(
-    ranks: Sequence[tuple[Lengths, npt.NDArray[np.bool_]]], micro_steps: int, max_tokens: int | None
-) -> int:
+def token_limit(ranks: Sequence[tuple[Lengths, Runs]], micro_steps: int, max_tokens: int | None) -> int:
     """Tokens that a part may compute: `max_tokens`, or as many as the largest micro-batch would have without a plan."""
     return max_tokens or _limits_without_plan(ranks, micro_steps)[0]
 
 
-def _limits_without_plan(ranks: Sequence[tuple[Lengths, npt.NDArray[np.bool_]]], micro_steps: int) -> tuple[int, int]:
+def _limits_without_plan(ranks: Sequence[tuple[Lengths, Runs]], micro_steps: int) -> tuple[int, int]:
     """Tokens and rows of a micro-batch as TRL cuts it: every row padded to the longest of its rank.
 
     A part with no more rows than that computes no more on any rank, even if the profile, which joins one rank's longest
@@ -149,7 +149,7 @@ def _limits_without_plan(ranks: Sequence[tuple[Lengths, npt.NDArray[np.bool_]]],
     return rows * max(widths, default=1), max(rows, 1)
 
 
-def _by_group(lengths: Lengths, runs: npt.NDArray[np.bool_], groups: Groups) -> npt.NDArray[np.int64]:
+def _by_group(lengths: Lengths, runs: Runs, groups: Groups) -> npt.NDArray[np.int64]:
     """The rows that run, grouped, longest first; groups by their total tokens."""
     kept = np.flatnonzero(runs)
     whole = np.zeros(int(groups.max(initial=0)) + 1, dtype=np.int64)
@@ -184,16 +184,12 @@ def _costs(
 
 
 def _costs_with_shared(
-    tokens: npt.NDArray[np.float64],
-    ordered: Sequence[Lengths],
-    groups: Sequence[Groups],
-    shared: Shared,
+    tokens: npt.NDArray[np.float64], ordered: Sequence[Lengths], groups: Sequence[Groups], shared: Shared
 ) -> npt.NDArray[np.float64]:
     """Like `_costs`, but by price: for each part its cheaper layout, on the rank where it costs most.
 
-    In the shared layout the rows of a part fill rows of some size in turn, in the order of the block, see
-    `shared.fill_rows`. Their number and width are computed for all sizes, ranks and starts at once, adding one row to
-    each part at a time. In the end `shared.shared_rows` finds that layout or a cheaper one.
+    In the shared layout the rows of a part fill rows of some size in turn, see `shared.fill_rows`. Their number and
+    width are computed for all sizes, ranks and starts at once, adding one row to each part at a time.
     """
     price, rows = shared.price, tokens.shape[1]
     widths = np.full((max(rows, len(tokens)), rows), np.inf)  # a group may fit if shared, though not as separate rows
@@ -224,7 +220,7 @@ def _costs_with_shared(
         begins = (first_R_N[:, at] | (held + more_R_N[:, at] > sizes_S_R_1) | (filled == 0)) & (more_R_N[:, at] > 0)
         held = np.where(begins, prompts_R_N[:, at], held) + more_R_N[:, at]
         filled, wide = filled + begins, np.maximum(wide, held)
-        allowed = filled * wide <= shared.max_tokens
+        allowed = price.memory(filled, wide) <= shared.max_tokens
         if not allowed.any():  # nor with more rows
             break
         something = (filled > 0) | none_R_N[:, starts]
@@ -284,50 +280,51 @@ def _deal(
 ) -> Plan:
     """Deal this rank's rows to the parts, and the parts to the micro-steps."""
     steps: list[list[tuple[int, ...]]] = [[] for _ in range(micro_steps)]
-    place, computed, idle = 0, 0, 0
+    first = 0
     for number, size in enumerate(sizes):
-        taken = order[place : place + size]
-        place += size
-        steps[number % micro_steps].append((*taken.tolist(), *[-1] * (size - len(taken))))
-        computed += part_tokens(lengths, steps[number % micro_steps][-1], shared)
-    for step in steps:
-        if not step:  # fewer rows than micro-steps
-            step.append((-1,))
-            computed += part_tokens(lengths, (-1,))
-        idle += all(row < 0 for part in step for row in part)
-    live = int(lengths[order].sum())
-    distinct = 0 if shared is None else distinct_tokens(lengths[order], shared[0][order])
-    return Plan(tuple(map(tuple, steps)), live, computed, len(lengths) - len(order), idle, distinct)
-
-
-def part_tokens(lengths: Lengths, part: Sequence[int], shared: tuple[Groups, Shared] | None = None) -> int:
-    """Tokens that a part computes on this rank, padding and placeholders counted."""
-    rows = [row for row in part if row >= 0]
-    if not rows:
-        return len(part) * PLACEHOLDER_TOKENS
-    if shared is not None and len(part) > 1:
-        groups, how = shared
-        filled = shared_rows(lengths[rows], groups[rows], how.price, how.max_tokens, placeholders=len(part) - len(rows))
-        if filled is not None:
-            return len(filled) * width_of(lengths[rows], filled)
-    return len(part) * int(np.maximum(lengths[rows], 1).max(axis=0).sum())
-
-
-PLACEHOLDER_TOKENS = 2
-"""Tokens of a lone placeholder: one of a prompt, and one after it."""
-
-
-def distinct_tokens(lengths: Lengths, groups: Groups) -> int:
-    """Tokens of some rows, the prompt of a group counted once."""
-    prompts = {int(group): int(tokens) for group, tokens in zip(groups, lengths[:, 0], strict=True)}
-    return sum(prompts.values()) + int(lengths[:, 1].sum())
+        taken = order[first : first + size].tolist()
+        first += size
+        steps[number % micro_steps].append((*taken, *[-1] * (size - len(taken))))
+    for step in steps[len(sizes) :]:  # fewer rows than micro-steps
+        step.append((-1,))
+    return _measured(steps, lengths, order, shared)
 
 
 def plan_in_place(lengths: Lengths, shared: tuple[Groups, Shared] | None = None) -> Plan:
     """The plan of a block of one micro-step whose rows stay as they are."""
-    part, live = tuple(range(len(lengths))), int(lengths.sum())
-    distinct = 0 if shared is None else distinct_tokens(lengths, shared[0])
-    return Plan(((part,),), live, part_tokens(lengths, part, shared), 0, 0, distinct)
+    return _measured([[tuple(range(len(lengths)))]], lengths, np.arange(len(lengths)), shared)
+
+
+def _measured(
+    steps: Sequence[Sequence[tuple[int, ...]]],
+    lengths: Lengths,
+    order: npt.NDArray[np.int64],
+    shared: tuple[Groups, Shared] | None,
+) -> Plan:
+    parts = [part_tokens(lengths, part, shared) for step in steps for part in step]
+    prompts = {} if shared is None else dict(zip(shared[0][order].tolist(), lengths[order, 0].tolist(), strict=True))
+    return Plan(
+        steps=tuple(map(tuple, steps)),
+        live=int(lengths[order].sum()),
+        computed=sum(tokens for tokens, _ in parts),
+        dropped=len(lengths) - len(order),
+        idle=sum(all(row < 0 for part in step for row in part) for step in steps),
+        distinct=0 if shared is None else sum(prompts.values()) + int(lengths[order, 1].sum()),
+        shared=sum(is_shared for _, is_shared in parts),
+    )
+
+
+def part_tokens(lengths: Lengths, part: Sequence[int], shared: tuple[Groups, Shared] | None = None) -> tuple[int, bool]:
+    """Tokens that a part computes on this rank, padding and placeholders counted; and whether it shares prompts."""
+    rows = [row for row in part if row >= 0]
+    if not rows:
+        return len(part) * PLACEHOLDER_TOKENS, False
+    if shared is not None and len(part) > 1:
+        groups, how = shared
+        filled = shared_rows(lengths[rows], groups[rows], how.price, how.max_tokens, placeholders=len(part) - len(rows))
+        if filled is not None:
+            return len(filled) * width_of(lengths[rows], filled), True
+    return len(part) * int(np.maximum(lengths[rows], 1).max(axis=0).sum()), False
 
 
 def saves_nothing(plan: Plan, lengths: Lengths) -> bool:

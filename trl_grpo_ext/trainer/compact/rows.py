@@ -1,4 +1,4 @@
-"""Measure, select, recombine and trim rows of TRL's micro-batches. Tensors only."""
+"""Measure, select, recombine, trim and exchange rows of TRL's micro-batches. Tensors only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...credit.signal import has_signal
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
-from .plan import Plan, Shared, plan_block, token_limit
-from .shared import Lengths, SharedPrompts, rows_of
+from .plan import Plan, Runs, Shared, plan_block, token_limit
+from .shared import Lengths, SharedPrompts
 
 RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
 """From TRL's micro-batch and a part: the factor on the advantages of its rows in that part; None for 1."""
@@ -33,12 +34,28 @@ class Layout:
     trim_left: bool
 
 
-def row_table(batch: dict[str, Any]) -> torch.Tensor:
-    """`(B, 3)`: prompt tokens, completion tokens, and 2 for a row with signal, 1 without, 0 if no token counts."""
-    counting_B_T = counting_mask(batch)
-    kind_B = (counting_B_T != 0).any(dim=1).long() + has_signal(batch["advantages"], counting_B_T).long()
-    lengths = (_width(batch["prompt_mask"].flip(1)), _width(batch["completion_mask"]))
-    return torch.stack([*lengths, kind_B], dim=1)
+def row_lengths_and_kinds(batch: dict[str, Any], ratios_multiply: bool = False) -> torch.Tensor:
+    """`(B, 3)`: prompt tokens, completion tokens, and 2 for a row with signal, 1 without, 0 if no token counts.
+
+    Args:
+        batch: TRL's micro-batch.
+        ratios_multiply: TRL multiplies each token's loss by its importance ratio, so a ratio of 0 takes its signal.
+    """
+    counting_B_T = counting_mask(batch) != 0
+    signal_B_T = counting_B_T
+    if ratios_multiply and batch.get("importance_sampling_ratio") is not None:
+        signal_B_T = counting_B_T & (batch["importance_sampling_ratio"] != 0)
+    kind_B = counting_B_T.any(dim=1).long() + has_signal(batch["advantages"], signal_B_T).long()
+    return torch.stack([_width(batch["prompt_mask"].flip(1)), _width(batch["completion_mask"]), kind_B], dim=1)
+
+
+def _width(mask_B_T: torch.Tensor) -> torch.Tensor:
+    """The number of columns up to the last non-zero one; 0 if all are 0."""
+    columns = torch.arange(1, mask_B_T.size(1) + 1, device=mask_B_T.device)
+    return (columns * (mask_B_T != 0)).amax(dim=1)
+
+
+# ------------------------------------------------------------------------------------------------ parts made of rows
 
 
 def make_micro_steps(
@@ -48,7 +65,7 @@ def make_micro_steps(
     layout: Layout,
     came_from: Sequence[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Make the micro-steps of one block.
+    """The micro-steps of one block; parts that run before the last are under `BatchKeys.parts`.
 
     Args:
         micro_batches: The micro-batches that hold the rows, in order.
@@ -56,9 +73,6 @@ def make_micro_steps(
         lengths: Tokens of each row's prompt and completion.
         layout: How.
         came_from: For each row the micro-batch that TRL dealt it to; by default the one in `micro_batches`.
-
-    Returns:
-        One dict for each micro-step; parts that run before it are under `BatchKeys.parts`.
     """
     rows = join_batches(micro_batches)
     if came_from is None:
@@ -84,16 +98,8 @@ def _part(
     """Take some rows of a block; -1 is a placeholder: a row in which nothing counts, cut short if alone."""
     shortest = int(lengths[:, 0].argmin())
     chosen = [shortest if row < 0 else row for row in part]
-    index = torch.tensor(chosen, device=rows["completion_ids"].device)
-    made: dict[str, Any] = {}
-    for key, value in rows.items():
-        if isinstance(value, torch.Tensor) and value.dim() > 0:
-            made[key] = value[index.to(value.device)]
-        elif isinstance(value, list):
-            made[key] = [value[row] for row in chosen]
-        else:
-            made[key] = value
-    _hold_places(made, [row < 0 for row in part])
+    made = _take(rows, chosen)
+    _make_placeholders(made, [row < 0 for row in part])
     live = [row for row in part if row >= 0]
     left = max([1, *lengths[live, 0].tolist()])
     _trim(made, left if layout.trim_left or not live else None, max([1, *lengths[live, 1].tolist()]))
@@ -107,16 +113,26 @@ def _part(
     return made
 
 
-def _hold_places(part: dict[str, Any], held: Sequence[bool]) -> None:
+def _take(rows: dict[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
+    index, made = torch.tensor(chosen, dtype=torch.long), dict(rows)
+    for key, value in rows.items():
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            made[key] = value[index.to(value.device)]
+        elif isinstance(value, list):
+            made[key] = [value[row] for row in chosen]
+    return made
+
+
+def _make_placeholders(part: dict[str, Any], placeholders: Sequence[bool]) -> None:
     """Turn copied rows into placeholders: no advantage, no weight, no token that counts."""
-    if not any(held):
+    if not any(placeholders):
         return
-    held_B = torch.tensor(held, device=part["completion_mask"].device)
+    empty_B = torch.tensor(placeholders, device=part["completion_mask"].device)
     for key in ("advantages", BatchKeys.weights, "completion_mask"):
         if part.get(key) is not None:
-            part[key][held_B] = 0
+            part[key][empty_B] = 0
     if part.get(BatchKeys.place) is not None:
-        part[BatchKeys.place][held_B] = -1  # no row of the records
+        part[BatchKeys.place][empty_B] = -1  # no row of the records
 
 
 def _trim(part: dict[str, Any], left: int | None, right: int) -> None:
@@ -131,10 +147,60 @@ def _trim(part: dict[str, Any], left: int | None, right: int) -> None:
             part[key] = value[:, :right]
 
 
-def _width(mask_B_T: torch.Tensor) -> torch.Tensor:
-    """The number of columns up to the last non-zero one; 0 if all are 0."""
-    columns = torch.arange(1, mask_B_T.size(1) + 1, device=mask_B_T.device)
-    return (columns * (mask_B_T != 0)).amax(dim=1)
+# ------------------------------------------------------------------------------------------------ between ranks
+
+
+def deal_rows(lengths_R_B: npt.NDArray[np.int64], runs_R_B: Runs) -> list[npt.NDArray[np.int64]]:
+    """For each rank the indices `rank * B + row` of the rows that it runs, so that all ranks have the same work.
+
+    The rows of all ranks are sorted by length and dealt in turn. Every rank then gathers all rows and keeps its own,
+    which costs little compared with an update.
+    """
+    totals, running = lengths_R_B.sum(axis=2).reshape(-1), np.flatnonzero(runs_R_B.reshape(-1))
+    order = running[np.argsort(-totals[running], kind="stable")]
+    return [order[rank :: len(lengths_R_B)] for rank in range(len(lengths_R_B))]
+
+
+def rows_to_plan(
+    lengths_R_B: npt.NDArray[np.int64], dealt: Sequence[npt.NDArray[np.int64]]
+) -> tuple[list[npt.NDArray[np.int64]], list[tuple[Lengths, Runs]]]:
+    """The dealt rows by rank, as indices and as `plan_block` takes them. A rank without rows gets one that is idle."""
+    flat = lengths_R_B.reshape(-1, 2)
+    indices = [rows if len(rows) else np.zeros(1, dtype=np.int64) for rows in dealt]
+    return indices, [(flat[rows], np.full(len(rows), bool(len(own)))) for rows, own in zip(indices, dealt, strict=True)]
+
+
+def exchange_rows(
+    rows: dict[str, Any],
+    mine: npt.NDArray[np.int64],
+    gather: Callable[[torch.Tensor], torch.Tensor],
+    gather_object: Callable[[list[Any]], list[Any]],
+) -> dict[str, Any]:
+    """Gather every rank's rows of one block, padded to the widest of any rank, and keep this rank's share.
+
+    Args:
+        rows: This rank's; tensors `(B, ...)`, lists of `B`, and what belongs to no row.
+        mine: Which to keep, see `deal_rows`.
+        gather: Concatenates equally shaped tensors over all ranks, in rank order.
+        gather_object: The same for lists.
+    """
+    widths = {key: value.size(1) for key, value in rows.items() if isinstance(value, torch.Tensor) and value.dim() > 1}
+    device = rows["completion_ids"].device
+    widest = gather(torch.tensor([[*widths.values()]], device=device)).amax(dim=0).tolist()
+    everyone: dict[str, Any] = {}
+    for key, value in rows.items():
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            if key in widths:
+                missing = widest[list(widths).index(key)] - value.size(1)
+                sides = (missing, 0) if key in PROMPT_KEYS else (0, missing)
+                value = torch.nn.functional.pad(value, [*([0, 0] * (value.dim() - 2)), *sides])
+            everyone[key] = gather(value.contiguous())
+        else:
+            everyone[key] = gather_object(value) if isinstance(value, list) else value
+    return _take(everyone, mine.tolist())
+
+
+# ------------------------------------------------------------------------------- log-probabilities without a gradient
 
 
 def logps_by_length(
@@ -157,10 +223,9 @@ def logps_by_length(
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     prompts_B, completions_B = _width(mask[:, :-keep].flip(1)), _width(mask[:, -keep:])
     order = torch.argsort(prompts_B + completions_B, descending=True, stable=True)
-    start_of_completion = ids.size(1) - keep
+    start_of_completion, entropies = ids.size(1) - keep, given.get("compute_entropy", False)
     results: dict[int, torch.Tensor] = {}
-    chunks = [order[start : start + chunk] for start in range(0, len(order), chunk)]
-    limit = None
+    chunks, limit = [order[first : first + chunk] for first in range(0, len(order), chunk)], None
     if sharing is not None and (planned := _passes_with_shared(ids, mask, keep, len(chunks), sharing)) is not None:
         chunks, limit = planned
     for rows in chunks:
@@ -168,10 +233,9 @@ def logps_by_length(
         width = max(1, int(completions_B[rows].max()))
         columns = slice(left, start_of_completion + width)
         arguments = (given["model"], ids[rows, columns], mask[rows, columns], width)
-        some = dict(zip(("model", "input_ids", "attention_mask", "logits_to_keep"), arguments, strict=True))
-        entropies = given.get("compute_entropy", False)
         layout = None if sharing is None else sharing.layout(*arguments[1:], limit)
         if sharing is not None and layout is not None:
+            some = dict(zip(("model", "input_ids", "attention_mask", "logits_to_keep"), arguments, strict=True))
             output = sharing.logps(method, {**some, "compute_entropy": entropies}, layout)
         else:
             output = method(*arguments, batch_size=len(rows), compute_entropy=entropies)
@@ -188,11 +252,10 @@ def _passes_with_shared(
 
     A pass without rows repeats the first row, since every rank runs the same number.
     """
-    if sharing.price is None:
+    found = sharing.usable(ids, mask, keep)
+    if found is None or sharing.price is None:
         return None
-    lengths, groups = rows_of(ids, mask, keep)
-    if lengths is None or not sharing.fits(lengths):
-        return None
+    lengths, groups = found
     blocks = [(lengths, np.ones(len(lengths), dtype=bool))]
     limit = token_limit(blocks, passes, sharing.budget)
     (plan,) = plan_block(blocks, passes, shared=Shared([groups], sharing.price, limit))

@@ -6,8 +6,9 @@ front of each completion because the token that predicts it must be its left nei
 TRL's own method is called on these rows; a hook on the model's backbone replaces the mask and positions that the method
 passes on, and the results go back to their places in the original rows. Later code sees `(B, T)` as usual.
 
-Sharing a row saves computing the prompt again and costs attention over a longer row. `Price` is that cost, measured on
-the machine, and `shared_rows` chooses what to share: nothing, whole groups, or parts of groups.
+Sharing saves computing the prompt again. It costs attention over a longer row, and a mask of all pairs of its tokens.
+`Price` is the cost in time, measured on the machine, and in memory, from the model's sizes: no pass may need more than
+TRL's largest micro-batch. `shared_rows` chooses what to share: nothing, whole groups, or parts of groups.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from accelerate.utils import extract_model_from_parallel
 from torch.nn.attention.flex_attention import create_block_mask
 
 from ...errors import UpstreamError
+from ..facts import LossSettings
 
 logger = logging.getLogger(__name__)
 
@@ -56,25 +58,31 @@ LADDER = sorted({round(2 ** (step / 6)) for step in range(186)})
 
 @dataclass(frozen=True)
 class Price:
-    """What a forward pass costs, in tokens: `overhead + rows * width * (1 + area * width)`.
+    """What a forward pass costs: in time, `overhead + rows * width * (1 + area * width)`, and in memory.
 
     Attributes:
-        overhead: Of every pass.
+        overhead: Of every pass, in tokens.
         area: Of a pair of tokens in masked attention.
-        causal_area: The same without one, in rows that have no padding.
+        causal_area: The same without a mask, in rows that have no padding.
+        pair_memory: Memory of a pair of tokens in a masked row, as a share of what a token needs.
     """
 
     overhead: float = 0.0
     area: float = 0.0
     causal_area: float = 0.0
+    pair_memory: float = 0.0
 
     def masked(self, rows: Any, width: Any) -> Any:
-        """Of rows with a mask."""
+        """Time of rows with a mask."""
         return self.overhead + rows * width * (1.0 + self.area * width)
 
     def causal(self, rows: Any, width: Any) -> Any:
-        """Of rows without padding."""
+        """Time of rows without padding."""
         return self.overhead + rows * width * (1.0 + self.causal_area * width)
+
+    def memory(self, rows: Any, width: Any) -> Any:
+        """Memory of rows with a mask, in tokens of separate rows."""
+        return rows * width * (1.0 + self.pair_memory * width)
 
 
 def sizes_of(lengths: Lengths, groups: Groups) -> list[int]:
@@ -95,13 +103,8 @@ def fill_rows(
 ) -> list[list[int]]:
     """Fill rows of a shared layout with the rows of each group in turn, as many as fit into `size` tokens.
 
-    Rows without a completion are left out; nothing is computed for them.
-
-    Args:
-        lengths: Of the rows.
-        groups: A number for each row, the same for rows of the same prompt.
-        size: Most tokens of a shared row; a longer row is alone.
-        order: The order of rows; a row of another group begins a new shared row. By default grouped, longest first.
+    A longer row is alone. Rows without a completion are left out; nothing is computed for them. `order` is grouped,
+    longest first, by default; a row of another group begins a new shared row.
     """
     if order is None:
         order = np.lexsort((-lengths[:, 1], groups))
@@ -125,17 +128,14 @@ def width_of(lengths: Lengths, filled: Sequence[Sequence[int]]) -> int:
 def shared_rows(
     lengths: Lengths, groups: Groups, price: Price, max_tokens: int | None = None, placeholders: int = 0
 ) -> list[list[int]] | None:
-    """The cheapest layout of the rows of one forward pass.
+    """The cheapest shared layout of the rows of one pass, as the rows that each of its rows holds; None if none is.
 
     Args:
-        lengths: Of its rows.
+        lengths: Of the rows.
         groups: A number for each row, the same for rows of the same prompt.
         price: Of a forward pass.
-        max_tokens: Most tokens that it may compute; None means as many as separate rows have.
+        max_tokens: Tokens of separate rows whose memory it may need; None means as many as these rows have.
         placeholders: Further rows without a completion, which a shared layout leaves out.
-
-    Returns:
-        For each row of the shared layout the rows that it holds; None if separate rows cost no more.
     """
     rows, width = len(lengths) + placeholders, int(np.maximum(lengths, 1).max(axis=0).sum())
     separate = rows * width
@@ -143,16 +143,16 @@ def shared_rows(
     alike = not placeholders and bool((lengths == lengths[:1]).all())
     cost = (price.causal if alike else price.masked)(rows, width) * GAIN if separate <= limit else np.inf
     best: list[list[int]] | None = None
-    fewest: tuple[int, list[list[int]]] | None = None
+    fewest: tuple[float, list[list[int]]] | None = None
     for size, order in itertools.product(sizes_of(lengths, groups), (None, np.arange(len(lengths)))):
         filled = fill_rows(lengths, groups, size, order)
         if not filled:
             return None
         wide = width_of(lengths, filled)
-        tokens, here = len(filled) * wide, price.masked(len(filled), wide)
-        if fewest is None or tokens < fewest[0]:
-            fewest = tokens, filled
-        if tokens <= limit and here < cost:
+        memory, here = float(price.memory(len(filled), wide)), price.masked(len(filled), wide)
+        if fewest is None or memory < fewest[0]:
+            fewest = memory, filled
+        if memory <= limit and here < cost:
             best, cost = filled, here
     if best is None and cost == np.inf and fewest is not None and fewest[0] < separate:
         return fewest[1]  # nothing is within the limit; this is closest
@@ -170,7 +170,7 @@ class SharedLayout:
         ids_R_L: Tokens.
         scored_R_L: 1 at the completions' tokens, which are scored.
         positions_R_L: Each token's position in its own row.
-        allowed_R_L_L: Which tokens (last axis) a token sees; padding sees itself.
+        segments_R_L: 0 in the prompt, from 1 in each of its completions, -1 in padding.
         source: Where the completions' tokens are in `(R, L - 1)`, the log-probabilities of all tokens but the first.
         target: Where they belong in `(B, T)`.
     """
@@ -178,7 +178,7 @@ class SharedLayout:
     ids_R_L: torch.Tensor
     scored_R_L: torch.Tensor
     positions_R_L: torch.Tensor
-    allowed_R_L_L: torch.Tensor
+    segments_R_L: torch.Tensor
     source: torch.Tensor
     target: torch.Tensor
 
@@ -211,35 +211,34 @@ class SharedLayout:
                 target.append(row * keep + np.arange(count))
                 end += count + 1
         device = ids.device
-        segments_R_L = torch.from_numpy(segments).to(device)
         scored = np.zeros((len(filled), width), dtype=bool)
         flat = np.concatenate(source)
         scored[flat // (width - 1), flat % (width - 1) + 1] = True
-        query, key = segments_R_L.unsqueeze(2), segments_R_L.unsqueeze(1)
-        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-        own = torch.eye(width, dtype=torch.bool, device=device)
         return cls(
             ids_R_L=ids.reshape(-1)[torch.from_numpy(place).to(device)],
             scored_R_L=torch.from_numpy(scored).to(device).long(),
             positions_R_L=torch.from_numpy(positions).to(device),
-            allowed_R_L_L=(((key == 0) | ((key == query) & (key > 0))) & causal) | own,
+            segments_R_L=torch.from_numpy(segments).to(device),
             source=torch.from_numpy(flat).to(device),
             target=torch.from_numpy(np.concatenate(target)).to(device),
         )
 
-    def mask(self, attention: str, dtype: torch.dtype) -> Any:
-        """As an attention implementation takes it: `(R, 1, L, L)`, boolean or what is added to scores, or in blocks.
+    def allowed(self) -> torch.Tensor:
+        """Which tokens (last axis) a token sees, `(R, L, L)`, made in place: it is the largest part of a pass."""
+        query, key = self.segments_R_L.unsqueeze(2), self.segments_R_L.unsqueeze(1)
+        width, device = query.size(1), query.device
+        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        return (query == key).logical_or_(key == 0).logical_and_(causal)
 
-        Args:
-            attention: Its name, one of `ATTENTION`.
-            dtype: Of the model.
-        """
+    def mask(self, attention: str, dtype: torch.dtype) -> Any:
+        """As an attention implementation takes it: `(R, 1, L, L)`, boolean or what is added to scores, or in blocks."""
+        allowed = self.allowed()
         if attention == "flex_attention":
-            (rows, width, _), device = self.allowed_R_L_L.shape, self.allowed_R_L_L.device
+            (rows, width, _), device = allowed.shape, allowed.device
             return create_block_mask(
-                lambda row, head, query, key: self.allowed_R_L_L[row, query, key], rows, None, width, width, device
+                lambda row, head, query, key: allowed[row, query, key], rows, None, width, width, device
             )
-        allowed = self.allowed_R_L_L.unsqueeze(1)
+        allowed = allowed.unsqueeze(1)
         if attention == "sdpa":
             return allowed
         scores = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
@@ -255,11 +254,7 @@ class SharedLayout:
 
 
 def reason_against(model: Any) -> str | None:
-    """Why prompts cannot be shared in a model's forward passes; None if they can.
-
-    Args:
-        model: The policy, with its adapter if it has one.
-    """
+    """Why prompts cannot be shared in the forward passes of a policy, adapted or not; None if they can."""
     for adapter in getattr(model, "peft_config", {}).values():
         if getattr(adapter, "is_prompt_learning", False):
             return f"{adapter.peft_type.value} prepends tokens of its own to each row"
@@ -314,8 +309,8 @@ def window_of(config: Any) -> int | None:
 
 def shared_prompts(
     model: Any,
+    loss: LossSettings,
     relative: bool,
-    auxiliary_loss: bool,
     compiled: bool,
     ranks: int,
     gather: Callable[[torch.Tensor], torch.Tensor],
@@ -325,8 +320,8 @@ def shared_prompts(
 
     Args:
         model: The policy.
+        loss: TRL's.
         relative: Its positions are relative, and its layers all attention.
-        auxiliary_loss: TRL adds a router's loss, which is computed over padded rows.
         compiled: It will be compiled, and then takes no hooks.
         ranks: How many there are.
         gather: Concatenates tensors over all ranks.
@@ -335,8 +330,10 @@ def shared_prompts(
     reason = reason_against(model)
     if not relative:
         reason = "the model's positions are absolute or depend on the length, or some of its layers are recurrent"
-    if auxiliary_loss:
+    if loss.auxiliary_loss:
         reason = "the router's auxiliary loss is computed over separate rows"
+    if loss.top_entropy_quantile < 1.0:
+        reason = "top_entropy_quantile cuts at one token's entropy, so a last digit decides which tokens count"
     if compiled:
         reason = "the model is compiled (torch_compile)"
     if reason is not None:
@@ -348,7 +345,21 @@ def shared_prompts(
         everyone = gather(torch.tensor([numbers], dtype=torch.float32, device=device)).view(ranks, -1)
         return [float(number) for number in everyone.double().mean(dim=0)]
 
-    return SharedPrompts(attention_of(model), window_of(model.config), agree, budget)
+    return SharedPrompts(attention_of(model), window_of(model.config), agree, budget, pair_memory_of(model))
+
+
+def pair_memory_of(model: Any) -> float:
+    """Memory of a pair of tokens in a shared row, as a share of the least that a token's activations need.
+
+    A pair has a place in the mask, which attention turns into numbers; eager attention keeps scores of every head. A
+    token keeps its hidden state at every layer; eight stand for what a layer holds while it runs.
+    """
+    config, attention = _without_adapter(model).config.get_text_config(), attention_of(model)
+    size, layers = next(model.parameters()).element_size(), min(int(config.num_hidden_layers), 8)
+    pair: float = 1 + size
+    if attention == "eager":
+        pair += layers * int(config.num_attention_heads) * (size + 4)
+    return float(pair / (size * layers * int(config.hidden_size)))
 
 
 class SharedPrompts:
@@ -359,6 +370,7 @@ class SharedPrompts:
         window: Of sliding attention, or None.
         agree: The mean of some numbers over all ranks, so that they all decide alike.
         budget: Tokens that a pass may compute by the run's settings, or None.
+        pair_memory: See `Price`.
 
     Attributes:
         budget: As given.
@@ -371,14 +383,15 @@ class SharedPrompts:
         window: int | None,
         agree: Callable[[Sequence[float]], list[float]],
         budget: int | None,
+        pair_memory: float = 0.0,
     ) -> None:
-        self._attention, self._window, self._agree = attention, window, agree
+        self._attention, self._window, self._agree, self._pair_memory = attention, window, agree, pair_memory
         self.budget = budget
         self.price: Price | None = None
         self._measured = False
         self._said: set[str] = set()
 
-    def _warn_once(self, reason: str) -> None:
+    def warn_once(self, reason: str) -> None:
         """Warn once that prompts are not shared, and why."""
         if reason not in self._said:
             self._said.add(reason)
@@ -388,9 +401,19 @@ class SharedPrompts:
         """Whether rows are short enough for the model's sliding window."""
         longest = int(lengths.sum(axis=1).max(initial=0))
         if self._window is not None and longest > self._window:
-            self._warn_once(f"a row of {longest} tokens is longer than the sliding window of {self._window}")
+            self.warn_once(f"a row of {longest} tokens is longer than the sliding window of {self._window}")
             return False
         return True
+
+    def usable(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths, Groups] | None:
+        """The rows of a pass as `lengths_and_groups`; None if prompts are not shared in it."""
+        if self.price is None or ids.size(0) < 2:
+            return None
+        found = lengths_and_groups(ids, mask, keep)
+        if found is None:
+            self.warn_once("a prompt is empty, or a row has padding inside")
+            return None
+        return found if self.fits(found[0]) else None
 
     def layout(
         self, ids: torch.Tensor, mask: torch.Tensor, keep: int, max_tokens: int | None = None
@@ -401,24 +424,16 @@ class SharedPrompts:
             ids: `(B, P + T)`, prompts padded on the left, completions on the right.
             mask: Of the same shape, 1 where there is no padding.
             keep: `T`.
-            max_tokens: Most tokens that the pass may compute; None means as many as separate rows have.
+            max_tokens: As in `shared_rows`.
         """
-        if self.price is None or ids.size(0) < 2:
+        found = self.usable(ids, mask, keep)
+        if found is None or self.price is None:
             return None
-        lengths, groups = rows_of(ids, mask, keep)
-        if lengths is None or not self.fits(lengths):
-            return None
-        filled = shared_rows(lengths, groups, self.price, max_tokens)
-        return None if filled is None else SharedLayout.of(ids, keep, lengths, filled)
+        filled = shared_rows(*found, self.price, max_tokens)
+        return None if filled is None else SharedLayout.of(ids, keep, found[0], filled)
 
     def logps(self, method: Callable[..., Any], given: dict[str, Any], layout: SharedLayout) -> Any:
-        """The result of TRL's method, with each prompt computed once per row of the layout.
-
-        Args:
-            method: TRL's `_get_per_token_logps_and_entropies`.
-            given: Its arguments by name.
-            layout: Of its rows.
-        """
+        """The result of TRL's method for `given`, its arguments by name, with each prompt computed once per row."""
         backbone = backbone_of(given["model"])
         mask = layout.mask(self._attention, next(backbone.parameters()).dtype)
         ran = 0
@@ -445,7 +460,7 @@ class SharedPrompts:
 
     # ------------------------------------------------------------------ once
 
-    def measure(self, method: Callable[..., Any], model: Any, width: int) -> None:
+    def measure(self, method: Callable[..., Any], model: Any, width: int, tokens: int) -> None:
         """Try sharing on made-up rows, once: check the log-probabilities, and measure what passes cost.
 
         All ranks call it and reach the same result. The costs are those of forward passes without a gradient; a
@@ -455,11 +470,15 @@ class SharedPrompts:
             method: TRL's `_get_per_token_logps_and_entropies`.
             model: The policy.
             width: Approximate length of the run's rows.
+            tokens: That a pass computes without sharing: the made-up rows need no more memory.
         """
         if self._measured:
             return
         self._measured = True
-        width = max(64, min(int(self._agree([width])[0]), 1024))  # ranks may have rows of other lengths
+        width, tokens = map(int, self._agree([width, tokens]))  # ranks may have rows of other lengths
+        width = max(64, width)
+        while width > 64 and Price(pair_memory=self._pair_memory).memory(1, 4 * width) > tokens:
+            width -= width // 8
         if self._window is not None:
             width = min(width, self._window)
         device, prompt = next(model.parameters()).device, width // 2
@@ -497,13 +516,14 @@ class SharedPrompts:
         noise, gap, *seconds = self._agree([noise, gap, *seconds])
         floor = 1e-9 if expected.dtype == torch.float64 else 1e-4
         if not gap <= max(floor, 20 * noise):
-            self._warn_once(
+            self.warn_once(
                 f"on made-up rows the log-probabilities differ by {gap:.2g}, where padding alone changes them by "
                 f"{noise:.2g}"
             )
             return
         masked = [(layout.ids_R_L.size(0), layout.ids_R_L.size(1)) for layout in (long, alone, together)]
-        self.price = price_of(masked, seconds[:3], [(4, width), (1, 4 * width)], seconds[3:])
+        price = price_of(masked, seconds[:3], [(4, width), (1, 4 * width)], seconds[3:])
+        self.price = replace(price, pair_memory=self._pair_memory)
         logger.info(
             "share_prompts: a pass costs as much as %.0f tokens more, attention between two tokens %.2g of a token.",
             self.price.overhead,
@@ -560,25 +580,21 @@ def _seconds(
     return [min(found) for found in zip(*(turn() for _ in range(turns)), strict=True)]
 
 
-def rows_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths | None, npt.NDArray[np.int64]]:
-    """Lengths of rows, and a group number for each, the same for rows of one prompt.
-
-    The lengths are None if a prompt is empty or a row has padding inside.
-    """
+def lengths_and_groups(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths, Groups] | None:
+    """Lengths of a pass's rows, and their `prompt_groups`; None if a prompt is empty or a row has padding inside."""
     start = ids.size(1) - keep
     prompts, completions = mask[:, :start], mask[:, start:]
     lengths_B_2 = torch.stack([prompts.sum(dim=1), completions.sum(dim=1)], dim=1)
     columns = torch.arange(ids.size(1), device=ids.device)
     first, last = start - lengths_B_2[:, :1], start + lengths_B_2[:, 1:]
     tidy = ((columns >= first) & (columns < last)) == (mask != 0)
-    groups_B = prompt_groups(ids[:, :start], prompts)
     if not bool(tidy.all()) or int(lengths_B_2[:, 0].min()) < 1:
-        return None, groups_B.cpu().numpy()
-    return lengths_B_2.cpu().numpy(), groups_B.cpu().numpy()
+        return None
+    return lengths_B_2.cpu().numpy(), prompt_groups(ids[:, :start], prompts).cpu().numpy()
 
 
 def prompt_groups(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> torch.Tensor:
     """`(B,)`, a number for each row, the same for rows of the same prompt."""
-    told_apart = torch.where(prompt_mask != 0, prompt_ids, -1)
-    groups_B: torch.Tensor = torch.unique(told_apart, dim=0, return_inverse=True)[1]
+    without_padding = torch.where(prompt_mask != 0, prompt_ids, -1)
+    groups_B: torch.Tensor = torch.unique(without_padding, dim=0, return_inverse=True)[1]
     return groups_B

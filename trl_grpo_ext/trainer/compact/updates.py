@@ -35,9 +35,17 @@ from ...types import implements
 from .. import upstream
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
 from ..facts import LossSettings, RunFacts
-from .exchange import deal_rows, exchange_rows, rows_to_plan
-from .plan import Plan, Shared, plan_block, plan_in_place, saves_nothing, token_limit
-from .rows import Layout, logps_by_length, make_micro_steps, row_table, trim_to_longest
+from .plan import Plan, Runs, Shared, plan_block, plan_in_place, saves_nothing, token_limit
+from .rows import (
+    Layout,
+    deal_rows,
+    exchange_rows,
+    logps_by_length,
+    make_micro_steps,
+    row_lengths_and_kinds,
+    rows_to_plan,
+    trim_to_longest,
+)
 from .shared import Groups, Lengths, SharedPrompts, prompt_groups
 
 logger = logging.getLogger(__name__)
@@ -52,6 +60,7 @@ class Freedom:
         drop: Rows whose advantages are all zero may be left out.
         any_count: Micro-batches may have any number of rows.
         trim_left: Padding in front of the prompts may be cut away; it moves the positions that a model sees.
+        ratios_multiply: A row whose importance ratios to the sampler are all 0 has no signal.
         reasons: Why something may not change.
     """
 
@@ -59,53 +68,48 @@ class Freedom:
     drop: bool
     any_count: bool
     trim_left: bool
+    ratios_multiply: bool = False
     reasons: tuple[str, ...] = ()
 
 
 def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], config: Any) -> Freedom:
-    """Find out what is exact in a run.
-
-    Args:
-        loss: TRL's.
-        aggregation: The selected one, or None.
-        hooks: Advantage hooks.
-        config: The model's.
-    """
+    """What is exact in a run, by TRL's loss, the selected aggregation, the advantage hooks and the model's config."""
     forward_hooks = [hook for hook in hooks if implements(hook, "on_forward")]
     by_weights = aggregation is not None and implements(aggregation, "weights")
-    stuck = []  # why rows must stay where they are
+    order_matters = []  # why rows stay in their micro-batches
     if loss.entropy_bonus:
-        stuck.append("the entropy bonus is a mean over each micro-batch")
+        order_matters.append("the entropy bonus is a mean over each micro-batch")
     if loss.auxiliary_loss:
-        stuck.append("the router's auxiliary loss is computed over each micro-batch")
+        order_matters.append("the router's auxiliary loss is computed over each micro-batch")
     if loss.top_entropy_quantile < 1.0:
-        stuck.append("top_entropy_quantile is taken over each micro-batch")
+        order_matters.append("top_entropy_quantile is taken over each micro-batch")
     if aggregation is not None and not by_weights:
-        stuck.append("the selected aggregation reduces each micro-batch by itself")
+        order_matters.append("the selected aggregation reduces each micro-batch by itself")
     if any(not getattr(hook, "per_completion", False) for hook in forward_hooks):
-        stuck.append("a forward hook may look at its whole micro-batch (it has no `per_completion = True`)")
-    counts = not by_weights and loss.loss_type not in upstream.GLOBAL_TOKEN_MEAN
+        order_matters.append("a forward hook may look at its whole micro-batch (it has no `per_completion = True`)")
+    divides = not by_weights and loss.loss_type not in upstream.GLOBAL_TOKEN_MEAN
     # What forbids scaling the advantages to undo a part's different denominator; see `row_factor`.
     unscaled = "a KL penalty" if loss.beta != 0.0 else "forward hooks" if forward_hooks else None
-    if counts and unscaled and loss.loss_type in upstream.LOCAL_TOKEN_MEAN:
-        stuck.append(f"with {unscaled} {loss.loss_type} is a mean over each micro-batch")
-    kept = []  # why rows without signal must run
+    if divides and unscaled and loss.loss_type in upstream.LOCAL_TOKEN_MEAN:
+        order_matters.append(f"with {unscaled} {loss.loss_type} is a mean over each micro-batch")
+    all_rows_act = []  # why rows without signal run
     if loss.beta != 0.0:
-        kept.append("the KL penalty acts on rows without signal too")
+        all_rows_act.append("the KL penalty acts on rows without signal too")
     if forward_hooks:
-        kept.append("forward hooks may give rows without signal one")
-    fixed = [f"with {unscaled} {loss.loss_type} counts rows"] if counts and unscaled else []
-    absolute = [] if positions_are_relative(config) else ["the model's positions are absolute"]
+        all_rows_act.append("forward hooks may give rows without signal one")
+    count_matters = [f"with {unscaled} {loss.loss_type} counts rows"] if divides and unscaled else []
+    padding_matters = [] if positions_are_relative(config) else ["the model's positions are absolute"]
     return Freedom(
-        sort=not stuck,
-        drop=not stuck and not kept,
-        any_count=not stuck and not fixed,
-        trim_left=not absolute,
+        sort=not order_matters,
+        drop=not order_matters and not all_rows_act,
+        any_count=not order_matters and not count_matters,
+        trim_left=not padding_matters,
+        ratios_multiply=loss.loss_type != "vespo",  # which takes their logarithm
         reasons=(
-            *(f"rows stay in their micro-batches: {reason}" for reason in stuck),
-            *(f"rows without signal run: {reason}" for reason in kept),
-            *(f"micro-batches keep their number of rows: {reason}" for reason in fixed),
-            *(f"prompts keep their padding: {reason}" for reason in absolute),
+            *(f"rows stay in their micro-batches: {reason}" for reason in order_matters),
+            *(f"rows without signal run: {reason}" for reason in all_rows_act),
+            *(f"micro-batches keep their number of rows: {reason}" for reason in count_matters),
+            *(f"prompts keep their padding: {reason}" for reason in padding_matters),
         ),
     )
 
@@ -177,10 +181,10 @@ class CompactUpdates:
     # ------------------------------------------------------------------ once per generation batch
 
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        """Rearrange the micro-batches of a generation batch; those of an earlier call come back unchanged.
+        """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged.
 
         Args:
-            micro_batches: TRL's buffered inputs.
+            micro_batches: Of a generation batch.
             precision: Of scaled advantages.
         """
         if micro_batches is self._planned:
@@ -198,7 +202,7 @@ class CompactUpdates:
         # Wherever optimizer windows begin, this many consecutive micro-steps lie in one.
         block = math.gcd(self._facts.accumulation, count) if freedom.sort else 1
         rows = micro_batches[0]["completion_ids"].size(0)
-        table_B_3 = torch.cat([row_table(batch) for batch in micro_batches])
+        table_B_3 = torch.cat([row_lengths_and_kinds(batch, freedom.ratios_multiply) for batch in micro_batches])
         if not freedom.trim_left:  # padding that stays in front of a prompt is computed too
             table_B_3[:, 0] = micro_batches[0]["prompt_ids"].size(1)
         if self._sharing is not None:
@@ -208,7 +212,7 @@ class CompactUpdates:
             groups_B = torch.arange(len(table_B_3), device=table_B_3.device)
         tables_N_4 = self._facts.gather(torch.cat([table_B_3, groups_B.unsqueeze(1)], dim=1)).cpu().numpy()
         ranks = tables_N_4.reshape(self._facts.ranks, count // block, block * rows, 4)
-        sharing = self._usable_sharing(ranks[..., :2].reshape(-1, 2))
+        sharing = self._usable_sharing(ranks[..., :2].reshape(-1, 2), rows)
         layout = Layout(
             factor=functools.partial(row_factor, self._loss_type),
             precision=precision,
@@ -229,22 +233,27 @@ class CompactUpdates:
                 own = [{key: value for key, value in step.items() if key != BatchKeys.idle} for step in own]
             plans += made
             planned += own
-        self._log_plan(plans, rows_of_all=tables_N_4.shape[0])
+        if sharing is not None and sharing.price is not None and not any(plan.shared for plan in plans):
+            price, common = sharing.price, any(plan.live > plan.distinct for plan in plans)
+            cost = f"attention between two tokens costs {price.area:.2g} of a token, their mask {price.pair_memory:.2g}"
+            sharing.warn_once(f"separate rows cost less ({cost})" if common else "no two rows of a block have the same")
+        self._log_plan(plans, all_rows=tables_N_4.shape[0])
         return planned
 
-    def _usable_sharing(self, lengths: Lengths) -> SharedPrompts | None:
-        """The measured `SharedPrompts`, if the rows allow sharing."""
+    def _usable_sharing(self, lengths: Lengths, rows: int) -> SharedPrompts | None:
+        """The measured `SharedPrompts`, if the rows allow sharing; `rows` are those of a micro-batch."""
         if self._sharing is None or not self._sharing.fits(lengths):
             return None
         assert self._policy is not None
-        self._sharing.measure(*self._policy(), int(lengths.sum(axis=1).max()))
+        longest = int(lengths.sum(axis=1).max())
+        self._sharing.measure(*self._policy(), longest, self._max_tokens or rows * longest)
         return self._sharing
 
     def _plan_block(
         self,
         steps: Sequence[dict[str, Any]],
         lengths_R_B: Lengths,
-        runs_R_B: npt.NDArray[np.bool_],
+        runs_R_B: Runs,
         layout: Layout,
         shared: Shared | None,
     ) -> tuple[list[Plan], list[dict[str, Any]]]:
@@ -275,7 +284,7 @@ class CompactUpdates:
         own = make_micro_steps([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
         return made, _mark_idle(own, made)
 
-    def _log_plan(self, plans: Sequence[Plan], rows_of_all: int) -> None:
+    def _log_plan(self, plans: Sequence[Plan], all_rows: int) -> None:
         live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
         rows = sum(row >= 0 for plan in plans for step in plan.steps for part in step for row in part)
         self._log(
@@ -283,7 +292,7 @@ class CompactUpdates:
                 "compact/live_tokens": float(live),
                 "compact/computed_tokens": float(computed),
                 "compact/computed_to_live": computed / max(live, 1),
-                "compact/rows_dropped": 1.0 - rows / rows_of_all,
+                "compact/rows_dropped": 1.0 - rows / all_rows,
                 "compact/micro_steps_skipped": float(sum(plan.idle for plan in plans)),
             }
         )
@@ -293,14 +302,7 @@ class CompactUpdates:
     # ------------------------------------------------------------------ at every forward pass
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities, with shared prompts; rows are sorted by length in passes without a gradient.
-
-        Args:
-            method: TRL's `_get_per_token_logps_and_entropies`.
-            model: Its model.
-            *arguments: Its arguments.
-            **keywords: Its arguments.
-        """
+        """TRL's log-probabilities, with shared prompts; rows are sorted by length in passes without a gradient."""
         if torch.is_grad_enabled() and self._sharing is None:
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
@@ -308,11 +310,13 @@ class CompactUpdates:
         named |= dict(zip(_LOGPS_ARGUMENTS, named.pop("args", ()), strict=False))  # TRL 1.14 names fewer of them
         given = {name: value for name, value in named.items() if value is not None and value is not False}
         if not {"input_ids", "attention_mask", "logits_to_keep"} <= given.keys() <= {"model", *_LOGPS_ARGUMENTS}:
+            if self._sharing is not None:
+                self._sharing.warn_once(f"a forward pass takes {', '.join(given)}")
             return method(model, *arguments, **keywords)
         rows, sharing = given["input_ids"].size(0), self._sharing
         chunk = given.get("batch_size") or rows
         if sharing is not None and not torch.is_grad_enabled():
-            sharing.measure(method, given["model"], given["input_ids"].size(1))
+            sharing.measure(method, given["model"], given["input_ids"].size(1), chunk * given["input_ids"].size(1))
         if rows > chunk and not torch.is_grad_enabled():
             return logps_by_length(method, given, chunk, self.freedom.trim_left, sharing)
         layout = None
@@ -325,10 +329,10 @@ class CompactUpdates:
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
-    """The factor by which rows of TRL's micro-batch would count too little in a part.
+    """The factor by which rows of TRL's micro-batch would count too little in a part; None if it is 1 for any part.
 
     TRL's reduction divides by a count over the part. The loss is homogeneous in the advantages, so multiplying them by
-    this factor restores the original denominator. None if the denominator is the same for any part.
+    this factor restores the original denominator.
     """
     if loss_type is None or loss_type in upstream.GLOBAL_TOKEN_MEAN:
         return None
@@ -339,14 +343,7 @@ def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, An
 
 
 def loss_of_parts(compute: Callable[[dict[str, Any]], torch.Tensor], model: Any, inputs: Any, accelerator: Any) -> Any:
-    """The loss of a micro-step. If it has several parts, all but one have run their backward already.
-
-    Args:
-        compute: The loss of a batch.
-        model: Whose gradients accumulate.
-        inputs: The micro-step, with its parts under `BatchKeys.parts`.
-        accelerator: Does the backward.
-    """
+    """The loss of a micro-step, by `compute`; of its parts all but one have run their backward already."""
     parts = inputs.get(BatchKeys.parts) if isinstance(inputs, dict) else None
     if not parts:
         return compute(inputs)
@@ -407,8 +404,8 @@ def _mark_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[
     return steps
 
 
-def _must_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> npt.NDArray[np.bool_]:
+def _must_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> Runs:
     """Rows that must run: never those without live tokens; those without signal only under some losses."""
     least = 2 if freedom.drop else 1 if freedom.any_count else 0
-    runs_B: npt.NDArray[np.bool_] = kind_B >= least
+    runs_B: Runs = kind_B >= least
     return runs_B
