@@ -25,18 +25,9 @@ from ..errors import ConfigurationError
 
 
 def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
-    """Estimate the probability that at least one of `k` completions passes, without bias.
+    """The share of all choices of `k` of the `sampled` completions that hold one of the `passed`: unbiased.
 
-    This is `1 - C(n - c, k) / C(n, k)`: the share of all choices of k among the n sampled completions that hold one of
-    the c that passed.
-
-    Args:
-        passed: How many of the completions passed.
-        sampled: How many there are, at least `k`.
-        k: How many are drawn.
-
-    Raises:
-        ValueError: The numbers contradict one another.
+    This is `1 - C(n - c, k) / C(n, k)`.
     """
     if not 0 <= passed <= sampled or not 1 <= k <= sampled:
         raise ValueError(f"pass@{k} of {passed} passed among {sampled} completions cannot be.")
@@ -49,12 +40,6 @@ class PassAtK:
 
     A completion passes if its reward is at or above the threshold. One without a reward (None, NaN) was not judged and
     does not count among the n. A problem with fewer than k judged completions is left out of pass@k, with a warning.
-
-    Args:
-        ks: The numbers of completions.
-        mean: Whether to report the mean reward of a problem's completions too.
-        thresholds: By reward column and name, the least value that passes.
-        group_size: Completions of one problem.
     """
 
     ks: Sequence[int]
@@ -73,21 +58,12 @@ class PassAtK:
             self._rewards = None
 
     def add(self, rewards_N_K: torch.Tensor) -> None:
-        """Collect the rewards of an evaluation batch of all ranks, in data order; ignored outside an evaluation.
-
-        Args:
-            rewards_N_K: As TRL gathered them, NaN for none.
-        """
+        """Collect the rewards of an evaluation batch of all ranks, in data order; ignored outside an evaluation."""
         if self._rewards is not None:
             self._rewards.append(rewards_N_K.detach().cpu())
 
     def metrics(self, completions: int | None) -> dict[str, float | None]:
-        """Return the collected pass@k and mean@k by metric name; None if nothing was judged.
-
-        Args:
-            completions: Completions in the data, over all ranks; None if unknown. Anything collected beyond that
-                repeats the first problems, with which accelerate fills up the last batch.
-        """
+        """Return the collected pass@k and mean@k by metric name; None if nothing was judged."""
         if not self._rewards:
             return {}
         rewards_N_K = torch.cat(self._rewards)[:completions]
@@ -120,20 +96,7 @@ def pass_at_k_of(
     group_size: int,
     evaluates: bool,
 ) -> PassAtK | None:
-    """The collector that the settings ask for; None if they ask for none.
-
-    Args:
-        ks: `pass_at_k`.
-        mean: `mean_at_k`.
-        thresholds: `pass_thresholds`.
-        reward_names: Of the run.
-        group_size: Completions that the evaluation samples of one problem.
-        evaluates: Whether the run has data to evaluate on.
-
-    Raises:
-        ConfigurationError: A threshold is for a reward that the run does not have, or none is given and the run has
-            several rewards.
-    """
+    """The collector that the settings ask for; None if they ask for none. See `columns_of` for what it raises."""
     if not ks and not mean:
         return None
     if not evaluates:
@@ -146,16 +109,7 @@ def pass_at_k_of(
 
 
 def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[str]) -> dict[tuple[int, str], float]:
-    """The least values that pass, by reward column and name.
-
-    Args:
-        thresholds: `pass_thresholds`; None is 1.0 for the only reward.
-        reward_names: Of the run.
-
-    Raises:
-        ConfigurationError: A threshold is for a reward that the run does not have, or none is given and the run has
-            several rewards.
-    """
+    """The least values that pass, by reward column and name; without thresholds 1.0 for the only reward."""
     names = list(reward_names)
     if thresholds is None:
         if len(names) != 1:

@@ -6,15 +6,10 @@
 | `time/rewards` | in the reward functions, including the wait for other ranks |
 | `time/update` | all the rest: the loss, its gradient |
 
-A GPU works asynchronously. So the clock waits for the device twice in an optimizer step: before the first phase, when
-the optimizer's own step may still be running, and after the last. The wait at the end is for the gradient and counts as
-update; the optimizer's step counts as none of the three. Between phases the clock does not wait: generation and rewards
-end in numbers that Python reads, so the device is idle then. Work that hooks leave on it may count as update.
-
-On the CPU the three add up to TRL's `step_time`, to within microseconds. On a GPU they add up to more, since TRL does
-not wait. In a step that trains on completions of an earlier one, the first two are close to 0. TRL's own
-`profiling/...` times go to some trackers only and are not in the history. Logged if the run uses anything of this
-package; otherwise TRL's metrics stay as they are.
+A GPU works asynchronously, so the clock waits for the device twice in an optimizer step: before the first phase, when
+the optimizer's own step may still run (it counts as none of the three), and after the last. On the CPU the three add up
+to TRL's `step_time`; on a GPU to more, since TRL does not wait. In a step that trains on completions of an earlier one,
+the first two are close to 0.
 """
 
 from __future__ import annotations
@@ -29,11 +24,7 @@ PHASES = ("generation", "rewards", "update")
 
 
 class PhaseClock:
-    """Assigns the time of training steps to phases. The update encloses the other two.
-
-    Args:
-        device: Where the training runs.
-    """
+    """Assigns the time of training steps on a device to phases. The update encloses the other two."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = torch.get_device_module(device)

@@ -62,25 +62,15 @@ _SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T
 
 @dataclass(frozen=True)
 class ResampleSettings:
-    """The mapping `resample`, read.
+    """The mapping `resample`, read."""
 
-    Attributes:
-        filter: A selection of a group filter, or one.
-        max_rounds: Most generations for one batch.
-        count_dropped: Whether dropped groups that fill up a batch are trained on, as they were sampled.
-    """
-
-    filter: Any
-    max_rounds: int = 4
-    count_dropped: bool = False
+    filter: Any  # A selection of a group filter, or one
+    max_rounds: int = 4  # most generations for one batch
+    count_dropped: bool = False  # whether dropped groups that fill up a batch are trained on, as they were sampled
 
 
 def read_resample(value: Any) -> ResampleSettings | None:
-    """Read the setting: None, a filter's name, or a mapping of `filter`, `max_rounds` and `count_dropped`.
-
-    Raises:
-        ConfigurationError: It is none of these.
-    """
+    """Read the setting: None, a filter's name, or a mapping of `filter`, `max_rounds` and `count_dropped`."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -98,38 +88,23 @@ def read_resample(value: Any) -> ResampleSettings | None:
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """A generation batch of this rank, from TRL's batch to the output of the rollout hooks.
+    """A generation batch of this rank, from TRL's batch to the output of the rollout hooks."""
 
-    Attributes:
-        batch: TRL's.
-        scored: What `_calculate_rewards` saw of it.
-        scores: Log-probabilities that hooks need.
-        rollout: With the advantages, once the hooks have run.
-        places_B: Running numbers of the completions in TRL's table.
-        changes: What each hook did; None before they have run.
-        held_signs_B_T: Of `HookChain.held_signs`.
-    """
-
-    batch: dict[str, Any]
-    scored: ScoredBatch
-    scores: Scores
-    rollout: Rollout
-    places_B: torch.Tensor
-    changes: list[Change] | None = None
-    held_signs_B_T: torch.Tensor | None = None
+    batch: dict[str, Any]  # TRL's
+    scored: ScoredBatch  # what `_calculate_rewards` saw of it
+    scores: Scores  # log-probabilities that hooks need
+    rollout: Rollout  # with the advantages, once the hooks have run
+    places_B: torch.Tensor  # running numbers of the completions in TRL's table
+    changes: list[Change] | None = None  # what each hook did; None before they have run
+    held_signs_B_T: torch.Tensor | None = None  # of `HookChain.held_signs`
 
 
 @dataclass(frozen=True)
 class SampledRow:
-    """One completion with all its data, without padding, on the CPU, so that it can move to any rank.
+    """One completion with all its data, without padding, on the CPU, so that it can move to any rank."""
 
-    Attributes:
-        tensors: By where they are from and name there: `("batch", "completion_ids")`; of no dimension or one.
-        values: What is no tensor.
-    """
-
-    tensors: dict[tuple[str, str], torch.Tensor]
-    values: dict[str, Any]
+    tensors: dict[tuple[str, str], torch.Tensor]  # by where they are from and name: `("batch", "completion_ids")`
+    values: dict[str, Any]  # what is no tensor
 
     @property
     def of_batch(self) -> dict[str, Any]:
@@ -198,17 +173,7 @@ class Prompts:
 
 
 class Resampling:
-    """Fills generation batches with groups that a filter keeps.
-
-    Args:
-        settings: `resample`.
-        group_filter: The filter.
-        facts: Of the run.
-        shape: How TRL makes tensors of tokens.
-        prompts: To draw from.
-        agreement: Of the ranks.
-        loss_counts_rows: TRL's loss is a mean over the rows of a micro-batch, masked ones included.
-    """
+    """Fills generation batches with groups that a filter keeps."""
 
     def __init__(
         self,
@@ -231,14 +196,7 @@ class Resampling:
     def fill(
         self, sample: Callable[[list[Any]], SampledBatch], moment: Moment, reward_weights_K: torch.Tensor
     ) -> tuple[SampledBatch, dict[str, float]]:
-        """Sample rounds until the batch is full; this rank's rows of it, and metrics.
-
-        Args:
-            sample: One round: from this rank's rows of the data to the sampled batch, with the hooks' output if the
-                filter reads advantages.
-            moment: Now.
-            reward_weights_K: Weights of the reward functions.
-        """
+        """Sample rounds until the batch is full; this rank's rows of it, and metrics."""
         kept, others = dict[int, Group](), dict[int, Group]()
         counts, wanted = Counts(), 0
         while not counts.rounds or (len(kept) < wanted and counts.rounds < self.settings.max_rounds):
@@ -388,15 +346,7 @@ class Resampling:
         (Path(folder) / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def load(self, folder: str, batches_done: int) -> None:
-        """Restore the state of a checkpoint; without a state it is of a run without `resample`.
-
-        Args:
-            folder: The checkpoint.
-            batches_done: Generation batches that a run without `resample` would have drawn by now.
-
-        Raises:
-            ConfigurationError: The checkpoint is inside a generation batch, or its state cannot be read.
-        """
+        """Restore the state of a checkpoint; without a state it is of a run without `resample`."""
         path = Path(folder) / STATE_FILE
         if not path.is_file():
             self.prompts.start_at(batches_done)
@@ -481,17 +431,7 @@ def _refuse_images(batch: Mapping[str, Any]) -> None:
 def refuse_inexact(
     group_filter: Any, hooks: Sequence[Any], trls_batch_statistics: str | None, saves_inside: str | None
 ) -> None:
-    """Refuse what would not be exact over rounds.
-
-    Args:
-        group_filter: The filter.
-        hooks: Advantage hooks.
-        trls_batch_statistics: The setting by which TRL's own advantages depend on the whole batch, or None.
-        saves_inside: The setting by which checkpoints fall inside generation batches, and its remedy, or None.
-
-    Raises:
-        ConfigurationError: Names it, and what to do.
-    """
+    """Refuse what would not be exact over rounds."""
     label = plugin_label(group_filter)
     say = "If it looks at each group by itself and remembers nothing, write per_group = True in its class"
     for hook in hooks:

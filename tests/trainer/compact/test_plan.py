@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_ext.trainer.compact.plan import Plan, part_tokens, plan_block, plan_in_place, saves_nothing
+from trl_grpo_ext.trainer.compact.plan import Plan, part_tokens, plan_block, plan_in_place
 
 Row = tuple[int, int]
 """Tokens of the prompt, and of the completion."""
@@ -285,16 +285,3 @@ def test_parts_of_a_fixed_size_hold_every_row(rows: int, micro_steps: int, count
 
 def test_a_part_of_a_row_without_tokens_still_computes_one_of_each() -> None:
     assert part_tokens(np.array([[0, 0], [2, 3]]), (0,)) == (2, False)
-
-
-def test_a_plan_that_saves_nothing_is_known_as_such() -> None:
-    alike, runs = np.full((6, 2), 4), np.ones(6, dtype=bool)
-    (plan,) = plan_block([(alike, runs)], 3)
-    assert saves_nothing(plan, alike)
-    (dropping,) = plan_block([(alike, np.array([True] * 5 + [False]))], 3)
-    assert not saves_nothing(dropping, alike)
-    uneven = alike.copy()
-    uneven[2:4, 1] = 1
-    (shorter,) = plan_block([(uneven, runs)], 3)
-    assert shorter.computed < 6 * 8
-    assert not saves_nothing(shorter, uneven)

@@ -25,7 +25,6 @@ from trl_grpo_ext.trainer.compact.rows import (
     logps_by_length,
     make_micro_steps,
     row_lengths_and_kinds,
-    trim_to_longest,
 )
 from trl_grpo_ext.trainer.compact.updates import Freedom, _must_run, freedom_of, row_factor
 from trl_grpo_ext.trainer.facts import LossSettings
@@ -485,16 +484,3 @@ def test_without_entropies_there_are_none(llama: Any) -> None:
     assert (logps[mask[:, 4:] == 0] <= 0).all()
     assert entropies is None
     assert auxiliary is None
-
-
-def test_micro_batches_of_like_rows_are_trls_own_without_the_padding_of_others() -> None:
-    rows = [Row(2, (True, True), (1.0,) * 6)] * 4
-    case = Case(rows, 2, False, (1, 3), True, None, False)
-    (batch, *_), lengths = batches_of(case), np.array([[2, 2]] * 4)
-    kept = trim_to_longest(batch, lengths, Layout(lambda b, p: None, torch.float64, True))
-    assert kept["prompt_ids"].shape == kept["completion_ids"].shape == (2, 2)
-    assert torch.equal(kept["completion_ids"], batch["completion_ids"][:, :2])
-    assert torch.equal(kept["prompt_ids"], batch["prompt_ids"][:, -2:])
-    assert torch.equal(kept["advantages"], batch["advantages"])
-    behind = trim_to_longest(batch, lengths, Layout(lambda b, p: None, torch.float64, False))
-    assert torch.equal(behind["prompt_ids"], batch["prompt_ids"])

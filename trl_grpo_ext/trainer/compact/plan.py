@@ -29,41 +29,26 @@ PLACEHOLDER_TOKENS = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """How one block runs on one rank.
+    """How one block runs on one rank."""
 
-    Attributes:
-        steps: For each micro-step its parts, and for each part this rank's rows by index in the block; -1 is a
-            placeholder, where another rank has a row and this one has none left.
-        live: Tokens of the rows in the plan, without padding.
-        computed: Tokens computed, with padding and placeholders.
-        dropped: Rows that are not in the plan.
-        idle: Micro-steps that hold nothing but placeholders.
-        distinct: Live tokens, counting each prompt once; 0 if prompts are not shared.
-        shared: Parts in the shared layout.
-    """
-
+    # By micro-step its parts, and by part this rank's rows by index in the block; -1 is a placeholder, where another
+    # rank has a row and this one has none left.
     steps: tuple[tuple[tuple[int, ...], ...], ...]
-    live: int
-    computed: int
-    dropped: int
-    idle: int
-    distinct: int = 0
-    shared: int = 0
+    live: int  # tokens of the rows in the plan, without padding
+    computed: int  # tokens computed, with padding and placeholders
+    dropped: int  # rows that are not in the plan
+    idle: int  # micro-steps that hold nothing but placeholders
+    distinct: int = 0  # live tokens, counting each prompt once; 0 if prompts are not shared
+    shared: int = 0  # parts in the shared layout
 
 
 @dataclass(frozen=True)
 class Shared:
-    """How prompts may be shared.
+    """How prompts may be shared."""
 
-    Attributes:
-        groups: For each rank a number for each of its rows, the same for rows of the same prompt.
-        price: Of a forward pass.
-        max_tokens: That one may compute, see `token_limit`.
-    """
-
-    groups: Sequence[Groups]
-    price: Price
-    max_tokens: int
+    groups: Sequence[Groups]  # for each rank a number for each of its rows, the same for rows of the same prompt
+    price: Price  # of a forward pass
+    max_tokens: int  # that one may compute, see `token_limit`
 
 
 def plan_block(
@@ -76,14 +61,9 @@ def plan_block(
 ) -> list[Plan]:
     """Cut one block; the ranks' plans have the same number of parts, and the same number of rows in each part.
 
-    Args:
-        ranks: For each rank its rows' lengths, and which of its rows have to run.
-        micro_steps: Least number of forward and backward passes of each rank for this block.
-        rows_per_part: Rows that every part must have, for losses that count rows; None if any number is exact. If set,
-            every row has to run, and each rank has `micro_steps * rows_per_part` of them.
-        max_tokens: Tokens that a part may compute on any rank. A longer row runs by itself. None means as many as the
-            largest micro-batch would have without a plan. If set, there may be more parts than micro-steps.
-        shared: How prompts may be shared; None if they are not.
+    `ranks` has the rows' lengths and which have to run. A part may compute `max_tokens` on any rank, and then there may
+    be more parts than micro-steps; by default as many as TRL's largest micro-batch. A longer row runs by itself. Every
+    part has `rows_per_part` rows where a loss counts them; then every row runs.
     """
     limits = (max_tokens, 1) if max_tokens else _limits_without_plan(ranks, micro_steps)
     best: tuple[float, list[int], list[npt.NDArray[np.int64]]] | None = None
@@ -325,8 +305,3 @@ def part_tokens(lengths: Lengths, part: Sequence[int], shared: tuple[Groups, Sha
         if filled is not None:
             return len(filled) * width_of(lengths[rows], filled), True
     return len(part) * int(np.maximum(lengths[rows], 1).max(axis=0).sum()), False
-
-
-def saves_nothing(plan: Plan, lengths: Lengths) -> bool:
-    """Whether the plan computes no fewer tokens than padding every row to the longest, because all are alike."""
-    return plan.dropped == 0 and plan.computed >= len(lengths) * int(np.maximum(lengths, 1).max(axis=0).sum())

@@ -21,26 +21,15 @@ RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
 
 @dataclass(frozen=True)
 class Layout:
-    """How to make parts from rows.
+    """How to make parts from rows."""
 
-    Attributes:
-        factor: See `RowFactor`.
-        precision: Of advantages that are multiplied.
-        trim_left: Cut away the prompts' padding too.
-    """
-
-    factor: RowFactor
-    precision: torch.dtype
-    trim_left: bool
+    factor: RowFactor  # see `RowFactor`
+    precision: torch.dtype  # of advantages that are multiplied
+    trim_left: bool  # cut away the prompts' padding too
 
 
 def row_lengths_and_kinds(batch: dict[str, Any], ratios_multiply: bool = False) -> torch.Tensor:
-    """`(B, 3)`: prompt tokens, completion tokens, and 2 for a row with signal, 1 without, 0 if no token counts.
-
-    Args:
-        batch: TRL's micro-batch.
-        ratios_multiply: TRL multiplies each token's loss by its importance ratio, so a ratio of 0 takes its signal.
-    """
+    """`(B, 3)`: prompt tokens, completion tokens, and 2 for a row with signal, 1 without, 0 if no token counts."""
     counting_B_T = counting_mask(batch) != 0
     signal_B_T = counting_B_T
     if ratios_multiply and batch.get("importance_sampling_ratio") is not None:
@@ -65,15 +54,7 @@ def make_micro_steps(
     layout: Layout,
     came_from: Sequence[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The micro-steps of one block; parts that run before the last are under `BatchKeys.parts`.
-
-    Args:
-        micro_batches: The micro-batches that hold the rows, in order.
-        plan: Of this rank.
-        lengths: Tokens of each row's prompt and completion.
-        layout: How.
-        came_from: For each row the micro-batch that TRL dealt it to; by default the one in `micro_batches`.
-    """
+    """The micro-steps of one block; parts that run before the last are under `BatchKeys.parts`."""
     rows = join_batches(micro_batches)
     if came_from is None:
         came_from = [batch for batch in micro_batches for _ in range(len(lengths) // len(micro_batches))]
@@ -82,14 +63,6 @@ def make_micro_steps(
         parts = [_part(rows, came_from, part, lengths, layout) for part in step]
         steps.append({**parts[0], BatchKeys.parts: parts[1:]} if len(parts) > 1 else parts[0])
     return steps
-
-
-def trim_to_longest(batch: dict[str, Any], lengths: Lengths, layout: Layout) -> dict[str, Any]:
-    """A micro-batch as TRL dealt it, without columns that are padding in the whole block."""
-    left, right = (max(1, int(longest)) for longest in lengths.max(axis=0))
-    kept = dict(batch)
-    _trim(kept, left if layout.trim_left else None, right)
-    return kept
 
 
 def _part(
@@ -176,14 +149,7 @@ def exchange_rows(
     gather: Callable[[torch.Tensor], torch.Tensor],
     gather_object: Callable[[list[Any]], list[Any]],
 ) -> dict[str, Any]:
-    """Gather every rank's rows of one block, padded to the widest of any rank, and keep this rank's share.
-
-    Args:
-        rows: This rank's; tensors `(B, ...)`, lists of `B`, and what belongs to no row.
-        mine: Which to keep, see `deal_rows`.
-        gather: Concatenates equally shaped tensors over all ranks, in rank order.
-        gather_object: The same for lists.
-    """
+    """Gather every rank's rows of one block, padded to the widest of any rank, and keep this rank's share."""
     widths = {key: value.size(1) for key, value in rows.items() if isinstance(value, torch.Tensor) and value.dim() > 1}
     device = rows["completion_ids"].device
     widest = gather(torch.tensor([[*widths.values()]], device=device)).amax(dim=0).tolist()
@@ -209,16 +175,6 @@ def logps_by_length(
     """Log-probabilities without a gradient, in as many forward passes as before, each over rows of similar length.
 
     With shared prompts the passes are planned like the parts of an update.
-
-    Args:
-        method: TRL's `_get_per_token_logps_and_entropies`.
-        given: Its arguments by name.
-        chunk: Rows of a forward pass.
-        trim_left: Cut away the prompts' padding too.
-        sharing: Shares prompts, if they are to be shared.
-
-    Returns:
-        What the method returns, in the original order of rows; zero after each completion.
     """
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     prompts_B, completions_B = _width(mask[:, :-keep].flip(1)), _width(mask[:, -keep:])

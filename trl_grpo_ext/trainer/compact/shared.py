@@ -58,19 +58,12 @@ LADDER = sorted({round(2 ** (step / 6)) for step in range(186)})
 
 @dataclass(frozen=True)
 class Price:
-    """What a forward pass costs: in time, `overhead + rows * width * (1 + area * width)`, and in memory.
+    """What a forward pass costs: in time, `overhead + rows * width * (1 + area * width)`, and in memory."""
 
-    Attributes:
-        overhead: Of every pass, in tokens.
-        area: Of a pair of tokens in masked attention.
-        causal_area: The same without a mask, in rows that have no padding.
-        pair_memory: Memory of a pair of tokens in a masked row, as a share of what a token needs.
-    """
-
-    overhead: float = 0.0
-    area: float = 0.0
-    causal_area: float = 0.0
-    pair_memory: float = 0.0
+    overhead: float = 0.0  # of every pass, in tokens
+    area: float = 0.0  # of a pair of tokens in masked attention
+    causal_area: float = 0.0  # the same without a mask, in rows that have no padding
+    pair_memory: float = 0.0  # memory of a pair of tokens in a masked row, as a share of what a token needs
 
     def masked(self, rows: Any, width: Any) -> Any:
         """Time of rows with a mask."""
@@ -128,15 +121,7 @@ def width_of(lengths: Lengths, filled: Sequence[Sequence[int]]) -> int:
 def shared_rows(
     lengths: Lengths, groups: Groups, price: Price, max_tokens: int | None = None, placeholders: int = 0
 ) -> list[list[int]] | None:
-    """The cheapest shared layout of the rows of one pass, as the rows that each of its rows holds; None if none is.
-
-    Args:
-        lengths: Of the rows.
-        groups: A number for each row, the same for rows of the same prompt.
-        price: Of a forward pass.
-        max_tokens: Tokens of separate rows whose memory it may need; None means as many as these rows have.
-        placeholders: Further rows without a completion, which a shared layout leaves out.
-    """
+    """The cheapest shared layout of the rows of one pass, as the rows that each of its rows holds; None if none is."""
     rows, width = len(lengths) + placeholders, int(np.maximum(lengths, 1).max(axis=0).sum())
     separate = rows * width
     limit = separate if max_tokens is None else max_tokens
@@ -164,34 +149,18 @@ def shared_rows(
 
 @dataclass(frozen=True)
 class SharedLayout:
-    """Rows of one forward pass in the shared layout: `R` rows of `L` tokens.
+    """Rows of one forward pass in the shared layout: `R` rows of `L` tokens."""
 
-    Attributes:
-        ids_R_L: Tokens.
-        scored_R_L: 1 at the completions' tokens, which are scored.
-        positions_R_L: Each token's position in its own row.
-        segments_R_L: 0 in the prompt, from 1 in each of its completions, -1 in padding.
-        source: Where the completions' tokens are in `(R, L - 1)`, the log-probabilities of all tokens but the first.
-        target: Where they belong in `(B, T)`.
-    """
-
-    ids_R_L: torch.Tensor
-    scored_R_L: torch.Tensor
-    positions_R_L: torch.Tensor
-    segments_R_L: torch.Tensor
-    source: torch.Tensor
-    target: torch.Tensor
+    ids_R_L: torch.Tensor  # tokens
+    scored_R_L: torch.Tensor  # 1 at the completions' tokens, which are scored
+    positions_R_L: torch.Tensor  # each token's position in its own row
+    segments_R_L: torch.Tensor  # 0 in the prompt, from 1 in each of its completions, -1 in padding
+    source: torch.Tensor  # where the completions' tokens are in `(R, L - 1)`, the log-probabilities of all but one
+    target: torch.Tensor  # where they belong in `(B, T)`
 
     @classmethod
     def of(cls, ids: torch.Tensor, keep: int, lengths: Lengths, filled: Sequence[Sequence[int]]) -> SharedLayout:
-        """Lay rows out.
-
-        Args:
-            ids: `(B, P + T)`, prompts padded on the left, completions on the right.
-            keep: `T`.
-            lengths: Of the rows.
-            filled: For each row of the shared layout the rows that it holds, all of one prompt.
-        """
+        """Lay rows out."""
         start, width = ids.size(1) - keep, width_of(lengths, filled)
         place = np.zeros((len(filled), width), dtype=np.int64)  # in the flattened ids
         positions, segments = np.zeros_like(place), np.full_like(place, -1)
@@ -316,17 +285,7 @@ def shared_prompts(
     gather: Callable[[torch.Tensor], torch.Tensor],
     budget: int | None,
 ) -> SharedPrompts | None:
-    """The `SharedPrompts` of a run; None, with the reason logged, if prompts cannot be shared.
-
-    Args:
-        model: The policy.
-        loss: TRL's.
-        relative: Its positions are relative, and its layers all attention.
-        compiled: It will be compiled, and then takes no hooks.
-        ranks: How many there are.
-        gather: Concatenates tensors over all ranks.
-        budget: Tokens that a pass may compute, or None.
-    """
+    """The `SharedPrompts` of a run; None, with the reason logged, if prompts cannot be shared."""
     reason = reason_against(model)
     if not relative:
         reason = "the model's positions are absolute or depend on the length, or some of its layers are recurrent"
@@ -363,19 +322,7 @@ def pair_memory_of(model: Any) -> float:
 
 
 class SharedPrompts:
-    """Shares prompts in TRL's forward passes, after measuring that this is exact and what it costs.
-
-    Args:
-        attention: Name of the attention implementation.
-        window: Of sliding attention, or None.
-        agree: The mean of some numbers over all ranks, so that they all decide alike.
-        budget: Tokens that a pass may compute by the run's settings, or None.
-        pair_memory: See `Price`.
-
-    Attributes:
-        budget: As given.
-        price: Of a pass; None before it is measured, and where prompts are not shared.
-    """
+    """Shares prompts in TRL's forward passes, after measuring that this is exact and what it costs."""
 
     def __init__(
         self,
@@ -418,14 +365,7 @@ class SharedPrompts:
     def layout(
         self, ids: torch.Tensor, mask: torch.Tensor, keep: int, max_tokens: int | None = None
     ) -> SharedLayout | None:
-        """The shared layout of the rows of one pass; None if they run as they are.
-
-        Args:
-            ids: `(B, P + T)`, prompts padded on the left, completions on the right.
-            mask: Of the same shape, 1 where there is no padding.
-            keep: `T`.
-            max_tokens: As in `shared_rows`.
-        """
+        """The shared layout of the rows of one pass; None if they run as they are."""
         found = self.usable(ids, mask, keep)
         if found is None or self.price is None:
             return None
@@ -465,12 +405,6 @@ class SharedPrompts:
 
         All ranks call it and reach the same result. The costs are those of forward passes without a gradient; a
         backward costs in proportion.
-
-        Args:
-            method: TRL's `_get_per_token_logps_and_entropies`.
-            model: The policy.
-            width: Approximate length of the run's rows.
-            tokens: That a pass computes without sharing: the made-up rows need no more memory.
         """
         if self._measured:
             return

@@ -35,7 +35,7 @@ from ...types import implements
 from .. import upstream
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
 from ..facts import LossSettings, RunFacts
-from .plan import Plan, Runs, Shared, plan_block, plan_in_place, saves_nothing, token_limit
+from .plan import Plan, Runs, Shared, plan_block, plan_in_place, token_limit
 from .rows import (
     Layout,
     deal_rows,
@@ -44,7 +44,6 @@ from .rows import (
     make_micro_steps,
     row_lengths_and_kinds,
     rows_to_plan,
-    trim_to_longest,
 )
 from .shared import Groups, Lengths, SharedPrompts, prompt_groups
 
@@ -53,23 +52,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Freedom:
-    """What may change about a run's micro-batches without changing its gradient.
+    """What may change about a run's micro-batches without changing its gradient."""
 
-    Attributes:
-        sort: Rows may move between the micro-batches of an optimizer window.
-        drop: Rows whose advantages are all zero may be left out.
-        any_count: Micro-batches may have any number of rows.
-        trim_left: Padding in front of the prompts may be cut away; it moves the positions that a model sees.
-        ratios_multiply: A row whose importance ratios to the sampler are all 0 has no signal.
-        reasons: Why something may not change.
-    """
-
-    sort: bool
-    drop: bool
-    any_count: bool
-    trim_left: bool
-    ratios_multiply: bool = False
-    reasons: tuple[str, ...] = ()
+    sort: bool  # rows may move between the micro-batches of an optimizer window
+    drop: bool  # rows whose advantages are all zero may be left out
+    any_count: bool  # micro-batches may have any number of rows
+    trim_left: bool  # padding in front of the prompts may be cut away; it moves the positions that a model sees
+    ratios_multiply: bool = False  # A row whose importance ratios to the sampler are all 0 has no signal
+    reasons: tuple[str, ...] = ()  # why something may not change
 
 
 def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], config: Any) -> Freedom:
@@ -133,22 +123,7 @@ def positions_are_relative(config: Any) -> bool:
 
 
 class CompactUpdates:
-    """Plans the micro-batches of `compact_updates: exact`.
-
-    Args:
-        freedom: What is exact in this run.
-        facts: Of the run.
-        loss_type: TRL's loss type, if its reduction divides by what is in a micro-batch; None under an aggregation.
-        max_tokens: Tokens that one part may compute, or None.
-        balance: Move rows between ranks.
-        keeps_records: Token records are kept on the rank that generated a row.
-        sharing: Shares prompts, if they are to be shared.
-        policy: Returns TRL's `_get_per_token_logps_and_entropies` and the policy; for `sharing`.
-        log: Takes metrics.
-
-    Raises:
-        ConfigurationError: What was asked for cannot be exact.
-    """
+    """Plans the micro-batches of `compact_updates: exact`."""
 
     def __init__(
         self,
@@ -181,12 +156,7 @@ class CompactUpdates:
     # ------------------------------------------------------------------ once per generation batch
 
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged.
-
-        Args:
-            micro_batches: Of a generation batch.
-            precision: Of scaled advantages.
-        """
+        """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged."""
         if micro_batches is self._planned:
             return micro_batches
         images = sorted(upstream.MULTIMODAL_KEYS & {key for key, v in micro_batches[0].items() if v is not None})
@@ -275,8 +245,6 @@ class CompactUpdates:
             max_tokens=self._max_tokens,
             shared=shared,
         )
-        if numbers is None and all(map(saves_nothing, made, lengths_R_B)):
-            return made, [trim_to_longest(step, lengths_R_B[rank], layout) for step in steps]
         if numbers is None:
             return made, _mark_idle(make_micro_steps(steps, made[rank], lengths_R_B[rank], layout), made)
         kept = exchange_rows(join_batches(steps), numbers[rank], self._facts.gather, gather_object)

@@ -1,8 +1,4 @@
-"""Watching a training while it runs: lines on the console, bars for slow rewards, and a log that is always up to date.
-
-`ConsoleSummary`, `LiveLog` and `use_console_summary` work with TRL's trainers and similar subclasses of transformers'
-`Trainer`. `GRPOExtTrainer` always writes the log, and prints the summary if `summary_steps` is set.
-"""
+"""Watching a training while it runs: lines on the console, bars for slow rewards, a log that is always up to date."""
 
 from __future__ import annotations
 

@@ -51,14 +51,8 @@ def bars_wanted(args: Any, is_main_process: bool) -> bool:
 def generation_bar(completions: int, limit: int, reward: float | None, output_layer: Any) -> Iterator[None]:
     """A bar for generation: the longest completion's tokens so far, out of the limit.
 
-    A model that generates in this process runs its output layer once per token, so the bar counts those calls. With
-    vLLM or continuous batching generation runs elsewhere, and the bar shows only the time.
-
-    Args:
-        completions: Completions generated in this process.
-        limit: Most tokens of a completion.
-        reward: Mean reward of the previous batch, to show.
-        output_layer: The module that makes logits; None if tokens cannot be counted.
+    A model that generates in this process runs its output layer once per token, so the bar counts those calls. Without
+    such a layer (vLLM, continuous batching) it shows only the time. `reward` is the mean of the batch before.
     """
     label = "generating" if reward is None else f"generating (reward {reward:.3f} before)"
     if output_layer is None:
@@ -81,39 +75,30 @@ def generation_bar(completions: int, limit: int, reward: float | None, output_la
 
 
 def with_bar(function: Any, name: str, count: int, before: float | None = None) -> Any:
-    """The same reward function with a bar. Reward models pass through; async functions stay async, as TRL needs.
-
-    Args:
-        function: As TRL has it.
-        name: Shown in front of the bar.
-        count: Completions in the batch.
-        before: Mean reward of the previous batch, to show.
-    """
+    """The same reward function with a bar. Reward models pass through; async functions stay async, as TRL needs."""
     if not callable(function) or hasattr(function, "forward"):  # a `torch.nn.Module`, which TRL calls itself
         return function
     label = f"scoring with {printable_name(name)}" + ("" if before is None else f" ({before:.3f} before)")
-    if is_async(function):
 
-        async def shown_async(*arguments: Any, **columns: Any) -> Any:
-            with _late_bar(label, count, "completions") as heard, listen(heard):
-                return await function(*arguments, **columns)
+    @contextmanager
+    def bar() -> Iterator[None]:
+        with _late_bar(label, count, "completions") as heard, listen(heard):
+            yield
 
-        return shown_async
+    async def shown_async(*arguments: Any, **columns: Any) -> Any:
+        with bar():
+            return await function(*arguments, **columns)
 
     def shown(*arguments: Any, **columns: Any) -> Any:
-        with _late_bar(label, count, "completions") as heard, listen(heard):
+        with bar():
             return function(*arguments, **columns)
 
-    return shown
+    return shown_async if is_async(function) else shown
 
 
 @contextmanager
 def _late_bar(label: str, count: int, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar once the block has taken `AFTER_SECONDS`, and take it away after the block.
-
-    Yields:
-        A function to call with the work done and the total, whenever there is progress.
-    """
+    """Show a bar once the block has taken `AFTER_SECONDS`; yields a function of the work done and the total."""
     bar = _Bar(label, count, unit)
     thread = threading.Thread(target=bar.draw, name=f"bar: {label}", daemon=True)
     thread.start()

@@ -14,10 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len
-from rich.columns import Columns
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
@@ -27,11 +25,11 @@ from ...guard.untrusted import printable_name
 from ...records.log import number
 from .bars import LiveConsole
 
-_GAP = 2
+_GAP = Text("  ")
 _ROWS_PER_HEADER = 25
 _UNLIMITED = 100_000  # columns of a file
-_MARKS, _ASCII_MARKS = ("↑", "↓", "="), ("+", "-", "=")
-_STYLES = ("green", "red", "")
+_MARKS, _ASCII_MARKS, _STYLES = ("↑", "↓", "="), ("+", "-", "="), ("green", "red", "")
+_NO_SIGNAL = "no signal"
 
 ORDINARY = frozenset({"right", "wrong", "scored"})
 """Outcomes that need no attention."""
@@ -105,17 +103,14 @@ class ConsoleSummary(TrainerCallback):
             cells.append(Cell("tokens/s", rate, f"{rate:,.0f}"))
         self._show("training", metrics, state, cells)
 
-    # ------------------------------------------------------------------ on the screen
-
     def _show(self, kind: str, metrics: Mapping[str, float], state: Any, cells: list[Cell]) -> None:
         stream = sys.stdout
         if stream is None:
             return
-        arrows = "".join(_MARKS)
-        marks = _MARKS if _encodable(stream, arrows) == arrows else _ASCII_MARKS
+        marks = _MARKS if _encodable(stream, "".join(_MARKS)) == "".join(_MARKS) else _ASCII_MARKS
         before = self._before.setdefault(kind, {})
         # Evaluations do not train, and groups of one completion never differ.
-        values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != NO_SIGNAL]
+        values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != _NO_SIGNAL]
         shown: dict[str, Text] = {}
         for cell in [*values[:1], *cells[:1], *values[1:], *cells[1:]]:
             text = Text(_encodable(stream, cell.text))
@@ -126,14 +121,14 @@ class ConsoleSummary(TrainerCallback):
         before.update({cell.name: cell.value for cell in values})
         notes = [_encodable(stream, note) for note in notable_outcomes(metrics)]
         laid_out = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
-        looks: Any = {"highlight": False, "markup": False, "emoji": False, "width": None if laid_out else _UNLIMITED}
-        console = LiveConsole(file=stream, **looks)
+        console = LiveConsole(
+            file=stream, highlight=False, markup=False, emoji=False, width=None if laid_out else _UNLIMITED
+        )
         try:
             # The trainer's progress bar steps aside while we print.
             with tqdm.external_write_mode(file=stream):
                 if kind == "evaluation":  # it has few columns, so it names them
-                    named = (f"{name} {text.plain.strip()}" for name, text in shown.items())
-                    _print_below([f"eval {state.global_step}", *named], "", notes, console, indent=0)
+                    _print_below([f"eval {state.global_step}", *_named(shown)], "", notes, console, indent=0)
                 else:
                     step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
                     self._widths["step"] = max(self._widths.get("step", 0), 2 * len(str(state.max_steps)) + 1)
@@ -147,39 +142,30 @@ class ConsoleSummary(TrainerCallback):
         room, row = console.width, dict[str, Text]()
         for name, text in shown.items():
             width = max(cell_len(name), text.cell_len, self._widths.get(name, 0))
-            room -= width + (_GAP if row else 0)
+            room -= width + (len(_GAP) if row else 0)
             if room < 0 and row:
                 break
             self._widths[name], row[name] = width, text
         header = tuple(row)
         again = header != self._header or (console.is_terminal and self._rows % _ROWS_PER_HEADER == 0)
         self._header, self._rows = header, 1 if again else self._rows + 1
-        in_row = console.width == _UNLIMITED and bool(notes)
-        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=again, header_style="bold")
-        for name in header:
-            table.add_column(Text(name), justify="right", width=self._widths[name], no_wrap=True)
-        table.add_row(*row.values(), *([Text("; ".join(notes))] if in_row else []))
-        console.print(table)
-        rest = [f"{name} {text.plain.strip()}" for name, text in shown.items() if name not in row]
-        _print_below(rest, "dim", [] if in_row else notes, console, indent=_GAP)
+
+        def line(texts: Sequence[Text]) -> Text:
+            widths = (self._widths[name] for name in header)
+            return _GAP.join(
+                Text(" " * (width - text.cell_len)) + text for text, width in zip(texts, widths, strict=True)
+            )
+
+        if again:
+            console.print(line([Text(name, "bold") for name in header]), overflow="fold")
+        in_row = [Text("; ".join(notes))] if console.width == _UNLIMITED and notes else []
+        console.print(_GAP.join([line([*row.values()]), *in_row]), overflow="fold")
+        rest = {name: text for name, text in shown.items() if name not in row}
+        _print_below(_named(rest), "dim", [] if in_row else notes, console, indent=len(_GAP))
 
 
 class Bars(ProgressCallback):
-    """The trainer's bars with names, and without its lines."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Name the bar of the training."""
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.set_description("training")
-
-    def on_prediction_step(
-        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
-    ) -> None:
-        """Name the bar of an evaluation."""
-        super().on_prediction_step(args, state, control, eval_dataloader=eval_dataloader, **kwargs)
-        if self.prediction_bar is not None:
-            self.prediction_bar.set_description("evaluating")
+    """The trainer's bars, without its lines."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Leave the lines to `ConsoleSummary`."""
@@ -194,9 +180,6 @@ def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
 
     Returns:
         The callback, already added to the trainer.
-
-    Raises:
-        ConfigurationError: `every` is no number from 1 up.
     """
     summary = ConsoleSummary(every)
     for callback in (PrinterCallback, ProgressCallback):
@@ -207,15 +190,18 @@ def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
     return summary
 
 
+def _named(shown: Mapping[str, Text]) -> list[str]:
+    return [f"{name} {text.plain.strip()}" for name, text in shown.items()]
+
+
 def _print_below(texts: Sequence[str], style: str, notes: Sequence[str], console: Console, indent: int) -> None:
     """Print texts side by side as far as there is room, and each note on a line of its own."""
     if texts and console.width == _UNLIMITED:
-        console.print(Text((" " * _GAP).join([*texts, *filter(None, ["; ".join(notes)])])))
+        console.print(_GAP.join(map(Text, [*texts, *filter(None, ["; ".join(notes)])])))
         return
-    for each, look in ((texts, style), *(([note], "yellow") for note in notes)):
-        if each:
-            folded = Columns([Text(text, look, overflow="fold") for text in each], padding=(0, _GAP))
-            console.print(Padding(folded, (0, 0, 0, indent)))
+    for text, look in (("  ".join(texts), style), *((note, "yellow") for note in notes)):
+        if text:
+            console.print(Padding(Text(text, look, overflow="fold"), (0, 0, 0, indent)))
 
 
 def _encodable(stream: Any, text: str) -> str:
@@ -228,14 +214,7 @@ def _encodable(stream: Any, text: str) -> str:
 
 
 class Cell(NamedTuple):
-    """One number of a summary.
-
-    Attributes:
-        name: Heading, safe to print.
-        value: NaN if the log has the metric without a value.
-        text: The value as printed.
-        followed: Whether to show its change since the last summary.
-    """
+    """One number of a summary: NaN if it is logged without a value; `followed` if its change is shown."""
 
     name: str
     value: float
@@ -314,8 +293,6 @@ def _share(value: float) -> str:
     return f"{value:.0%}" if not 0 < value < 0.005 else "<1%"
 
 
-NO_SIGNAL = "no signal"
-
 _OTHERS = (
     ("length", "completions/mean_length", lambda value: f"{value:.1f}"),
     ("cut off", "completions/clipped_ratio", _share),
@@ -323,7 +300,7 @@ _OTHERS = (
     ("KL", "kl", lambda value: f"{value:.3g}"),
     ("clip", "clip_ratio/region_mean", _share),
     ("clip", "cispo_clip_ratio", _share),
-    (NO_SIGNAL, "frac_reward_zero_std", _share),
+    (_NO_SIGNAL, "frac_reward_zero_std", _share),
     ("kept", "groups/kept", _share),
     ("rounds", "groups/rounds", lambda value: f"{value:.1f}"),
 )
