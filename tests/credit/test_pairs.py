@@ -266,8 +266,7 @@ def played(selections: tuple[str, ...]) -> tuple[torch.Tensor, tuple[str, ...]]:
         reward_turns={"points": [[reward, 0.0] for reward in RIGHT_OR_WRONG]},
     )
     rollout = chain.on_rewards(rollout)
-    of_trl = (rollout.rewards_B, rollout.rewards_B_K, rollout.reward_weights_K)
-    advantages_B_T, changes = chain.on_rollout(group_advantages(*of_trl, G, "group", "sum_then_normalize"), rollout)
+    advantages_B_T, changes = chain.on_rollout(group_advantages(rollout, "group", "sum_then_normalize"), rollout)
     rollout = replace(rollout, advantages_B_T=advantages_B_T)
     advantages_B_T, later = chain.on_forward(advantages_B_T, forward_of(rollout), chain.held_signs(rollout))
     said = [*chain.overruled(signal_table(rollout))]

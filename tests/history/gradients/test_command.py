@@ -110,7 +110,7 @@ def test_a_hook_on_texts_alone_and_what_cannot_work(tiny_model: Path, tmp_path: 
     assert (tmp_path / "gradients").is_dir()
     with pytest.raises(ConfigurationError, match="log-probabilities"):
         measure_gradients(file, [{"advantage_hooks": ["entropy_shaping"]}], **arguments)
-    with pytest.raises(ConfigurationError, match="2 groups are too few"):
+    with pytest.raises(ConfigurationError, match="2 prompts are too few"):
         measure_gradients(file, [{}], limit=8, **arguments)
     with pytest.raises(ConfigurationError, match="cannot be loaded"):
         measure_gradients(file, [{}], model=str(tmp_path / "nothing"))

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from trl_grpo_ext.history.gradients.statistics import (
+    Prompts,
     bootstrap_counts,
     compare,
     cosine,
-    full_counts,
     holm,
     interval,
-    jackknife_counts,
     jackknife_error,
     pair_mean,
     random_halves,
@@ -24,35 +23,57 @@ from trl_grpo_ext.history.gradients.statistics import (
 )
 
 GROUPS, SIZE = 200, 40
+EACH = Prompts.of(range(GROUPS))
+"""A prompt of its own for each group."""
 
 
 def test_by_hand() -> None:
     # Gradients (1, 0), (1, 2), (4, 1): products of pairs 1, 4, 6; squares 1, 5, 17.
     x = torch.tensor([[1.0, 0.0], [1.0, 2.0], [4.0, 1.0]], dtype=torch.float64)
-    gram, counts = x @ x.T, full_counts(3)
-    signal = pair_mean(gram, counts)
+    gram, counts, sizes = x @ x.T, torch.ones(1, 3).double(), torch.ones(3).double()
+    signal = pair_mean(gram, counts, sizes)
     assert float(signal) == pytest.approx(11 / 3)
-    assert float(ratio(gram, signal, counts)) == pytest.approx((11 / 3) / (23 / 3 - 11 / 3))
-    # Without the first group, the pair that is left; and a group that was drawn twice makes no pair with itself.
-    assert pair_mean(gram, jackknife_counts(3)).tolist() == pytest.approx([6, 4, 1])
-    assert float(pair_mean(gram, torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64))) == pytest.approx(1)
+    assert float(ratio(gram.diagonal(), signal, counts, sizes)) == pytest.approx((11 / 3) / (23 / 3 - 11 / 3))
+    # Without the first, the pair that is left; and what was drawn twice makes no pair with itself.
+    assert pair_mean(gram, 1 - torch.eye(3).double(), sizes).tolist() == pytest.approx([6, 4, 1])
+    assert float(pair_mean(gram, torch.tensor([[2.0, 1.0, 0.0]]).double(), sizes)) == pytest.approx(1)
     assert float(cosine(signal, signal, 4 * signal)) == pytest.approx(0.5)
     assert math.isnan(float(cosine(signal, signal, -signal)))
     assert jackknife_error(torch.tensor([1.0, 2.0, 3.0])) == pytest.approx(math.sqrt(2 / 3 * 2))
     assert jackknife_error(torch.tensor([1.0, math.nan])) is None
 
 
-def test_against_loops() -> None:
+def test_against_loops_over_groups_of_different_prompts() -> None:
     x, y = torch.randn(2, 7, 3, dtype=torch.float64)
-    counts = bootstrap_counts(7, 5, 0)
-    assert counts.sum(dim=1).tolist() == [7.0] * 5
-    for row, found in zip(counts, pair_mean(x @ y.T, counts), strict=True):
+    keys = "aabcdcc"
+    prompts = Prompts.of(list(keys))
+    assert prompts.sizes_M.tolist() == [2, 1, 3, 1]
+    counts = bootstrap_counts(4, 5, 0)
+    assert counts.sum(dim=1).tolist() == [4.0] * 5
+    found = pair_mean(prompts.sums(x) @ prompts.sums(y).T, counts, prompts.sizes_M)
+    for row, value in zip(counts, found, strict=True):
         total = weight = 0.0
         for q, r in itertools.permutations(range(7), 2):
-            total += float(row[q] * row[r] * (x[q] @ y[r]))
-            weight += float(row[q] * row[r])
-        assert float(found) == pytest.approx(total / weight)
+            if keys[q] != keys[r]:
+                count = float(row[prompts.of_groups_N[q]] * row[prompts.of_groups_N[r]])
+                total += count * float(x[q] @ y[r])
+                weight += count
+        assert float(value) == pytest.approx(total / weight) if weight else math.isnan(float(value))
     assert random_halves(7, 9, 0).sum(dim=1).tolist() == [3.0] * 9
+
+
+@pytest.mark.parametrize(("count", "size"), [(16, 4), (8, 8)])
+def test_what_groups_of_one_prompt_share_is_no_signal(count: int, size: int) -> None:
+    """The population's signal is 0, and every prompt has a direction of its own: an interval excludes 0 in 5 %."""
+    excluded = 0
+    for seed in range(100):
+        generator = torch.Generator().manual_seed(seed)
+        own = torch.randn(count, 1, SIZE, generator=generator, dtype=torch.float64)
+        x = own + 0.5 * torch.randn(count, size, SIZE, generator=generator, dtype=torch.float64)
+        prompts = Prompts.of([group // size for group in range(count * size)])
+        found = compare({"x": x.flatten(0, 1)}, "x", "x", prompts, resamples=200, seed=seed)["x"].ratio
+        excluded += found.low is None or found.high is None or not found.low <= 0 <= found.high
+    assert excluded <= 11  # at 5 %, more come once in 200 times
 
 
 def test_intervals_and_corrections() -> None:
@@ -61,7 +82,7 @@ def test_intervals_and_corrections() -> None:
     assert interval(mostly) != (None, None)
     assert interval(torch.full((10,), math.nan)) == (None, None)
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    halved = shares(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), resamples=100, seed=0)
+    halved = shares(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), Prompts.of([0, 1]), resamples=100, seed=0)
     assert [one.value for one in halved] == pytest.approx([3 / 8, 5 / 8])
     assert halved[0].low == pytest.approx(1 / 4)
 
@@ -94,7 +115,9 @@ def groups(
 
 def p_values(trials: int, **how: float) -> tuple[list[float], list[float], list[float]]:
     """p of a different worth, p of a bias, and the worth, of each trial."""
-    found = [compare(groups(seed, **how), "plain", "true", resamples=100, seed=seed)["other"] for seed in range(trials)]
+    found = [
+        compare(groups(seed, **how), "plain", "true", EACH, resamples=100, seed=seed)["other"] for seed in range(trials)
+    ]
     assert all(one.worth_p is not None and one.bias_p is not None for one in found)
     worths = [one.worth.value or 0.0 for one in found]
     return [one.worth_p or 0.0 for one in found], [one.bias_p or 0.0 for one in found], worths
@@ -126,7 +149,7 @@ def test_what_is_known_to_differ_is_told_apart_from_200_groups() -> None:
 def test_intervals_of_the_worth_hold_what_they_promise() -> None:
     held = 0
     for seed in range(60):
-        worth = compare(groups(seed, noise=0.7), "plain", "true", resamples=300, seed=seed)["other"].worth
+        worth = compare(groups(seed, noise=0.7), "plain", "true", EACH, resamples=300, seed=seed)["other"].worth
         assert worth.low is not None
         assert worth.high is not None
         held += worth.low <= 1 / 0.7 <= worth.high
@@ -157,7 +180,7 @@ def test_baselines_whose_variance_is_known() -> None:
 
     for baseline, better in ((0.45, True), (1.5, False)):
         plain, other = policy_gradients(0.0, 1), policy_gradients(baseline, 1)
-        found = compare({"plain": plain, "other": other}, "plain", "plain", resamples=200, seed=0)["other"]
+        found = compare({"plain": plain, "other": other}, "plain", "plain", EACH, resamples=200, seed=0)["other"]
         assert found.worth.value == pytest.approx(noise(0.0) / noise(baseline), rel=0.3)
         assert found.worth_p is not None
         assert found.worth_p < 0.01

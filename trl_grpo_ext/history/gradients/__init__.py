@@ -23,12 +23,12 @@ import torch
 
 from ...errors import ConfigurationError
 from ..replay import replay
-from ..replay.comparison import Comparison, by_tenth, quarters
+from ..replay.comparison import QUARTERS, TENTHS, Comparison, by_tenth, quarters
 from ..replay.selections import selection_settings
 from ..replay.tokens import Tokenize, Tokens, load_tokenizer
 from .derivatives import DIMENSIONS, ROWS, CountSketch, Group, Groups, Policy, key_of
 from .rollout import load_policy, prompt_tokens, roll_out
-from .statistics import Estimate, compare, holm, shares
+from .statistics import Estimate, Prompts, compare, holm, shares
 
 __all__ = ["Estimate", "GradientQuality", "SelectionQuality", "Share", "load_policy", "measure_gradients"]
 
@@ -36,7 +36,7 @@ PLAIN, POLICY_GRADIENT = "plain TRL", "policy gradient"
 FOLDER = "gradients"
 """Folder of the sketches, beside the completions."""
 FEW = 50
-"""With fewer groups, intervals are unreliable."""
+"""With fewer prompts, intervals are unreliable."""
 _OTHER_POLICY = 0.01
 """Nats per token by which saved log-probabilities may differ from the model's without a note."""
 _OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "num_generations", "mask_truncated_completions")
@@ -70,7 +70,7 @@ class SelectionQuality:
         to_plain: Cosine of the mean gradient to plain TRL's.
         to_policy_gradient: Cosine of the mean gradient to the policy gradient of the raw reward.
         bias_p: p of that cosine being below 1, corrected by Holm's method.
-        halves: Cosine between the mean gradients of two halves of the groups.
+        halves: Cosine between the mean gradients of two halves of the prompts.
         by_position: Shares of tenths of every completion; empty if not requested.
         by_sign: Shares of tokens by the sign of their advantage.
         by_length: Shares of quarters of the completions by length.
@@ -101,6 +101,7 @@ class GradientQuality:
         model: Path of the model, or its class.
         notes: How the files were read, and what the numbers leave out; one sentence each.
         groups: Their number.
+        prompts: Their number; groups of one prompt are not independent, so it decides how wide the intervals are.
         completions: Their number.
         tokens: Live tokens.
         parameters: Trained parameters of the model.
@@ -116,6 +117,7 @@ class GradientQuality:
     model: str
     notes: Sequence[str]
     groups: int
+    prompts: int
     completions: int
     tokens: int
     parameters: int
@@ -257,26 +259,28 @@ def measure_gradients(
     for sentence in compared.notes:  # the replay numbers what has no file
         note(re.sub(r"\bselection \d+\b", lambda match: called.get(match[0], match[0]), sentence))
     items = _items(compared, played_as, Tokenize(tokenizer), tokenizer)
-    if len(items) < 4:
+    of_prompts = Prompts.of([tuple(item.group.prompt) for item in items])
+    number = len(of_prompts.sizes_M)
+    if number < 4:
         raise ConfigurationError(
-            f"{completions}: {len(items)} groups are too few to tell signal from noise; at least 4 are needed."
+            f"{completions}: {number} prompts are too few to tell signal from noise; at least 4 are needed."
         )
-    if len(items) < FEW:
-        note(f"With {len(items)} groups the intervals are rough; a few hundred make them reliable.")
+    if number < FEW:
+        note(f"With {number} prompts the intervals are rough; a few hundred make them reliable.")
     sketch = CountSketch(policy.trained, dimensions, seed)
     groups = Groups(policy, sketch, _folder(completions, keep))
     gradients, notes_of_policy = _gradients(groups, items, progress)
     for sentence in notes_of_policy:
         note(sentence)
     by_name = dict(zip(names, gradients.unbind(dim=0), strict=True))
-    found = compare(by_name, PLAIN, POLICY_GRADIENT, resamples=resamples, seed=seed)
-    parts: list[_Parts] = (
-        _shares(groups, items, gradients, resamples, seed, progress) if with_shares else [((), (), ())] * len(names)
-    )
+    found = compare(by_name, PLAIN, POLICY_GRADIENT, of_prompts, resamples=resamples, seed=seed)
+    parts: list[_Parts] = [((), (), ())] * len(names)
+    if with_shares:
+        parts = _shares(groups, items, gradients, of_prompts, resamples, seed, progress)
     per_batch = batch_size or (compared.completions / len(compared.batches))
     group_size = compared.completions / compared.groups
-    worth_p = _holm([found[name].worth_p if place > 1 else None for place, name in enumerate(names)])
-    bias_p = _holm([found[name].bias_p if place > 1 else None for place, name in enumerate(names)])
+    worth_p = _holm([found[name].worth_p for name in names[2:]])
+    bias_p = _holm([found[name].bias_p for name in names[2:]])
     qualities = []
     for place, name in enumerate(names):
         one, own = found[name], compared.selections[place]
@@ -289,27 +293,27 @@ def measure_gradients(
                 ratio=_scale(one.ratio, per_batch / group_size),
                 noise_scale=group_size / ratio if ratio is not None and ratio > 0 else None,
                 worth=one.worth,
-                worth_p=worth_p[place],
+                worth_p=worth_p[place - 2] if place > 1 else None,
                 to_plain=one.to_plain,
                 to_policy_gradient=one.to_policy_gradient,
-                bias_p=bias_p[place],
+                bias_p=bias_p[place - 2] if place > 1 else None,
                 halves=one.halves,
                 by_position=parts[place][0],
                 by_sign=parts[place][1],
                 by_length=parts[place][2],
             )
         )
-    unseen = [one.name for one in qualities if one.ratio.low is None or one.ratio.low <= 0]
-    if unseen:
+    if unseen := [one.name for one in qualities if one.ratio.low is None or one.ratio.low <= 0]:
         note(
-            f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {len(items)} groups, so ratios to "
-            f"it are rough or missing. More groups help."
+            f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {number} prompts, so ratios to "
+            f"it are rough or missing. More prompts help."
         )
     return GradientQuality(
         source=str(completions),
         model=str(model) if isinstance(model, str | Path) else type(model).__name__,
         notes=tuple(notes),
         groups=len(items),
+        prompts=number,
         completions=compared.completions,
         tokens=compared.tokens,
         parameters=sketch.parameters,
@@ -329,14 +333,8 @@ def measure_gradients(
 class _Item:
     """One group of one batch; its `n` tokens one completion after the other.
 
-    Attributes:
-        group: Its tokens.
-        coefficients_S_n: Weight times advantage under each selection, times the batch's groups, so that the mean over
-            groups is the gradient of a batch.
-        advantages_S_n: Under each selection.
-        lengths_G: Live tokens of each completion.
-        saved_n: The saved log-probabilities; None if not saved.
-        live_n: Whether the token counts.
+    The coefficients are weight times advantage under each selection, times the batch's groups, so that the mean over
+    groups is the gradient of a batch.
     """
 
     group: Group
@@ -347,12 +345,13 @@ class _Item:
     live_n: torch.Tensor
 
 
-def _items(compared: Comparison, played_as: Sequence[str], tokenize: Tokenize, tokenizer: Any) -> list[_Item]:
+def _items(compared: Comparison, selections: Sequence[str], tokenize: Tokenize, tokenizer: Any) -> list[_Item]:
     items = []
     prompts: dict[str, list[int]] = {}
     for number, batch in enumerate(compared.batches):
         tokens: Tokens = tokenize(batch)
-        played = [compared.results[name][number] for name in played_as]
+        results = [compared.results[name][number] for name in selections]
+        weighted = [one.weights_B_T.double() * one.advantages_B_T.double() for one in results]
         size, count = batch.num_generations, len(batch.texts)
         saved = (batch.tokens or {}).get("prompt_ids")
         for first in range(0, count, size):
@@ -366,16 +365,15 @@ def _items(compared: Comparison, played_as: Sequence[str], tokenize: Tokenize, t
                 prompt = prompts[key]
             if not prompt:
                 raise ConfigurationError(f"{batch.where}: the prompt of row {first} has no token to continue.")
-            there_G_T = tokens.completion_mask_B_T[members] > 0
-            weighted = [one.weights_B_T.double() * one.advantages_B_T.double() for one in played]
+            token_G_T = tokens.completion_mask_B_T[members] > 0
             items.append(
                 _Item(
                     group=Group(prompt, [[int(token) for token in row] for row in tokens.id_rows[members]]),
-                    coefficients_S_n=torch.stack([one[members][there_G_T] for one in weighted]) * (count // size),
-                    advantages_S_n=torch.stack([one.advantages_B_T[members][there_G_T] for one in played]),
+                    coefficients_S_n=torch.stack([one[members][token_G_T] for one in weighted]) * (count // size),
+                    advantages_S_n=torch.stack([one.advantages_B_T[members][token_G_T] for one in results]),
                     lengths_G=tokens.mask_B_T[members].sum(dim=1),
-                    saved_n=None if tokens.logps_B_T is None else tokens.logps_B_T[members][there_G_T],
-                    live_n=tokens.mask_B_T[members][there_G_T] > 0,
+                    saved_n=None if tokens.logps_B_T is None else tokens.logps_B_T[members][token_G_T],
+                    live_n=tokens.mask_B_T[members][token_G_T] > 0,
                 )
             )
     return items
@@ -400,11 +398,16 @@ def _gradients(groups: Groups, items: Sequence[_Item], progress: Progress) -> tu
 
 
 def _shares(
-    groups: Groups, items: Sequence[_Item], gradients_S_M_k: torch.Tensor, resamples: int, seed: int, progress: Progress
+    groups: Groups,
+    items: Sequence[_Item],
+    gradients_S_M_k: torch.Tensor,
+    prompts: Prompts,
+    resamples: int,
+    seed: int,
+    progress: Progress,
 ) -> list[_Parts]:
     """For each selection the shares by position, by sign and by length."""
-    means_S_k = gradients_S_M_k.mean(dim=1)
-    directions = [(key_of(mean_k), mean_k) for mean_k in means_S_k]
+    directions = [(key_of(mean_k), mean_k) for mean_k in gradients_S_M_k.mean(dim=1)]
     quarters_N = quarters(torch.cat([item.lengths_G for item in items]).double())
     lengths = torch.split(quarters_N, [len(item.lengths_G) for item in items])
     tables: list[list[torch.Tensor]] = [[] for _ in directions]
@@ -412,31 +415,32 @@ def _shares(
         wanted = {key: mean_k for (key, mean_k), c in zip(directions, item.coefficients_S_n, strict=True) if c.any()}
         along = dict(zip(wanted, groups.along(item.group, wanted), strict=True)) if wanted else {}
         sizes = [len(row) for row in item.group.completions]
-        there_G_T = torch.arange(max(*sizes, 1)) < torch.tensor(sizes).unsqueeze(1)
+        token_G_T = torch.arange(max(*sizes, 1)) < torch.tensor(sizes).unsqueeze(1)
         for place, (key, _) in enumerate(directions):
             if key not in along:
                 tables[place].append(torch.zeros(16, dtype=torch.float64))
                 continue
             parts_n = item.coefficients_S_n[place] * along[key]
-            parts_G_T = torch.zeros(there_G_T.shape, dtype=torch.float64).masked_scatter(there_G_T, parts_n)
+            parts_G_T = torch.zeros(token_G_T.shape, dtype=torch.float64).masked_scatter(token_G_T, parts_n)
             up = float(parts_n[item.advantages_S_n[place] > 0].sum())
             by_length = [float(parts_G_T[quarters_G == quarter].sum()) for quarter in range(4)]
-            tenths = by_tenth(parts_G_T, there_G_T.double()).sum(dim=0).tolist()
-            tables[place].append(
-                torch.tensor([*tenths, up, float(parts_n.sum()) - up, *by_length], dtype=torch.float64)
-            )
+            tenths = by_tenth(parts_G_T, token_G_T.double()).sum(dim=0).tolist()
+            row = [*tenths, up, float(parts_n.sum()) - up, *by_length]
+            tables[place].append(torch.tensor(row, dtype=torch.float64))
+    tenth_names = [f"{n * 10} to {n * 10 + 10} %" for n in range(TENTHS)]
     found: list[_Parts] = []
     for table in tables:
-        table_M_P = torch.stack(table)
-        kinds = [shares(part, resamples=resamples, seed=seed) for part in torch.split(table_M_P, [10, 2, 4], dim=1)]
-        position = [Share(name=f"{n * 10} to {n * 10 + 10} %", share=one) for n, one in enumerate(kinds[0])]
-        sign = [Share(name=name, share=one) for name, one in zip(("above 0", "below 0"), kinds[1], strict=True)]
-        length = [Share(name=name, share=one) for name, one in zip(_QUARTERS, kinds[2], strict=True)]
-        found.append((tuple(position), tuple(sign), tuple(length)))
+        kinds = torch.split(torch.stack(table), [10, 2, 4], dim=1)
+        named = zip((tenth_names, ("above 0", "below 0"), QUARTERS), kinds, strict=True)
+        position, sign, length = (
+            tuple(
+                Share(name=name, share=one)
+                for name, one in zip(of, shares(part_N_P, prompts, resamples=resamples, seed=seed), strict=True)
+            )
+            for of, part_N_P in named
+        )
+        found.append((position, sign, length))
     return found
-
-
-_QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
 
 
 def _folder(completions: str | Path, keep: str | Path | None) -> Path:

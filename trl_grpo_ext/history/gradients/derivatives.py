@@ -9,12 +9,10 @@ factor within each group (normalised, centred, leave one out) share one row.
 A sketch is a random linear map to `k` numbers that keeps inner products: the estimate of `x·y` is unbiased, with a
 variance of at most `(|x|²|y|² + (x·y)²) / k`, so a squared norm has a relative error of at most `sqrt(2 / k)`.
 
-Two ways lead to such sketches. Forward-mode derivatives along `k` directions cost 1.3 forward and backward passes each,
-however few the selections; a backward pass and a sparse sketch of the gradient cost 0.6 for each row, however large
-`k`. The second is what is done here (docs/gradients.md has the measurements). What one token contributes to an inner
-product with a known direction is a derivative along that direction. It is computed as the derivative of a gradient, not
-in forward mode: functions with a backward pass of their own, such as those of 4-bit layers, have no forward mode, and
-torch leaves them out of it without an error.
+One backward pass and a sparse sketch of the gradient for each row cost less than forward-mode derivatives along `k`
+directions (docs/gradients.md). What one token contributes to an inner product with a known direction is a derivative
+along that direction, computed as the derivative of a gradient: functions with a backward pass of their own, such as
+those of 4-bit layers, have no forward mode, and torch leaves them out of it without an error.
 
 Source: the sketch is the count sketch of Charikar, Chen and Farach-Colton (2002), in the form and with the variance of
 Weinberger et al. (0902.2206, Lemma 2).
@@ -51,17 +49,13 @@ _IN_THE_SPAN = 5e-7
 class CountSketch:
     """A linear map from gradients to `k` numbers: every parameter is added to one of them, with a random sign.
 
-    With at most `k` parameters it only concatenates them, and everything is exact.
-
-    Args:
-        parameters: Names and parameters, in order.
-        dimensions: `k`.
-        seed: Of places and signs; a parameter's depend only on its name, its size and the seed.
+    With at most `k` parameters it only concatenates them, and everything is exact. A parameter's places and signs
+    depend only on its name, its size and the seed.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], dimensions: int, seed: int) -> None:
         self._parameters = dict(parameters)
-        self._seed = seed
+        self.seed = seed
         self.parameters = sum(one.numel() for one in parameters.values())
         self.exact = self.parameters <= dimensions
         self.dimensions = self.parameters if self.exact else dimensions
@@ -95,10 +89,10 @@ class CountSketch:
 
     def _places(self, name: str) -> torch.Tensor:
         """For each number of a parameter twice its place, plus one if its sign is flipped."""
-        if self._kept is not None and name in self._kept:
-            return self._kept[name]
+        if name in (self._kept or {}):
+            return self._kept[name]  # type: ignore[index]
         parameter = self._parameters[name]
-        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
         generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:7], "big"))
         places = torch.randint(
             2 * self.dimensions, (parameter.numel(),), generator=generator, device=parameter.device, dtype=torch.int32
@@ -121,9 +115,8 @@ class Group:
     @property
     def key(self) -> str:
         """The same for the same tokens."""
-        return hashlib.sha256(
-            json.dumps([list(self.prompt), [list(row) for row in self.completions]]).encode()
-        ).hexdigest()
+        tokens = [list(self.prompt), [list(row) for row in self.completions]]
+        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
     @property
     def tokens(self) -> int:
@@ -132,15 +125,9 @@ class Group:
 
 
 class Policy:
-    """A model as a source of log-probabilities and their derivatives in the trained parameters.
+    """A causal language model on one device as a source of log-probabilities and their derivatives.
 
-    Args:
-        model: A causal language model of transformers or peft, on one device.
-        temperature: That logits are divided by, as in training.
-        rows: Completions per micro-batch; one graph holds no more.
-
-    Raises:
-        ConfigurationError: The model has no trained parameter.
+    Logits are divided by the temperature, as in training; one graph holds `rows` completions at most.
     """
 
     def __init__(self, model: Any, *, temperature: float = 1.0, rows: int = ROWS) -> None:
@@ -148,8 +135,8 @@ class Policy:
         self.trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if not self.trained:
             raise ConfigurationError(
-                "The model has no trained parameter, so there is no gradient: all are frozen. 4-bit weights need an "
-                "adapter; name its folder as --model."
+                "The model has no trained parameter: all are frozen. 4-bit weights need an adapter; name its folder as "
+                "--model."
             )
         self.device = next(iter(self.trained.values())).device
 
@@ -158,7 +145,9 @@ class Policy:
         """Turn off dropout, and use an attention whose gradient has a derivative, which fused kernels lack."""
         was_training = self.model.training
         self.model.eval()
-        _keep_4_bit_trainable(self.model)
+        for module in self.model.modules():  # on some CPUs bitsandbytes packs 4-bit weights, which cuts the gradient
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a plain attribute, not a tensor)
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 yield
@@ -177,16 +166,7 @@ class Policy:
             yield numbers, logps_B_T, mask[:, -length:]
 
     def gradients(self, group: Group, rows_R_n: torch.Tensor, sketch: CountSketch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sketched gradients of `Σ c log π` for rows of coefficients, and the log-probabilities.
-
-        Args:
-            group: Of `n` tokens.
-            rows_R_n: `c`, of the tokens of all completions in order.
-            sketch: Of the gradients.
-
-        Returns:
-            `(R, k)` and `(n,)`.
-        """
+        """The sketched gradients `(R, k)` of `Σ c log π` for rows of coefficients, and the log-probabilities `(n,)`."""
         sketches_R_k = torch.zeros(len(rows_R_n), sketch.dimensions, dtype=sketch.precision)
         logps_n = torch.zeros(group.tokens, dtype=torch.float32)
         with self.as_in_training(), torch.enable_grad():
@@ -212,9 +192,6 @@ class Policy:
         With `v` a weight of 1 for each token, the product of a direction with the gradient of `Σ v log π` is linear in
         `v`, and its derivative in `v` is the result. Only one direction, which is as large as the parameters, is held
         at a time.
-
-        Raises:
-            ConfigurationError: The model's attention has no second derivative.
         """
         found_D_n = torch.zeros(len(sketches), group.tokens, dtype=torch.float64)
         parameters = list(self.trained.values())
@@ -289,25 +266,14 @@ def _token_positions(group: Group, numbers: Sequence[int]) -> torch.Tensor:
     return torch.cat([torch.arange(starts[row], starts[row + 1]) for row in numbers])
 
 
-def _keep_4_bit_trainable(model: Any) -> None:
-    """Keep bitsandbytes from packing 4-bit weights for inference on some CPUs, which would cut the gradient."""
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (it is a plain attribute, not a tensor)
-
-
 # ---------------------------------------------------------------------------------------------------------- the rows
 
 
 @dataclass
 class GroupGradients:
-    """The stored results of one group.
+    """The stored results of one group: orthonormal coefficients, the sketched gradient of each, log-probabilities.
 
-    Attributes:
-        rows_R_n: Orthonormal coefficients.
-        sketches_R_k: The sketched gradient of each.
-        logps_n: Log-probabilities under the model; None before the first row.
-        along: By the direction's key, the derivative of each token's log-probability along it.
+    `along` has, by the direction's key, the derivative of each token's log-probability along it.
     """
 
     rows_R_n: torch.Tensor
@@ -317,20 +283,14 @@ class GroupGradients:
 
 
 class Groups:
-    """The groups' rows and sketches, stored in a folder, one file per group.
-
-    Args:
-        policy: The model.
-        sketch: Of its gradients.
-        folder: The folder of the files; None keeps nothing.
-    """
+    """The groups' rows and sketches, stored in a folder, one file per group; without a folder nothing is kept."""
 
     def __init__(self, policy: Policy, sketch: CountSketch, folder: Path | None) -> None:
         self.policy, self.sketch = policy, sketch
         self.folder = None
         self.backward_passes = 0
         if folder is not None:
-            made_with = json.dumps([policy.fingerprint(), sketch.dimensions, sketch._seed, policy.device.type])
+            made_with = json.dumps([policy.fingerprint(), sketch.dimensions, sketch.seed, policy.device.type])
             self.folder = folder / hashlib.sha256(made_with.encode()).hexdigest()[:16]
 
     def gradients(self, group: Group, coefficients_S_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -52,15 +52,7 @@ def _bar(axes: Axes, one: Estimate, place: int, filled: bool) -> None:
 
 
 def write_page(found: GradientQuality, path: str | os.PathLike[str]) -> Path:
-    """Write the page atomically.
-
-    Args:
-        found: What was measured.
-        path: The HTML file; replaced if it is there.
-
-    Raises:
-        ConfigurationError: It cannot be written there.
-    """
+    """Write the page atomically."""
     with style():
         figure = draw(found)
     sheet = join_assets(("page.css", "browser.css", "narrow.css"))

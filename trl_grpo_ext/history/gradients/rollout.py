@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch
 
-from ...errors import AlignmentError, ConfigurationError
+from ...credit.alignment import token_offsets
+from ...errors import ConfigurationError
 from ...records.files import write_atomically
-from ...records.token_records import FOLDER, encodable, write_records
+from ...records.token_records import FOLDER, texts_of, write_records
 from ..files import dataset_file, plain_messages, read_columns
 from ..replay.saved import join_key
 from ..replay.tokens import loaded_or_refused
@@ -81,21 +83,7 @@ def roll_out(
 ) -> None:
     """Sample completions of every prompt, and write them as token records, one generation batch to a file.
 
-    Files that already exist are kept; only missing ones are sampled.
-
-    Args:
-        folder: Gets `token_records/` and `rollout.json`.
-        prompts: A `.jsonl` or `.parquet` file with a column `prompt`.
-        policy: Samples, at its temperature.
-        tokenizer: The policy's.
-        samples: Of each prompt.
-        prompts_at_once: Prompts of a generation batch; the last may have fewer.
-        max_completion_length: Most tokens of a completion.
-        seed: Of the sampling; a batch depends only on it and on its number.
-        progress: Wraps the loop over batches.
-
-    Raises:
-        ConfigurationError: There are no prompts, or the folder has a rollout with other settings.
+    Files that already exist are kept; only missing ones are sampled. A batch depends only on the seed and its number.
     """
     file = dataset_file(prompts, "--prompts")
     rows = read_columns(file).get("prompt")
@@ -142,8 +130,6 @@ def _check_the_same(folder: Path, made_with: Mapping[str, Any]) -> None:
 
 
 def _records(prompts: list[Any], policy: Policy, tokenizer: Any, samples: int, longest: int) -> list[dict[str, Any]]:
-    from ...credit.alignment import token_offsets
-
     records = []
     ends = policy.model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
@@ -153,28 +139,20 @@ def _records(prompts: list[Any], policy: Policy, tokenizer: Any, samples: int, l
         scores = policy.scores(Group(prompt_ids, completions))
         for member, (ids, (logps, entropies)) in enumerate(zip(completions, scores, strict=True)):
             text = tokenizer.decode(ids, skip_special_tokens=True)
-            try:
-                offsets: Any = token_offsets(tokenizer, ids, text)
-            except AlignmentError:
-                offsets = None
+            align = functools.partial(token_offsets, tokenizer, ids, text)
             records.append(
                 {
+                    **texts_of(prompt, text, ids, tokenizer, align),
                     "group": group,
                     "member": member,
-                    "prompt": encodable(prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)),
                     "prompt_ids": prompt_ids,
-                    "completion": encodable(text),
                     "truncated": not ids or ids[-1] not in ends,
                     "rewards": [],
                     "reward": None,
                     "outcomes": [],
-                    "token_ids": ids,
-                    "tokens": [encodable(str(token)) for token in tokenizer.convert_ids_to_tokens(ids)],
-                    "starts": None if offsets is None else [start for start, _ in offsets],
-                    "ends": None if offsets is None else [end for _, end in offsets],
-                    "live": [True] * len(ids),
                     "stages": [],
                     "advantages": [],
+                    "live": [True] * len(ids),
                     "logp": logps,
                     "entropy": entropies,
                 }

@@ -1,17 +1,17 @@
-"""How much of a batch gradient is signal, and where it points: estimates from the gradients of `M` groups.
+"""How much of a batch gradient is signal, and where it points: estimates from the gradients of groups.
 
-A group is one prompt with its completions, and groups are independent. Their gradients `x_1 .. x_M` have a mean `μ`,
-the signal, and a covariance `Σ`, the noise; the gradient of a batch is a mean over some of them. Everything here is
-computed from Gram matrices `K[q, r] = x_q · y_r`:
+A group is one prompt with its completions. Groups of different prompts are independent; those of one prompt share what
+is particular to it. The gradients `x_i` of groups have a mean `μ`, the signal, and a covariance `Σ`, the noise; the
+gradient of a batch is a mean over groups of different prompts. Everything is computed from Gram matrices:
 
-    signal       μ·ν      the mean of K over pairs of different groups
-    noise        tr Σ     the mean of K's diagonal minus that
+    signal       μ·ν      the mean of x_i · y_j over pairs of groups of different prompts
+    noise        tr Σ     the mean of x_i · x_i minus that
 
-A pair of different groups shares no noise, so the first is unbiased, while the squared norm of the mean gradient is too
-large by `tr Σ / M`. With weak signal it can be negative; ratios of it are then undefined, and None.
+A pair of different prompts shares no noise, so the first is unbiased, while the squared norm of the mean gradient is
+too large. With weak signal it can be negative; ratios of it are then undefined, and None.
 
-Every estimate is a function of how often each group counts: once in the estimate itself, all but one in the jackknife,
-at random in the bootstrap. A group drawn twice forms no pair with itself.
+Every estimate is a function of how often each of the `M` prompts counts: once in the estimate itself, all but one in
+the jackknife, at random in the bootstrap. A prompt drawn twice forms no pair with itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ LEVEL = 0.95
 SPLITS = 200
 """Random halvings over which the cosine between halves is averaged."""
 _AT_ONCE = 1 << 24
-"""Most cells of counts times groups to process at a time."""
+"""Most cells of counts times prompts to process at a time."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Quality:
         to_plain: Cosine of the mean gradient to plain TRL's.
         to_policy_gradient: Cosine of the mean gradient to the policy gradient of the raw reward.
         bias_p: One-sided p of that cosine being below 1; not corrected.
-        halves: Cosine between the mean gradients of two halves of the groups.
+        halves: Cosine between the mean gradients of two halves of the prompts.
     """
 
     ratio: Estimate
@@ -68,86 +69,94 @@ class Quality:
 # ----------------------------------------------------------------------------------------------------- U-statistics
 
 
-def pair_mean(gram_M_M: torch.Tensor, counts_R_M: torch.Tensor) -> torch.Tensor:
-    """The mean of a Gram matrix over pairs of different groups, for each row of counts, `(R,)`; unbiased for `μ·ν`.
+@dataclass(frozen=True)
+class Prompts:
+    """Which prompt each group belongs to, `(N,)`, numbered from 0, and each prompt's number of groups, `(M,)`."""
+
+    of_groups_N: torch.Tensor
+    sizes_M: torch.Tensor
+
+    @classmethod
+    def of(cls, keys: Sequence[Any]) -> Prompts:
+        """The prompts of groups, by any keys that are equal for the same prompt."""
+        numbers: dict[Any, int] = {}
+        of_groups_N = torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
+        return cls(of_groups_N, torch.bincount(of_groups_N).double())
+
+    def sums(self, values_N_X: torch.Tensor) -> torch.Tensor:
+        """Each prompt's sum over its groups, `(M, X)`."""
+        shape = (len(self.sizes_M), values_N_X.size(1))
+        return torch.zeros(shape, dtype=torch.float64).index_add_(0, self.of_groups_N, values_N_X.double())
+
+
+def pair_mean(gram_M_M: torch.Tensor, counts_R_M: torch.Tensor, sizes_M: torch.Tensor) -> torch.Tensor:
+    """The mean of `x_i · y_j` over pairs of groups of different prompts, for each row of counts, `(R,)`.
 
     Args:
-        gram_M_M: `x_q · y_r`.
-        counts_R_M: How often each group counts.
+        gram_M_M: Products of the prompts' sums.
+        counts_R_M: How often each prompt counts.
+        sizes_M: Groups of each prompt.
     """
     diagonal_M = gram_M_M.diagonal()
     parts = torch.split(counts_R_M, max(_AT_ONCE // len(gram_M_M), 1))
     inner_R = torch.cat([((part_R_M @ gram_M_M) * part_R_M).sum(dim=1) for part_R_M in parts])
-    squares_R_M = counts_R_M.square()
-    pairs_R = counts_R_M.sum(dim=1).square() - squares_R_M.sum(dim=1)
-    return (inner_R - squares_R_M @ diagonal_M) / pairs_R
+    groups_R_M = counts_R_M * sizes_M
+    pairs_R = groups_R_M.sum(dim=1).square() - groups_R_M.square().sum(dim=1)
+    return (inner_R - counts_R_M.square() @ diagonal_M) / pairs_R
 
 
-def ratio(gram_M_M: torch.Tensor, signal_R: torch.Tensor, counts_R_M: torch.Tensor) -> torch.Tensor:
+def ratio(
+    squares_M: torch.Tensor, signal_R: torch.Tensor, counts_R_M: torch.Tensor, sizes_M: torch.Tensor
+) -> torch.Tensor:
     """Signal-to-noise ratio of one group's gradient, for each row of counts, `(R,)`; below 0 if no signal is detected.
 
     Args:
-        gram_M_M: Of the gradients.
-        signal_R: Its `pair_mean`.
-        counts_R_M: How often each group counts.
+        squares_M: Each prompt's sum of its groups' squared norms.
+        signal_R: The `pair_mean`.
+        counts_R_M: How often each prompt counts.
+        sizes_M: Groups of each prompt.
     """
-    mean_square_R = counts_R_M @ gram_M_M.diagonal() / counts_R_M.sum(dim=1)
+    mean_square_R = counts_R_M @ squares_M / (counts_R_M @ sizes_M)
     return signal_R / (mean_square_R - signal_R)
 
 
 def cosine(product_R: torch.Tensor, signal_R: torch.Tensor, other_R: torch.Tensor) -> torch.Tensor:
-    """Cosine between two mean gradients, bounded by -1 and 1; NaN if one of them shows no signal.
-
-    Args:
-        product_R: `pair_mean` of the one gradients with the other.
-        signal_R: Of the one with themselves.
-        other_R: Of the other with themselves.
-    """
+    """Cosine between two mean gradients by their `pair_mean`s, bounded by -1 and 1; NaN if one shows no signal."""
     norms_R = (signal_R * other_R).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
     found = (signal_R > 0) & (other_R > 0)
     return (product_R / norms_R).clamp(-1.0, 1.0).masked_fill(~found, torch.nan)
 
 
 def cosine_between_halves(gram_M_M: torch.Tensor, halves_R_M: torch.Tensor, counts_R_M: torch.Tensor) -> torch.Tensor:
-    """Cosine between the mean gradients of the groups in `halves` and of the others, `(R,)`."""
+    """Cosine between the mean gradients of the prompts in `halves` and of the others, `(R,)`."""
     first_R_M, second_R_M = counts_R_M * halves_R_M, counts_R_M * (1 - halves_R_M)
-    product = [((one @ gram_M_M) * other).sum(dim=1) for one, other in (
-        (first_R_M, second_R_M), (first_R_M, first_R_M), (second_R_M, second_R_M)
-    )]  # fmt: skip
-    return product[0] / (product[1] * product[2]).sqrt()
+
+    def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return ((one @ gram_M_M) * other).sum(dim=1)
+
+    return product(first_R_M, second_R_M) / (product(first_R_M, first_R_M) * product(second_R_M, second_R_M)).sqrt()
 
 
 # ------------------------------------------------------------------------------------------------------- resampling
 
 
-def full_counts(groups: int) -> torch.Tensor:
-    """Each group once, `(1, M)`."""
-    return torch.ones(1, groups, dtype=torch.float64)
-
-
-def jackknife_counts(groups: int) -> torch.Tensor:
-    """The jackknife's counts, `(M, M)`."""
-    return 1.0 - torch.eye(groups, dtype=torch.float64)
-
-
-def bootstrap_counts(groups: int, resamples: int, seed: int) -> torch.Tensor:
-    """The bootstrap's counts, `(R, M)`: groups drawn with replacement."""
+def bootstrap_counts(prompts: int, resamples: int, seed: int) -> torch.Tensor:
+    """The bootstrap's counts, `(R, M)`: prompts drawn with replacement."""
     generator = torch.Generator().manual_seed(seed)
-    places_R_M = torch.randint(groups, (resamples, groups), generator=generator)
-    return torch.zeros(resamples, groups, dtype=torch.float64).scatter_add_(
-        1, places_R_M, torch.ones(resamples, groups, dtype=torch.float64)
-    )
+    drawn_R_M = torch.randint(prompts, (resamples, prompts), generator=generator)
+    ones = torch.ones(resamples, prompts, dtype=torch.float64)
+    return torch.zeros_like(ones).scatter_add_(1, drawn_R_M, ones)
 
 
-def random_halves(groups: int, count: int, seed: int) -> torch.Tensor:
+def random_halves(prompts: int, count: int, seed: int) -> torch.Tensor:
     """Random halves, `(count, M)`, 1.0 for the first."""
     generator = torch.Generator().manual_seed(seed)
-    order = torch.rand(count, groups, generator=generator).argsort(dim=1)
-    return (order < groups // 2).to(torch.float64)
+    order = torch.rand(count, prompts, generator=generator).argsort(dim=1)
+    return (order < prompts // 2).to(torch.float64)
 
 
 def jackknife_error(left_out_M: torch.Tensor) -> float | None:
-    """Standard error from the values with one group left out each; None if one of them is undefined."""
+    """Standard error from the values with one prompt left out each; None if one of them is undefined."""
     count = len(left_out_M)
     if not bool(torch.isfinite(left_out_M).all()):
         return None
@@ -190,66 +199,68 @@ def t_within(t: float, df: int) -> float:
 
 
 def compare(
-    gradients: Mapping[str, torch.Tensor], plain: str, policy_gradient: str, *, resamples: int, seed: int
+    gradients: Mapping[str, torch.Tensor],
+    plain: str,
+    policy_gradient: str,
+    prompts: Prompts,
+    *,
+    resamples: int,
+    seed: int,
 ) -> dict[str, Quality]:
     """The quality of each selection's gradient.
 
     Args:
-        gradients: By selection the groups' gradients, or sketches of them, `(M, k)`.
+        gradients: By selection the groups' gradients, or sketches of them, `(N, k)`.
         plain: Which of them is plain TRL's.
         policy_gradient: Which of them has the policy gradient of the raw reward for its mean.
+        prompts: Of the groups.
         resamples: Of the bootstrap.
         seed: Of what is drawn.
     """
-    values = {name: gradient_M_k.double() for name, gradient_M_k in gradients.items()}
-    groups = len(values[plain])
-    whole, left_out, resampled = (
-        full_counts(groups),
-        jackknife_counts(groups),
-        bootstrap_counts(groups, resamples, seed),
-    )
-    splits_R_M = random_halves(groups, resamples, seed + 1)
-    counts = torch.cat([whole, left_out, resampled])
-    parts = [1, groups, resamples]
+    sums = {name: prompts.sums(gradient_N_k) for name, gradient_N_k in gradients.items()}
+    sizes_M, size = prompts.sizes_M, len(prompts.sizes_M)
+    whole, resampled = torch.ones(1, size, dtype=torch.float64), bootstrap_counts(size, resamples, seed)
+    counts = torch.cat([whole, 1.0 - torch.eye(size, dtype=torch.float64), resampled])
+    parts = [1, size, resamples]
+    splits_R_M = random_halves(size, resamples, seed + 1)
 
-    def gram(one: str, other: str) -> torch.Tensor:
-        return values[one] @ values[other].T
+    def product(one: str, other: str) -> torch.Tensor:
+        return pair_mean(sums[one] @ sums[other].T, counts, sizes_M)
 
-    signals = {name: pair_mean(gram(name, name), counts) for name in values}
-    plain_ratio = ratio(gram(plain, plain), signals[plain], counts)
+    signals = {name: product(name, name) for name in sums}
+    ratios = {}
+    for name, gradient_N_k in gradients.items():
+        squares_M = prompts.sums(gradient_N_k.double().square().sum(dim=1, keepdim=True)).squeeze(1)
+        ratios[name] = ratio(squares_M, signals[name], counts, sizes_M)
     found = {}
     for name, signal in signals.items():
-        own_M_M = gram(name, name)
-        own_ratio = ratio(own_M_M, signal, counts)
-        worth = (own_ratio / plain_ratio).masked_fill(plain_ratio <= 0, torch.nan)
-        difference, differences_M, _ = torch.split(own_ratio - plain_ratio, parts)
-        to_plain = cosine(pair_mean(gram(name, plain), counts), signal, signals[plain])
-        true = policy_gradient
-        to_true = torch.split(cosine(pair_mean(gram(name, true), counts), signal, signals[true]), parts)
-        split_R = cosine_between_halves(own_M_M, splits_R_M, resampled)
-        split_0 = cosine_between_halves(own_M_M, splits_R_M[:SPLITS], whole.expand(min(SPLITS, resamples), -1))
+        worth = (ratios[name] / ratios[plain]).masked_fill(ratios[plain] <= 0, torch.nan)
+        difference, differences_M, _ = torch.split(ratios[name] - ratios[plain], parts)
+        to_plain, to_true = (
+            torch.split(cosine(product(name, other), signal, signals[other]), parts)
+            for other in (plain, policy_gradient)
+        )
+        gram_M_M = sums[name] @ sums[name].T
+        split_R = cosine_between_halves(gram_M_M, splits_R_M, resampled)
+        split_0 = cosine_between_halves(gram_M_M, splits_R_M[:SPLITS], whole.expand(min(SPLITS, resamples), -1))
+        is_true, shortfall = name == policy_gradient, 1 - float(to_true[0])
         found[name] = Quality(
-            ratio=_estimate(*torch.split(own_ratio, parts)),
+            ratio=_estimate(*torch.split(ratios[name], parts)),
             worth=_estimate(*torch.split(worth, parts)),
-            worth_p=None if name == plain else _p(float(difference), jackknife_error(differences_M), groups - 1),
-            to_plain=_estimate(*torch.split(to_plain, parts)),
+            worth_p=None if name == plain else _p(float(difference), jackknife_error(differences_M), size - 1),
+            to_plain=_estimate(*to_plain),
             to_policy_gradient=_estimate(*to_true),
-            bias_p=None if name == true else _p_below(1 - float(to_true[0]), jackknife_error(to_true[1]), groups - 1),
+            bias_p=None if is_true else _p_below(shortfall, jackknife_error(to_true[1]), size - 1),
             halves=Estimate(_number(split_0.mean()), *interval(split_R)),
         )
     return found
 
 
-def shares(parts_M_P: torch.Tensor, *, resamples: int, seed: int) -> list[Estimate]:
-    """The parts' shares of a sum over groups, with intervals over groups.
-
-    Args:
-        parts_M_P: What each group contributes to each part; the parts of all groups sum to the whole.
-        resamples: Of the bootstrap.
-        seed: Of what is drawn.
-    """
-    counts = torch.cat([full_counts(len(parts_M_P)), bootstrap_counts(len(parts_M_P), resamples, seed)])
-    sums_R_P = counts @ parts_M_P.double()
+def shares(parts_N_P: torch.Tensor, prompts: Prompts, *, resamples: int, seed: int) -> list[Estimate]:
+    """The shares of parts of a sum over groups, with intervals over prompts."""
+    sums_M_P = prompts.sums(parts_N_P)
+    whole = torch.ones(1, len(sums_M_P), dtype=torch.float64)
+    sums_R_P = torch.cat([whole, bootstrap_counts(len(sums_M_P), resamples, seed)]) @ sums_M_P
     whole_R_1 = sums_R_P.sum(dim=1, keepdim=True)
     shares_R_P = (sums_R_P / whole_R_1).masked_fill(whole_R_1 <= 0, torch.nan)
     return [Estimate(_number(column[0]), *interval(column[1:])) for column in shares_R_P.unbind(dim=1)]

@@ -18,7 +18,8 @@ def head(found: GradientQuality) -> list[str]:
     """Sentences on what was measured."""
     error = "exact" if found.sketch_error == 0 else f"squared norms to {found.sketch_error:.1%}"
     return [
-        f"{found.source}: {found.completions:,} completions in {found.groups:,} groups, {found.tokens:,} tokens; "
+        f"{found.source}: {found.completions:,} completions in {found.groups:,} groups of {found.prompts:,} "
+        f"prompts, {found.tokens:,} tokens; "
         f"{found.model}: {found.parameters:,} trained parameters in {found.dimensions:,} dimensions ({error})"
     ]
 
