@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .guard.outcomes import Outcome as Outcome
     from .guard.outcomes import OutcomePolicy as OutcomePolicy
     from .launch.checkpoints import SafeCheckpoints as SafeCheckpoints
-    from .launch.engine import Asked as Asked
     from .launch.engine import EngineCheck as EngineCheck
+    from .launch.engine import ExpectedRun as ExpectedRun
     from .launch.engine import check_launch as check_launch
     from .plugins.loading import available as available
     from .plugins.loading import load_advantage_hooks as load_advantage_hooks
@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "GRPOExtConfig": "trainer.config",
-    "Asked": "launch.engine",
+    "ExpectedRun": "launch.engine",
     "EngineCheck": "launch.engine",
     "check_launch": "launch.engine",
     "TRLGRPOExtError": "errors",

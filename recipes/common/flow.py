@@ -13,7 +13,7 @@ from transformers import set_seed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_grpo_ext import GRPOExtConfig
-from trl_grpo_ext.launch.engine import Asked
+from trl_grpo_ext.launch.engine import ExpectedRun
 
 from .errors import RecipeError, loading_errors
 from .problems import Row, whole_batches
@@ -29,7 +29,7 @@ Scores = Mapping[str, float]
 def train_and_report(
     args: GRPOExtConfig,
     model_args: ModelConfig,
-    asked: Asked,
+    asked: ExpectedRun,
     rows: tuple[list[Row], list[Row]],
     *,
     curve: Callable[[Path, History, Scores, Scores], Path],

@@ -18,7 +18,7 @@ from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.untrusted import read_settings
 from trl_grpo_ext.launch.checkpoints import checkpoint_problem, last_complete_checkpoint
-from trl_grpo_ext.launch.engine import Asked, check_launch
+from trl_grpo_ext.launch.engine import ExpectedRun, check_launch
 from trl_grpo_ext.launch.ranges import wrong_values
 
 from .errors import RecipeError, one_line, settings_errors
@@ -126,13 +126,15 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigurationError(f"{one_line(error)} (--config)") from error
 
 
-def asked_for(model_args: ModelConfig, engine: str | None, processes: int | None) -> Asked:
+def asked_for(model_args: ModelConfig, engine: str | None, processes: int | None) -> ExpectedRun:
     """What the settings require of the run; `check_setup` and `EngineCheck` enforce it."""
     bits = 4 if model_args.load_in_4bit else 8 if model_args.load_in_8bit else 0
-    return Asked(engine, processes, model_args.dtype, bits)
+    return ExpectedRun(engine, processes, model_args.dtype, bits)
 
 
-def check_setup(args: GRPOConfig, model_args: ModelConfig, state: PartialState, asked: Asked | None = None) -> None:
+def check_setup(
+    args: GRPOConfig, model_args: ModelConfig, state: PartialState, asked: ExpectedRun | None = None
+) -> None:
     """Stop if the run cannot be what was asked for, and finish the settings that TRL's parser leaves undone.
 
     Raises:

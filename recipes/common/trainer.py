@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, exit_status
-from trl_grpo_ext.launch.engine import Asked, EngineCheck
+from trl_grpo_ext.launch.engine import EngineCheck, ExpectedRun
 
 from .errors import RecipeError
 from .processes import leave
@@ -93,7 +93,7 @@ class Scored:
     facts: dict[str, Any]
 
 
-def train_and_score(trainer: RecipeTrainer, asked: Asked, *lines: str) -> Scored:
+def train_and_score(trainer: RecipeTrainer, asked: ExpectedRun, *lines: str) -> Scored:
     """Train between two evaluations, check what was asked for, and save the model and the trainer's state.
 
     Args:

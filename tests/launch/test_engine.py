@@ -14,32 +14,20 @@ from accelerate import PartialState
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from tests.support import arguments, length_reward, prompts, save_tiny_model, scripted_rollout
+from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import EngineError
 from trl_grpo_ext.launch.engine import (
     ENGINES,
-    Asked,
     EngineCheck,
+    ExpectedRun,
     Running,
     check_launch,
     differences,
     launched_engine,
 )
 
-RUNS = Running(
-    engine="ddp",
-    processes=4,
-    backend="gloo",
-    wrapper="DistributedDataParallel",
-    parameters=1000,
-    parameters_here=1000,
-    trained=1000,
-    bits=0,
-    quantised_layers=0,
-    dtype="float32",
-    device="cpu",
-)
+RUNS = Running("ddp", 4, "gloo", "DistributedDataParallel", 1000, 1000, 1000, 0, 0, "float32", "cpu")
 SHARDED = replace(RUNS, engine="fsdp2", wrapper="FSDPLlamaForCausalLM", parameters_here=250)
 
 
@@ -67,20 +55,15 @@ def test_the_stage_is_read_from_deepspeeds_own_file(tmp_path: Path) -> None:
     assert launched_engine(by_launcher) == "zero1"
     assert launched_engine({}, SimpleNamespace(deepspeed=str(file))) == "zero1"
     assert launched_engine({}, SimpleNamespace(deepspeed={"zero_optimization": {"stage": 3}})) == "zero3"
+    assert launched_engine({"WORLD_SIZE": "2"}, SimpleNamespace(fsdp="full_shard")) is None  # left open
     file.write_text("{")
     with pytest.raises(EngineError, match=r"ds\.json' cannot be read"):
         launched_engine(by_launcher)
 
 
-def test_what_the_script_asks_of_fsdp_is_left_open(tmp_path: Path) -> None:
-    args = arguments(tmp_path)
-    assert launched_engine({"WORLD_SIZE": "2"}, args) == "ddp"
-    assert launched_engine({"WORLD_SIZE": "2"}, SimpleNamespace(fsdp="full_shard")) is None
-
-
-def problems(asked: Asked | None = None, **environment: str) -> str:
+def problems(expected: ExpectedRun | None = None, **environment: str) -> str:
     try:
-        check_launch(PartialState(cpu=True), asked, environment=environment)
+        check_launch(PartialState(cpu=True), expected, environment=environment)
     except EngineError as error:
         return str(error)
     return ""
@@ -88,59 +71,53 @@ def problems(asked: Asked | None = None, **environment: str) -> str:
 
 def test_a_launch_that_is_what_was_asked_for_passes() -> None:
     assert problems() == ""
-    assert problems(Asked("one_process", 1), ACCELERATE_MIXED_PRECISION="no", ACCELERATE_USE_CPU="true") == ""
+    assert problems(ExpectedRun("one_process", 1), ACCELERATE_MIXED_PRECISION="no", ACCELERATE_USE_CPU="true") == ""
     assert problems(SLURM_STEP_NUM_NODES="2") == ""  # started by hand on the first node
+    assert problems(SLURM_STEP_NUM_NODES="1", GROUP_WORLD_SIZE="1", WORLD_SIZE="1") == ""
 
 
-def test_every_difference_is_told_at_once() -> None:
+def test_all_differences_of_a_launch_are_named_at_once() -> None:
     said = problems(
-        Asked("zero3", 8), ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", WORLD_SIZE="2", ACCELERATE_USE_CPU="True"
+        ExpectedRun("zero3", 8), ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", WORLD_SIZE="2", ACCELERATE_USE_CPU="True"
     )
     assert "started 2 processes, but each would run alone, as 1" in said
-    assert "made for 8 process(es) (processes: 8), but 1 run" in said
-    assert "made for zero3 (engine: zero3), but the launch is fsdp2" in said
+    assert "made for `processes: 8`, but the launch has 1" in said
+    assert "made for engine zero3, but the launch is fsdp2" in said
     assert "ACCELERATE_USE_CPU=true" in said
     assert "run one process on the CPU" in said
 
 
-def test_nodes_of_a_slurm_step_that_never_met_are_told() -> None:
+def test_nodes_of_a_slurm_step_that_never_met_and_fsdp_alone_are_refused() -> None:
     said = problems(SLURM_STEP_NUM_NODES="2", GROUP_WORLD_SIZE="1", WORLD_SIZE="1")
     assert "Slurm runs this step on 2 nodes, but they are 2 jobs of 1 node(s) each" in said
-    assert "--machine_rank" in said
-    assert problems(SLURM_STEP_NUM_NODES="1", GROUP_WORLD_SIZE="1", WORLD_SIZE="1") == ""
-
-
-def test_fsdp_with_one_process_shards_nothing() -> None:
     assert "shards nothing with one process" in problems(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
 
 
 def test_a_run_that_is_what_was_asked_for_has_no_differences() -> None:
-    assert differences(Asked(), RUNS) == []
-    assert differences(Asked("ddp", 4, "float32", 0), RUNS) == []
-    assert differences(Asked("ddp", 4, "auto", 0), replace(RUNS, dtype="bfloat16")) == []
-    assert differences(Asked("fsdp2", 4, "float32", 0), SHARDED) == []
-    assert differences(Asked("fsdp2"), replace(SHARDED, parameters_here=300)) == []  # uneven rows
-    assert differences(Asked("ddp"), replace(RUNS, engine="xla", wrapper="Llama")) == []  # not ours to judge
+    assert differences(ExpectedRun(), RUNS) == []
+    assert differences(ExpectedRun("ddp", 4, "float32", 0), RUNS) == []
+    assert differences(ExpectedRun("ddp", 4, "auto", 0), replace(RUNS, dtype="bfloat16")) == []
+    assert differences(ExpectedRun("fsdp2", 4, "float32", 0), SHARDED) == []
+    assert differences(ExpectedRun("fsdp2"), replace(SHARDED, parameters_here=300)) == []  # uneven rows
+    assert differences(ExpectedRun("ddp"), replace(RUNS, engine="xla", wrapper="Llama")) == []  # not ours to judge
 
 
 @pytest.mark.parametrize(
-    ("asked", "run", "says"),
+    ("expected", "run", "says"),
     [
-        (Asked("zero3"), RUNS, "The engine asked for is zero3; what runs is ddp (the model is a DistributedData"),
-        (Asked("ddp"), replace(RUNS, engine="apart", wrapper="Llama"), "what runs is 4 processes that train apart"),
-        (Asked(processes=8), RUNS, "8 process(es) were requested; 4 run."),
-        (Asked(bits=4), RUNS, "4-bit weights were asked for (load_in_4bit, load_in_8bit); the model has no quantised"),
-        (Asked(bits=0), replace(RUNS, bits=4, quantised_layers=7), "the model has 7 layers of 4 bits"),
-        (Asked(bits=8), replace(RUNS, bits=4, quantised_layers=7), "8-bit weights were asked for"),
-        (Asked(dtype="bfloat16"), RUNS, "Weights in bfloat16 were asked for (dtype); those of the model are float32"),
-        (Asked(), replace(RUNS, engine="one_process", device="cuda:0, cuda:1"), "several devices, cuda:0, cuda:1, and"),
-        (Asked(), replace(SHARDED, parameters_here=1000), "but this one holds 1,000 of 1,000, a, b, c among them."),
-        (Asked(), replace(SHARDED, parameters_here=640), "this one holds 640 of 1,000"),
-        (Asked(), replace(SHARDED, engine="zero3", parameters_here=1000), "stage3_param_persistence_threshold"),
+        (ExpectedRun("zero3"), RUNS, "asked for is zero3; what runs is ddp (the model is a DistributedData"),
+        (ExpectedRun("ddp"), replace(RUNS, engine="apart"), "what runs is 4 processes that train apart"),
+        (ExpectedRun(processes=8), RUNS, "8 process(es) were requested; 4 run."),
+        (ExpectedRun(bits=4), RUNS, "4-bit weights were asked for (load_in_4bit, load_in_8bit); the model has no"),
+        (ExpectedRun(bits=0), replace(RUNS, bits=4, quantised_layers=7), "the model has 7 layers of 4 bits"),
+        (ExpectedRun(dtype="bfloat16"), RUNS, "in bfloat16 were asked for (dtype); those of the model are float32"),
+        (ExpectedRun(), replace(RUNS, engine="one_process", device="cuda:0, cuda:1"), "devices, cuda:0, cuda:1, and"),
+        (ExpectedRun(), replace(SHARDED, parameters_here=1000), "holds 1,000 of 1,000, a, b, c among them."),
+        (ExpectedRun(), replace(SHARDED, parameters_here=640), "this one holds 640 of 1,000"),
     ],
 )
-def test_each_difference_has_its_sentence(asked: Asked, run: Running, says: str) -> None:
-    (sentence,) = differences(asked, run, ["a", "b", "c", "d"])
+def test_each_difference_has_its_sentence(expected: ExpectedRun, run: Running, says: str) -> None:
+    (sentence,) = differences(expected, run, ["a", "b", "c", "d"])
     assert says in sentence
 
 
@@ -149,54 +126,40 @@ def trainer(tmp_path: Path, model: Any, **settings: Any) -> GRPOExtTrainer:
     return GRPOExtTrainer(model, length_reward, args, train_dataset=prompts(), rollout_func=scripted_rollout)
 
 
-def test_the_facts_of_a_run_are_counted(tmp_path: Path) -> None:
-    run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")))
-    check = EngineCheck(run, Asked("one_process", 1, "float32", 0))
+def test_the_facts_of_a_run_are_counted(tmp_path: Path, tiny_model: Path) -> None:
+    run = trainer(tmp_path, str(tiny_model))
+    check = EngineCheck(run, ExpectedRun("one_process", 1, "float32", 0))
     run.train()
     elements = sum(parameter.numel() for parameter in run.model.parameters())
-    assert check.facts == {
-        "engine": "one_process",
-        "processes": 1,
-        "backend": None,
-        "wrapper": "LlamaForCausalLM",
-        "parameters": elements,
-        "parameters_here": elements,
-        "trained": elements,
-        "bits": 0,
-        "quantised_layers": 0,
-        "dtype": "float32",
-        "device": "cpu",
-    }
+    counted = {name: check.facts[name] for name in ("parameters", "parameters_here", "trained")}
+    assert counted == dict.fromkeys(counted, elements)
+    others = [check.facts[name] for name in ("engine", "processes", "backend", "wrapper", "bits", "dtype", "device")]
+    assert others == ["one_process", 1, None, "LlamaForCausalLM", 0, "float32", "cpu"]
 
 
-def test_a_run_that_is_another_one_stops_when_training_begins(tmp_path: Path) -> None:
-    run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")))
-    EngineCheck(run, Asked("one_process", 1, "bfloat16", 4))
-    with pytest.raises(EngineError, match=r"4-bit weights were asked for .* Weights in bfloat16 were asked for"):
-        run.train()
-    assert run.state.global_step == 0
-
-
-def test_a_model_that_a_device_map_spread_over_several_places_stops(tmp_path: Path) -> None:
+def test_a_run_that_is_another_one_stops_when_training_begins(tmp_path: Path, tiny_model: Path) -> None:
     layers = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
     places = {**layers, "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
     loading = {"device_map": places, "offload_folder": str(tmp_path / "offloaded"), "dtype": "float32"}
-    run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")), model_init_kwargs=loading)
-    EngineCheck(run, Asked("one_process", 1))
-    with pytest.raises(EngineError, match="One process holds the model on several devices, cpu, disk, and only one"):
+    run = trainer(tmp_path, str(tiny_model), model_init_kwargs=loading)
+    EngineCheck(run, ExpectedRun("one_process", 1, "bfloat16", 4))
+    with pytest.raises(EngineError) as caught:
         run.train()
+    assert "One process holds the model on several devices, cpu, disk, and only one" in str(caught.value)
+    assert "4-bit weights were asked for" in str(caught.value)
+    assert "Weights in bfloat16 were asked for" in str(caught.value)
     assert run.state.global_step == 0
 
 
-def test_a_model_that_is_frozen_stops_at_once(tmp_path: Path) -> None:
-    run = trainer(tmp_path, str(save_tiny_model(tmp_path / "tiny")))
+def test_a_model_that_is_frozen_stops_at_once(tmp_path: Path, tiny_model: Path) -> None:
+    run = trainer(tmp_path, str(tiny_model))
     run.model.requires_grad_(False)
     with pytest.raises(EngineError, match="No parameter of the model is trained: all are frozen"):
         EngineCheck(run)
 
 
-def test_an_adapter_that_is_never_reached_stops_after_the_first_backward_pass(tmp_path: Path) -> None:
-    base = AutoModelForCausalLM.from_pretrained(save_tiny_model(tmp_path / "tiny"), dtype=torch.float32)
+def test_an_adapter_that_is_never_reached_stops_after_the_first_backward_pass(tmp_path: Path, tiny_model: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"]))
     run = trainer(tmp_path, model, gradient_checkpointing=False)
     run.model.enable_input_require_grads()  # so there is a graph, and a backward pass, without the adapter

@@ -239,10 +239,12 @@ FAILURES = {
         says=("checkpoint-1'", "all weights", "remove --use_peft"),
     ),
     "made for more processes": failing(
-        "--processes", "8", says=("made for 8 process(es)", "but 1 run", "Launch 8, or change `processes`")
+        "--processes",
+        "8",
+        says=("made for `processes: 8`", "but the launch has 1", "Pass --num_processes 8, or change `processes`"),
     ),
     "made for another engine": failing(
-        "--engine", "zero3", says=("made for zero3", "the launch is one_process", "--config_file")
+        "--engine", "zero3", says=("made for engine zero3", "the launch is one_process", "--config_file")
     ),
     "no such engine": failing("--engine", "zero4", says=("--engine", "'zero4'", "zero3")),
     "FSDP on the CPU": failing(

@@ -195,8 +195,8 @@ def test_the_plugin_file_s_second_command_takes_the_embedded_model(resolved: dic
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("another engine", "made for zero3 (engine: zero3), but the launch is ddp"),
-        ("another number", "made for 4 process(es) (processes: 4), but 2 run"),
+        ("another engine", "made for engine zero3, but the launch is ddp"),
+        ("another number", "made for `processes: 4`, but the launch has 2"),
         ("another key", "'--learnin_rate'"),
     ],
 )

@@ -91,9 +91,9 @@ def test_it_is_in_the_checkpoint_before_that_gets_its_name(
     seen: list[bool] = []
     publish = Staging.publish
 
-    def look_first(staging: Staging) -> None:
+    def look_first(staging: Staging, *, check: bool) -> None:
         seen.append((staging.checkpoint / FILE).is_file())
-        publish(staging)
+        publish(staging, check=check)
 
     monkeypatch.setattr(Staging, "publish", look_first)
     made(tiny_model, tmp_path, SafeTrainer, hooks=["centred"]).train()

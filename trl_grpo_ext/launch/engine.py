@@ -1,12 +1,8 @@
 """The engine asked for is the engine that runs, or the run stops.
 
-A launch file asks for DeepSpeed, FSDP or DDP, but several things silently turn it into another engine: a CPU flag in
-the environment makes DDP of ZeRO, FSDP on the CPU is DDP, FSDP's 4-bit weights stay whole where their storage type is
-not the compute type, a small model stays under ZeRO-3's persistence threshold, two launchers that don't find each other
-are two jobs, one process spreads its model over all GPUs that it sees. Two checks prevent it. Before weights load,
-`check_launch` compares the launcher's request, which is in the environment, with what Accelerate made of it. When
-training begins, the callback `EngineCheck` compares the wrapped model with the request. Facts about Accelerate and
-transformers are from versions 1.15 and 5.23.
+Several things silently turn DeepSpeed, FSDP or DDP into another engine (docs/launching.md lists them). Before weights
+load, `check_launch` compares the launcher's request, which is in the environment, with what Accelerate made of it. When
+training begins, `EngineCheck` compares the wrapped model with it. Facts are of Accelerate 1.15 and transformers 5.23.
 """
 
 from __future__ import annotations
@@ -14,8 +10,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +22,15 @@ from transformers import TrainerCallback
 
 from ..errors import EngineError
 
-__all__ = [
-    "ENGINES",
-    "Asked",
-    "EngineCheck",
-    "check_launch",
-    "launched_engine",
-]
+__all__ = ["ENGINES", "EngineCheck", "ExpectedRun", "check_launch", "launched_engine"]
 
 ENGINES = ("one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
-SHARDED = ("zero3", "fsdp1", "fsdp2")
+_SHARDED = ("zero3", "fsdp1", "fsdp2")
 """Engines in which no rank holds all parameters."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExpectedRun:
     """What a run is meant to be; None leaves a question open.
 
     Attributes:
@@ -55,40 +45,31 @@ class Asked:
     dtype: str | None = None
     bits: int | None = None
 
+    def differs_from_launch(self, engine: str | None, processes: int) -> Iterator[tuple[str, str]]:
+        """What differs in engine and number of processes, and what to do; `doctor` asks before anything starts."""
+        if engine is not None and self.engine not in (None, engine):
+            difference = f"The settings were made for engine {self.engine}, but the launch is {engine}."
+            yield difference, "Choose another file after --config_file, or change `engine`."
+        if self.processes not in (None, processes):
+            difference = f"The settings were made for `processes: {self.processes}`, but the launch has {processes}."
+            yield difference, f"Pass --num_processes {self.processes}, or change `processes` and the batch sizes."
+
 
 @dataclass(frozen=True)
 class Running:
-    """What a run is, as one rank sees it.
+    """What a run is, as one rank sees it."""
 
-    Attributes:
-        engine: One of `ENGINES`; `apart` if several processes each train alone. Other engines (XLA, tensor parallel)
-            have Accelerate's name and are not checked.
-        processes: Of the whole job.
-        backend: Of `torch.distributed`; None in one process.
-        wrapper: Class of the model that the trainer calls.
-        parameters: Stored elements of all parameters; two 4-bit weights in a byte count once.
-        parameters_here: Elements that this rank stores.
-        trained: Elements that the optimizer may change.
-        bits: 4 or 8 if there are bitsandbytes layers, else 0.
-        quantised_layers: Their number.
-        dtype: Of the loaded model, before the engine wrapped it.
-        device: Of this rank's parameters; several, with commas, if the model is split over them.
-    """
-
-    engine: str
+    engine: str  # also `apart`: several processes that each train alone; what is not checked has Accelerate's name
     processes: int
     backend: str | None
     wrapper: str
-    parameters: int
-    parameters_here: int
+    parameters: int  # stored elements: two 4-bit weights in a byte count once
+    parameters_here: int  # those that this rank stores
     trained: int
     bits: int
     quantised_layers: int
-    dtype: str
-    device: str
-
-
-# ------------------------------------------------------------------------------------------------- before weights load
+    dtype: str  # of the loaded model, before the engine wrapped it
+    device: str  # several, with commas, if the model is split over them
 
 
 def launched_engine(environment: Mapping[str, str] | None = None, args: Any = None) -> str | None:
@@ -114,7 +95,7 @@ def launched_engine(environment: Mapping[str, str] | None = None, args: Any = No
 
 def check_launch(
     state: PartialState,
-    asked: Asked | None = None,
+    expected: ExpectedRun | None = None,
     *,
     environment: Mapping[str, str] | None = None,
     args: Any = None,
@@ -123,7 +104,7 @@ def check_launch(
 
     Args:
         state: Accelerate's, after the training arguments were constructed (they may choose the CPU).
-        asked: What the run configuration asks for, if anything.
+        expected: What the run configuration asks for, if anything.
         environment: As for `launched_engine`.
         args: As for `launched_engine`.
 
@@ -131,12 +112,12 @@ def check_launch(
         EngineError: One sentence for each difference, and what to do.
     """
     env = os.environ if environment is None else environment
-    asked = asked or Asked()
-    engine = launched_engine(env, args)
-    _raise([*_process_problems(state, asked, env), *_engine_problems(state, asked, env, engine)])
+    engine, processes = launched_engine(env, args), state.num_processes
+    different = map(" ".join, (expected or ExpectedRun()).differs_from_launch(engine, processes))
+    _raise([*_launcher_problems(state, env), *different, *_engine_problems(state, env, engine)])
 
 
-def _process_problems(state: PartialState, asked: Asked, env: Mapping[str, str]) -> Iterator[str]:
+def _launcher_problems(state: PartialState, env: Mapping[str, str]) -> Iterator[str]:
     started, nodes = int(env.get("WORLD_SIZE", "1")), int(env.get("GROUP_WORLD_SIZE", "1"))
     slurm_nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
     if started != state.num_processes:
@@ -149,27 +130,16 @@ def _process_problems(state: PartialState, asked: Asked, env: Mapping[str, str])
             f"Slurm runs this step on {slurm_nodes} nodes, but they are {slurm_nodes} jobs of {nodes} node(s) each. "
             "Give each node's launcher --num_machines, its own --machine_rank and the first node's --main_process_ip."
         )
-    if asked.processes is not None and asked.processes != state.num_processes:
-        yield (
-            f"The run configuration is made for {asked.processes} process(es) (processes: {asked.processes}), but "
-            f"{state.num_processes} run. Launch {asked.processes}, or change `processes` and the batch sizes with it."
-        )
 
 
-def _engine_problems(state: PartialState, asked: Asked, env: Mapping[str, str], engine: str | None) -> Iterator[str]:
-    if engine is not None and asked.engine is not None and engine != asked.engine:
-        yield (
-            f"The run configuration is made for {asked.engine} (engine: {asked.engine}), but the launch is "
-            f"{engine}. Choose another file after --config_file, or change `engine`."
-        )
+def _engine_problems(state: PartialState, env: Mapping[str, str], engine: str | None) -> Iterator[str]:
     if engine is None or engine in ("one_process", "ddp"):
         return
     if _true(env, "ACCELERATE_USE_CPU"):
         instead = "one process" if state.num_processes == 1 else "DDP"
         yield (
             f"The launcher was asked to start {engine}, but ACCELERATE_USE_CPU=true (the environment, or use_cpu in "
-            f"the launcher's file) makes Accelerate run {instead} on the CPU in its place. Remove it, or choose "
-            "another file for the launcher."
+            f"the launcher's file) makes Accelerate run {instead} on the CPU. Remove it."
         )
     elif engine.startswith("fsdp") and state.num_processes == 1:
         yield f"The launcher was asked to start {engine}, which shards nothing with one process: start two or more."
@@ -182,70 +152,37 @@ def _engine_problems(state: PartialState, asked: Asked, env: Mapping[str, str], 
         yield f"The launcher was asked to start {engine}, but DeepSpeed is not installed: pip install deepspeed."
 
 
-# ------------------------------------------------------------------------------------------------- when training begins
+def differences(expected: ExpectedRun, run: Running, kept_whole: list[str] | None = None) -> list[str]:
+    """A sentence for each difference between a run and the request.
 
-
-def running(trainer: Any, dtype: str) -> Running:
-    """Describe the engine of a trainer whose model is wrapped, as in `on_train_begin`.
-
-    Args:
-        trainer: Of transformers or TRL.
-        dtype: Of the loaded model, read by `EngineCheck` before it was wrapped.
-    """
-    state, wrapped = trainer.accelerator.state, trainer.model_wrapped
-    parameters = list(trainer.model.parameters())
-    bits, layers = _quantised(trainer.model)
-    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
-    return Running(
-        engine=_engine_of(wrapped, state),
-        processes=state.num_processes,
-        backend=backend,
-        wrapper=_wrapper_name(wrapped),
-        parameters=sum(map(_all_elements, parameters)),
-        parameters_here=sum(map(_elements_here, parameters)),
-        trained=sum(_all_elements(parameter) for parameter in parameters if parameter.requires_grad),
-        bits=bits,
-        quantised_layers=layers,
-        dtype=dtype,
-        device=", ".join(_devices(trainer.model)),
-    )
-
-
-def differences(asked: Asked, run: Running, kept_whole: list[str] | None = None) -> list[str]:
-    """Return a sentence for each difference between a run and the request.
-
-    Args:
-        asked: What it is meant to be.
-        run: What it is.
-        kept_whole: Names of the parameters that are not sharded, the largest first, for the message.
+    `kept_whole` names parameters that are not sharded, the largest first, for the message.
     """
     found = []
-    if asked.engine is not None and run.engine != asked.engine and run.engine in (*ENGINES, "apart"):
+    if expected.engine not in (None, run.engine) and run.engine in (*ENGINES, "apart"):
         what = f"{run.processes} processes that train apart" if run.engine == "apart" else run.engine
-        found.append(f"The engine asked for is {asked.engine}; what runs is {what} (the model is a {run.wrapper}).")
-    if asked.processes is not None and run.processes != asked.processes:
-        found.append(f"{asked.processes} process(es) were requested; {run.processes} run.")
+        found.append(f"The engine asked for is {expected.engine}; what runs is {what} (the model is a {run.wrapper}).")
+    if expected.processes not in (None, run.processes):
+        found.append(f"{expected.processes} process(es) were requested; {run.processes} run.")
     if run.engine in ("one_process", "ddp") and ", " in run.device:
         found.append(
-            f"One process holds the model on several devices, {run.device}, and only one works at a time; device_map "
-            "(TRL's default in one process is auto) spread it over them. Set CUDA_VISIBLE_DEVICES to one of them, give "
-            "model_init_kwargs a device_map of one, or launch a process for each."
+            f"One process holds the model on several devices, {run.device}, and only one works at a time (device_map "
+            "auto, TRL's default). Set CUDA_VISIBLE_DEVICES to one of them, or launch a process for each."
         )
     # Half way between the even share and everything: uneven rows and small layers kept whole stay far below it.
     even = run.parameters / max(run.processes, 1)
-    if run.engine in SHARDED and run.processes > 1 and run.parameters_here > (run.parameters + even) / 2:
+    if run.engine in _SHARDED and run.processes > 1 and run.parameters_here > (run.parameters + even) / 2:
         largest = f", {', '.join((kept_whole or [])[:3])} among them" if kept_whole else ""
         found.append(
             f"{run.engine} was to shard the parameters over {run.processes} processes, but this one holds "
             f"{run.parameters_here:,} of {run.parameters:,}{largest}. With 4-bit weights set bnb_4bit_quant_storage to "
             "the dtype; with ZeRO-3 a model this small is below stage3_param_persistence_threshold."
         )
-    if asked.bits is not None and run.bits != asked.bits:
-        wanted = f"{asked.bits}-bit weights" if asked.bits else "weights that are not quantised"
+    if expected.bits not in (None, run.bits):
+        wanted = f"{expected.bits}-bit weights" if expected.bits else "weights that are not quantised"
         got = f"{run.quantised_layers} layers of {run.bits} bits" if run.bits else "no quantised layer"
         found.append(f"{wanted} were asked for (load_in_4bit, load_in_8bit); the model has {got}.")
-    if asked.dtype not in (None, "auto", run.dtype):
-        found.append(f"Weights in {asked.dtype} were asked for (dtype); those of the model are {run.dtype}.")
+    if expected.dtype not in (None, "auto", run.dtype):
+        found.append(f"Weights in {expected.dtype} were asked for (dtype); those of the model are {run.dtype}.")
     return found
 
 
@@ -256,7 +193,7 @@ class EngineCheck(TrainerCallback):
 
     Args:
         trainer: Not yet training; the type of its weights is read here.
-        asked: What the run configuration says.
+        expected: What the run configuration says.
 
     Attributes:
         facts: What runs, set when training begins; a mapping for `metrics.json`.
@@ -265,29 +202,24 @@ class EngineCheck(TrainerCallback):
         EngineError: At once, if nothing is trained. In `trainer.train`: one sentence per difference.
     """
 
-    def __init__(self, trainer: Any, asked: Asked | None = None) -> None:
-        asked = asked or Asked()
-        launched = launched_engine(args=trainer.args)
+    def __init__(self, trainer: Any, expected: ExpectedRun | None = None) -> None:
+        expected = expected or ExpectedRun()
         self.trainer, self.facts = trainer, dict[str, Any]()
-        self.asked = Asked(asked.engine or launched, asked.processes, asked.dtype, asked.bits)
+        self.expected = replace(expected, engine=expected.engine or launched_engine(args=trainer.args))
         self._dtype = _dtype_of(trainer.model)
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
             raise EngineError(
-                "No parameter of the model is trained: all are frozen, as in an adapter loaded for inference "
-                "(model_name_or_path names an adapter's folder). Name its base model and continue the adapter by "
-                "resume_from_checkpoint, or merge it first."
+                "No parameter of the model is trained: all are frozen, as in an adapter loaded for inference. Name its "
+                "base model and continue the adapter by resume_from_checkpoint, or merge it first."
             )
         self._gradients_seen = False
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare, on all ranks."""
-        run = running(self.trainer, self._dtype)
-        whole = sorted(
-            ((_all_elements(p), name) for name, p in self.trainer.model.named_parameters() if not _is_sharded(p)),
-            reverse=True,
-        )
-        _raise(gather_object(differences(self.asked, run, [name for _, name in whole])))
+        run, named = running(self.trainer, self._dtype), self.trainer.model.named_parameters()
+        whole = sorted(((_elements(p), name) for name, p in named if _elements_here(p) == _elements(p)), reverse=True)
+        _raise(gather_object(differences(self.expected, run, [name for _, name in whole])))
         self.facts = asdict(run)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -296,15 +228,28 @@ class EngineCheck(TrainerCallback):
             return
         self._gradients_seen = True
         trained = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
-        without = sum(parameter.grad is None for parameter in trained)
-        if without == len(trained):
-            problem = f"None of the {len(trained)} trained parameters got a gradient from the first backward pass."
-        else:
-            problem = ""
-        _raise(gather_object([problem] if problem else []))
+        problem = f"None of the {len(trained)} trained parameters got a gradient from the first backward pass."
+        _raise(gather_object([problem] if all(parameter.grad is None for parameter in trained) else []))
 
 
-# ---------------------------------------------------------------------------------------------------------------- parts
+def running(trainer: Any, dtype: str) -> Running:
+    """Describe a trainer whose model is wrapped, as in `on_train_begin`; `dtype` is that of the loaded model."""
+    state, wrapped = trainer.accelerator.state, trainer.model_wrapped
+    parameters = list(trainer.model.parameters())
+    bits, layers = _quantised(trainer.model)
+    return Running(
+        engine=_engine_of(wrapped, state),
+        processes=state.num_processes,
+        backend=torch.distributed.get_backend() if torch.distributed.is_initialized() else None,
+        wrapper=type(wrapped).__name__,
+        parameters=sum(map(_elements, parameters)),
+        parameters_here=sum(map(_elements_here, parameters)),
+        trained=sum(_elements(parameter) for parameter in parameters if parameter.requires_grad),
+        bits=bits,
+        quantised_layers=layers,
+        dtype=dtype,
+        device=", ".join(_devices(trainer.model)),
+    )
 
 
 def _true(env: Mapping[str, str], name: str) -> bool:
@@ -313,16 +258,14 @@ def _true(env: Mapping[str, str], name: str) -> bool:
 
 def _stage(env: Mapping[str, str], deepspeed: Any) -> int:
     file = env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none") if deepspeed is None else deepspeed
-    if isinstance(file, Mapping):
-        content: Any = file
-    elif file and str(file).lower() != "none":
+    if not isinstance(file, Mapping):
+        if not file or str(file).lower() == "none":
+            return int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
         try:
-            content = json.loads(Path(file).read_text(encoding="utf-8"))
+            file = json.loads(Path(file).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise EngineError(f"DeepSpeed's configuration {str(file)!r} cannot be read: {error}") from error
-    else:
-        return int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
-    return int(content.get("zero_optimization", {}).get("stage", 0))
+    return int(file.get("zero_optimization", {}).get("stage", 0))
 
 
 def _engine_of(wrapped: Any, state: Any) -> str:
@@ -349,11 +292,7 @@ def _devices(model: torch.nn.Module) -> list[str]:
     return sorted((found - {"meta"} if offloaded else found) | offloaded)
 
 
-def _wrapper_name(wrapped: Any) -> str:
-    return type(wrapped).__name__
-
-
-def _all_elements(parameter: Any) -> int:
+def _elements(parameter: Any) -> int:
     """Elements of the whole parameter, wherever its parts are: ZeRO-3 leaves an empty tensor, FSDP2 a `DTensor`."""
     return int(parameter.ds_numel if hasattr(parameter, "ds_numel") else parameter.numel())
 
@@ -365,18 +304,12 @@ def _elements_here(parameter: Any) -> int:
     return int((parameter.to_local() if hasattr(parameter, "to_local") else parameter).numel())
 
 
-def _is_sharded(parameter: Any) -> bool:
-    return _elements_here(parameter) < _all_elements(parameter)
-
-
 def _quantised(model: torch.nn.Module) -> tuple[int, int]:
     """Bits and number of the layers of bitsandbytes, recognised by their names so that it need not be installed."""
     kinds = [type(module) for module in model.modules()]
     names = [kind.__name__ for kind in kinds if kind.__module__.startswith("bitsandbytes")]  # PEFT has namesakes
-    for bits, name in ((4, "Linear4bit"), (8, "Linear8bitLt")):
-        if count := names.count(name):
-            return bits, count
-    return 0, 0
+    found = {bits: names.count(name) for bits, name in ((4, "Linear4bit"), (8, "Linear8bitLt"))}
+    return next(((bits, count) for bits, count in found.items() if count), (0, 0))
 
 
 def _dtype_of(model: torch.nn.Module) -> str:
@@ -385,12 +318,11 @@ def _dtype_of(model: torch.nn.Module) -> str:
     for name, parameter in model.named_parameters():
         quantised = type(parameter).__name__ in ("Params4bit", "Int8Params")
         if parameter.dtype.is_floating_point and not quantised and "lora_" not in name:
-            elements[parameter.dtype] = elements.get(parameter.dtype, 0) + _all_elements(parameter)
+            elements[parameter.dtype] = elements.get(parameter.dtype, 0) + _elements(parameter)
     return str(max(elements, key=lambda dtype: elements[dtype])).removeprefix("torch.") if elements else "none"
 
 
-def _raise(problems: Any) -> None:
+def _raise(problems: Iterable[str]) -> None:
     """Raise all of them in one error, without duplicates."""
-    different = list(dict.fromkeys(problems))
-    if different:
+    if different := list(dict.fromkeys(problems)):
         raise EngineError(" ".join(different))

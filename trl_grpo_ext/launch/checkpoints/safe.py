@@ -6,36 +6,27 @@
     if trainer.stopped_by_signal:
         sys.exit(exit_status(trainer.stopped_by_signal))
 
-transformers writes into `output_dir/checkpoint-N`. A process killed while saving leaves a folder that transformers
-takes for the newest checkpoint but cannot load. Here the trainer's own `_save_checkpoint` runs unchanged, in another
-folder (`Staging`). All ranks meet four times:
+transformers writes into `output_dir/checkpoint-N`; killed there, it leaves a folder that it takes for the newest
+checkpoint but cannot load. Here the trainer's own `_save_checkpoint` runs unchanged in
+`output_dir/_unfinished_checkpoint/checkpoint-N` (`Staging`), where nothing looks, and all ranks meet three times:
 
     prepared    the folder is there
     written     every rank has written its part
-    flushed     all of it is on the disk
-    published   `checkpoint-N` is there; only now are older ones deleted, and uploads begin
+    published   it is flushed, and `checkpoint-N` is there; only now are older ones deleted, and uploads begin
 
-While it is being written, a checkpoint is in `output_dir/_unfinished_checkpoint/NUMBER/checkpoint-N`, on the same file
-system. Neither `get_last_checkpoint` nor `rotate_checkpoints` looks there, and transformers' uploads to the hub leave
-out names that begin with an underscore. So at any moment `checkpoint-N` is absent, the earlier one, or complete.
+So at any moment `checkpoint-N` is absent, the earlier one, or complete. A rank that cannot write goes on through all
+calls in which others wait for it; at the next meeting all raise the same `CheckpointError`. What fails inside such a
+call itself is raised at once on that rank, and the launcher ends the others.
 
-A rank that fails on the way says so at the next meeting, and all raise the same `CheckpointError`. So that it gets
-there, what it could not write (weights, optimizer, states) is remembered and not raised, and it goes on through all
-calls in which the others wait for it. What fails inside such a call itself is raised at once on that rank, since a
-meeting would wait for ranks that wait elsewhere; the launcher then ends them.
-
-Not covered: `save_model` to `output_dir` itself; a checkpoint engine of DeepSpeed that goes on writing after its call
-returns; and `save_total_limit: 1` with `load_best_model_at_end`, where transformers deletes the last checkpoint at the
-end of the training in place (a kill there leaves half of it, which `last_complete_checkpoint` passes over).
+Not covered: `save_model` to `output_dir` itself, and a checkpoint engine of DeepSpeed that writes on after its call
+returns. Old checkpoints are deleted in place, so a kill may leave half of one, which `last_complete_checkpoint` skips.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
-import secrets
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +38,7 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from ...errors import CheckpointError, ConfigurationError
 from ...guard.agreement import Agreement
@@ -62,16 +53,13 @@ from .whole import (
     checkpoint_steps,
     last_complete_checkpoint,
     put_back,
+    starts_afresh,
 )
 
 _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """Errors of a write to a full disk: from Python, PyTorch's archive writer and safetensors."""
 
 logger = logging.getLogger(__name__)
-
-_NO_STEP = 2**62
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
 
 
 class SafeCheckpoints:
@@ -120,7 +108,8 @@ class SafeCheckpoints:
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
         """Train after removing what a killed save left; the run locks its folder (see `in_use`).
 
-        Resuming a finished run logs that and trains no step.
+        Resuming a finished run logs that and trains no step. What transformers does not find in the checkpoint and goes
+        on without (one saved with `save_only_model`, or by another number of processes) is a warning.
 
         Args:
             resume_from_checkpoint: As in the trainer; True means the newest checkpoint that is whole on all machines.
@@ -128,30 +117,28 @@ class SafeCheckpoints:
             **keywords: As in the trainer.
 
         Raises:
-            CheckpointError: There is no such checkpoint, one could not be written on some rank, or another run uses the
-                same folder.
+            CheckpointError: There is no such checkpoint, it is incomplete or damaged, one could not be written on some
+                rank, or another run uses the same folder.
         """
-        lock = FolderLock(Path(self.args.output_dir), self._number_of_rank_0())
+        folder = Path(self.args.output_dir)
+        lock = FolderLock(folder)
         try:
             with self._agree():
-                if self.args.local_process_index == 0:
+                if self.args.process_index == 0:
                     lock.acquire()
-            with self._agree():
                 if self.args.local_process_index == 0:
-                    remove_leftovers(Path(self.args.output_dir))
+                    remove_leftovers(folder)
             if resume_from_checkpoint is True:
-                resume_from_checkpoint = self._agreed_checkpoint()
+                resume_from_checkpoint = self._newest_checkpoint(folder)
+            if resume_from_checkpoint:
+                self._check_resumed(Path(resume_from_checkpoint))
             return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
         finally:
             lock.release()
             self._stop.restore(deliver=False)  # already done, unless an error was raised
 
     def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
-        """As in the trainer, but run no step if none is left: the trainer only checks after each step.
-
-        When a finished run is resumed, transformers trains one step too many. Releases without this method, up to at
-        least 5.2, still do.
-        """
+        """As in the trainer, but no step if none is left: transformers (5.2 and before) trains one too many."""
         if _is_finished(self.state):
             self.control.should_training_stop = True
             return
@@ -169,21 +156,28 @@ class SafeCheckpoints:
             if parameter.dtype != types.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(types[name])
 
+    def _check_resumed(self, checkpoint: Path) -> None:
+        """Refuse a damaged checkpoint, and say what is not in it; a folder of weights alone is not judged."""
+        if not (checkpoint / STATE).is_file() and not checkpoint.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-"):
+            return
+        with self._agree():
+            leads = self.args.local_process_index == 0
+            if leads and (problem := checkpoint_problem(checkpoint, all_checksums=True)):
+                raise CheckpointError(
+                    f"Cannot resume from {checkpoint}: {problem}. Name an earlier checkpoint, or pass "
+                    "resume_from_checkpoint=True for the newest complete one."
+                )
+        if lacking := starts_afresh(checkpoint, self.args.process_index, self.args.world_size):
+            logger.warning("%s has no %s: the resumed run differs from one that went on.", checkpoint, lacking)
+
     # ------------------------------------------------------------------ one save
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        staging = Staging(
-            Path(self._get_output_dir(trial)),
-            name,
-            number=self._number_of_rank_0(),
-            rank=self.accelerator.process_index,
-            leader=self.args.local_process_index == 0,
-        )
+        staging = Staging(Path(self._get_output_dir(trial)), name, leader=self.args.should_save)
         try:
             with self._agree(), staging.explain_errors():
                 staging.prepare()
-            staging.elect()
             self._staging, self._push_later = staging, False
             try:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
@@ -198,25 +192,18 @@ class SafeCheckpoints:
                 if staging.failure is not None:
                     raise staging.failure
             with self._agree(), staging.explain_errors():
-                staging.flush()
-            with self._agree(), staging.explain_errors():
-                # On other machines a part is all there should be: transformers writes the weights on the first alone,
-                # also with save_on_each_node.
-                if self.args.process_index == 0:
-                    staging.check()
-                staging.publish()
-            if staging.publishes:
-                self._rotate(staging)
+                # Elsewhere a part is all there should be: transformers writes the weights on the first machine alone.
+                staging.publish(check=self.args.process_index == 0)
+            if staging.leader:
+                best = self.state.best_model_checkpoint
+                rotate_checkpoints(str(staging.run_dir), self.args.save_total_limit, best, use_mtime=True)
         finally:
             staging.discard()
         if self._push_later:
             super()._push_from_checkpoint(str(staging.final))  # type: ignore[misc]
 
     def _get_output_dir(self, trial: Any) -> str:
-        if self._staging is not None:
-            return str(self._staging.folder)
-        folder: str = super()._get_output_dir(trial)  # type: ignore[misc]
-        return folder
+        return str(self._staging.folder if self._staging else super()._get_output_dir(trial))  # type: ignore[misc]
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads run in the background, so they must wait until the checkpoint is in its final place."""
@@ -228,42 +215,29 @@ class SafeCheckpoints:
     def _name_best(self, staging: Staging) -> None:
         """Set the best checkpoint's final path: the trainer looked for it in the staging folder."""
         state, best = self.state, self.state.best_global_step
-        if not best:
-            return
         place = staging.run_dir / f"{PREFIX_CHECKPOINT_DIR}-{best}"
-        if best == state.global_step or place.is_dir():
+        if best and (best == state.global_step or place.is_dir()):
             state.best_model_checkpoint = str(place)
             if self.args.should_save:
                 state.save_to_json(str(staging.checkpoint / STATE))
 
-    def _rotate(self, staging: Staging) -> None:
-        """Delete the oldest checkpoints beyond `save_total_limit`, but neither this one nor the best."""
-        limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-        if limit is None or limit <= 0:
-            return
-        present = [Path(path) for path in sort_checkpoints(str(staging.run_dir), use_mtime=True)]
-        protected = {staging.final, *([Path(best)] if best is not None else [])} & {*present}
-        surplus = len(present) - max(limit, len(protected))
-        for checkpoint in [path for path in present if path not in protected][: max(surplus, 0)]:
-            staging.remove(checkpoint)
-
     # ------------------------------------------------------------------ what may fail on one rank alone
-
-    def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
-        """As in the trainer; a failure while saving is raised when all ranks meet."""
-        self._write_or_remember(super().create_model_card, *arguments, **keywords)  # type: ignore[misc]
 
     def save_model(self, *arguments: Any, **keywords: Any) -> None:
         """As in the trainer."""
         with self._in_step():
             super().save_model(*arguments, **keywords)  # type: ignore[misc]
 
-    def _save(self, *arguments: Any, **keywords: Any) -> None:
-        self._write_or_remember(super()._save, *arguments, **keywords)  # type: ignore[misc]
-
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         with self._in_step(), self._remember_torch_save_errors():
             super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+
+    def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
+        """As in the trainer; a failure while saving is raised when all ranks meet. So are those of the next three."""
+        self._write_or_remember(super().create_model_card, *arguments, **keywords)  # type: ignore[misc]
+
+    def _save(self, *arguments: Any, **keywords: Any) -> None:
+        self._write_or_remember(super()._save, *arguments, **keywords)  # type: ignore[misc]
 
     def _save_scaler(self, output_dir: str) -> None:
         self._write_or_remember(super()._save_scaler, output_dir)  # type: ignore[misc]
@@ -271,31 +245,33 @@ class SafeCheckpoints:
     def _save_rng_state(self, output_dir: str) -> None:
         self._write_or_remember(super()._save_rng_state, output_dir)  # type: ignore[misc]
 
+    @property
+    def _others_wait(self) -> bool:
+        """Whether a checkpoint is being written by several ranks, which wait for each other."""
+        return self._staging is not None and self.accelerator.num_processes > 1
+
     def _write_or_remember(self, write: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         """Write; with several ranks remember a failure while saving, because the others wait later."""
-        staging = self._staging
-        if staging is None or self.accelerator.num_processes == 1:
-            write(*arguments, **keywords)
-            return
         try:
             write(*arguments, **keywords)
         except _WRITE_ERRORS as error:
-            staging.fail(error)
+            if not self._others_wait or self._staging is None:
+                raise
+            self._staging.fail(error)
 
     @contextmanager
     def _remember_torch_save_errors(self) -> Iterator[None]:
         """The same for `torch.save`, which DeepSpeed and FSDP call between collectives."""
         save, staging = torch.save, self._staging
-        if staging is None or self.accelerator.num_processes == 1:
+        if staging is None or not self._others_wait:
             yield
             return
 
         def kept_save(obj: Any, f: Any, *arguments: Any, **keywords: Any) -> None:
-            if isinstance(f, (str, Path)) and Path(f).is_relative_to(staging.folder):
-                if staging.failure is None:  # else it is lost anyway
-                    self._write_or_remember(save, obj, f, *arguments, **keywords)
-            else:
+            if not (isinstance(f, (str, Path)) and Path(f).is_relative_to(staging.folder)):
                 save(obj, f, *arguments, **keywords)
+            elif staging.failure is None:  # else it is lost anyway
+                self._write_or_remember(save, obj, f, *arguments, **keywords)
 
         torch.save = kept_save
         try:
@@ -309,7 +285,7 @@ class SafeCheckpoints:
         try:
             yield
         except _WRITE_ERRORS as error:
-            if self._staging is None or self.accelerator.num_processes == 1:
+            if not self._others_wait:
                 raise
             raise _OutOfStepError from error
 
@@ -317,40 +293,23 @@ class SafeCheckpoints:
 
     @contextmanager
     def _agree(self) -> Iterator[None]:
-        accelerator = self.accelerator
-        with Agreement(
-            accelerator.process_index, accelerator.num_processes, accelerator.gather, accelerator.device
-        ).section():
+        ranks = self.accelerator
+        with Agreement(ranks.process_index, ranks.num_processes, ranks.gather, ranks.device).section():
             yield
 
-    def _gather(self, number: int) -> list[int]:
-        mine = torch.tensor([number], dtype=torch.int64, device=self.accelerator.device)
-        numbers: list[int] = self.accelerator.gather(mine).tolist()
-        return numbers
-
-    def _number_of_rank_0(self) -> int:
-        """A random number of rank 0, without touching seeded generators."""
-        return self._gather(secrets.randbits(60))[0]
-
-    def _agreed_checkpoint(self) -> str:
-        """The newest checkpoint that is complete on every machine."""
-        folder = self.args.output_dir
-        step, leads = _NO_STEP, self.args.local_process_index == 0
-        while True:
-            found = None
-            with self._agree():
-                found = last_complete_checkpoint(folder, step) if leads else None
-            mine = _NO_STEP if not leads else -1 if found is None else int(found.rpartition("-")[2])
-            steps = [s for s in self._gather(mine) if s != _NO_STEP]
-            step = min(steps)
-            if step < 0:
+    def _newest_checkpoint(self, folder: Path) -> str:
+        """The newest complete checkpoint that the first process sees, on all ranks."""
+        found = None
+        with self._agree():
+            found = last_complete_checkpoint(folder) if self.args.process_index == 0 else ""
+            if found is None:
                 there = ", ".join(f"{PREFIX_CHECKPOINT_DIR}-{s}" for s in checkpoint_steps(folder)) or "nothing"
                 raise CheckpointError(
-                    f"resume_from_checkpoint=True found no checkpoint in {folder} that is complete on all machines; "
-                    f"this one has {there}. Start without resume_from_checkpoint, or name a checkpoint."
+                    f"resume_from_checkpoint=True found no complete checkpoint in {folder}, which has {there}. Start "
+                    "without resume_from_checkpoint, or name a checkpoint."
                 )
-            if max(steps) == step:
-                return str(Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}")
+        mine = torch.tensor([int(found.rpartition("-")[2]) if found else 0], device=self.accelerator.device)
+        return str(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.accelerator.gather(mine).max()}")
 
 
 def _is_finished(state: Any) -> bool:
@@ -379,82 +338,44 @@ class _OutOfStepError(OSError):
 
 
 class Staging:
-    """One save of one checkpoint, as one rank sees it.
+    """One save of one checkpoint into `run_dir`, as one rank sees it; the leader of a disk acts for the others."""
 
-    Among the machines' first processes that see the same folder, the lowest rank acts for all. So it does not matter
-    whether machines share a disk.
-
-    Args:
-        run_dir: Where `checkpoint-N` goes.
-        name: `checkpoint-N`.
-        number: Of this save, the same on all ranks and new each time.
-        rank: Of this process, over all machines.
-        leader: Whether this is the first process of its machine.
-    """
-
-    def __init__(self, run_dir: Path, name: str, *, number: int, rank: int, leader: bool) -> None:
-        self.run_dir, self.name, self.rank, self.leader = run_dir, name, rank, leader
-        self.folder = run_dir / UNFINISHED / str(number)
-        self.checkpoint = self.folder / name
-        self.final = run_dir / name
+    def __init__(self, run_dir: Path, name: str, *, leader: bool) -> None:
+        self.run_dir, self.name, self.leader = run_dir, name, leader
+        self.folder = run_dir / UNFINISHED
+        self.checkpoint, self.final = self.folder / name, run_dir / name
         self.failure: CheckpointError | None = None
-        self.publishes: bool | None = None
 
     def prepare(self) -> None:
-        """Remove what killed saves left, and make the folder; each machine's first process does this."""
+        """Remove what killed saves left, and make the folder."""
         if self.leader:
-            remove_leftovers(self.run_dir, keep=self.folder.name)
+            remove_leftovers(self.run_dir)
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / f"writer-{self.rank}").touch()
 
-    def elect(self) -> None:
-        """Find out whether this process acts for its disk; called after all have prepared."""
-        writers = [int(path.name.removeprefix("writer-")) for path in self.folder.glob("writer-*")]
-        self.publishes = self.leader and min(writers, default=self.rank) == self.rank
+    def publish(self, *, check: bool) -> None:
+        """Move the checkpoint to its place, even if one of that name exists; check it first if asked.
 
-    def flush(self) -> None:
-        """Flush files and folders to disk, so that no power cut can undo the next step."""
-        if self.publishes:
-            for folder, _, files in os.walk(self.checkpoint):
-                for file in files:
-                    _sync(os.path.join(folder, file))  # noqa: PTH118 - `os.walk` gives strings
-                _sync(folder)
-
-    def check(self) -> None:
-        """Check that the checkpoint is complete, in case something else changed the folder.
-
-        Raises:
-            CheckpointError: Something is missing or cut short.
+        Files and folders are flushed before, so that no power cut can undo it.
         """
-        if self.publishes and (problem := checkpoint_problem(self.checkpoint)):
-            raise CheckpointError(
-                f"{self.name} was written to {self.run_dir} but is incomplete: {problem}. It was not published, and "
-                f"earlier checkpoints are unchanged. Does something else remove files there?"
-            )
-
-    def publish(self) -> None:
-        """Move the checkpoint to its place in one step, even if one of that name exists."""
-        if not self.publishes:
+        if not self.leader:
             return
-        if not os.path.lexists(self.final):
-            self.checkpoint.rename(self.final)
-        elif not _exchange(self.checkpoint, self.final):
-            # Not supported by this file system (NFS, say): a kill between these two lines is repaired later.
-            replaced = self.run_dir / UNFINISHED / REPLACED
+        for path in [*self.checkpoint.rglob("*"), self.checkpoint]:
+            _sync(path)
+        if check and (problem := checkpoint_problem(self.checkpoint)):
+            raise CheckpointError(
+                f"{self.name} was written to {self.run_dir} but is incomplete: {problem}. It was not published; does "
+                "something else remove files there?"
+            )
+        if os.path.lexists(self.final):  # a kill between these renames is repaired by `put_back`
+            replaced = self.folder / REPLACED
             replaced.mkdir(exist_ok=True)
             self.final.rename(replaced / self.name)
-            self.checkpoint.rename(self.final)
+        self.checkpoint.rename(self.final)
         _sync(self.run_dir)
-
-    def remove(self, checkpoint: Path) -> None:
-        """Delete an older checkpoint; rename it first, so that no partial one stays under its name."""
-        with suppress(OSError):
-            checkpoint.rename(self.folder / f"old-{checkpoint.name}")
-        shutil.rmtree(checkpoint, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove everything unfinished, and what was replaced."""
-        if self.leader and self.publishes is not False:
+        if self.leader:
             remove_leftovers(self.run_dir)
 
     def fail(self, error: BaseException) -> None:
@@ -466,24 +387,20 @@ class Staging:
         if self.failure is None:
             self.failure = self.error_of(error)
             for file in [*self.folder.rglob("*")]:
-                if file.is_file() and not file.name.startswith(("writer-", ".")):
+                if file.is_file() and not file.name.startswith("."):
                     file.unlink(missing_ok=True)
 
     def error_of(self, error: BaseException) -> CheckpointError:
         """Make the error that says what was written, what is free and what to do."""
         if isinstance(error, CheckpointError):
             return error
-        written, free = _size(self.folder), _free(self.run_dir)
+        lines = str(error).strip().splitlines() or ["no message"]  # PyTorch adds a stack of its C++ code
         older = checkpoint_steps(self.run_dir) if self.run_dir.is_dir() else []
-        before = (
-            f"; checkpoint-{older[0]} takes {_bytes(_size(self.run_dir / f'checkpoint-{older[0]}'))}" if older else ""
-        )
-        kept = "Older checkpoints are unchanged" if older else "There is no older checkpoint"
+        takes = f"; checkpoint-{older[0]} takes {_size(self.run_dir / f'checkpoint-{older[0]}')}" if older else ""
         made = CheckpointError(
-            f"{self.name} could not be written to {self.run_dir}: {_reason(error)}. {_bytes(written)} were written, "
-            f"and {free} are free beside them{before}. {kept}, and this one's files were removed. Make "
-            f"room there (quota and `ulimit -f` count too), set save_total_limit or save_only_model, or "
-            "choose another output_dir. Then resume."
+            f"{self.name} could not be written to {self.run_dir}: {type(error).__name__}: {lines[0].rstrip('.')} "
+            f"({_size(self.folder)} were written, {_free(self.run_dir)} are free{takes}). Make room there (quota and "
+            "`ulimit -f` count too), set save_total_limit, or choose another output_dir; then resume."
         )
         made.__cause__ = error
         return made
@@ -499,39 +416,13 @@ class Staging:
             raise self.error_of(error) from error
 
 
-def remove_leftovers(run_dir: Path, keep: str = "") -> None:
-    """Remove what killed saves left, after restoring a checkpoint that was being replaced.
-
-    Several processes may do this at once.
-
-    Args:
-        run_dir: The folder of the checkpoints.
-        keep: The number of a save that has begun.
-    """
+def remove_leftovers(run_dir: Path) -> None:
+    """Remove what killed saves left, after restoring a checkpoint that was being replaced."""
     put_back(run_dir)
-    unfinished = run_dir / UNFINISHED
-    for path in [*unfinished.glob("*")]:
-        if path.name != keep:
-            shutil.rmtree(path, ignore_errors=True)
-    if not keep:
-        with suppress(OSError):
-            unfinished.rmdir()
+    shutil.rmtree(run_dir / UNFINISHED, ignore_errors=True)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; False if the system cannot."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):
-        return False
-    raise OSError(number, os.strerror(number), str(other))
-
-
-def _sync(path: str | Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -542,28 +433,15 @@ def _sync(path: str | Path) -> None:
         os.close(descriptor)
 
 
-def _size(folder: Path) -> int:
+def _size(folder: Path) -> str:
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):  # another rank may be removing it
             total += path.stat().st_size if path.is_file() else 0
-    return total
+    return f"{total / 1e6:,.2f} MB"
 
 
 def _free(folder: Path) -> str:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        return _bytes(shutil.disk_usage(folder).free)
-    except OSError as error:
-        return f"an unknown number of bytes ({error})"
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 1e9:,.2f} GB" if number >= 1e9 else f"{number / 1e6:,.2f} MB"
-
-
-def _reason(error: BaseException) -> str:
-    """The first line, without full stop: PyTorch adds a stack of its C++ code."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no message'}"
+    with suppress(OSError):
+        return f"{shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free / 1e6:,.2f} MB"
+    return "an unknown number of MB"

@@ -1,32 +1,17 @@
 """SIGTERM, or another signal, ends the training after the optimizer step with a checkpoint, on all ranks together.
 
-The handler only sets a flag. At the end of every optimizer step the ranks gather one integer each, so that a signal to
-a single rank stops all of them at the same step; TRL gathers dozens of metrics per step anyway. If any rank has a
-signal, the checkpoint is saved and the loop ends.
+The handler only sets a flag. At the end of every optimizer step the ranks gather one integer each, so a signal to one
+rank stops all at the same step. A signal during generation, saving or an evaluation waits for the end of the step; an
+evaluation due at that step is skipped, and the resumed run does not make up for it.
 
-- A signal during generation, the backward pass, saving or an evaluation waits for the end of the step. Give the
-  scheduler at least that long plus the time of a save. An evaluation due at that step is skipped, to save time, and the
-  resumed run does not make up for it. Since its sampling would have drawn random numbers, later samples differ from
-  those of an uninterrupted run.
-- The same signal again invokes the earlier handler, which normally ends the process at once. Within `SAME_SECONDS` it
-  counts as the same signal: if a scheduler signals every process of a job, workers get it twice, because their launcher
-  passes it on.
-- The earlier handler is not called at the first signal, since it would end the run before the checkpoint. It is
-  restored after training, and gets a signal that came after the last step.
-- A child process that inherits the handler (a fork of a worker pool) dies of the signal as it would without it.
+- The same signal again goes to the earlier handler, which normally ends the process at once. Within `SAME_SECONDS` it
+  counts as the same one, because launchers pass on what a scheduler also sends to each worker.
+- The earlier handler also gets a signal that came after the last step. A forked child dies of the signal as usual.
 
-Where TRL generates once for several optimizer steps (`steps_per_generation` above `gradient_accumulation_steps`, or
-`num_iterations` above 1), a stop between them makes the resumed run generate again: TRL keeps no such batch in a
-checkpoint.
-
-transformers' own `enable_jit_checkpoint` (read in 5.23) is not used, and refused: a thread in each process waits three
-seconds and sets a flag, and each process then acts on its own flag, so two ranks may save at different steps, where
-each waits for the other; and its `on_pre_optimizer_step` saves weights in which the step's gradients are not yet
-applied, under the number of the step before, while the data has moved on.
-
-torchrun, and so `accelerate launch`, passes SIGTERM, SIGINT, SIGHUP and SIGQUIT on to the workers, waits 30 s and kills
-them; the environment's `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` (seconds) changes that time. Any other signal ends the launcher
-itself: torchrun takes `--signals-to-handle`, `accelerate launch` 1.15 has no such option, so send it to the workers.
+transformers' own `enable_jit_checkpoint` (read in 5.23) is refused: each rank acts on its own flag, so two may save at
+different steps; and it saves weights without the step's gradients, while the data has moved on. torchrun, and so
+`accelerate launch`, passes SIGTERM, SIGINT, SIGHUP and SIGQUIT on, and kills after `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`
+(30) seconds; any other signal must be sent to the workers.
 """
 
 from __future__ import annotations
@@ -96,11 +81,7 @@ class SaveOnSignal(TrainerCallback):
             signal.siginterrupt(number, False)  # C code that does not expect interrupted calls must not get them
 
     def restore(self, *, deliver: bool = True) -> None:
-        """Put the earlier handlers back.
-
-        Args:
-            deliver: Whether they get a signal that came after the last step.
-        """
+        """Put the earlier handlers back, and give them what came after the last step if `deliver`."""
         late = [number for number in self._came if deliver and self.stopped_by is None]
         for number, earlier in self._earlier.items():
             signal.signal(number, signal.SIG_DFL if earlier is None else earlier)

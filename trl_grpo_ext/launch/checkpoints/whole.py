@@ -1,9 +1,9 @@
 """Tell complete checkpoints from broken ones: `last_complete_checkpoint` skips what a killed save left.
 
-The checks read names, sizes, headers and `trainer_state.json`, never the weights, so they take milliseconds whatever
-the model's size. They detect missing and truncated files. They cannot detect a changed byte, nor the truncation of a
-file in PyTorch's format from before 1.6, which DeepSpeed still writes by default; of those only empty files are
-detected.
+Read are names, sizes, headers, `trainer_state.json`, and the checksums of what `torch.save` wrote (optimizer,
+scheduler, random states; of files above `MOST_BYTES` only where a run resumes from them). The weights themselves are
+not read, so a changed byte in them is not found, nor the end of a file in PyTorch's format from before 1.6, which
+DeepSpeed still writes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import zipfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,12 @@ REPLACED = "replaced"
 """In it, a checkpoint that another one of the same step is about to replace."""
 
 STATE = "trainer_state.json"
-WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-SHARDED = ("pytorch_model_fsdp", "optimizer")
+MOST_BYTES = 50_000_000
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SHARDED = ("pytorch_model_fsdp", "optimizer")
 """Beginnings of the folders that FSDP with `SHARDED_STATE_DICT` writes, each with a `.metadata`."""
-
+_READ = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".json")
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
 _RNG_STATE = re.compile(r"^rng_state_(\d+)\.pth$")
 
@@ -55,10 +55,9 @@ def put_back(run_dir: Path) -> None:
 def checkpoint_steps(output_dir: str | os.PathLike[str]) -> list[int]:
     """The steps of all folders `checkpoint-N` in a folder, newest first, whole or not."""
     try:
-        entries = [entry.name for entry in os.scandir(output_dir) if entry.is_dir()]
+        matches = [_CHECKPOINT.match(entry.name) for entry in os.scandir(output_dir) if entry.is_dir()]
     except FileNotFoundError:
         return []
-    matches = [_CHECKPOINT.match(name) for name in entries]
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
@@ -95,21 +94,36 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str], at_most: int | 
     return None
 
 
-def checkpoint_problem(folder: str | os.PathLike[str]) -> str | None:
-    """Say in half a sentence why a checkpoint is incomplete; None if it is complete."""
+def checkpoint_problem(folder: str | os.PathLike[str], *, all_checksums: bool = False) -> str | None:
+    """Say in half a sentence why a checkpoint is incomplete or damaged; None if it is neither.
+
+    One without any training state (`save_only_model`) is complete: see `starts_afresh`.
+
+    Args:
+        folder: `checkpoint-N`.
+        all_checksums: Also read optimizer files above 50 MB.
+    """
     folder = Path(folder)
     try:
         _check_state(folder)
         _check_weights(folder)
-        _check_optimizer(folder)
-        _check_ranks(folder)
+        _check_training_state(folder)
         for file in folder.rglob("*"):
-            _check_file(file)
+            if file.suffix in _READ and file.is_file():
+                _check_file(file, all_checksums)
     except _BrokenError as broken:
         return str(broken)
     except OSError as error:
         return f"it cannot be read: {error}"
     return None
+
+
+def starts_afresh(folder: Path, process: int, processes: int) -> str:
+    """What transformers does not find for a process in a checkpoint and goes on without; empty if nothing."""
+    optimizer, scheduler, random_states = _training_state(folder)
+    random_state = f"rng_state_{process}.pth" if processes > 1 else "rng_state.pth"
+    lacking = ["an optimizer's state"] * (not optimizer and not scheduler)
+    return " and ".join([*lacking, *([random_state] if random_state not in random_states else [])])
 
 
 def _check_state(folder: Path) -> None:
@@ -121,7 +135,7 @@ def _check_state(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    indexes = [folder / name for name in INDEXES if (folder / name).exists()]
+    indexes = [folder / name for name in _INDEXES if (folder / name).exists()]
     for index in indexes:
         shards = _read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
@@ -129,35 +143,42 @@ def _check_weights(folder: Path) -> None:
         missing = sorted({str(shard) for shard in shards.values() if not (folder / str(shard)).is_file()})
         if missing:
             raise _BrokenError(f"{len(missing)} shard(s) of {index.name} are missing, the first is {missing[0]}")
-    found = bool(indexes) or any(
-        next(folder.glob(pattern), None) for name in WEIGHTS for pattern in (name, f"*/{name}")
-    )
-    for part in _folders(folder):
-        if part.name.startswith(SHARDED) and not (part / ".metadata").is_file():
-            raise _BrokenError(f"{part.name}/.metadata is missing")
-    sharded = any(path.name.startswith(SHARDED[0]) for path in folder.iterdir())
-    if not found and not sharded and not (folder / "latest").is_file():
+    parts = [path.name for path in folder.iterdir() if path.is_dir() and path.name.startswith(_SHARDED)]
+    if without := [name for name in parts if not (folder / name / ".metadata").is_file()]:
+        raise _BrokenError(f"{without[0]}/.metadata is missing")
+    files = any(next(folder.glob(pattern), None) for name in _WEIGHTS for pattern in (name, f"*/{name}"))
+    sharded = any(name.startswith(_SHARDED[0]) for name in parts)
+    if not (indexes or files or sharded or (folder / "latest").is_file()):
         raise _BrokenError("it has no weights")
 
 
-def _check_optimizer(folder: Path) -> None:
-    """transformers loads the optimizer only if the scheduler is there too, and is silent otherwise."""
-    if (folder / "optimizer.pt").exists() and not (folder / "scheduler.pt").exists():
-        raise _BrokenError("it has optimizer.pt and no scheduler.pt")
-    if not (latest := folder / "latest").is_file():
-        if next(folder.glob("global_step*"), None) is not None:
-            raise _BrokenError("DeepSpeed's file `latest` is missing")
-        return
-    states = folder / latest.read_text(errors="replace").strip()
-    if states == folder or not states.is_dir():
-        raise _BrokenError(f"DeepSpeed's folder {states.name!r} is missing")
-    if next(states.glob("*model_states.pt"), None) is None:
-        raise _BrokenError(f"DeepSpeed's folder {states.name!r} has no model states")
+def _training_state(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Names of what holds the optimizer, the scheduler and the random states."""
+    names = sorted(path.name for path in folder.iterdir())
+    optimizer = [name for name in names if name in ("latest", "optimizer.pt") or name.startswith("optimizer")]
+    scheduler = [name for name in names if name == "scheduler.pt"]
+    return optimizer, scheduler, [name for name in names if name == "rng_state.pth" or _RNG_STATE.match(name)]
 
 
-def _check_ranks(folder: Path) -> None:
-    """Every rank of a machine writes its random numbers, and with ZeRO its part of the optimizer."""
-    ranks = sorted(int(match[1]) for path in folder.iterdir() if (match := _RNG_STATE.match(path.name)))
+def _check_training_state(folder: Path) -> None:
+    """All of optimizer, scheduler and random states, or none: transformers silently goes on without what is missing."""
+    optimizer, scheduler, random_states = _training_state(folder)
+    deepspeed = folder / "latest"
+    if not deepspeed.is_file() and next(folder.glob("global_step*"), None) is not None:
+        raise _BrokenError("DeepSpeed's file `latest` is missing")
+    if deepspeed.is_file():
+        states = folder / deepspeed.read_text(errors="replace").strip()
+        if states == folder or not states.is_dir():
+            raise _BrokenError(f"DeepSpeed's folder {states.name!r} is missing")
+        if next(states.glob("*model_states.pt"), None) is None:
+            raise _BrokenError(f"DeepSpeed's folder {states.name!r} has no model states")
+        scheduler = scheduler or ["DeepSpeed's own"]
+    found = {"optimizer.pt": optimizer, "scheduler.pt": scheduler, "rng_state.pth": random_states}
+    missing = [name for name, there in found.items() if not there]
+    if 0 < len(missing) < len(found):
+        has = next(there[0] for there in found.values() if there)
+        raise _BrokenError(f"it has {has} and no {' and no '.join(missing)}")
+    ranks = sorted(int(match[1]) for name in random_states if (match := _RNG_STATE.match(name)))
     if ranks and ranks != list(range(ranks[0], ranks[0] + len(ranks))):
         raise _BrokenError(f"it has the random states of ranks {ranks} and not of those between")
     parts = len(list(folder.glob("global_step*/*zero_pp_rank_*optim_states.pt")))
@@ -165,36 +186,34 @@ def _check_ranks(folder: Path) -> None:
         raise _BrokenError(f"it has {parts} parts of the optimizer for {len(ranks)} ranks")
 
 
-def _check_file(file: Path) -> None:
-    if file.suffix not in (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".json") or not file.is_file():
-        return
-    if file.stat().st_size == 0:
+def _check_file(file: Path, all_checksums: bool) -> None:
+    if (size := file.stat().st_size) == 0:
         raise _BrokenError(f"{file.name} is empty")
     if file.suffix == ".safetensors":
-        _check_safetensors(file)
+        try:
+            with safe_open(file, framework="pt"):  # reads the header and compares the file's size with it
+                pass
+        except SafetensorError as error:
+            raise _BrokenError(f"{file.name} is cut short or damaged: {error}") from None
     elif file.suffix in (".bin", ".pt", ".pth"):
-        with file.open("rb") as stream:
-            zipped = stream.read(4) == b"PK\x03\x04"
-        if zipped:
-            _check_zip(file)
+        _check_archive(file, file.suffix != ".bin" and (all_checksums or size <= MOST_BYTES))
 
 
-def _check_safetensors(file: Path) -> None:
-    """Opening a file reads its header and checks the file size against it."""
-    try:
-        with safe_open(file, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise _BrokenError(f"{file.name} is cut short or damaged: {error}") from None
-
-
-def _check_zip(file: Path) -> None:
-    """`torch.save` writes a zip archive, whose table of contents is at the end."""
+def _check_archive(file: Path, checksums: bool) -> None:
+    """`torch.save` writes a zip archive with its table of contents at the end; `torch.load` skips its checksums."""
+    with file.open("rb") as stream:
+        start = stream.read(4)
+    if start != b"PK\x03\x04":
+        if file.suffix != ".bin" and not start.startswith(b"\x80"):  # where the format before 1.6 begins
+            raise _BrokenError(f"{file.name} is damaged")
+        return
     try:
         with zipfile.ZipFile(file) as archive:
-            archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        raise _BrokenError(f"{file.name} is cut short") from None
+            damaged = archive.testzip() if checksums else None
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError):
+        raise _BrokenError(f"{file.name} is cut short or damaged") from None
+    if damaged is not None:
+        raise _BrokenError(f"{file.name} is damaged")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -207,7 +226,3 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise _BrokenError(f"{file.name} holds no mapping")
     return content
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if path.is_dir())

@@ -23,6 +23,7 @@ from ...errors import UpstreamError
 from ...guard.untrusted import one_line
 from ...trainer import upstream
 from ...types import implements
+from ..engine import ExpectedRun
 from ..ranges import wrong_values
 from .case import Case
 from .environment import Device
@@ -287,14 +288,11 @@ def _other_engine(case: Case) -> tuple[str, str] | None:
     return ("ACCELERATE_USE_FSDP", "an FSDP run") if "ACCELERATE_USE_FSDP" in on and not case.is_fsdp else None
 
 
-def _asked_engine(case: Case) -> str:
-    asked = str(case.run.own.get("engine") or case.engine)
-    return "" if case.engine == asked or case.engine.startswith(f"{asked}_") else one_line(asked, 40)
-
-
-def _asked_processes(case: Case) -> str:
-    asked = str(case.run.own.get("processes") or case.launch.processes)
-    return "" if asked == str(case.launch.processes) else one_line(asked, 40)
+def _other_than_expected(case: Case) -> tuple[str, str] | None:
+    engine, processes = case.run.own.get("engine"), str(case.run.own.get("processes"))
+    wanted = ExpectedRun(one_line(engine, 40) if engine else None, int(processes) if processes.isdecimal() else None)
+    found = [*wanted.differs_from_launch(case.engine.removesuffix("_hybrid"), case.launch.processes)]
+    return (" ".join(what for what, _ in found), " ".join(fix for _, fix in found)) if found else None
 
 
 def _ignored_rendezvous(case: Case) -> str:
@@ -368,16 +366,7 @@ _LAUNCH = (
         "{found[0]} is set in the environment, which makes {found[1]} of {launch.name}, silently.",
         "Run: unset {found[0]}",
     ),
-    Rule(
-        "not_the_engine_of_the_settings", "error", "engine", _asked_engine,
-        "The settings were made for engine {found}, but {launch.name} starts {launch.engine}.",
-        "Choose a launch file for {found}, or change `engine`.",
-    ),
-    Rule(
-        "not_the_processes_of_the_settings", "error", "engine", _asked_processes,
-        "The settings were made for `processes: {found}`, but {launch.name} starts {launch.processes}.",
-        "Launch with --num_processes {found}, or change `processes` and the batch sizes.",
-    ),
+    Rule("not_the_launch_of_the_settings", "error", "engine", _other_than_expected, "{found[0]}", "{found[1]}"),
     Rule(
         "deepspeed_in_the_run_too", "warning", "deepspeed", lambda c: c.run.get("deepspeed") is not None,
         "The run's own `deepspeed` setting decides the engine; {launch.name} says {launch.engine}.",
