@@ -19,7 +19,7 @@ from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.untrusted import read_settings
 from trl_grpo_ext.launch.checkpoints import checkpoint_problem, last_complete_checkpoint
 from trl_grpo_ext.launch.engine import ExpectedRun, check_launch
-from trl_grpo_ext.launch.ranges import wrong_values
+from trl_grpo_ext.launch.ranges import quantised_with_vllm, wrong_quantisation, wrong_values
 
 from .errors import RecipeError, one_line, settings_errors
 
@@ -185,18 +185,11 @@ def _on_one_device(args: GRPOConfig, state: PartialState) -> dict[str, Any]:
 def _check_quantisation(args: GRPOConfig, model_args: ModelConfig) -> None:
     if not (model_args.load_in_4bit or model_args.load_in_8bit):
         return
-    what = "--load_in_4bit" if model_args.load_in_4bit else "--load_in_8bit"
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise RecipeError(f"{what} needs bitsandbytes, which is not installed: pip install bitsandbytes")
-    if not model_args.use_peft:
-        raise RecipeError(f"{what}: quantised weights cannot be trained themselves, add --use_peft.")
-    if model_args.dtype == "auto":
-        raise RecipeError(f"{what} needs a compute type, and --dtype auto names none: choose bfloat16 or float32.")
-    if args.use_vllm:
-        raise RecipeError(
-            f"{what} with --use_vllm: vLLM would get the packed quantised weights. Remove --use_vllm, or train plain "
-            f"LoRA (--use_peft alone)."
-        )
+        raise RecipeError("Quantised weights need bitsandbytes, which is not installed: pip install bitsandbytes")
+    settings = {**vars(model_args), "use_vllm": args.use_vllm}
+    if wrong := wrong_quantisation(settings) or quantised_with_vllm(settings):
+        raise RecipeError(" ".join(wrong))
 
 
 def _checkpoint(args: GRPOConfig, use_peft: bool) -> str | None:

@@ -238,7 +238,7 @@ def kills(
 
 
 def sweep_full(model: Path, folder: Path) -> Any:
-    return kills(model, folder, resume_every=12, events=range(1, 1000, 2))
+    return kills(model, folder, resume_every=10, events=range(1, 1000, 2))
 
 
 def sweep_replaces(model: Path, folder: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Impossible values: TRL and transformers accept them, and fail later or silently train on them."""
+"""Impossible values and pairs of values: TRL accepts them, and fails later or silently trains on them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def wrong_value(name: str, value: Any) -> str | None:
-    """Say in half a sentence why a setting cannot have a value; None if it can.
-
-    Args:
-        name: A setting of TRL or transformers; for others only non-finite numbers are reported.
-        value: As in a file or on the command line; numeric text is read as a number.
-    """
+    """Half a sentence on why a setting of TRL cannot have a value (as text, too); None if it can."""
     if isinstance(value, str) and name not in {*SIZES, *_RANGES}:  # a run may be named "nan"
         return None
     number = _number(value)
@@ -54,6 +49,29 @@ def wrong_value(name: str, value: Any) -> str | None:
 def wrong_values(settings: Mapping[str, Any]) -> list[str]:
     """The same for several settings."""
     return [why for name, value in settings.items() if (why := wrong_value(name, value))]
+
+
+def wrong_quantisation(settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why quantised weights cannot be trained with these settings, and what to do."""
+    bits = 4 if settings["load_in_4bit"] else 8 if settings["load_in_8bit"] else 0
+    if bits and not settings["use_peft"]:
+        return f"load_in_{bits}bit without use_peft: quantised weights cannot be trained.", "Add use_peft: true."
+    if bits == 4 and settings["dtype"] in (None, "auto"):  # TRL passes `dtype` on as the compute type
+        return (
+            "load_in_4bit with dtype auto: its layers compute in dtype, and auto names none.",
+            "Write dtype: bfloat16.",
+        )
+    return None
+
+
+def quantised_with_vllm(settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why vLLM cannot sample from quantised weights, and what to do; nothing in TRL guards against it."""
+    if not settings["use_vllm"] or not (settings["load_in_4bit"] or settings["load_in_8bit"]):
+        return None
+    why = "load_in_8bit with vLLM: vLLM does not support in-flight 8-bit quantisation."
+    if settings["load_in_4bit"]:
+        why = "QLoRA with vLLM: TRL's weight sync sends packed 4-bit bytes as weights, or fails (trl#4973, trl#3466)."
+    return why, "Set use_vllm: false, or train plain LoRA (use_peft without load_in_4bit and load_in_8bit)."
 
 
 def _number(value: Any) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 import peft
 
 from trl_grpo_ext.launch.doctor.case import Batch, Case, Plugins
-from trl_grpo_ext.launch.doctor.environment import Device, Environment, Package
+from trl_grpo_ext.launch.doctor.environment import Device, Environment
 from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan
 from trl_grpo_ext.launch.doctor.model import Adapters, Sizes, adapters_of, known_config, on_meta, sizes_of
 from trl_grpo_ext.launch.doctor.run_file import RunPlan, Script, build_configs, read_run
@@ -20,13 +20,13 @@ T4 = Device("T4", 16 * GIB, (7, 5))
 RECIPE = Script("recipe.py", is_recipe=True)
 
 TESTED = {
-    "trl": Package("trl", "1.16.0", ">=1.14,<2", required=True),
-    "transformers": Package("transformers", "5.23.0", ">=5.2,<6", required=True),
-    "torch": Package("torch", "2.13.0", ">=2.6", required=True),
-    "deepspeed": Package("deepspeed", "0.19.8", ">=0.17"),
-    "vllm": Package("vllm", "0.30.0"),
-    "liger-kernel": Package("liger-kernel", "0.6.0"),
-    "flash-attn": Package("flash-attn", "2.8.0"),
+    "trl": "1.16.0",
+    "transformers": "5.23.0",
+    "torch": "2.13.0",
+    "deepspeed": "0.19.8",
+    "vllm": "0.30.0",
+    "liger-kernel": "0.6.0",
+    "flash-attn": "2.8.0",
 }
 
 
@@ -45,10 +45,10 @@ def adapters(*targets: str) -> Adapters:
     return adapters_of(on_meta(known_config("Qwen/Qwen2.5-0.5B-Instruct")), config)
 
 
-def machine(*devices: Device, packages: dict[str, Package] | None = None, **facts: Any) -> Environment:
+def machine(*devices: Device, versions: dict[str, str | None] | None = None, **facts: Any) -> Environment:
     """A machine on which nothing is wrong, but for what is said."""
     good: dict[str, Any] = {
-        "packages": TESTED | (packages or {}),
+        "versions": {**TESTED, **(versions or {})},
         "devices": devices,
         "torch_build": "CUDA 12.8",
         "has_nccl": True,

@@ -139,6 +139,24 @@ def test_a_plugin_that_does_not_load_is_named_with_all_the_others() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"resample": {"filter": {"name": "accuracy_between", "lowest": 0.1}}}, "lowest"),
+        ({"resample": "{filter: signl}"}, "Did you mean 'signal'"),
+        ({"resample": {"filter": "signal", "max_round": 2}}, "max_round"),
+        ({"advantage_hooks": ["centred", "leave_one_out"]}, "both estimators"),
+        ({"advantage_hooks": ["whiten"], "resample": "signal"}, "reads advantages"),
+        ({"resample": "none"}, ""),
+        ({"advantage_hooks": ["leave_one_out"], "resample": "{filter: {name: accuracy_between, low: 0.1}}"}, ""),
+    ],
+)
+def test_filters_are_built_and_what_the_chain_refuses_is_a_problem(settings: dict[str, Any], words: str) -> None:
+    problems = load_plugins(case(**settings).run).problems
+    assert [problem.severity for problem in problems] == ["error"] * bool(words), problems
+    assert words in "".join(problem.message for problem in problems)
+
+
+@pytest.mark.parametrize(
     ("run", "launcher", "precision"),
     [({"bf16": True}, "fp16", "bf16"), ({"fp16": True, "bf16": False}, "no", "fp16"), ({"bf16": False}, "fp8", "bf16")],
 )

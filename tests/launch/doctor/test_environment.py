@@ -12,43 +12,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from trl_grpo_ext.launch.doctor import environment
-from trl_grpo_ext.launch.doctor.environment import PACKAGES, Package, inspect_machine, required_range
-from trl_grpo_ext.trainer import upstream
+from trl_grpo_ext.launch.doctor.environment import Environment, inspect_machine
 
 MODEL = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
 
 
-def test_versions_and_ranges_are_those_of_the_metadata() -> None:
+def test_versions_are_those_of_the_metadata() -> None:
     facts = inspect_machine()
-    assert set(facts.packages) == set(PACKAGES)
-    for name in ("trl", "torch", "accelerate"):
-        package = facts.packages[name]
-        assert package.version == metadata.version(name)
-        assert package.required
-        assert package.fits
-    assert facts.version("trl") == Version(metadata.version("trl"))
-    assert SpecifierSet(facts.packages["trl"].wanted) == SpecifierSet(f">={upstream.OLDEST_TESTED},<2")
-    assert required_range("deepspeed") == (">=0.17", False)
-    assert required_range("no-such-package") == ("", False)
+    assert facts.versions["trl"] == metadata.version("trl")
+    assert facts.version("torch") == Version(metadata.version("torch"))
+    assert Environment(versions={"x": "built by hand"}).version("x") is None
     assert facts.python == platform.python_version()
-
-
-@given(st.integers(0, 3), st.integers(0, 30), st.integers(0, 9))
-def test_a_version_fits_where_packaging_says_so(major: int, minor: int, patch: int) -> None:
-    package = Package("x", f"{major}.{minor}.{patch}", ">=1.14,<2")
-    assert package.fits == ((1, 14, 0) <= (major, minor, patch) < (2, 0, 0))
-
-
-def test_odd_versions_are_no_reason_to_stop() -> None:
-    assert not Package("x", None, ">=1").fits
-    assert Package("x", "2.13.0+cpu", ">=2.6").fits
-    assert Package("x", "built by hand", ">=2.6").fits
 
 
 def test_devices_are_torchs_or_those_described() -> None:
@@ -110,7 +87,7 @@ def test_variables_are_shown_without_their_control_characters(monkeypatch: pytes
     assert inspect_machine().variables == {}
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true\x1b[2J")
     monkeypatch.setenv("SOMETHING_ELSE", "1")
-    assert inspect_machine().variables == {"ACCELERATE_USE_CPU": "true\ufffd[2J"}
+    assert inspect_machine().variables == {"ACCELERATE_USE_CPU": r"true\x1b[2J"}
 
 
 def test_the_probe_of_bitsandbytes_survives_a_library_that_ends_the_process(

@@ -43,7 +43,7 @@ def test_the_shipped_files_are_what_they_are_called(
     assert (plan.engine, plan.processes, plan.machines) == (engine, processes, machines)
     assert plan.problems == ()
     assert (plan.accumulation, plan.mixed_precision, plan.use_cpu) == (None, "no", False)
-    assert plan.offloads_optimizer == plan.offloads_parameters == ("offload" in name)
+    assert plan.offloads("optimizer") == plan.offloads("param") == ("offload" in name)
 
 
 def test_the_launchers_command_line_beats_its_file() -> None:
@@ -66,7 +66,7 @@ def test_a_json_file_of_deepspeed_decides_the_stage(tmp_path: Path) -> None:
     text = "distributed_type: DEEPSPEED\nnum_processes: 2\n"
     text += f"deepspeed_config: {{deepspeed_config_file: {tmp_path}/ds.json}}\n"
     plan = read(tmp_path, text)
-    assert (plan.engine, plan.offloads_optimizer, plan.offloads_parameters, plan.accumulation) == (
+    assert (plan.engine, plan.offloads("optimizer"), plan.offloads("param"), plan.accumulation) == (
         "zero1",
         True,
         False,

@@ -16,7 +16,7 @@ from tests.launch.doctor.cases import A100, GIB, RECIPE, adapters, case, launche
 from tests.support import prompts, save_tiny_model
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.launch.doctor.case import Case
-from trl_grpo_ext.launch.doctor.environment import Device, Package
+from trl_grpo_ext.launch.doctor.environment import Device
 from trl_grpo_ext.launch.doctor.memory import MemoryEstimate, estimate, memory_problems, optimizer_bytes
 from trl_grpo_ext.launch.doctor.model import adapters_of, known_config, on_meta, sizes_of
 
@@ -249,7 +249,7 @@ def test_a_reference_model_is_a_second_one_but_not_with_adapters() -> None:
 def test_logits_are_held_whole_only_before_trl_1_15() -> None:
     sizes = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 1024}
     tiles = seven(**sizes, dtype="bfloat16")
-    old = machine(A100, packages={"trl": Package("trl", "1.14.2")})
+    old = machine(A100, versions={"trl": "1.14.2"})
     work, head = "head or layer at work", 152_064 * 3584 * 6
     assert item(estimated(replace(tiles, machine=old)), work) == 2 * 1024 * 152_064 * 10 + head
     tile = 2048 * 32_768 * 2 + 32_768 * 3584 * 2 + 2 * 1024 * 3584 * 6

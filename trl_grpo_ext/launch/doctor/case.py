@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -11,59 +11,48 @@ from typing import Any
 
 from trl.trainer.utils import RepeatSampler
 
+from ...credit.chain import HookChain
 from ...errors import ConfigurationError, PluginError
-from ...guard.untrusted import one_line
+from ...guard.untrusted import one_line, parse_yaml
 from ...plugins.kinds import LABELS, Kind
-from ...plugins.loading import resolve
+from ...plugins.loading import resolve, resolve_group_filter
+from ...trainer.resampling import read_resample, refuse_inexact
 from ..ranges import SIZES
 from .environment import Environment
 from .launch_file import LaunchPlan
 from .model import Adapters, Sizes
-from .reading import Problem
-from .run_file import PLUGIN_FIELDS, RunPlan
+from .problem import Problem
+from .run_file import RunPlan
 
-_KINDS: tuple[Kind, ...] = ("reward", "advantage_hook", "loss_aggregation")
+_LISTS: dict[str, Kind] = {
+    "rewards": "reward",
+    "advantage_hooks": "advantage_hook",
+    "loss_aggregation": "loss_aggregation",
+}
 _LONGEST_LINE, _MOST_BYTES_COUNTED = 1_000_000, 200_000_000
 _ROWS_OF_GSM8K = 7473
 
 
 @dataclass(frozen=True)
 class Plugins:
-    """The plugins that the run selects, built.
-
-    Attributes:
-        rewards: Reward functions by name.
-        hooks: Advantage hooks by name.
-        aggregation: The loss aggregation.
-        problems: Plugins that could not be built, and why.
-    """
+    """The plugins that the run selects, built, and why others could not be built."""
 
     rewards: Mapping[str, Any] = field(default_factory=dict)
     hooks: Mapping[str, Any] = field(default_factory=dict)
     aggregation: Any = None
+    group_filter: Any = None
     problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sizes over all processes, as the real `GRPOExtConfig` has them. A row is one completion; None means unknown.
-
-    Attributes:
-        generation_batch_size: Completions generated at once.
-        prompts_per_generation_batch: Distinct prompts among them.
-        rows_per_process: Completions that one process generates at once.
-        completions_per_optimizer_step: Completions in the gradient of one optimizer step.
-        optimizer_steps_per_generation: Not an integer if generation and optimizer steps are out of step.
-        optimizer_steps: Of the whole run.
-        prompts: Rows of the training set.
-        eval_batch: Completions in one evaluation batch.
-    """
+    """Sizes over all processes, as the real `GRPOExtConfig` has them. A row is one completion; None means unknown."""
 
     generation_batch_size: int
     prompts_per_generation_batch: int
-    rows_per_process: int
+    rows_per_process: int  # that one process generates at once
     completions_per_optimizer_step: int
-    optimizer_steps_per_generation: Fraction
+    optimizer_steps_per_generation: Fraction  # no integer if generation and optimizer steps are out of step
     optimizer_steps: int | None
     prompts: int | None
     eval_batch: int
@@ -72,7 +61,7 @@ class Batch:
     def of(cls, run: RunPlan) -> Batch | None:
         """Derive the sizes from the configuration and its number of processes; None without a configuration."""
         config, prompts = run.config, prompts_of(run)
-        if config is None or sizes_below_one(run):
+        if config is None or any(run[name] is not None and run[name] < 1 for name in SIZES):
             return None
         assert config.generation_batch_size is not None
         assert config.steps_per_generation is not None
@@ -100,27 +89,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that is known before weights load.
-
-    Attributes:
-        launch: What the launcher starts.
-        run: The settings of the run.
-        machine: The machine that it will run on.
-        sizes: The model's sizes; None if its config cannot be found.
-        adapters: What PEFT makes of the model; None without `use_peft` or sizes.
-        plugins: The selected plugins.
-        batch: None if the configuration refuses the settings.
-        columns: Columns of the data set, if it is a readable file; else None.
-    """
+    """Everything that is known before weights load; None where it cannot be known."""
 
     launch: LaunchPlan
     run: RunPlan
     machine: Environment
     sizes: Sizes | None = None
-    adapters: Adapters | None = None
+    adapters: Adapters | None = None  # what PEFT makes of the model
     plugins: Plugins = field(default_factory=Plugins)
     batch: Batch | None = None
-    columns: frozenset[str] | None = None
+    columns: frozenset[str] | None = None  # of the data set, if it is a readable file
 
     @property
     def bits(self) -> int:
@@ -192,23 +170,43 @@ class Case:
 
 
 def load_plugins(run: RunPlan) -> Plugins:
-    """Import and build the selected plugins one by one, to report every broken one."""
-    built: dict[Kind, dict[str, Any]] = {kind: {} for kind in _KINDS}
-    problems = []
-    for kind, name in zip(_KINDS, PLUGIN_FIELDS, strict=True):
+    """Import and build the selected plugins one by one, to report every broken one; then what the chain refuses."""
+    built: dict[str, dict[str, Any]] = {name: {} for name in _LISTS}
+    problems: list[Problem] = []
+
+    def attempt(action: Callable[[], Any], fix: str) -> Any:
+        try:
+            return action()
+        except (ConfigurationError, PluginError) as error:
+            problems.append(Problem("error", "plugins", one_line(error, 600), fix))
+            return None
+
+    for name, kind in _LISTS.items():
         for selection in _selections(run.settings.get(name)):
             label = str(selection.get("name", selection)) if isinstance(selection, Mapping) else str(selection)
-            try:
-                loaded = resolve(kind, selection)
-            except (ConfigurationError, PluginError) as error:
-                fix = f"Correct {LABELS[kind]} {one_line(label, 80)} in `{name}`."
-                problems.append(Problem("error", "plugins", one_line(error, 600), fix))
-                continue
-            key = label if loaded.selection is None else str(loaded.selection)
-            place = built[kind]
-            place[key if key not in place else f"{key} ({len(place) + 1})"] = loaded.object
+            fix = f"Correct {LABELS[kind]} {one_line(label, 80)} in `{name}`."
+            loaded = attempt(lambda kind=kind, selection=selection: resolve(kind, selection), fix)  # type: ignore[misc]
+            if loaded is not None:
+                key = label if loaded.selection is None else str(loaded.selection)
+                place = built[name]
+                place[key if key not in place else f"{key} ({len(place) + 1})"] = loaded.object
+    hooks = built["advantage_hooks"]
     aggregation = next(iter(built["loss_aggregation"].values()), None)
-    return Plugins(built["reward"], built["advantage_hook"], aggregation, tuple(problems))
+    group_filter = attempt(lambda: _group_filter(run.settings.get("resample")), "Correct `resample` or its filter.")
+    if not problems:
+        attempt(lambda: HookChain([*hooks.values()], aggregation), "Take one of them out.")
+    if not problems and group_filter is not None:
+        attempt(lambda: refuse_inexact(group_filter, [*hooks.values()], None, None), "Take one of them out.")
+    return Plugins(built["rewards"], hooks, aggregation, group_filter, tuple(problems))
+
+
+def _group_filter(value: Any) -> Any:
+    """The filter of `resample`, built; as a mapping, or as the command line has one."""
+    if isinstance(value, str):
+        value = None if value.lower() in ("none", "null") else value
+        value = parse_yaml(value, "resample") if value is not None and value.lstrip().startswith("{") else value
+    settings = read_resample(value)
+    return None if settings is None else resolve_group_filter(settings.filter).object
 
 
 def _selections(value: Any) -> list[Any]:
@@ -216,11 +214,6 @@ def _selections(value: Any) -> list[Any]:
         return []
     values = list(value) if isinstance(value, list | tuple) else [value]
     return [] if [str(item).lower() for item in values] in (["none"], ["null"]) else values
-
-
-def sizes_below_one(run: RunPlan) -> str:
-    """Batch sizes below 1."""
-    return ", ".join(f"{name} {run[name]}" for name in SIZES if run[name] is not None and run[name] < 1)
 
 
 def columns_of(run: RunPlan) -> frozenset[str] | None:
@@ -251,5 +244,4 @@ def prompts_of(run: RunPlan) -> int | None:
         return _ROWS_OF_GSM8K
     model = None if run.script is None else run.script.embedded_model
     generated = run.own.get("train_problems") if model is not None and name is None else None
-    counts = str(run["model_name_or_path"]) == str(model) and isinstance(generated, int)
-    return int(generated) if counts and generated is not None else None
+    return generated if isinstance(generated, int) and str(run["model_name_or_path"]) == str(model) else None

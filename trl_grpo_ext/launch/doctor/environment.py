@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from ...guard.untrusted import one_line
@@ -31,7 +30,6 @@ VARIABLES = (
     *("MASTER_ADDR", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "DS_ACCELERATOR", "SLURM_NODEID", ENVIRONMENT_VARIABLE),
 )
 """Variables that change what runs, or what can be loaded."""
-_PROBE_SECONDS = 120
 _PROBE = """
 from bitsandbytes import cextension
 name = type(cextension.lib).__name__
@@ -40,33 +38,6 @@ if "ErrorHandler" in name:
 from bitsandbytes.functional import has_avx512bf16
 print("avx512bf16" if has_avx512bf16() else "ok")
 """
-
-
-@dataclass(frozen=True)
-class Package:
-    """A distribution, installed or missing.
-
-    Attributes:
-        name: Of the distribution.
-        version: None if it is not installed.
-        wanted: The range that this package's own metadata asks for; empty if there is none.
-        required: Whether every run needs it.
-    """
-
-    name: str
-    version: str | None = None
-    wanted: str = ""
-    required: bool = False
-
-    @property
-    def fits(self) -> bool:
-        """Whether the installed version is in the range; a missing one is not."""
-        if self.version is None:
-            return False
-        try:
-            return Requirement(f"x{self.wanted}").specifier.contains(Version(self.version), prereleases=True)
-        except (InvalidRequirement, InvalidVersion):
-            return True  # a version that cannot be compared
 
 
 @dataclass(frozen=True)
@@ -80,51 +51,30 @@ class Device:
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine that a run will use.
+    """The machine that a run will use."""
 
-    Attributes:
-        packages: By name.
-        devices: GPUs that are visible.
-        elsewhere: Whether another machine is described: devices are as described, versions are this machine's.
-        python: Version of the interpreter.
-        torch_build: "cpu", or "CUDA 12.8" and the like.
-        bitsandbytes_error: Why its native library does not load; None if it does, or was not tried.
-        avx512bf16: Whether bitsandbytes would repack 4-bit weights on this CPU.
-        has_nccl: Whether this torch was built with it.
-        lacks_to_build: Missing tools for compiling extensions.
-        disk_free: Free bytes where checkpoints go; None if unknown.
-        output_dir: That place.
-        output_problem: Why nothing can be written there; None if it can.
-        model: The model asked for.
-        model_here: Whether its weights are in a local folder or in the cache.
-        chat_template: Whether its tokenizer has a chat template; None if unknown.
-        variables: Those of `VARIABLES` that are set.
-        checkpoint_here: Whether the checkpoint to resume from exists; None if none is set.
-    """
-
-    packages: Mapping[str, Package] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # of `PACKAGES`; None if it is not installed
     devices: tuple[Device, ...] = ()
-    elsewhere: bool = False
+    elsewhere: bool = False  # another machine's GPUs are described; versions are this machine's
     python: str = ""
     torch_build: str = "cpu"
-    bitsandbytes_error: str | None = None
-    avx512bf16: bool = False
+    bitsandbytes_error: str | None = None  # why its native library does not load
+    avx512bf16: bool = False  # bitsandbytes would repack 4-bit weights on this CPU
     has_nccl: bool = False
-    lacks_to_build: tuple[str, ...] = ()
-    disk_free: int | None = None
+    lacks_to_build: tuple[str, ...] = ()  # tools for compiling extensions
+    disk_free: int | None = None  # bytes where checkpoints go
     output_dir: str = ""
-    output_problem: str | None = None
+    output_problem: str | None = None  # why nothing can be written there
     model: str | None = None
-    model_here: bool | None = None
+    model_here: bool | None = None  # its weights are in a folder or in the cache
     chat_template: bool | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
-    checkpoint_here: bool | None = None
+    checkpoint_here: bool | None = None  # the one to resume from
 
     def version(self, name: str) -> Version | None:
         """The version of an installed distribution."""
-        package = self.packages.get(name)
         try:
-            return None if package is None or package.version is None else Version(package.version)
+            return None if (version := self.versions.get(name)) is None else Version(version)
         except InvalidVersion:
             return None
 
@@ -147,16 +97,7 @@ def inspect_machine(
     gpu_memory: float | None = None,
     gpus: int = 1,
 ) -> Environment:
-    """Collect the facts; nothing is loaded but libraries.
-
-    Args:
-        output_dir: Where the run saves.
-        model: Name or folder of the model.
-        checkpoint: `resume_from_checkpoint`.
-        needs_bitsandbytes: Whether to load its native library, in a process of its own.
-        gpu_memory: GiB of each GPU of another machine; None means this machine.
-        gpus: GPUs of that machine.
-    """
+    """Collect the facts, of another machine with `gpu_memory` (GiB of each GPU); nothing but libraries is loaded."""
     devices = _devices() if gpu_memory is None else (Device("as described", int(gpu_memory * 1024**3)),) * gpus
     error, avx512 = _probe_bitsandbytes() if needs_bitsandbytes else (None, False)
     free, output_problem = _disk(output_dir)
@@ -164,7 +105,7 @@ def inspect_machine(
     lacking = [] if shutil.which("ninja") or importlib.util.find_spec("ninja") else ["ninja"]
     lacking += [] if shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") else ["a C++ compiler"]
     return Environment(
-        packages={name: Package(name, _version(name), *required_range(name)) for name in PACKAGES},
+        versions={name: _version(name) for name in PACKAGES},
         devices=devices,
         elsewhere=gpu_memory is not None,
         python=".".join(map(str, sys.version_info[:3])),
@@ -182,19 +123,6 @@ def inspect_machine(
         variables={name: one_line(os.environ[name], 100) for name in VARIABLES if name in os.environ},
         checkpoint_here=_checkpoint(checkpoint, output_dir),
     )
-
-
-def required_range(name: str) -> tuple[str, bool]:
-    """The version range in our metadata, and whether it is required in any case."""
-    try:
-        lines = metadata.requires("trl-grpo-ext") or []
-    except metadata.PackageNotFoundError:  # a source tree on the path
-        return "", False
-    for line in lines:
-        requirement = Requirement(line)
-        if requirement.name == name:
-            return str(requirement.specifier), requirement.marker is None
-    return "", False
 
 
 def _version(name: str) -> str | None:
@@ -217,15 +145,14 @@ def _probe_bitsandbytes() -> tuple[str | None, bool]:
     """Load its native library in a separate process, since a broken one may crash the process."""
     if importlib.util.find_spec("bitsandbytes") is None:
         return None, False  # reported elsewhere
+    command = [sys.executable, "-c", _PROBE]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return one_line(error), False
+        return one_line(error, 300), False
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return one_line(lines[-1] if lines else f"it ended with status {done.returncode}"), False
+        return one_line(lines[-1] if lines else f"it ended with status {done.returncode}", 300), False
     return None, "avx512bf16" in done.stdout
 
 
@@ -237,12 +164,12 @@ def _disk(output_dir: str) -> tuple[int | None, str | None]:
         place = Path(output_dir).expanduser().absolute()
         while not place.is_dir():
             if place.is_file():
-                return None, f"{one_line(place)} is a file, not a folder"
+                return None, f"{one_line(place, 300)} is a file, not a folder"
             place = place.parent
-        problem = None if os.access(place, os.W_OK | os.X_OK) else f"{one_line(place)} may not be written to"
+        problem = None if os.access(place, os.W_OK | os.X_OK) else f"{one_line(place, 300)} may not be written to"
         return shutil.disk_usage(place).free, problem
     except OSError as error:
-        return None, one_line(error)
+        return None, one_line(error, 300)
 
 
 def _model(model: str | None) -> tuple[bool | None, bool | None]:

@@ -16,56 +16,36 @@ from .environment import Environment, inspect_machine
 from .launch_file import LaunchPlan, read_launch_file
 from .memory import MemoryEstimate, estimate, memory_problems
 from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of
-from .reading import Problem
+from .problem import Problem
 from .rules import problems_of
-from .run_file import PLUGIN_FIELDS, RunPlan, Script, build_configs, read_run, read_script
+from .run_file import PLUGIN_FIELDS, RunPlan, build_configs, read_run, read_script
 
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 @dataclass(frozen=True)
 class Request:
-    """The doctor's input.
+    """The doctor's input."""
 
-    Attributes:
-        config_file: The launch file; None for the launcher's defaults.
-        configs: The run's YAML files; later ones override earlier ones.
-        overrides: The words after the script on its command line.
-        script: The training script.
-        gpu_memory: GiB of each GPU of another machine; None means this machine.
-        num_processes: `--num_processes` of the launcher.
-        machine_rank: `--machine_rank` of the launcher.
-        main_process_ip: `--main_process_ip` of the launcher.
-        rdzv_backend: `--rdzv_backend` of the launcher.
-        prompt_length: Tokens in the longest prompt; None for an assumption.
-    """
-
-    config_file: str | None = None
-    configs: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
+    config_file: str | None = None  # the launch file; None for the launcher's defaults
+    configs: tuple[str, ...] = ()  # the run's YAML files; later ones override earlier ones
+    overrides: tuple[str, ...] = ()  # the words after the script on its command line
     script: str | None = None
-    gpu_memory: float | None = None
-    num_processes: int | None = None
+    gpu_memory: float | None = None  # GiB of each GPU of another machine; None means this machine
+    num_processes: int | None = None  # this and the next three: the launcher's options
     machine_rank: int | None = None
     main_process_ip: str | None = None
     rdzv_backend: str | None = None
-    prompt_length: int | None = None
+    prompt_length: int | None = None  # tokens in the longest prompt; None for an assumption
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found.
-
-    Attributes:
-        case: What is known of the run.
-        model_source: Where the model's config came from, or why there is none.
-        memory: The estimate; None without sizes or a sound configuration.
-        problems: Most severe first.
-    """
+    """What was found; the problems are most severe first."""
 
     case: Case
-    model_source: str
-    memory: MemoryEstimate | None
+    model_source: str  # where the model's config came from, or why there is none
+    memory: MemoryEstimate | None  # None without sizes or a sound configuration
     problems: tuple[Problem, ...]
 
     @property
@@ -76,26 +56,23 @@ class Examination:
     def plain(self) -> dict[str, Any]:
         """Everything as JSON values."""
         case = self.case
-        return {
+        found = {
             "problems": [asdict(problem) for problem in self.problems],
-            "launch": as_json(asdict(case.launch)),
-            "run": {"sources": list(case.run.sources), "given": as_json(case.run.given)},
-            "environment": as_json(asdict(case.machine)),
-            "batch": None if case.batch is None else as_json(asdict(case.batch)),
+            "launch": asdict(case.launch),
+            "run": {"sources": list(case.run.sources), "given": case.run.given},
+            "environment": asdict(case.machine),
+            "batch": None if case.batch is None else asdict(case.batch),
             "model": self.model_source,
-            "memory": None if self.memory is None else as_json(asdict(self.memory)),
+            "memory": None if self.memory is None else asdict(self.memory),
         }
+        return {key: as_json(value) for key, value in found.items()}
 
 
 def examine(request: Request) -> Examination:
-    """Examine a launch, a run and a machine together.
-
-    Raises:
-        ConfigurationError: A named file is missing.
-    """
+    """Examine a launch, a run and a machine together; a `ConfigurationError` if a named file is missing."""
     for path in (request.config_file, *request.configs, request.script):
         if path is not None and not _is_file(path):
-            raise ConfigurationError(f"There is no file {one_line(path)}.")
+            raise ConfigurationError(f"There is no file {one_line(path, 300)}.")
     found: list[Problem] = []
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     launch = _launch(request, gpus, found)
@@ -121,15 +98,9 @@ def _is_file(path: str) -> bool:
 
 
 def _launch(request: Request, gpus: int, found: list[Problem]) -> LaunchPlan:
+    options = {name: getattr(request, name) for name in ("machine_rank", "main_process_ip", "rdzv_backend")}
     try:
-        return read_launch_file(
-            request.config_file,
-            gpus=gpus,
-            processes=request.num_processes,
-            machine_rank=request.machine_rank,
-            main_process_ip=request.main_process_ip,
-            rdzv_backend=request.rdzv_backend,
-        )
+        return read_launch_file(request.config_file, gpus=gpus, processes=request.num_processes, **options)
     except ConfigurationError as error:
         found.append(Problem("error", "launch file", str(error), "Correct the file of --config_file."))
         return LaunchPlan(processes=request.num_processes or 1)
@@ -137,7 +108,7 @@ def _launch(request: Request, gpus: int, found: list[Problem]) -> LaunchPlan:
 
 def _run(request: Request, has_gpu: bool, found: list[Problem]) -> RunPlan:
     """The run's settings, leaving out unreadable files."""
-    script: Script | None = None
+    script = None
     try:
         script = None if request.script is None else read_script(request.script)
     except ConfigurationError as error:

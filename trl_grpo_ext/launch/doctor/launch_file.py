@@ -10,54 +10,38 @@ from typing import Any, Literal
 
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line, read_settings
-from .reading import Problem
+from .problem import Problem
 
 Engine = Literal["one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "fsdp2_hybrid"]
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
+_SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
+_ZERO: dict[str, Engine] = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What `accelerate launch` starts.
+    """What `accelerate launch` starts."""
 
-    Attributes:
-        source: The launch file; None for the launcher's own defaults.
-        engine: The engine, if launcher and script agree.
-        processes: On all machines together.
-        machines: Computers in the job.
-        machine_rank: The number that the launcher's command line gives this machine; None if it gives none.
-        distributed_type: As the file has it.
-        mixed_precision: Of the launcher; the run's own bf16 or fp16 overrides it.
-        use_cpu: The launcher's `use_cpu`, which is not the script's.
-        main_process_ip: Address where the machines meet; None if not given.
-        rdzv_backend: From the command line; accelerate ignores it in a file.
-        deepspeed_config_file: The JSON file that it names.
-        deepspeed: DeepSpeed's settings in DeepSpeed's own shape.
-        fsdp: FSDP's settings, without their prefix.
-        raw: All of the file.
-        problems: Problems of the file by itself.
-    """
-
-    source: str | None = None
-    engine: Engine = "one_process"
-    processes: int = 1
+    source: str | None = None  # the launch file; None for the launcher's own defaults
+    engine: Engine = "one_process"  # if launcher and script agree
+    processes: int = 1  # on all machines together
     machines: int = 1
-    machine_rank: int | None = None
+    machine_rank: int | None = None  # from the launcher's command line
     distributed_type: str = "NO"
-    mixed_precision: str = "no"
-    use_cpu: bool = False
+    mixed_precision: str = "no"  # the run's own bf16 or fp16 overrides it
+    use_cpu: bool = False  # the launcher's, which is not the script's
     main_process_ip: str | None = None
-    rdzv_backend: str = "static"
+    rdzv_backend: str = "static"  # from the command line; accelerate ignores it in a file
     deepspeed_config_file: str | None = None
-    deepspeed: Mapping[str, Any] = field(default_factory=dict)
-    fsdp: Mapping[str, Any] = field(default_factory=dict)
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)  # in DeepSpeed's own shape
+    fsdp: Mapping[str, Any] = field(default_factory=dict)  # without their prefix
     raw: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
     @property
     def name(self) -> str:
         """The file's name, for messages."""
-        return "the launcher's defaults" if self.source is None else one_line(Path(self.source).name)
+        return "the launcher's defaults" if self.source is None else one_line(Path(self.source).name, 300)
 
     @property
     def processes_per_machine(self) -> int:
@@ -69,15 +53,9 @@ class LaunchPlan:
         """DeepSpeed's `zero_optimization`."""
         return _mapping(self.deepspeed.get("zero_optimization"))
 
-    @property
-    def offloads_optimizer(self) -> bool:
+    def offloads(self, what: Literal["optimizer", "param"]) -> bool:
         """Whether DeepSpeed keeps it on the CPU or a disk."""
-        return str(_mapping(self.zero.get("offload_optimizer")).get("device", "none")) in ("cpu", "nvme")
-
-    @property
-    def offloads_parameters(self) -> bool:
-        """Whether DeepSpeed keeps them on the CPU or a disk."""
-        return str(_mapping(self.zero.get("offload_param")).get("device", "none")) in ("cpu", "nvme")
+        return str(_mapping(self.zero.get(f"offload_{what}")).get("device", "none")) in ("cpu", "nvme")
 
     @property
     def accumulation(self) -> int | None:
@@ -87,26 +65,11 @@ class LaunchPlan:
 
 
 def read_launch_file(
-    path: str | Path | None,
-    *,
-    gpus: int = 0,
-    processes: int | None = None,
-    machine_rank: int | None = None,
-    main_process_ip: str | None = None,
-    rdzv_backend: str | None = None,
+    path: str | Path | None, *, gpus: int = 0, processes: int | None = None, **more: Any
 ) -> LaunchPlan:
-    """Read a launch file with Accelerate's own reader.
+    """Read a launch file with Accelerate's own reader, without one for the launcher's defaults with so many GPUs.
 
-    Args:
-        path: The file of `--config_file`; None for Accelerate's default file, or else its defaults.
-        gpus: GPUs that the launcher would see, for its defaults.
-        processes: `--num_processes` of the launcher, which overrides the file.
-        machine_rank: `--machine_rank` of the launcher.
-        main_process_ip: `--main_process_ip` of the launcher.
-        rdzv_backend: `--rdzv_backend` of the launcher.
-
-    Raises:
-        ConfigurationError: Accelerate would refuse the file, too.
+    `processes` and `more` are the launcher's options that override the file.
     """
     from accelerate.commands.config import config_args
 
@@ -116,10 +79,10 @@ def read_launch_file(
             count = processes or max(1, gpus)
             engine: Engine = "ddp" if count > 1 else "one_process"
             return LaunchPlan(engine=engine, processes=count, distributed_type="MULTI_GPU" if count > 1 else "NO")
-    settings, name = read_settings(path), one_line(path)
+    settings, name = read_settings(path), one_line(path, 300)
     if settings.get("distributed_type") is False:
         raise ConfigurationError(f'distributed_type in {name} is NO, which YAML reads as false: write "NO" in quotes.')
-    for key in ("deepspeed_config", "fsdp_config", "parallelism_config"):
+    for key in _SECTIONS:
         if not isinstance(settings.get(key, {}), dict):
             raise ConfigurationError(f"{key} in {name} is {one_line(repr(settings[key]), 60)}, not a mapping.")
     try:
@@ -129,39 +92,37 @@ def read_launch_file(
     if not isinstance(cluster, config_args.ClusterConfig):
         raise ConfigurationError(f"{name} is for SageMaker; the doctor only knows launches on your own machines.")
     kind = str(getattr(cluster.distributed_type, "value", cluster.distributed_type))
-    sections = {key: _mapping(settings.get(key)) for key in ("deepspeed_config", "fsdp_config", "parallelism_config")}
-    given = sections["deepspeed_config"]
-    json_path = given.get("deepspeed_config_file")
-    deepspeed = _json_settings(json_path) if isinstance(json_path, str) else _as_deepspeed(given)
+    sections = {key: _mapping(settings.get(key)) for key in _SECTIONS}
+    json_path = sections["deepspeed_config"].get("deepspeed_config_file")
+    if isinstance(json_path, str):
+        deepspeed = _json_settings(json_path)
+    else:
+        json_path, deepspeed = None, _as_deepspeed(sections["deepspeed_config"])
     fsdp = {key.removeprefix("fsdp_"): value for key, value in sections["fsdp_config"].items()}
+    more = {key: value for key, value in more.items() if value is not None}
     return LaunchPlan(
         source=str(path),
         engine=_engine(kind, deepspeed, fsdp, sections["parallelism_config"], name),
         processes=_count(cluster.num_processes if processes is None else processes, "num_processes", name),
         machines=_count(cluster.num_machines, "num_machines", name),
-        machine_rank=machine_rank,
         distributed_type=kind,
         mixed_precision=_precision(cluster.mixed_precision, name),
         use_cpu=bool(cluster.use_cpu),
-        main_process_ip=main_process_ip or cluster.main_process_ip,
-        rdzv_backend=rdzv_backend or "static",
-        deepspeed_config_file=json_path if isinstance(json_path, str) else None,
+        deepspeed_config_file=json_path,
         deepspeed=deepspeed if kind == "DEEPSPEED" else {},
         fsdp=fsdp if kind == "FSDP" else {},
         raw=settings,
         problems=tuple(_ignored_keys(sections, name)),
+        **{"main_process_ip": cluster.main_process_ip, **more},
     )
 
 
-def _engine(
-    kind: str, deepspeed: Mapping[str, Any], fsdp: Mapping[str, Any], parallelism: Mapping[str, Any], name: str
-) -> Engine:
+def _engine(kind: str, deepspeed: Any, fsdp: Any, parallelism: Any, name: str) -> Engine:
     if kind == "DEEPSPEED":
-        stages: dict[str, Engine] = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
         stage = str(_mapping(deepspeed.get("zero_optimization")).get("stage", 2))
-        if stage not in stages:
+        if stage not in _ZERO:
             raise ConfigurationError(f"The ZeRO stage in {name} is {one_line(stage, 60)}, not 0 to 3.")
-        return stages[stage]
+        return _ZERO[stage]
     if kind == "FSDP":
         version = str(fsdp.get("version", 1))
         if version not in ("1", "2"):
@@ -184,7 +145,7 @@ def _ignored_keys(sections: Mapping[str, Mapping[str, Any]], name: str) -> list[
             if option in known:
                 continue
             near = difflib.get_close_matches(option, known, n=1, cutoff=0.7)
-            message = f"{section} in {name} has {one_line(key)!r}, which Accelerate does not know and ignores silently."
+            message = f"{section} in {name} has {one_line(key, 60)!r}, which Accelerate ignores silently."
             fix = f"Write {near[0]!r}." if near else "Take it out."
             problems.append(Problem("error" if near else "warning", "launch file", message, fix))
     return problems
@@ -200,14 +161,13 @@ def _json_settings(path: str) -> Mapping[str, Any]:
 
 def _as_deepspeed(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The launch file's DeepSpeed keys in the shape of DeepSpeed's own settings."""
-    return {
-        "zero_optimization": {
-            "stage": given.get("zero_stage", 2),
-            "offload_optimizer": {"device": given.get("offload_optimizer_device", "none")},
-            "offload_param": {"device": given.get("offload_param_device", "none")},
-        },
-        "gradient_accumulation_steps": given.get("gradient_accumulation_steps", "auto"),
+    zero = {
+        "stage": given.get("zero_stage", 2),
+        "offload_optimizer": {"device": given.get("offload_optimizer_device", "none")},
+        "offload_param": {"device": given.get("offload_param_device", "none")},
     }
+    accumulation = given.get("gradient_accumulation_steps", "auto")
+    return {"zero_optimization": zero, "gradient_accumulation_steps": accumulation}
 
 
 def _precision(value: object, name: str) -> str:
@@ -215,9 +175,8 @@ def _precision(value: object, name: str) -> str:
         raise ConfigurationError(f'mixed_precision in {name} is no, which YAML reads as false: write "no" in quotes.')
     precision = "no" if value is None else str(value)
     if precision not in PRECISIONS:
-        raise ConfigurationError(
-            f"mixed_precision in {name} is {one_line(precision, 60)!r}, not one of {', '.join(PRECISIONS)}."
-        )
+        choices = ", ".join(PRECISIONS)
+        raise ConfigurationError(f"mixed_precision in {name} is {one_line(precision, 60)!r}, not one of {choices}.")
     return precision
 
 

@@ -14,68 +14,45 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigurationError
+from ...guard.untrusted import one_line
 
 MOST_LAYERS = 2_000
 """A config with more layers is taken for a mistake: building it would take minutes."""
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, ArithmeticError)
+"""A config is an untrusted file: a malformed one has raised each of these."""
 
-
-@dataclass(frozen=True)
-class KnownModel:
-    """Published sizes: the model type, the sizes as `PretrainedConfig` names them, and the number of parameters."""
-
-    model_type: str
-    sizes: dict[str, Any]
-    parameters: int
-
-
-def _qwen2(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, parameters: int) -> KnownModel:
-    tied = parameters < 7_000_000_000
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": 151_936 if tied else 152_064,
-        "tie_word_embeddings": tied,
-        "max_position_embeddings": 32_768,
-    }
-    return KnownModel("qwen2", sizes, parameters)
-
-
-KNOWN_MODELS: dict[str, KnownModel] = {
-    "Qwen/Qwen2.5-0.5B": _qwen2(896, 4_864, 24, 14, 2, 494_032_768),
-    "Qwen/Qwen2.5-0.5B-Instruct": _qwen2(896, 4_864, 24, 14, 2, 494_032_768),
-    "Qwen/Qwen2.5-1.5B-Instruct": _qwen2(1_536, 8_960, 28, 12, 2, 1_543_714_304),
-    "Qwen/Qwen2.5-3B-Instruct": _qwen2(2_048, 11_008, 36, 16, 2, 3_085_938_688),
-    "Qwen/Qwen2.5-7B-Instruct": _qwen2(3_584, 18_944, 28, 28, 4, 7_615_616_512),
-    "HuggingFaceTB/SmolLM2-1.7B-Instruct": KnownModel(
-        "llama",
-        {
-            "hidden_size": 2_048,
-            "intermediate_size": 8_192,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "vocab_size": 49_152,
-            "tie_word_embeddings": True,
-            "max_position_embeddings": 8_192,
-        },
-        1_711_376_384,
-    ),
+_SIZES: dict[str, tuple[str, int, int, int, int, int, int, int]] = {
+    "Qwen/Qwen2.5-0.5B": ("qwen2", 896, 4_864, 24, 14, 2, 151_936, 32_768),
+    "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", 896, 4_864, 24, 14, 2, 151_936, 32_768),
+    "Qwen/Qwen2.5-1.5B-Instruct": ("qwen2", 1_536, 8_960, 28, 12, 2, 151_936, 32_768),
+    "Qwen/Qwen2.5-3B-Instruct": ("qwen2", 2_048, 11_008, 36, 16, 2, 151_936, 32_768),
+    "Qwen/Qwen2.5-7B-Instruct": ("qwen2", 3_584, 18_944, 28, 28, 4, 152_064, 32_768),
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": ("llama", 2_048, 8_192, 24, 32, 32, 49_152, 8_192),
 }
-"""The models of the run files by their name on the hub, for machines that reach neither a copy nor the hub."""
+"""Of the run files' models, for machines that reach neither a copy nor the hub: type, width, width of the MLP, layers,
+heads, heads for keys and values, vocabulary, context. Only the 7B has a head of its own."""
 
 
 def known_config(name: str) -> Any | None:
-    """Return the `PretrainedConfig` of a known model, or None."""
-    known = KNOWN_MODELS.get(name)
-    return None if known is None else AutoConfig.for_model(known.model_type, **known.sizes)
+    """The `PretrainedConfig` of a model of the run files, or None."""
+    if name not in _SIZES:
+        return None
+    kind, hidden, intermediate, layers, heads, kv_heads, vocabulary, context = _SIZES[name]
+    return AutoConfig.for_model(
+        kind,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocabulary,
+        tie_word_embeddings=hidden < 3_584,
+        max_position_embeddings=context,
+    )
 
 
 def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | None, str]:
-    """Find a model's config in its folder, the hub's cache or our table, and its source or why there is none.
+    """A model's config from its folder, the hub's cache or our table, and its source or why there is none.
 
     Runs no code of the model and uses no network.
     """
@@ -84,9 +61,8 @@ def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | 
         config = AutoConfig.from_pretrained(
             model_name_or_path, revision=revision, local_files_only=True, trust_remote_code=False
         )
-    # A config is an untrusted file: a malformed one has raised each of these.
     except (*_MALFORMED, OSError, StrictDataclassError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = f"{type(error).__name__}: {one_line(error, 300)}"
     else:
         return config, "its folder" if here else "the hub's cache"
     if not here and (known := known_config(model_name_or_path)) is not None:
@@ -97,61 +73,37 @@ def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a causal language model. Shared parameters count once.
-
-    Attributes:
-        parameters: All of them.
-        embeddings: Of these, the input embedding and the output head.
-        layers: Decoder layers.
-        hidden: Width of the residual stream.
-        kv_width: Numbers that one token adds to a layer's cache: keys and values together.
-        vocabulary: Rows of the head.
-        context: Longest context that the config declares; 0 if none.
-        linear: Weights of all linear layers but the head, which bitsandbytes replaces.
-        linear_outputs: Rows of these matrices.
-        linear_ends: Inputs and outputs of these layers for one token, of all layers together.
-    """
+    """Sizes of a causal language model. Shared parameters count once."""
 
     parameters: int
-    embeddings: int
+    embeddings: int  # of these, the input embedding and the output head
     layers: int
     hidden: int
-    kv_width: int
+    kv_width: int  # numbers that one token adds to a layer's cache: keys and values together
     vocabulary: int
-    context: int
-    linear: int
-    linear_outputs: int
-    linear_ends: int
+    context: int  # the longest that the config declares; 0 if none
+    linear: int  # weights of all linear layers but the head, which bitsandbytes replaces
+    linear_outputs: int  # rows of these matrices
+    linear_ends: int  # inputs and outputs of these layers for one token, of all layers together
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """What PEFT makes of the LoRA settings.
-
-    Attributes:
-        trainable: Weights of the adapters; 0 if PEFT refuses.
-        refusal: Why it refuses, if it does.
-        missing: Targets that match nothing, which PEFT silently drops if others match.
-        names: Last names of the modules that could be adapted.
-    """
+    """What PEFT makes of the LoRA settings."""
 
     trainable: int
     refusal: str | None
-    missing: tuple[str, ...]
-    names: tuple[str, ...]
+    missing: tuple[str, ...]  # targets that match nothing, which PEFT silently drops if others match
+    names: tuple[str, ...]  # last names of the modules that could be adapted
 
 
 def on_meta(config: Any) -> Any:
-    """Build the model without memory for a single weight.
-
-    Raises:
-        ConfigurationError: No causal language model can be built from the config.
-    """
+    """Build the model without memory for a single weight."""
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if not isinstance(layers, int) or not 0 < layers <= MOST_LAYERS:
         raise ConfigurationError(
-            f"The model's config has num_hidden_layers {layers!r}: expected a number from 1 to {MOST_LAYERS} . Check "
-            f"its config.json."
+            f"The model's config has num_hidden_layers {layers!r}: expected a number from 1 to {MOST_LAYERS}. Check "
+            "its config.json."
         )
     try:
         with torch.device("meta"):
@@ -160,7 +112,7 @@ def on_meta(config: Any) -> Any:
     except (*_MALFORMED, StrictDataclassError) as error:
         raise ConfigurationError(
             f"transformers builds no causal language model from the config of type {config.model_type!r}: "
-            f"{' '.join(str(error).split())[:300]}. Check the model's config.json."
+            f"{one_line(error, 300)}. Check the model's config.json."
         ) from error
 
 
@@ -169,8 +121,9 @@ def sizes_of(model: Any) -> Sizes:
     text = model.config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     ends = {id(m.weight): m.weight.numel() for m in (head, embedding) if m is not None}
-    linear = [(m.in_features, m.out_features) for m in model.modules() if _is_linear(m, torch.nn.Linear, head)]
-    linear += [(m.nx, m.nf) for m in model.modules() if _is_linear(m, Conv1D, head)]
+    modules = [module for module in model.modules() if module is not head]
+    linear = [(m.in_features, m.out_features) for m in modules if isinstance(m, torch.nn.Linear)]
+    linear += [(m.nx, m.nf) for m in modules if isinstance(m, Conv1D)]
     heads = int(text.num_attention_heads)
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return Sizes(
@@ -191,21 +144,15 @@ def adapters_of(model: Any, peft_config: Any) -> Adapters:
     """Let PEFT adapt, in place, a model that `on_meta` built."""
     import peft
 
-    kinds: tuple[type, ...] = (torch.nn.Linear, Conv1D, torch.nn.Embedding)
-    names = dict.fromkeys(
-        name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)
-    )
+    kinds = (torch.nn.Linear, Conv1D, torch.nn.Embedding)
+    modules = {name.rpartition(".")[2]: None for name, module in model.named_modules() if isinstance(module, kinds)}
     try:
         with warnings.catch_warnings(action="ignore"):
             adapted: Any = peft.get_peft_model(model, peft_config)
     except (*_MALFORMED, re.error) as error:
-        return Adapters(0, " ".join(str(error).split())[:400], (), tuple(names))
+        return Adapters(0, one_line(error, 400), (), tuple(modules))
     targets = peft_config.target_modules
     found = adapted.targeted_module_names
     missing = [] if targets is None or isinstance(targets, str) else sorted(targets)
     missing = [t for t in missing if not any(name == t or name.endswith(f".{t}") for name in found)]
-    return Adapters(adapted.get_nb_trainable_parameters()[0], None, tuple(missing), tuple(names))
-
-
-def _is_linear(module: Any, kind: type, head: Any) -> bool:
-    return isinstance(module, kind) and module is not head
+    return Adapters(adapted.get_nb_trainable_parameters()[0], None, tuple(missing), tuple(modules))

@@ -12,55 +12,42 @@ from rich.text import Text
 from ...guard.untrusted import one_line
 from .examine import Examination
 from .memory import ASSUMED_PROMPT, GB, STAGES, MemoryEstimate
-from .reading import Severity
+from .problem import Severity
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}
 _LARGEST = 4
 
 
 def render(examination: Examination, console: Console, *, assumptions: bool = False, verbose: bool = False) -> None:
-    """Print an examination.
-
-    Args:
-        examination: What was found.
-        console: Where to.
-        assumptions: Also print each item of the memory estimate with its formula.
-        verbose: Also print tables of the machine, the run, its batches and its memory.
-    """
+    """Print an examination: with the formulas of the memory estimate, or with tables of everything."""
     _problems(examination, console)
     memory, run = examination.memory, _run(examination)
-    if not verbose:
-        console.print(
-            Text.assemble(("run: ", "bold"), one_line(f"{run['launch']}; {run['model']}; {run['trained']}", 600))
-        )
-    if memory is None:
-        console.print(Text(f"No memory estimate: {one_line(_why_no_estimate(examination))}."))
-    elif not verbose:
-        peak = f"{memory.peak_bytes / GB:.1f} GB at most for each process ({memory.peak_stage})"
-        console.print(
-            Text.assemble(
-                ("memory: ", "bold"),
-                f"{peak}, {memory.checkpoint_bytes / GB:.2f} GB on disk for a checkpoint. {memory.note}",
-            )
-        )
     if verbose:
-        console.print(_facts("machine", _machine(examination)))
-        console.print(_facts("run", run))
-        if rows := _batch(examination):
-            console.print(_facts("batch", rows))
-        if memory is not None:
+        tables = {"machine": _machine(examination), "run": run, "batch": _batch(examination)}
+        for title, rows in tables.items():
+            if rows:
+                console.print(_facts(title, rows))
+    else:
+        _fact(console, "run", one_line(f"{run['launch']}; {run['model']}; {run['trained']}", 600))
+    if memory is None:
+        # Without sizes where the model was looked for; with them the configuration has errors.
+        why = examination.model_source if examination.case.sizes is None else "the errors above come first"
+        console.print(Text(f"No memory estimate: {one_line(why, 300)}."))
+    else:
+        on_disk = f"{memory.checkpoint_bytes / GB:.2f} GB on disk for a checkpoint. {memory.note}"
+        peak = f"{memory.peak_bytes / GB:.1f} GB at most for each process ({memory.peak_stage})"
+        if verbose:
             console.print(_memory(memory))
-            console.print(Text(f"A checkpoint on disk: {memory.checkpoint_bytes / GB:.2f} GB. {memory.note}"))
-    if memory is not None and assumptions:
-        console.print(_formulas(memory))
+        _fact(console, "memory", f"{peak}, {on_disk}")
+        if assumptions:
+            console.print(_formulas(memory))
     more = ["--verbose for tables"] * (not verbose) + ["--assumptions for each item's formula"] * (not assumptions)
     if more:
         console.print(Text(f"More: {', '.join(more)}. GB are 10^9 bytes.", style="dim"))
 
 
-def _why_no_estimate(examination: Examination) -> str:
-    """Without sizes where the model was looked for; with them the configuration has errors."""
-    return examination.model_source if examination.case.sizes is None else "the errors above come first"
+def _fact(console: Console, name: str, text: str) -> None:
+    console.print(Text.assemble((f"{name}: ", "bold"), text))
 
 
 def _facts(title: str, rows: dict[str, object]) -> Table:
@@ -74,7 +61,7 @@ def _facts(title: str, rows: dict[str, object]) -> Table:
 
 def _machine(examination: Examination) -> dict[str, object]:
     facts = examination.case.machine
-    versions = [f"{p.name} {p.version or '-'}" for p in facts.packages.values() if p.version or p.wanted]
+    versions = [f"{name} {version or '-'}" for name, version in facts.versions.items()]
     rows: dict[str, object] = {
         "versions": ", ".join([*versions, f"Python {facts.python}, torch built for {facts.torch_build}"]),
         "devices": "no GPU is visible",
@@ -93,19 +80,19 @@ def _machine(examination: Examination) -> dict[str, object]:
 def _run(examination: Examination) -> dict[str, object]:
     launch, run, sizes = examination.case.launch, examination.case.run, examination.case.sizes
     machines = "" if launch.machines == 1 else f" on {launch.machines} machines"
-    offload = ", optimizer offloaded" if launch.offloads_optimizer else ""
-    offload += ", parameters offloaded" if launch.offloads_parameters else ""
-    count = "" if sizes is None else f", {sizes.parameters:,} parameters"
+    offload = ", optimizer offloaded" if launch.offloads("optimizer") else ""
+    offload += ", parameters offloaded" if launch.offloads("param") else ""
+    processes = f"{launch.processes} process{'es' * (launch.processes != 1)}"
     weights = "all weights" if not run["use_peft"] else f"LoRA of rank {run['lora_r']}"
     weights += f", on {examination.case.bits}-bit weights" if examination.case.bits else ""
     weights += "" if examination.memory is None else f": {examination.memory.trainable:,} parameters"
+    model = examination.model_source
+    if sizes is not None:
+        model = f"{run['model_name_or_path']}, {sizes.parameters:,} parameters; sizes from {model}"
     return {
-        "launch": f"{launch.engine}, {launch.processes} process{'es' * (launch.processes != 1)}{machines}{offload} "
-        f"({launch.name})",
+        "launch": f"{launch.engine}, {processes}{machines}{offload} ({launch.name})",
         "settings": ", ".join(run.sources) or "defaults",
-        "model": f"{run['model_name_or_path']}{count}; sizes from {examination.model_source}"
-        if sizes is not None
-        else examination.model_source,
+        "model": model,
         "trained": weights,
         **{name: run[name] for name in ("rewards", "advantage_hooks", "loss_aggregation") if run[name]},
     }
@@ -115,15 +102,14 @@ def _batch(examination: Examination) -> dict[str, object]:
     batch = examination.case.batch
     if batch is None:
         return {}
+    steps = "not known: neither max_steps nor the number of prompts is"
     return {
         "completions generated at once": f"{batch.generation_batch_size:,}",
         "prompts among them": f"{batch.prompts_per_generation_batch:,}",
         "of them for each process": f"{batch.rows_per_process:,}",
         "completions per optimizer step": f"{batch.completions_per_optimizer_step:,}",
         "optimizer steps per generation batch": f"{float(batch.optimizer_steps_per_generation):g}",
-        "optimizer steps": "not known: neither max_steps nor the number of prompts is"
-        if batch.optimizer_steps is None
-        else f"{batch.optimizer_steps:,}",
+        "optimizer steps": steps if batch.optimizer_steps is None else f"{batch.optimizer_steps:,}",
         "evaluation batch": f"{batch.eval_batch:,}",
     }
 
@@ -146,19 +132,11 @@ def _formulas(memory: MemoryEstimate) -> Table:
 
 
 def _problems(examination: Examination, console: Console) -> None:
-    counts = dict.fromkeys(_STYLES, 0)
-    for problem in examination.problems:
-        counts[problem.severity] += 1
+    counts = {severity: sum(p.severity == severity for p in examination.problems) for severity in _STYLES}
     listed = ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count)
     verdict = "This run will fail: " if counts["error"] else "No problems found" + (": " if listed else ".")
     console.print(Text.assemble((verdict, _STYLES["error"] if counts["error"] else "bold green"), (listed, "bold")))
     for problem in examination.problems:
-        console.print(
-            Text.assemble(
-                (problem.severity, _STYLES[problem.severity]),
-                (f" [{problem.subject}] ", "bold"),
-                one_line(problem.message, 1000),
-                ("\n  fix: ", "green"),
-                one_line(problem.fix, 600),
-            )
-        )
+        kind, about = (problem.severity, _STYLES[problem.severity]), (f" [{problem.subject}] ", "bold")
+        said, fix = one_line(problem.message, 1000), one_line(problem.fix, 600)
+        console.print(Text.assemble(kind, about, said, ("\n  fix: ", "green"), fix))

@@ -1,10 +1,9 @@
 """The table of rules: what changes the engine silently, certainly crashes, or trains nothing. One row each.
 
-Each row has a condition and a message. `when` looks at a `Case`; a truthy result is the finding, and `{found}` in the
-texts. The texts may refer to the case: `{launch.name}`, `{run[learning_rate]}`.
-
-Facts are of TRL 1.16, transformers 5.23, accelerate 1.15, PEFT 0.21, bitsandbytes 0.50 and DeepSpeed 0.19, each read in
-the sources or tried on the CPU. Shares of changed weights were measured on a model of 88,000 parameters.
+`when` looks at a `Case`; a truthy result is the finding, and `{found}` in the texts, which may also refer to the case:
+`{launch.name}`, `{run[learning_rate]}`. Facts are of TRL 1.16, transformers 5.23, accelerate 1.15, PEFT 0.21,
+bitsandbytes 0.50 and DeepSpeed 0.19, each read in the sources or tried on the CPU. Shares of changed weights were
+measured on a model of 88,000 parameters.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from ...guard.untrusted import one_line
 from ...trainer import upstream
 from ...types import implements
 from ..engine import ExpectedRun
-from ..ranges import wrong_values
+from ..ranges import quantised_with_vllm, wrong_quantisation, wrong_values
 from .case import Case
 from .environment import Device
-from .reading import Problem, Severity
+from .problem import Problem, Severity
 
 HARDLY_MOVES_BELOW = 1e-5
 """Below this learning rate, bfloat16's 8 bits lose most updates of weights of ordinary size."""
@@ -39,19 +38,10 @@ HIDDEN = 4_096
 
 @dataclass(frozen=True)
 class Rule:
-    """One row.
-
-    Attributes:
-        name: The rule's name in tests.
-        severity: `missing` is an error, or a warning if another machine is described.
-        subject: Of the problem.
-        when: Returns the finding, or a falsy value.
-        message: What is wrong, with the values.
-        fix: What to do about it.
-    """
+    """One row. The severity `missing` is an error, or a warning if another machine is described."""
 
     name: str
-    severity: Severity | str
+    severity: str
     subject: str
     when: Callable[[Case], object]
     message: str
@@ -59,45 +49,28 @@ class Rule:
 
     def __call__(self, case: Case) -> Problem | None:
         """Return the problem, if this case has it."""
-        found = self.when(case)
-        if not found:
+        if not (found := self.when(case)):
             return None
-        severity: Severity = "error" if self.severity == "error" else "warning"
-        if self.severity == "missing":
-            severity = "warning" if case.machine.elsewhere else "error"
-        elif self.severity == "note":
-            severity = "note"
+        as_missing: Severity = "warning" if case.machine.elsewhere else "error"
+        severities: dict[str, Severity] = {"missing": as_missing, "warning": "warning", "note": "note"}
         names = {"case": case, "launch": case.launch, "run": case.run, "machine": case.machine, "found": found}
-        return Problem(
-            severity, self.subject, one_line(self.message.format(**names), 900), one_line(self.fix.format(**names), 600)
-        )
-
-
-def _true(value: object) -> bool:
-    return str(value).lower() in ("true", "1", "yes")
+        message, fix = (text.format(**names) for text in (self.message, self.fix))
+        return Problem(severities.get(self.severity, "error"), self.subject, one_line(message, 900), one_line(fix, 600))
 
 
 # ---------------------------------------------------------------------------------------------------------- the machine
 
 
 def _trl_refused(case: Case) -> str:
-    package = case.machine.packages.get("trl")
-    if package is None or package.version is None:
+    version = case.machine.versions.get("trl")
+    if version is None:
         return "trl is not installed"
     try:
         with warnings.catch_warnings(action="ignore"):
-            upstream.check_version(package.version)
+            upstream.check_version(version)
     except UpstreamError as refusal:
         return str(refusal)
     return ""
-
-
-def _out_of_range(case: Case) -> str:
-    return "; ".join(
-        f"{package.name} {package.version or 'is missing'}, wanted {package.wanted}"
-        for package in case.machine.packages.values()
-        if package.wanted and not package.fits and (package.required or package.version is not None)
-    )
 
 
 def _no_gpu(case: Case) -> str:
@@ -109,8 +82,8 @@ def _no_gpu(case: Case) -> str:
 
 
 def _gpus_of_one_process(case: Case) -> int:
-    """The number of GPUs, if one process sees several."""
-    gpus = 0 if case.on_cpu or case.machine.elsewhere else len(case.machine.devices)
+    """The number of GPUs, if one process sees several; recipes keep to the first."""
+    gpus = 0 if case.on_cpu or case.machine.elsewhere or case.run.is_recipe else len(case.machine.devices)
     return gpus if gpus > 1 and case.launch.distributed_type == "NO" else 0
 
 
@@ -121,12 +94,16 @@ def _missing_packages(case: Case) -> str:
         "liger-kernel": case.run["use_liger_kernel"],
         "flash-attn": case.run["attn_implementation"] == "flash_attention_2",
     }
-    return " ".join(name for name, needed in asked.items() if needed and case.machine.version(name) is None)
+    return " ".join(name for name, needed in asked.items() if needed and case.machine.versions.get(name) is None)
 
 
 def _old_gpu(case: Case) -> Device | None:
     old = (d for d in case.machine.devices if d.capability is not None and d.capability < (8, 0))
     return None if case.on_cpu else next(old, None)
+
+
+def _flash(case: Case) -> bool:
+    return str(case.run["attn_implementation"]).startswith("flash_attention")
 
 
 def _model_out_of_reach(case: Case) -> str:
@@ -145,126 +122,73 @@ def _saves_over_the_model(case: Case) -> bool:
 
 
 _MACHINE = (
-    Rule(
-        "trl_is_not_supported", "error", "versions", _trl_refused,
-        "{found}", f"pip install 'trl>={upstream.OLDEST_TESTED},<2'",
-    ),
-    Rule(
-        "versions_out_of_range", "error", "versions", _out_of_range,
-        "Not in the range that trl-grpo-ext asks for: {found}.", "pip install -U them.",
-    ),
-    Rule(
-        "trl_that_needs_triton", "error", "versions",
-        lambda c: (v := c.machine.version("trl")) and v.release[:2] == (1, 15)
-        and (c.on_cpu or not c.machine.devices),
-        "TRL 1.15 trains only where Triton finds a GPU.", "pip install 'trl==1.16.*'",
-    ),
-    Rule(
-        "no_gpu_for_bf16", "error", "device", lambda c: c.bf16 and _no_gpu(c),
+    Rule("trl_is_not_supported", "error", "versions", _trl_refused,
+        "{found}", f"pip install 'trl>={upstream.OLDEST_TESTED},<2'"),
+    Rule("trl_that_needs_triton", "error", "versions",
+        lambda c: (v := c.machine.version("trl")) and v.release[:2] == (1, 15) and (c.on_cpu or not c.machine.devices),
+        "TRL 1.15 trains only where Triton finds a GPU.", "pip install 'trl==1.16.*'"),
+    Rule("no_gpu_for_bf16", "error", "device", lambda c: c.bf16 and _no_gpu(c),
         "No GPU is visible here ({found}), and the run has bf16: true (TRL's default) without use_cpu: true: it stops "
-        "at once.",
-        "To describe another machine pass --gpu_memory GIB; to run here set use_cpu: true.",
-    ),
-    Rule(
-        "no_gpu_here", "warning", "device", lambda c: not c.bf16 and _no_gpu(c),
+        "at once.", "To describe another machine pass --gpu_memory GIB; to run here set use_cpu: true."),
+    Rule("no_gpu_here", "warning", "device", lambda c: not c.bf16 and _no_gpu(c),
         "No GPU is visible here ({found}), and the run does not say use_cpu: true.",
-        "To describe another machine pass --gpu_memory GIB; to run here set use_cpu: true.",
-    ),
-    Rule(
-        "fewer_gpus_than_processes", "error", "device",
+        "To describe another machine pass --gpu_memory GIB; to run here set use_cpu: true."),
+    Rule("fewer_gpus_than_processes", "error", "device",
         lambda c: not c.on_cpu and 0 < len(c.machine.devices) < c.launch.processes_per_machine,
         "{launch.name} starts {launch.processes_per_machine} processes on each machine, which shows fewer GPUs.",
-        "Launch fewer processes with --num_processes, or make more GPUs visible.",
-    ),
+        "Launch fewer processes with --num_processes, or make more GPUs visible."),
     # TRL loads with device_map="auto" there, and then the Trainer takes it for model parallelism.
-    Rule(
-        "several_gpus_for_one_process", "error", "device",
-        lambda c: _gpus_of_one_process(c) if not c.run.is_recipe else 0,
+    Rule("several_gpus_for_one_process", "error", "device", _gpus_of_one_process,
         "One process sees {found} GPUs: TRL spreads the model over them (device_map auto), and only one works at a "
-        "time.",
-        "Set CUDA_VISIBLE_DEVICES=0, or use a launch file with MULTI_GPU.",
-    ),
-    Rule(
-        "idle_gpus", "note", "device", lambda c: _gpus_of_one_process(c) if c.run.is_recipe else 0,
-        "One process sees {found} GPUs and uses the first; the others stand idle.",
-        "Use a launch file with MULTI_GPU; or choose the GPU by CUDA_VISIBLE_DEVICES.",
-    ),
-    Rule(
-        "no_nccl", "error", "device",
+        "time.", "Set CUDA_VISIBLE_DEVICES=0, or use a launch file with MULTI_GPU."),
+    Rule("no_nccl", "error", "device",
         lambda c: c.launch.processes > 1 and c.machine.devices and not c.on_cpu and not c.machine.elsewhere
         and not c.machine.has_nccl,
-        "This torch has no NCCL, which several GPUs need.", "Install torch's CUDA build for Linux.",
-    ),
+        "This torch has no NCCL, which several GPUs need.", "Install torch's CUDA build for Linux."),
     # Its Python part imports without its native library, and fails at the first layer.
-    Rule(
-        "bitsandbytes_does_not_load", "error", "bitsandbytes", lambda c: c.machine.bitsandbytes_error,
+    Rule("bitsandbytes_does_not_load", "error", "bitsandbytes", lambda c: c.machine.bitsandbytes_error,
         "bitsandbytes' native library does not load: {found}",
-        "python -m bitsandbytes says more; install the wheel for this CUDA version.",
-    ),
-    Rule(
-        "package_that_is_missing", "missing", "packages", _missing_packages,
+        "python -m bitsandbytes says more; install the wheel for this CUDA version."),
+    Rule("package_that_is_missing", "missing", "packages", _missing_packages,
         "The launch file or the run asks for {found}, not installed here.",
-        "pip install {found} (deepspeed and vllm as 'trl-grpo-ext[deepspeed]', 'trl-grpo-ext[vllm]').",
-    ),
-    Rule(
-        "cpu_adam_cannot_be_built", "missing", "deepspeed",
-        lambda c: c.is_zero and c.launch.offloads_optimizer and " and ".join(c.machine.lacks_to_build),
+        "pip install {found} (deepspeed and vllm as 'trl-grpo-ext[deepspeed]', 'trl-grpo-ext[vllm]')."),
+    Rule("cpu_adam_cannot_be_built", "missing", "deepspeed",
+        lambda c: c.is_zero and c.launch.offloads("optimizer") and " and ".join(c.machine.lacks_to_build),
         "The optimizer is offloaded, and DeepSpeed compiles its CPU Adam at first use: {found} missing.",
-        "pip install ninja, and install g++; the first build takes about 100 s.",
-    ),
-    Rule(
-        "flash_attention_without_its_gpu", "error", "attention",
-        lambda c: str(c.run["attn_implementation"]).startswith("flash_attention")
-        and ("the CPU" if c.on_cpu else (old := _old_gpu(c)) and old.name),
+        "pip install ninja, and install g++; the first build takes about 100 s."),
+    Rule("flash_attention_without_its_gpu", "error", "attention",
+        lambda c: _flash(c) and ("the CPU" if c.on_cpu else (old := _old_gpu(c)) and old.name),
         "attn_implementation {run[attn_implementation]} needs a GPU of compute capability 8.0; this is {found}.",
-        "Leave attn_implementation out (sdpa).",
-    ),
-    Rule(
-        "flash_attention_in_32_bits", "error", "attention",
-        lambda c: str(c.run["attn_implementation"]).startswith("flash_attention") and c.dtype == "float32"
-        and c.precision == "no",
-        "attn_implementation {run[attn_implementation]} computes in 16 bits; the run is in float32.", "Set bf16: true.",
-    ),
-    Rule(
-        "shared_prompts_without_a_mask", "warning", "attention",
+        "Leave attn_implementation out (sdpa)."),
+    Rule("flash_attention_in_32_bits", "error", "attention",
+        lambda c: _flash(c) and c.dtype == "float32" and c.precision == "no",
+        "attn_implementation {run[attn_implementation]} computes in 16 bits; the run is in float32.",
+        "Set bf16: true."),
+    Rule("shared_prompts_without_a_mask", "warning", "attention",
         lambda c: c.run["share_prompts"]
         and c.run["attn_implementation"] not in (None, "", "sdpa", "eager", "flex_attention"),
         "share_prompts does nothing with attn_implementation {run[attn_implementation]}, which takes no mask of four "
-        "dimensions.",
-        "Leave attn_implementation out (sdpa), or take share_prompts out.",
-    ),
-    Rule(
-        "bfloat16_on_an_old_gpu", "error", "precision",
+        "dimensions.", "Leave attn_implementation out (sdpa), or take share_prompts out."),
+    Rule("bfloat16_on_an_old_gpu", "error", "precision",
         lambda c: (c.bf16 or c.dtype == "bfloat16") and (old := _old_gpu(c)) and old.name,
         "bfloat16 needs compute capability 8.0, which {found} lacks.",
-        "Write bf16: false, fp16: true, dtype: float32; or use a newer GPU.",
-    ),
-    Rule(
-        "model_out_of_reach", "missing", "model", _model_out_of_reach,
-        "The model {machine.model} {found}.", "Name a folder with a model, or fetch it where there is a network.",
-    ),
-    Rule(
-        "nowhere_to_save", "missing", "output_dir", lambda c: c.machine.output_problem,
-        "output_dir {machine.output_dir}: {found}.", "Choose another.",
-    ),
+        "Write bf16: false, fp16: true, dtype: float32; or use a newer GPU."),
+    Rule("model_out_of_reach", "missing", "model", _model_out_of_reach,
+        "The model {machine.model} {found}.", "Name a folder with a model, or fetch it where there is a network."),
+    Rule("nowhere_to_save", "missing", "output_dir", lambda c: c.machine.output_problem,
+        "output_dir {machine.output_dir}: {found}.", "Choose another."),
     # No crash, but the only copy of a model may be lost.
-    Rule(
-        "output_over_the_model", "error", "output_dir", _saves_over_the_model,
+    Rule("output_over_the_model", "error", "output_dir", _saves_over_the_model,
         "{machine.output_dir} is both output_dir and the model to start from, which would be overwritten.",
-        "Choose another output_dir.",
-    ),
-    Rule(
-        "no_checkpoint_to_resume_from", "missing", "resume", lambda c: c.machine.checkpoint_here is False,
+        "Choose another output_dir."),
+    Rule("no_checkpoint_to_resume_from", "missing", "resume", lambda c: c.machine.checkpoint_here is False,
         "resume_from_checkpoint {run[resume_from_checkpoint]}: there is no checkpoint.",
-        "Remove it, or name a folder checkpoint-N.",
-    ),
-    Rule(
-        "inside_another_launch", "warning", "environment",
+        "Remove it, or name a folder checkpoint-N."),
+    Rule("inside_another_launch", "warning", "environment",
         lambda c: c.launch.processes == 1
         and " ".join(n for n in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if n in c.machine.variables),
         "{found} in the environment: one process started here takes itself for part of another job, and waits.",
-        "Run: unset {found}",
-    ),
+        "Run: unset {found}"),
 )  # fmt: skip
 
 
@@ -274,8 +198,6 @@ _BESIDE_A_JSON_FILE = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device"),
     *("offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"),
 )
-
-
 _TRUTH = ("true", "false", "1", "0", "yes", "no")
 
 
@@ -320,133 +242,89 @@ def _prefetches(case: Case) -> bool:
     return bool(asked) and str(config.get("version", 2)) == "2"
 
 
+def _reshards_wrongly(case: Case) -> bool:
+    """FSDP1 takes FULL_SHARD and its like, FSDP2 true or false; each raises at the other's."""
+    value = case.launch.fsdp.get("reshard_after_forward")
+    return value is not None and (str(value).lower() not in _TRUTH if case.is_fsdp2 else isinstance(value, bool))
+
+
 def _fsdp_is_on(case: Case, key: str, default: bool) -> bool:
-    return case.is_fsdp and _true(case.launch.fsdp.get(key, default))
+    return case.is_fsdp and str(case.launch.fsdp.get(key, default)).lower() in ("true", "1", "yes")
 
 
 _LAUNCH = (
     # It goes through mpirun; without it the launcher starts one process, and says nothing.
-    Rule(
-        "multi_cpu_is_one_process", "error", "launch", lambda c: c.launch.distributed_type == "MULTI_CPU",
+    Rule("multi_cpu_is_one_process", "error", "launch", lambda c: c.launch.distributed_type == "MULTI_CPU",
         "distributed_type MULTI_CPU in {launch.name} starts one process, silently, unless mpirun is there.",
-        "Write MULTI_GPU, and give the script use_cpu: true: that is DDP on the CPU.",
-    ),
-    Rule(
-        "distributed_type_never_tried", "warning", "launch",
-        lambda c: c.launch.distributed_type not in ("NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"),
-        "distributed_type {launch.distributed_type} in {launch.name} was never tried with trl-grpo-ext.",
-        'Use "NO", MULTI_GPU, DEEPSPEED or FSDP.',
-    ),
-    Rule(
-        "use_cpu_in_the_launch_file", "error", "launch", lambda c: c.launch.use_cpu and c.launch.processes > 1,
+        "Write MULTI_GPU, and give the script use_cpu: true: that is DDP on the CPU."),
+    Rule("use_cpu_in_the_launch_file", "error", "launch", lambda c: c.launch.use_cpu and c.launch.processes > 1,
         "use_cpu: true in {launch.name} makes {launch.processes} independent runs of one process each, or DDP in place "
-        "of DeepSpeed.",
-        "Write use_cpu: false there, and use_cpu: true in the run's settings.",
-    ),
-    Rule(
-        "one_process_file_with_several", "error", "launch",
+        "of DeepSpeed.", "Write use_cpu: false there, and use_cpu: true in the run's settings."),
+    Rule("one_process_file_with_several", "error", "launch",
         lambda c: c.launch.distributed_type == "NO" and c.launch.processes > 1,
         'distributed_type "NO" in {launch.name} starts one process, not {launch.processes}.',
-        "Write MULTI_GPU, or num_processes: 1.",
-    ),
-    Rule(
-        "fsdp_on_the_cpu", "error", "fsdp+cpu", lambda c: c.is_fsdp and c.on_cpu,
+        "Write MULTI_GPU, or num_processes: 1."),
+    Rule("fsdp_on_the_cpu", "error", "fsdp+cpu", lambda c: c.is_fsdp and c.on_cpu,
         "{launch.name} asks for FSDP, but the run is on the CPU, where accelerate makes DDP of it silently.",
-        "Run on GPUs, or use a launch file with MULTI_GPU or DEEPSPEED.",
-    ),
-    Rule(
-        "deepspeed_on_the_cpu", "warning", "deepspeed+cpu",
+        "Run on GPUs, or use a launch file with MULTI_GPU or DEEPSPEED."),
+    Rule("deepspeed_on_the_cpu", "warning", "deepspeed+cpu",
         lambda c: c.is_zero and c.on_cpu and c.machine.variables.get("DS_ACCELERATOR") != "cpu",
         "{launch.name} asks for DeepSpeed on the CPU, and DS_ACCELERATOR is not set to cpu.",
-        "Set DS_ACCELERATOR=cpu in the shell.",
-    ),
+        "Set DS_ACCELERATOR=cpu in the shell."),
     # These reach the script past the launch file.
-    Rule(
-        "other_engine_in_the_environment", "error", "environment", _other_engine,
+    Rule("other_engine_in_the_environment", "error", "environment", _other_engine,
         "{found[0]} is set in the environment, which makes {found[1]} of {launch.name}, silently.",
-        "Run: unset {found[0]}",
-    ),
-    Rule("not_the_launch_of_the_settings", "error", "engine", _other_than_expected, "{found[0]}", "{found[1]}"),
-    Rule(
-        "deepspeed_in_the_run_too", "warning", "deepspeed", lambda c: c.run.get("deepspeed") is not None,
+        "Run: unset {found[0]}"),
+    Rule("other_launch_than_expected", "error", "engine", _other_than_expected, "{found[0]}", "{found[1]}"),
+    Rule("deepspeed_in_the_run_too", "warning", "deepspeed", lambda c: c.run.get("deepspeed") is not None,
         "The run's own `deepspeed` setting decides the engine; {launch.name} says {launch.engine}.",
-        "Keep one of them: leave `deepspeed` out and launch with a DEEPSPEED file.",
-    ),
+        "Keep one of them: leave `deepspeed` out and launch with a DEEPSPEED file."),
     # The launcher divides and drops the rest.
-    Rule(
-        "processes_do_not_divide_into_machines", "error", "nodes",
-        lambda c: c.launch.processes % c.launch.machines,
+    Rule("processes_do_not_divide_into_machines", "error", "nodes", lambda c: c.launch.processes % c.launch.machines,
         "num_processes {launch.processes} is no multiple of num_machines {launch.machines}.",
-        "num_processes counts the processes of all machines together.",
-    ),
+        "num_processes counts the processes of all machines together."),
     # A file says `machine_rank: 0` to every machine that reads it.
-    Rule(
-        "machines_that_never_meet", "warning", "nodes",
+    Rule("machines_without_ranks", "warning", "nodes",
         lambda c: c.launch.machines > 1 and c.launch.machine_rank is None and c.launch.rdzv_backend == "static",
         "Every machine that starts with {launch.name} is one and the same of {launch.machines}: no job forms.",
-        "Give each launcher its own --machine_rank ($SLURM_NODEID under Slurm) and all of them --main_process_ip. The "
-        "other way is --rdzv_backend c10d.",
-    ),
+        "Give each launcher its own --machine_rank ($SLURM_NODEID under Slurm) and all of them --main_process_ip; or "
+        "pass --rdzv_backend c10d."),
     # accelerate 1.15 has defaults for these options, which beat the file's.
-    Rule(
-        "rendezvous_that_is_ignored", "warning", "nodes", _ignored_rendezvous,
-        "{found} in {launch.name}: accelerate ignores it in a file.", "Give it on the launcher's command line.",
-    ),
-    Rule(
-        "deepspeed_starts_through_ssh", "warning", "nodes",
+    Rule("rendezvous_that_is_ignored", "warning", "nodes", _ignored_rendezvous,
+        "{found} in {launch.name}: accelerate ignores it in a file.", "Give it on the launcher's command line."),
+    Rule("deepspeed_starts_through_ssh", "warning", "nodes",
         lambda c: c.is_zero and c.launch.machines > 1
         and c.launch.raw.get("deepspeed_config", {}).get("deepspeed_multinode_launcher") != "standard",
         "{launch.name} leaves several machines to DeepSpeed's own launcher (pdsh): one machine, a host file, ssh.",
-        "Write deepspeed_multinode_launcher: standard, and start a launcher on each machine.",
-    ),
-    # FSDP1 takes FULL_SHARD and its like, FSDP2 true or false; each raises at the other's.
-    Rule(
-        "reshard_of_the_other_fsdp", "error", "fsdp",
-        lambda c: (value := c.launch.fsdp.get("reshard_after_forward")) is not None
-        and (str(value).lower() not in _TRUTH if c.is_fsdp2 else isinstance(value, bool)),
+        "Write deepspeed_multinode_launcher: standard, and start a launcher on each machine."),
+    Rule("reshard_of_the_other_fsdp", "error", "fsdp", _reshards_wrongly,
         "fsdp_reshard_after_forward in {launch.name} is of the other FSDP: {launch.engine} refuses it.",
-        "Write true or false for FSDP2 (ZeRO-3's or ZeRO-2's way), FULL_SHARD for FSDP1.",
-    ),
-    Rule(
-        "forward_prefetch_in_fsdp2", "error", "fsdp", _prefetches,
-        "forward_prefetch in the run's fsdp_config raises: FSDP2 has none.", "Take forward_prefetch out.",
-    ),
-    Rule(
-        "fsdp_loading_without_sync", "error", "fsdp",
+        "Write true or false for FSDP2 (ZeRO-3's or ZeRO-2's way), FULL_SHARD for FSDP1."),
+    Rule("forward_prefetch_in_fsdp2", "error", "fsdp", _prefetches,
+        "forward_prefetch in the run's fsdp_config raises: FSDP2 has none.", "Take forward_prefetch out."),
+    Rule("fsdp_loading_without_sync", "error", "fsdp",
         lambda c: _fsdp_is_on(c, "cpu_ram_efficient_loading", True) and not _fsdp_is_on(c, "sync_module_states", True),
         "fsdp_sync_module_states: false in {launch.name}, but fsdp_cpu_ram_efficient_loading is on.",
-        "Remove fsdp_sync_module_states; accelerate's launcher refuses the two together.",
-    ),
-    Rule(
-        "hybrid_shards_without_fsdp2", "error", "fsdp", lambda c: _shards(c) and not c.is_fsdp2,
+        "Remove fsdp_sync_module_states; accelerate's launcher refuses the two together."),
+    Rule("hybrid_shards_without_fsdp2", "error", "fsdp", lambda c: _shards(c) and not c.is_fsdp2,
         "parallelism_config in {launch.name} needs FSDP2; this is {launch.engine}.",
-        "Write distributed_type: FSDP and fsdp_version: 2, or take it out.",
-    ),
-    Rule(
-        "hybrid_shards_do_not_fit", "error", "fsdp",
+        "Write distributed_type: FSDP and fsdp_version: 2, or take it out."),
+    Rule("hybrid_shards_do_not_fit", "error", "fsdp",
         lambda c: c.is_fsdp2 and (s := _shards(c)) and s[0] * s[1] != c.launch.processes and s,
         "{found[0]} replicas of {found[1]} shards are not {launch.processes} processes.",
-        "Let dp_replicate_size times dp_shard_size be num_processes.",
-    ),
-    Rule(
-        "checkpointing_twice", "error", "fsdp",
+        "Let dp_replicate_size times dp_shard_size be num_processes."),
+    Rule("checkpointing_twice", "error", "fsdp",
         lambda c: _fsdp_is_on(c, "activation_checkpointing", False) and c.checkpointing,
         "Activation checkpointing is on in {launch.name} and in the run (gradient_checkpointing: true).",
-        "Set gradient_checkpointing: false; the Trainer refuses both (TRL's default is true).",
-    ),
+        "Set gradient_checkpointing: false; the Trainer refuses both (TRL's default is true)."),
     # `mixed_precision: "no"` included.
-    Rule(
-        "keys_beside_deepspeeds_file", "error", "deepspeed", _beside_the_json_file,
+    Rule("keys_beside_deepspeeds_file", "error", "deepspeed", _beside_the_json_file,
         "{launch.name} names a deepspeed_config_file and has {found} too: accelerate raises.",
-        'Take it out; the JSON file has it, as "auto" where the script decides.',
-    ),
-    Rule(
-        "accumulation_in_two_places", "error", "accumulation",
+        'Take it out; the JSON file has it, as "auto" where the script decides.'),
+    Rule("accumulation_in_two_places", "error", "accumulation",
         lambda c: c.launch.accumulation not in (None, c.run["gradient_accumulation_steps"]),
         "gradient_accumulation_steps is {launch.accumulation} in {launch.name} and {run[gradient_accumulation_steps]} "
-        "in the run: DeepSpeed raises.",
-        'Take it out of the launch file, or write "auto" there.',
-    ),
+        "in the run: DeepSpeed raises.", 'Take it out of the launch file, or write "auto" there.'),
 )  # fmt: skip
 
 
@@ -475,11 +353,10 @@ def _missing_targets(case: Case) -> str:
         return ""
     targets = case.run["lora_target_modules"] or []
     asked = case.adapters.missing or ([targets] if isinstance(targets, str) else targets)
-    close = [
-        n for target in asked for n in difflib.get_close_matches(re.split(r"\W+", target)[-1], case.adapters.names)
-    ]
-    near = ", ".join(dict.fromkeys(close or case.adapters.names))
-    return f"{case.adapters.refusal or ', '.join(case.adapters.missing) + ': no such module'} (there are {near})"
+    names = case.adapters.names
+    close = [n for target in asked for n in difflib.get_close_matches(re.split(r"\W+", target)[-1], names)]
+    missing = case.adapters.refusal or ", ".join(case.adapters.missing) + ": no such module"
+    return f"{missing} (there are {', '.join(dict.fromkeys(close or names))})"
 
 
 def _one_target(case: Case) -> str:
@@ -491,100 +368,66 @@ def _one_target(case: Case) -> str:
 
 
 _WEIGHTS = (
-    Rule(
-        "quantised_without_adapter", "error", "qlora", lambda c: c.bits and not c.run["use_peft"],
-        "load_in_{found}bit without use_peft: quantised weights cannot be trained themselves.",
-        "Add use_peft: true.",
-    ),
-    # TRL passes `dtype` on as 4-bit's compute type: BitsAndBytesConfig raises.
-    Rule(
-        "quantised_without_compute_type", "error", "qlora", lambda c: c.bits == 4 and c.dtype == "auto",
-        "load_in_4bit with dtype auto: dtype is also the type that 4-bit layers compute in, and auto names none.",
-        "Write dtype: bfloat16.",
-    ),
+    Rule("impossible_quantisation", "error", "qlora", lambda c: wrong_quantisation(c.run.settings),
+        "{found[0]}", "{found[1]}"),
+    Rule("quantised_with_vllm", "error", "qlora+vllm", lambda c: quantised_with_vllm(c.run.settings),
+        "{found[0]}", "{found[1]}"),
     # accelerate 1.15 leaves what is no floating-point storage out of the sharding, with one warning.
-    Rule(
-        "storage_that_fsdp_cannot_divide", "error", "qlora+fsdp", _storage,
+    Rule("storage_that_fsdp_cannot_divide", "error", "qlora+fsdp", _storage,
         "bnb_4bit_quant_storage is {found} and dtype {case.dtype}: under FSDP the 4-bit weights stay whole on every "
-        "GPU, with only a warning.",
-        "Write bnb_4bit_quant_storage: {case.dtype}.",
-    ),
+        "GPU, with only a warning.", "Write bnb_4bit_quant_storage: {case.dtype}."),
     # Only the first process would have weights to quantise.
-    Rule(
-        "quantised_loading_by_one_process", "warning", "qlora+fsdp",
+    Rule("quantised_loading_by_one_process", "warning", "qlora+fsdp",
         lambda c: c.bits and c.is_fsdp2 and _fsdp_is_on(c, "cpu_ram_efficient_loading", True),
         "fsdp_cpu_ram_efficient_loading is on in {launch.name} (the launcher's default), with quantised weights.",
-        "Write fsdp_cpu_ram_efficient_loading: false.",
-    ),
-    Rule(
-        "reentrant_checkpointing_under_ddp", "error", "lora+ddp",
+        "Write fsdp_cpu_ram_efficient_loading: false."),
+    Rule("reentrant_checkpointing_under_ddp", "error", "lora+ddp",
         lambda c: c.engine == "ddp" and c.reentrant and c.run["use_peft"],
         "use_reentrant: true with adapters under DDP fails: Expected to mark a variable ready only once.",
-        "Write gradient_checkpointing_kwargs: {{use_reentrant: false}}.",
-    ),
-    Rule(
-        "low_precision_weights_hardly_move", "warning", "precision",
+        "Write gradient_checkpointing_kwargs: {{use_reentrant: false}}."),
+    Rule("low_precision_weights_hardly_move", "warning", "precision",
         lambda c: not c.run["use_peft"] and c.keeps_no_master_weights and c.dtype in ("bfloat16", "auto")
         and c.run["learning_rate"] < HARDLY_MOVES_BELOW,
         "Weights in {case.dtype} (auto is mostly bfloat16) hardly move at learning_rate {run[learning_rate]:g} without "
         "master weights: 1.9 % of a projection changed in 20 steps at 1e-6, against 100 % in float32.",
-        "Write dtype: float32 and bf16: true; or train with ZeRO or FSDP2.",
-    ),
+        "Write dtype: float32 and bf16: true; or train with ZeRO or FSDP2."),
     # TRL casts QLoRA's adapters to bfloat16, accelerate leaves them so under FSDP2, and the recipes cast them back.
-    Rule(
-        "adapters_of_quantised_models_hardly_move", "error", "qlora",
+    Rule("adapters_of_quantised_models_hardly_move", "error", "qlora",
         lambda c: c.bits and c.run["use_peft"] and not c.is_zero and not c.run.is_recipe
         and (share := _movable(c)) < MOVABLE and f"{share:.0%}",
         "TRL casts QLoRA's adapters to bfloat16, where a step of learning_rate {run[learning_rate]:g} is lost on most "
         "weights: it can change {found} of lora_A's entries.",
-        "Cast them back to float32 before training, as the recipes do; or raise learning_rate (1e-4 moves nearly all).",
-    ),
-    Rule(
-        "half_precision_weights_with_scaler", "error", "precision",
+        "Cast them back to float32 before training, as the recipes do; or raise learning_rate (1e-4 is enough)."),
+    Rule("half_precision_weights_with_scaler", "error", "precision",
         lambda c: c.run["fp16"] and c.dtype == "float16" and not c.run["use_peft"] and c.keeps_no_master_weights,
-        "fp16: true with dtype float16 stops with: Attempting to unscale FP16 gradients.", "Write dtype: float32.",
-    ),
+        "fp16: true with dtype float16 stops with: Attempting to unscale FP16 gradients.", "Write dtype: float32."),
     # TRL unwraps a list of one target, and PEFT reads a string as a regular expression of a whole name.
-    Rule(
-        "one_target_read_as_a_pattern", "error", "lora", _one_target,
+    Rule("one_target_read_as_a_pattern", "error", "lora", _one_target,
         "lora_target_modules with {found!r} alone becomes a text, which PEFT reads as a regular expression and finds "
-        "nothing.",
-        r"Write lora_target_modules: '.*\.{found}', or name two.",
-    ),
-    Rule(
-        "no_lora_target_is_there", "error", "lora",
+        "nothing.", r"Write lora_target_modules: '.*\.{found}', or name two."),
+    Rule("no_lora_target_is_there", "error", "lora",
         lambda c: not _one_target(c) and c.adapters and c.adapters.refusal and _missing_targets(c),
         "PEFT refuses lora_target_modules for {run[model_name_or_path]}: {found}",
-        "all-linear takes every linear layer.",
-    ),
-    Rule(
-        "lora_target_that_the_model_lacks", "warning", "lora",
+        "all-linear takes every linear layer."),
+    Rule("lora_target_that_the_model_lacks", "warning", "lora",
         lambda c: c.adapters and not c.adapters.refusal and _missing_targets(c),
         "lora_target_modules that {run[model_name_or_path]} lacks are silently dropped: {found}.",
-        "Write its name as the model has it; all-linear takes every linear layer.",
-    ),
+        "Write its name as the model has it; all-linear takes every linear layer."),
     # TRL computes log-probabilities from `lm_head.weight` directly.
-    Rule(
-        "adapter_on_the_head", "error", "lora",
+    Rule("adapter_on_the_head", "error", "lora",
         lambda c: c.run["use_peft"] and "lm_head" in (c.run["lora_target_modules"] or []),
         "lora_target_modules has lm_head: TRL refuses it, since that adapter would never be trained.",
-        "Take lm_head out.",
-    ),
-    Rule(
-        "completions_longer_than_the_model", "error", "length",
+        "Take lm_head out."),
+    Rule("completions_longer_than_the_model", "error", "length",
         lambda c: c.sizes and 0 < c.sizes.context <= c.run["max_completion_length"] and c.sizes.context,
         "max_completion_length {run[max_completion_length]} leaves no room for a prompt: the model has {found} "
-        "positions.",
-        "Keep it well under {found}.",
-    ),
+        "positions.", "Keep it well under {found}."),
     # bitsandbytes packs 4-bit weights for inference there, which cuts the gradient; the recipes prevent it.
-    Rule(
-        "quantised_repacks_on_this_cpu", "warning", "qlora+cpu",
+    Rule("quantised_repacks_on_this_cpu", "warning", "qlora+cpu",
         lambda c: c.bits == 4 and c.machine.avx512bf16 and (c.on_cpu or not c.machine.devices) and not c.run.is_recipe,
         "On this CPU (AVX512-BF16) bitsandbytes repacks 4-bit weights at the first generation, and what is below such "
         "a layer gets no gradient, with one warning.",
-        "Set support_avx512bf16_for_cpu = False on the layers, as the recipes do.",
-    ),
+        "Set support_avx512bf16_for_cpu = False on the layers, as the recipes do."),
 )  # fmt: skip
 
 
@@ -592,69 +435,42 @@ _WEIGHTS = (
 
 
 def _cut(case: Case) -> str:
+    """vLLM's log-probabilities are of the cut distribution, the trainer's of the whole one."""
     run = case.run
     if not run["use_vllm"] or not run["vllm_importance_sampling_correction"]:
         return ""
-    cuts = [f"top_p {run['top_p']}"] if run["top_p"] not in (None, 1, 1.0) else []
-    cuts += [f"top_k {run['top_k']}"] if run["top_k"] not in (None, 0, -1) else []
-    return ", ".join([*cuts, *([f"min_p {run['min_p']}"] if run["min_p"] else [])])
+    usual = {"top_p": (None, 1, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0, 0.0)}
+    return ", ".join(f"{name} {run[name]}" for name, values in usual.items() if run[name] not in values)
 
 
 _VLLM = (
-    Rule(
-        "quantised_with_vllm", "error", "qlora+vllm", lambda c: c.bits == 4 and c.run["use_vllm"],
-        "QLoRA with vLLM: TRL's weight sync sends packed 4-bit bytes as if they were weights, or fails under ZeRO-3 "
-        "and FSDP (trl#4973, trl#3466), and nothing guards against it.",
-        "Set use_vllm: false, or train plain LoRA (load_in_4bit: false).",
-    ),
-    Rule(
-        "eight_bit_with_vllm", "error", "8bit+vllm", lambda c: c.bits == 8 and c.run["use_vllm"],
-        "load_in_8bit with vLLM: vLLM does not support in-flight 8-bit quantisation.",
-        "Set use_vllm: false or load_in_8bit: false.",
-    ),
-    Rule(
-        "unknown_vllm_mode", "error", "vllm",
+    Rule("unknown_vllm_mode", "error", "vllm",
         lambda c: c.run["use_vllm"] and c.run["vllm_mode"] not in ("server", "colocate"),
-        "vllm_mode is {run[vllm_mode]!r}.", "Write server or colocate.",
-    ),
-    Rule(
-        "tensor_parallel_does_not_divide", "error", "vllm",
+        "vllm_mode is {run[vllm_mode]!r}.", "Write server or colocate."),
+    Rule("tensor_parallel_does_not_divide", "error", "vllm",
         lambda c: c.colocated
         and (c.run["vllm_tensor_parallel_size"] < 1 or c.launch.processes % c.run["vllm_tensor_parallel_size"]),
         "vllm_tensor_parallel_size {run[vllm_tensor_parallel_size]} does not divide the {launch.processes} processes.",
-        "Choose a divisor of the number of processes.",
-    ),
-    Rule(
-        "vllm_length_not_set", "warning", "vllm", lambda c: c.colocated and c.run["vllm_max_model_length"] is None,
+        "Choose a divisor of the number of processes."),
+    Rule("vllm_length_not_set", "warning", "vllm", lambda c: c.colocated and c.run["vllm_max_model_length"] is None,
         "vllm_max_model_length is not set: vLLM plans for the whole context of the model.",
-        "Set it to the longest prompt plus {run[max_completion_length]} (max_completion_length).",
-    ),
-    Rule(
-        "vllm_length_without_a_prompt", "error", "vllm",
+        "Set it to the longest prompt plus {run[max_completion_length]} (max_completion_length)."),
+    Rule("vllm_length_without_a_prompt", "error", "vllm",
         lambda c: c.colocated and 0 < (c.run["vllm_max_model_length"] or 0) <= c.run["max_completion_length"],
         "vllm_max_model_length {run[vllm_max_model_length]} leaves no room for a prompt beside max_completion_length "
-        "{run[max_completion_length]}.",
-        "Set it to the longest prompt plus {run[max_completion_length]}.",
-    ),
-    # vLLM's log-probabilities are of the cut distribution, the trainer's of the whole one.
-    Rule(
-        "sampling_that_biases_the_correction", "warning", "vllm", _cut,
+        "{run[max_completion_length]}.", "Set it to the longest prompt plus {run[max_completion_length]}."),
+    Rule("sampling_that_biases_the_correction", "warning", "vllm", _cut,
         "{found} with vLLM's importance sampling correction biases the correction.",
-        "Set top_p: 1.0 and top_k: 0, or vllm_importance_sampling_correction: false.",
-    ),
-    Rule(
-        "server_of_its_own", "note", "vllm", lambda c: c.run["use_vllm"] and c.run["vllm_mode"] == "server",
+        "Set top_p: 1.0 and top_k: 0, or vllm_importance_sampling_correction: false."),
+    Rule("vllm_server_needed", "note", "vllm", lambda c: c.run["use_vllm"] and c.run["vllm_mode"] == "server",
         "vllm_mode server: a server must be up, on GPUs of its own; vllm_importance_sampling_correction wants its "
         "processed log-probabilities.",
-        "Start it first, with the same model: `vllm serve MODEL` and the options that TRL's page on vLLM names.",
-    ),
-    Rule(
-        "vespo_with_another_correction", "error", "vllm",
+        "Start it first, with the same model: `vllm serve MODEL` and the options that TRL's page on vLLM names."),
+    Rule("vespo_with_another_correction", "error", "vllm",
         lambda c: c.run["loss_type"] == "vespo" and c.run["use_vllm"] and c.run["vllm_importance_sampling_correction"]
         and c.run["vllm_importance_sampling_mode"] not in ("token_truncate", "token_mask"),
         "loss_type vespo with vllm_importance_sampling_mode {run[vllm_importance_sampling_mode]}: TRL refuses it.",
-        "Set vllm_importance_sampling_mode: token_truncate or token_mask.",
-    ),
+        "Set vllm_importance_sampling_mode: token_truncate or token_mask."),
 )  # fmt: skip
 
 
@@ -674,18 +490,19 @@ def _straddles(case: Case) -> int:
     return int(config.steps_per_generation or 0) % int(config.gradient_accumulation_steps)
 
 
+def _references(case: Case) -> dict[str, str]:
+    """The columns that the rewards compare with."""
+    found = {name: getattr(reward, "reference_column", None) for name, reward in case.plugins.rewards.items()}
+    return {name: column for name, column in found.items() if isinstance(column, str)}
+
+
 def _lacking_columns(case: Case) -> str:
-    wanted = {name: getattr(reward, "reference_column", None) for name, reward in case.plugins.rewards.items()}
-    return ", ".join(
-        f"{name} wants {column!r}"
-        for name, column in wanted.items()
-        if case.columns is not None and isinstance(column, str) and column not in case.columns
-    )
+    lacking = {n: c for n, c in _references(case).items() if case.columns is not None and c not in case.columns}
+    return ", ".join(f"{name} wants {column!r}" for name, column in lacking.items())
 
 
 def _compares(case: Case) -> tuple[str, str] | None:
-    data = case.run.get("dataset_path") or case.run.get("dataset_name")
-    names = [name for name, reward in case.plugins.rewards.items() if getattr(reward, "reference_column", None)]
+    data, names = case.run.get("dataset_path") or case.run.get("dataset_name"), [*_references(case)]
     return (names[0], one_line(data, 100)) if names and data else None
 
 
@@ -697,74 +514,50 @@ def _too_few_weights(case: Case) -> bool:
 
 
 _TRAINING = (
-    Rule(
-        "no_prompt_fills_a_batch", "error", "batch",
+    Rule("no_prompt_fills_a_batch", "error", "batch",
         lambda c: c.batch and c.batch.prompts is not None and c.batch.prompts < c.batch.prompts_per_generation_batch,
         "{case.batch.prompts} training prompt(s) fill no generation batch, which takes "
         "{case.batch.prompts_per_generation_batch} different ones: nothing would be trained on.",
-        "Give more prompts, or lower per_device_train_batch_size or the steps per generation.",
-    ),
-    Rule(
-        "impossible_value", "error", "settings", lambda c: "; ".join(wrong_values(c.run.settings)),
-        "{found}.", "Correct it: TRL accepts it, and later fails or trains on it.",
-    ),
-    Rule(
-        "liger_replaces_the_loss", "error", "liger", _liger_loss,
+        "Give more prompts, or lower per_device_train_batch_size or the steps per generation."),
+    Rule("impossible_value", "error", "settings", lambda c: "; ".join(wrong_values(c.run.settings)),
+        "{found}.", "Correct it: TRL accepts it, and later fails or trains on it."),
+    Rule("liger_replaces_the_loss", "error", "liger", _liger_loss,
         "use_liger_kernel computes a loss of its own before TRL 1.16, past the selected aggregation and hooks.",
-        "Set use_liger_kernel: false, or install TRL 1.16.",
-    ),
-    Rule(
-        "liger_with_compact_updates", "error", "liger",
+        "Set use_liger_kernel: false, or install TRL 1.16."),
+    Rule("liger_with_compact_updates", "error", "liger",
         lambda c: c.run["use_liger_kernel"] and c.run["compact_updates"] == "exact",
         "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each micro-batch.",
-        "Turn one of them off.",
-    ),
-    Rule(
-        "liger_replaces_the_head", "error", "liger",
+        "Turn one of them off."),
+    Rule("liger_replaces_the_head", "error", "liger",
         lambda c: c.run["use_liger_kernel"] and isinstance(config := c.run["liger_kernel_config"], dict)
         and config.get("fused_linear_cross_entropy"),
         "liger_kernel_config with fused_linear_cross_entropy: TRL refuses it, since it replaces the model's head.",
-        "Take fused_linear_cross_entropy out.",
-    ),
-    Rule(
-        "unknown_loss_type", "error", "loss",
+        "Take fused_linear_cross_entropy out."),
+    Rule("unknown_loss_type", "error", "loss",
         lambda c: c.run["loss_type"] not in upstream.LOSS_TYPES and ", ".join(sorted(upstream.LOSS_TYPES)),
-        "loss_type {run[loss_type]!r} is none of {found}.", "Choose one of them.",
-    ),
-    Rule(
-        "aggregation_that_needs_whole_steps", "error", "loss", _straddles,
+        "loss_type {run[loss_type]!r} is none of {found}.", "Choose one of them."),
+    Rule("aggregation_that_needs_whole_steps", "error", "loss", _straddles,
         "loss_aggregation {run[loss_aggregation]} needs whole optimizer steps, but steps_per_generation is no multiple "
         "of gradient_accumulation_steps {run[gradient_accumulation_steps]}.",
-        "Change one of the two, or select another aggregation.",
-    ),
-    Rule(
-        "reference_that_is_not_kept", "error", "reference",
+        "Change one of the two, or select another aggregation."),
+    Rule("reference_that_is_not_kept", "error", "reference",
         lambda c: c.run["sync_ref_model"] and (not c.run["beta"] or c.run["use_peft"]),
         "sync_ref_model: true, but there is no reference model of its own: that takes beta above 0 and no adapters.",
-        "Set sync_ref_model: false, or beta above 0 without use_peft.",
-    ),
-    Rule(
-        "column_that_the_data_lack", "error", "data", _lacking_columns,
-        "{found}, which the data set does not have.", "Rename the column, or choose another reward.",
-    ),
+        "Set sync_ref_model: false, or beta above 0 without use_peft."),
+    Rule("column_that_the_data_lack", "error", "data", _lacking_columns,
+        "{found}, which the data set does not have.", "Rename the column, or choose another reward."),
     # A reference that cannot be parsed teaches nothing or the wrong thing.
-    Rule(
-        "references_nobody_looked_at", "note", "references", _compares,
+    Rule("references_not_audited", "note", "references", _compares,
         "{found[0]} compares with references of {found[1]}, which may not parse.",
-        "Run: trl-grpo-ext audit {found[1]} --reward {found[0]}",
-    ),
-    Rule(
-        "weights_that_do_not_match", "error", "rewards", _too_few_weights,
+        "Run: trl-grpo-ext audit {found[1]} --reward {found[0]}"),
+    Rule("weights_that_do_not_match", "error", "rewards", _too_few_weights,
         "reward_weights {run[reward_weights]} are not one number for each of the selected rewards.",
-        "Give one number for each reward, those passed in Python included.",
-    ),
+        "Give one number for each reward, those passed in Python included."),
     # Where every completion is clipped, all rewards are alike.
-    Rule(
-        "completions_that_never_end", "warning", "silent", lambda c: c.machine.chat_template is False,
+    Rule("no_chat_template", "warning", "silent", lambda c: c.machine.chat_template is False,
         "The tokenizer of {run[model_name_or_path]} has no chat template: a base model that writes no end of text is "
         "clipped at {run[max_completion_length]} tokens every time, and learns nothing.",
-        "Watch completions/clipped_ratio and frac_reward_zero_std in the first steps; both at 1 means no training.",
-    ),
+        "Watch completions/clipped_ratio and frac_reward_zero_std in the first steps; both at 1 means no training."),
 )  # fmt: skip
 
 

@@ -24,64 +24,40 @@ from ...errors import ConfigurationError
 from ...guard.untrusted import MOST_BYTES, one_line, read_settings
 from ...trainer.config import GRPOExtConfig
 from ..ranges import wrong_values
-from .reading import Problem
+from .problem import Problem
 
-PLUGIN_FIELDS = ("rewards", "advantage_hooks", "loss_aggregation")
+PLUGIN_FIELDS = ("rewards", "advantage_hooks", "loss_aggregation", "resample")
 _OF_THE_LAUNCH = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "accelerator_config")
+_REFUSALS = (ValueError, TypeError, ImportError, OSError, RuntimeError, AttributeError, ArithmeticError)
 _LAUNCHER_VARIABLES = ("ACCELERATE_", "FSDP_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "PMI_", "OMPI_", "SLURM_")
 
 
 @dataclass(frozen=True)
 class Script:
-    """A training script, read from its source without running it.
-
-    Attributes:
-        path: Its file.
-        settings: The fields of its dataclasses, with their defaults where these are plain values, else None.
-        defaults: Its `SCRIPT_DEFAULTS`: settings that neither a file nor the command line overrides.
-        defaults_file: The settings file of a constant such as `DEFAULTS = HERE / "folder" / "file.yaml"`, whose name
-            ends in `DEFAULTS`.
-        embedded_defaults: The same for a constant whose name begins with `EMBEDDED`: settings of runs on the embedded
-            model and problems.
-        embedded_model: The folder of `EMBEDDED_MODEL`.
-        script_arguments: Whether it takes TRL's `ScriptArguments` too.
-        is_recipe: Whether it checks its settings with the recipes' own `check_setup`.
-    """
+    """A training script, read from its source without running it."""
 
     path: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    defaults_file: Path | None = None
-    embedded_defaults: Path | None = None
-    embedded_model: Path | None = None
-    script_arguments: bool = False
-    is_recipe: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its dataclasses' fields, with their plain defaults
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # `SCRIPT_DEFAULTS`, below a file and the command line
+    defaults_file: Path | None = None  # of a constant such as `DEFAULTS = HERE / "folder" / "file.yaml"`
+    embedded_defaults: Path | None = None  # the same for `EMBEDDED...DEFAULTS`: runs on the embedded model
+    embedded_model: Path | None = None  # the folder of `EMBEDDED_MODEL`
+    script_arguments: bool = False  # whether it takes TRL's `ScriptArguments` too
+    is_recipe: bool = False  # whether it calls the recipes' own `check_setup`
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The settings of a run.
+    """The settings of a run."""
 
-    Attributes:
-        sources: The files that were read.
-        given: What files, script and command line set, as they set it.
-        settings: Every setting of `GRPOExtConfig` and `ModelConfig`, with its default if not given or if the value has
-            the wrong type.
-        own: The script's own settings, and unknown ones.
-        script: The training script, if named.
-        config: The real configuration object; None if it could not be made.
-        model: The real `ModelConfig`; None if it could not be made.
-        problems: Problems of the settings by themselves.
-    """
-
-    sources: tuple[str, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    own: Mapping[str, Any] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()  # the files that were read
+    given: Mapping[str, Any] = field(default_factory=dict)  # by script, files and command line, as they have it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # all of `GRPOExtConfig` and `ModelConfig`
+    own: Mapping[str, Any] = field(default_factory=dict)  # the script's, and unknown ones
     script: Script | None = None
-    config: GRPOExtConfig | None = None
+    config: GRPOExtConfig | None = None  # None if the real object could not be made
     model: ModelConfig | None = None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()  # of the settings by themselves
 
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]
@@ -126,11 +102,7 @@ class _Parser(TrlParser):
         raise ConfigurationError(one_line(message, 500).rstrip("."))
 
     def read(self, name: str, value: Any) -> Any:
-        """Return a file's value as the command line would parse it.
-
-        Raises:
-            ConfigurationError: The value is wrong, which TRL's parser would not notice in a file.
-        """
+        """A file's value as the command line would parse it, which TRL's parser does not."""
         hint, action = self.hints[name], self.actions[name]
         if value is None:
             if type(None) not in typing.get_args(hint) and self.fields[name].default is not None:
@@ -161,14 +133,7 @@ def read_run(
 ) -> RunPlan:
     """Read a run's settings; later files override earlier ones, and the command line overrides all.
 
-    Args:
-        paths: YAML files.
-        words: The command line after the script.
-        script: The script, for its own settings and defaults.
-        has_gpu: Whether the run has a GPU: recipes choose their defaults by it.
-
-    Raises:
-        ConfigurationError: A file cannot be read. Problems inside it are in the plan.
+    Recipes choose their defaults by `has_gpu`. Problems inside the files are in the plan.
     """
     parser = _Parser(script)
     given: dict[str, Any] = {}
@@ -207,15 +172,10 @@ def read_run(
 
 
 def build_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) -> RunPlan:
-    """Build the real configuration objects; their errors become problems.
+    """Build the real configuration objects for so many processes; their errors become problems.
 
-    The objects describe a run of `processes` processes possibly on another machine, so settings that
-    `TrainingArguments` checks against this machine's GPU are left out if it has none.
-
-    Args:
-        plan: As read.
-        processes: Of the run; TRL's batch sizes depend on it.
-        leave_out: Settings with known problems; their defaults are used, so that further problems show.
+    What `TrainingArguments` checks against this machine's GPU is left out if it has none. Settings with known problems
+    (`leave_out`) have their defaults, so that further problems show.
     """
 
     class Described(GRPOExtConfig):
@@ -238,15 +198,7 @@ def build_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = (
         for make, settings in ((Described, values), (ModelConfig, of(ModelConfig))):
             try:
                 made.append(make(**settings))
-            except (
-                ValueError,
-                TypeError,
-                ImportError,
-                OSError,
-                RuntimeError,
-                AttributeError,
-                ArithmeticError,
-            ) as error:
+            except _REFUSALS as error:
                 made.append(None)
                 if isinstance(error, ArithmeticError) and wrong_values(plan.settings):
                     continue  # a size of 0, which its name says
@@ -341,15 +293,8 @@ def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]
     return [Problem("note", "settings", message, "Name the script with --script to have this checked.")]
 
 
-# --------------------------------------------------------------------------------------------------------- the script
-
-
 def read_script(path: str | Path) -> Script:
-    """Read a script's dataclasses and constants; nothing is imported or run.
-
-    Raises:
-        ConfigurationError: The file is missing or not Python.
-    """
+    """Read a script's dataclasses and constants; nothing is imported or run."""
     name, here = one_line(path), Path(path)
     try:
         if not here.is_file() or here.stat().st_size > MOST_BYTES:

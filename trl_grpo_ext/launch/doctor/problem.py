@@ -11,14 +11,7 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding.
-
-    Attributes:
-        severity: How severe it is.
-        subject: A short key of what the finding is about, such as "launch" or "qlora+vllm".
-        message: What is wrong, with the values.
-        fix: What to do about it.
-    """
+    """One finding: about what (a key such as "launch" or "qlora+vllm"), what is wrong, and what to do."""
 
     severity: Severity
     subject: str
