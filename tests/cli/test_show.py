@@ -114,14 +114,13 @@ def test_all_that_is_known_of_a_hook(folder: Path) -> None:
         "file": str(folder / "sh_hooks.py"),
         "line": text.index("class Hook:") + 1,
         "example": example,
-        "imported": False,
+        "imported": True,
     }
     words = invoke("show", "sh-hooks:sh_scale", env={"PYTHONPATH": str(folder)}).out
     assert f"file: {docs['file']}:{docs['line']}" in words
     assert "mode: str, required" in words
     assert "https://arxiv.org/abs/2401.01234" in words
     assert words.endswith(example)
-    assert imported(folder) == []
 
 
 def test_a_name_of_two_kinds_shows_both_and_says_how_to_pick_one(folder: Path) -> None:
@@ -134,7 +133,6 @@ def test_a_name_of_two_kinds_shows_both_and_says_how_to_pick_one(folder: Path) -
     assert [one["name"] for one in reward["parameters"]] == ["strict"]
     assert yaml.safe_load(reward["example"]) == {"rewards": [{"name": "sh_scale"}]}
     assert "# strict: true" in reward["example"]
-    assert imported(folder) == []
 
 
 def test_an_ambiguous_name_is_pasted_with_its_distribution(folder: Path) -> None:
@@ -173,27 +171,23 @@ def test_what_there_is_not_is_an_error_with_a_hint(name: str, message: str) -> N
     assert "\x1b" not in done.err
 
 
-def test_a_plugin_is_imported_only_where_its_text_does_not_suffice_and_may_not_write_to_stdout(folder: Path) -> None:
-    (unread,) = shown(folder, "sh_unsure", "--no-import")
-    assert (unread["imported"], unread["signature"]) == (False, None)
-    assert imported(folder) == []
-    done = invoke("show", "sh_unsure", "--json", env={"PYTHONPATH": str(folder)})
+def test_a_plugin_may_not_write_to_stdout_and_is_not_imported_where_it_may_not_load(tmp_path: Path) -> None:
+    point = {"reward": {"sh_unsure": "sh_unsure:Reward"}}
+    write_distribution(tmp_path, "sh-unsure", point, {"sh_unsure.py": MARKED + DECORATED})
+    env = {"PYTHONPATH": str(tmp_path)}
+    (unread,) = shown(tmp_path, "sh_unsure", "--no-import")
+    (blocked,) = json.loads(invoke("show", "sh_unsure", "--json", env={**env, "TRL_GRPO_EXT_PLUGINS": "none"}).out)
+    assert (unread["imported"], unread["signature"], unread["state"]) == (False, None, "ready")
+    assert (blocked["imported"], blocked["state"]) == (False, "blocked")
+    assert unread["summary"] == "A reward whose text does not say what it takes."
+    assert imported(tmp_path) == []
+    done = invoke("show", "sh_unsure", "--json", env=env)
     (docs,) = json.loads(done.out)
     assert "chatter of the plugin" in done.err
     assert (docs["imported"], docs["signature"]) == (True, "(strength: float = 1.5, **more)")
-    assert docs["summary"] == "A reward whose text does not say what it takes."
-    assert imported(folder) == ["sh_unsure.imported"]
-    (folder / "sh_unsure.imported").unlink()
 
 
-def test_a_plugin_that_may_not_load_is_never_imported(folder: Path) -> None:
-    env = {"PYTHONPATH": str(folder), "TRL_GRPO_EXT_PLUGINS": "none"}
-    (docs,) = json.loads(invoke("show", "sh_unsure", "--json", env=env).out)
-    assert (docs["state"], docs["imported"]) == ("blocked", False)
-    assert imported(folder) == []
-
-
-def test_a_plugin_that_must_be_imported_and_cannot_be_is_a_problem(folder: Path) -> None:
+def test_a_plugin_that_cannot_be_imported_is_a_problem(folder: Path) -> None:
     done = invoke("show", "sh_raises", env={"PYTHONPATH": str(folder)})
     assert done.status == 1
     assert "state: broken: The reward 'sh_raises' from sh-unsure 1.0 cannot be loaded" in done.out

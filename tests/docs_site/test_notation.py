@@ -43,10 +43,7 @@ def test_several_lines_stand_below_each_other() -> None:
 
 
 FORMULAS = [
-    (info.name, formula)
-    for info in available()
-    if info.builtin
-    for formula in describe(info, available(), importing=False).doc.formulas
+    (info.name, formula) for info in available() if info.builtin for formula in describe(info, available()).doc.formulas
 ]
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from ..errors import BrokenPluginError, PluginContractError, PluginParameterError, UnknownPluginError
+from ..errors import (
+    BrokenPluginError,
+    PluginContractError,
+    PluginError,
+    PluginParameterError,
+    TRLGRPOExtError,
+    UnknownPluginError,
+)
 from ..guard.calls import PASSED_BY_TRL
+from ..guard.outcomes import exception_text
 from ..types import CONTRACT_VERSION
 from .discovery import PluginInfo, explain_neither, sentence_subject, suggest_names
 from .kinds import FACTS
@@ -29,60 +40,66 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
         raise BrokenPluginError(
             broken_plugin_error(info, f"its target {info.target!r} is not of the form module:attribute")
         )
-    try:
-        found = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit too: a plugin that exits at import must not end the run silently
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
-            if not_an_entry_point_because is not None:
-                problem = f"there is no module {missing!r} on sys.path"
-                raise UnknownPluginError(
-                    explain_neither(info.kind, asked, not_an_entry_point_because, problem)
-                ) from error
-            raise BrokenPluginError(broken_plugin_error(info, _stale(info, missing))) from error
-        problem = f"importing {module_name!r} raised {type(error).__name__}: {error}"
-        if missing is not None:
-            problem = f"{module_name!r} imports {missing!r}, which is not installed"
-        raise BrokenPluginError(broken_plugin_error(info, problem)) from error
 
-    for part in attribute.split("."):
-        owner = found
+    def missing(problem: str, stale: str) -> PluginError:
+        if not_an_entry_point_because is not None:
+            return UnknownPluginError(explain_neither(info.kind, asked, not_an_entry_point_because, problem))
+        return BrokenPluginError(broken_plugin_error(info, stale))
+
+    with plugin_code(info, f"importing {module_name!r}"):
         try:
-            found = getattr(owner, part)
-        except KeyboardInterrupt:
-            raise
-        except AttributeError as error:
-            place = f"{module_name!r} ({getattr(sys.modules.get(module_name), '__file__', None) or 'no file'})"
-            hint = suggest_names(part, [name for name in dir(owner) if not name.startswith("_")])
-            problem = f"the module {place} has no attribute {attribute!r}.{hint}"
-            if not_an_entry_point_because is not None:
-                raise UnknownPluginError(
-                    explain_neither(info.kind, asked, not_an_entry_point_because, problem)
-                ) from error
+            found = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None:
+                raise
+            if f"{module_name}.".startswith(f"{error.name}."):
+                where = f"there is no module {error.name!r}"
+                raise missing(f"{where} on sys.path", _stale(info, error.name)) from error
+            problem = f"{module_name!r} imports {error.name!r}, which is not installed"
             raise BrokenPluginError(broken_plugin_error(info, problem)) from error
-        except BaseException as error:  # a module may load its attributes lazily
-            problem = f"reading {attribute!r} from {module_name!r} raised {type(error).__name__}: {error}"
-            raise BrokenPluginError(broken_plugin_error(info, problem)) from error
-    check_contract(info, found)
+    with plugin_code(info, f"reading {attribute!r} from {module_name!r}"):
+        for part in attribute.split("."):
+            owner = found
+            try:
+                found = getattr(owner, part)
+            except AttributeError as error:
+                place = f"{module_name!r} ({getattr(sys.modules.get(module_name), '__file__', None) or 'no file'})"
+                hint = suggest_names(part, [name for name in dir(owner) if not name.startswith("_")])
+                problem = f"the module {place} has no attribute {attribute!r}.{hint}"
+                raise missing(problem, problem) from error
+        check_contract(info, found)
     return found
 
 
+@contextmanager
+def plugin_code(info: PluginInfo, what: str) -> Iterator[None]:
+    """Run code of a plugin: all that it raises is a `BrokenPluginError`, except the user's own Ctrl-C."""
+    interrupts: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        before(number, frame)  # type: ignore[operator, misc]
+
+    watched = callable(before) and threading.current_thread() is threading.main_thread()
+    if watched:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except TRLGRPOExtError:
+        raise
+    except BaseException as error:  # SystemExit too: a plugin that exits must not end the run in silence
+        if interrupts:
+            raise
+        problem = f"{what} raised {type(error).__name__}: {exception_text(error)}"
+        raise BrokenPluginError(broken_plugin_error(info, problem)) from error
+    finally:
+        if watched and signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, before)
+
+
 def check_contract(info: PluginInfo, exported: Any) -> None:
-    """Refuse a plugin that was written for a contract that this package does not support.
-
-    A plugin's class or function may declare it as `contract_version = 2`. Without it a plugin is assumed to fit; then
-    only its distribution's requirement on trl-grpo-ext, which pip enforces, protects it.
-
-    Args:
-        info: Where it comes from.
-        exported: The class, function or object that its entry point names.
-
-    Raises:
-        PluginContractError: It needs a newer contract, or one that is no longer supported.
-        BrokenPluginError: Its `contract_version` is not a version.
-    """
+    """Refuse a plugin that declares, as `contract_version = 2`, a contract that this package does not support."""
     version = getattr(exported, "contract_version", None)
     if version is None:
         return
@@ -121,8 +138,6 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
     check_parameters(info, exported, parameters)
     try:
         return exported(**parameters)
-    except KeyboardInterrupt:
-        raise
     except (TypeError, ValueError) as error:
         strings = [f"{name}={value!r}" for name, value in parameters.items() if looks_like_a_number(value)]
         hint = (
@@ -132,9 +147,6 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
             f"{sentence_subject(info)} from {info.source} refused its parameters ({_shown(parameters) or 'none'}) "
             f"with {type(error).__name__}: {error}.{hint}"
         ) from error
-    except BaseException as error:
-        problem = f"building it with ({_shown(parameters)}) raised {type(error).__name__}: {error}"
-        raise BrokenPluginError(broken_plugin_error(info, problem)) from error
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:

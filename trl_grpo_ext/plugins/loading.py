@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError
 from ..guard.calls import is_model, rename, reward_name, unique_names
 from ..types import acting_order, implements, role_of
-from .building import broken_plugin_error, build, check_parameters, describe, import_plugin
+from .building import broken_plugin_error, build, check_parameters, describe, import_plugin, plugin_code
 from .discovery import (
     ENVIRONMENT_VARIABLE,
     PluginInfo,
@@ -135,13 +135,14 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     info, not_an_entry_point_because = find_and_explain(kind, asked)
     exported = import_plugin(info, asked, not_an_entry_point_because)
     inner: list[tuple[str, Loaded]] = []
-    parameters = _with_selected(info, exported, asked.parameters, inner)
-    built = build(info, exported, parameters)
-    _check_kind(kind, built, f"{sentence_subject(info)} from {info.source}")
-    own = isinstance(exported, type)
-    if kind == "reward" and own and getattr(built, "__name__", None) is None:
-        with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
-            built.__name__ = info.name.rpartition(".")[2]  # TRL names its metrics after this
+    with plugin_code(info, "building it"):
+        parameters = _with_selected(info, exported, asked.parameters, inner)
+        built = build(info, exported, parameters)
+        _check_kind(kind, built, f"{sentence_subject(info)} from {info.source}")
+        own = isinstance(exported, type)
+        if kind == "reward" and own and getattr(built, "__name__", None) is None:
+            with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
+                built.__name__ = info.name.rpartition(".")[2]  # TRL names its metrics after this
     if asked.guard is not None:
         built, own = _guarded(built, info, asked.guard), True
     if "skip_zero_variance" in asked.switches:
