@@ -22,7 +22,6 @@ FAILED = 2
 COMMANDS = (
     "trl_grpo_ext.cli.list",
     "trl_grpo_ext.cli.show",
-    "trl_grpo_ext.cli.install",
     "trl_grpo_ext.cli.check",
     "trl_grpo_ext.cli.new",
     "trl_grpo_ext.cli.replay",

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..errors import ConfigurationError
 from .console import kind_of, results
-from .scaffold.words import Ci, License, Made, PluginKind, Role
+from .scaffold import Ci, License, Made, PluginKind, Role
 
 if TYPE_CHECKING:
     from .scaffold.distribution import GeneratedFile, NewDistribution
@@ -96,8 +96,7 @@ def new_command(
     folder = _folder(next(place for place in (into, directory, made[0].distribution) if place is not None))
     files: list[GeneratedFile] = []
     for new in made:
-        written = new.add_to(Path(folder)) if new.there else new.write(Path(folder))
-        files += [file for file in written if file.path not in {other.path for other in files}]
+        files += [file for file in new.write(Path(folder)) if file.path not in {other.path for other in files}]
     _print(made, folder, files, results())
 
 

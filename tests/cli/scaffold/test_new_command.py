@@ -70,7 +70,7 @@ def test_long_names_are_never_broken(width: int, tmp_path: Path) -> None:
         (["hook", "MyHook"], "Perhaps 'my_hook'?"),
         (["reward", "polite", "--author", " "], "--author is blank"),
         (["reward", "polite", "--description", "\x1b[31mred"], "U+001B"),
-        (["reward", "polite", "--distribution", "json"], "one of the two would hide the other"),
+        (["reward", "polite", "--distribution", "json"], "a module of that name already"),
         (["reward", "polite", "--directory", "taken"], "taken is not empty"),
         (["reward", "polite", "--directory", "taken/mine"], "taken/mine is a file"),
         (["reward", "polite", "--directory", ""], "--directory is blank"),

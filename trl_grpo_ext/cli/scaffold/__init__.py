@@ -1,1 +1,9 @@
-"""New distributions with one plugin each, made from the templates beside this file. Importing this costs nothing."""
+"""New distributions with one plugin each: the choices. `distribution` makes them from the templates."""
+
+from typing import Literal
+
+PluginKind = Literal["reward", "hook", "aggregation", "filter"]
+Made = Literal[PluginKind, "all"]
+Role = Literal["transform", "estimator", "shaper", "forward"]
+License = Literal["apache-2.0", "mit", "bsd-3-clause", "none"]
+Ci = Literal["github", "none"]

@@ -1,31 +1,34 @@
-"""A new distribution with one plugin in it: what its files are, and writing them where nothing is."""
+"""A new distribution with one plugin in it, from the templates beside this file, written where nothing is.
+
+A plugin's name becomes an entry point, a module, a class, a file of tests and a word in YAML; a distribution's name
+becomes a package. Both are held to what all of these take. Descriptions and authors may be anything on one line.
+"""
 
 from __future__ import annotations
 
+import builtins
+import functools
 import importlib.metadata
+import importlib.util
+import json
+import keyword
 import re
+import sys
+import textwrap
 import tomllib
-from dataclasses import dataclass, field
+import unicodedata
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.cells import cell_len
 
 from ...errors import ConfigurationError
 from ...plugins.kinds import GROUPS, LABELS, WORDS, with_article
 from ...plugins.metadata import installed_distributions, normalise, provenance
 from ...types import CONTRACT_VERSION
-from .templates import fill
-from .words import (
-    Ci,
-    License,
-    PluginKind,
-    Role,
-    checked_distribution,
-    checked_name,
-    checked_package,
-    checked_text,
-    class_of,
-    package_of,
-)
+from . import Ci, License, PluginKind, Role
 
 LICENSE_IDS: dict[License, str | None] = {
     "apache-2.0": "Apache-2.0",
@@ -33,8 +36,15 @@ LICENSE_IDS: dict[License, str | None] = {
     "bsd-3-clause": "BSD-3-Clause",
     "none": None,
 }
-"""Each choice's SPDX identifier."""
-
+LINE_LENGTH = 120
+"""As the scaffold's own pyproject.toml sets it."""
+_DOCSTRING_WIDTH = 108  # less the indentation and the quotes, and some to spare
+_LONGEST_NAME, _LONGEST_DISTRIBUTION, _LONGEST_TEXT = 40, 60, 300
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_DISTRIBUTION = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, without a digit in front
+_READ_BY_YAML = frozenset({"yes", "no", "on", "off", "true", "false", "null"})
+_BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_IMPORTED = frozenset({"Any", "Sequence", "ConfigurationError", "Rollout", "Span"})  # by the templates
 _DESCRIPTIONS: dict[str, str] = {
     "reward": "Pays completions that say a phrase.",
     "hook/shaper": "Makes tokens cost something.",
@@ -48,39 +58,16 @@ _DESCRIPTIONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class GeneratedFile:
-    """One file of a new distribution.
-
-    Attributes:
-        path: Relative to the distribution's folder, with slashes.
-        text: All of it.
-        purpose: A few words on what it is for.
-    """
+    """One file of a new distribution: its path relative to the folder, its text, and what it is for."""
 
     path: str
     text: str
     purpose: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class NewDistribution:
-    """What an author chose for a new distribution, checked.
-
-    Args:
-        kind: "reward", "hook", "aggregation" or "filter".
-        role: Of a hook: "transform", "estimator", "shaper" or "forward"; None is "transform". Other kinds have none.
-        name: The plugin's name, in small letters, digits and underscores.
-        distribution: The distribution's name; empty for `grpo-<name>`.
-        description: What the plugin does, on one line; empty for the example's.
-        author: Who holds the rights; empty for "The <distribution> developers".
-        license: Which licence the distribution has.
-        ci: Whose continuous integration gets a file.
-        year: The year in the licence.
-        there: Whether the distribution is there already, with a package of its name, and this adds a plugin to it.
-
-    Raises:
-        ConfigurationError: A name or a text cannot be used, or a distribution of that name is installed; or a role is
-            given for what has none.
-    """
+    """What an author chose, checked. `there` means that the distribution exists and gets one more plugin."""
 
     kind: PluginKind
     name: str
@@ -90,194 +77,113 @@ class NewDistribution:
     author: str = ""
     license: License = "apache-2.0"
     ci: Ci = "github"
-    year: int = field(default_factory=lambda: date.today().year)
     there: bool = False
 
     def __post_init__(self) -> None:
         """Check the words, and fill in those that were left out."""
-        checked_name(self.name)
+        _check_name(self.name)
         if self.role is not None and self.kind != "hook":
             raise ConfigurationError(f"--role {self.role}: only hooks have a role, and this is a {self.kind}.")
-        distribution = checked_distribution(self.distribution or f"grpo-{self.name.replace('_', '-')}")
-        for key, installed in () if self.there else installed_distributions():
-            if key == normalise(distribution):
-                called, version = provenance(key, installed)
-                raise ConfigurationError(
-                    f"The distribution {called} {version or '(version unknown)'} is installed already, and yours would "
-                    "take its place. Choose another name with --distribution."
-                )
+        self.distribution = checked_distribution(self.distribution or f"grpo-{self.name.replace('_', '-')}")
         if not self.there:
-            checked_package(distribution)
-        description = checked_text("--description", self.description or _DESCRIPTIONS[self.templates])
-        author = checked_text("--author", self.author or f"The {distribution} developers")
-        for name, value in {"distribution": distribution, "description": description, "author": author}.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def package(self) -> str:
-        """The import package."""
-        return package_of(self.distribution)
-
-    @property
-    def templates(self) -> str:
-        """The folder of the templates that make the plugin."""
-        return f"hook/{self.role or 'transform'}" if self.kind == "hook" else self.kind
-
-    @property
-    def target(self) -> str:
-        """What its entry point names."""
-        return f"{self.package}.{self.name}:{class_of(self.name, self.kind)}"
-
-    def _values(self) -> dict[str, object]:
-        """What the templates ask for."""
-        kind = WORDS[self.kind]
-        label = LABELS[kind]
-        return {
-            "kind": self.kind,
-            "templates": self.templates,
-            "name": self.name,
-            "class_name": class_of(self.name, self.kind),
-            "distribution": self.distribution,
-            "package": self.package,
-            "description": self.description,
-            "author": self.author,
-            "ci": self.ci,
-            "license_id": LICENSE_IDS[self.license],
-            "year": self.year,
-            "group": GROUPS[kind],
-            "label": label,
-            "label_with_article": with_article(kind),
-            "target": self.target,
-            "requirement": requirement(),
-            "contract_version": CONTRACT_VERSION,
-        }
+            _check_new(self.distribution)
+        self.templates = f"hook/{self.role or 'transform'}" if self.kind == "hook" else self.kind
+        self.description = _checked_text("--description", self.description or _DESCRIPTIONS[self.templates])
+        self.author = _checked_text("--author", self.author or f"The {self.distribution} developers")
+        self.package = package_of(self.distribution)
+        self.target = f"{self.package}.{self.name}:{class_of(self.name, self.kind)}"
 
     def files(self) -> list[GeneratedFile]:
         """Render every file, in the order in which a reader wants them; of one that is there already the plugin's."""
-        label = LABELS[WORDS[self.kind]]
-        places: list[tuple[str, str | None, str]] = [
-            (f"src/{self.package}/{self.name}.py", f"{self.templates}/module", f"the {label}: change this"),
+        kind = WORDS[self.kind]
+        values = {
+            **vars(self),
+            "class_name": class_of(self.name, self.kind),
+            "license_id": LICENSE_IDS[self.license],
+            "year": date.today().year,
+            "group": GROUPS[kind],
+            "label": LABELS[kind],
+            "label_with_article": with_article(kind),
+            "requirement": requirement(),
+            "contract_version": CONTRACT_VERSION,
+        }
+        places = [
+            (f"src/{self.package}/{self.name}.py", f"{self.templates}/module", f"the {LABELS[kind]}: change this"),
             (f"tests/test_{self.name}.py", f"{self.templates}/test", "its numbers worked out by hand, and the rules"),
         ]
-        if self.there:
-            return self._rendered(places)
-        places += [
-            ("pyproject.toml", "common/pyproject", "names, dependencies, the entry point"),
-            ("README.md", "common/readme", "how to install, select and train"),
-            ("CHANGELOG.md", "common/changelog", "what a user notices"),
-            (f"src/{self.package}/__init__.py", "common/package", "offers the class"),
-            (f"src/{self.package}/py.typed", None, "says that it has types"),
-            (".gitignore", "common/gitignore", "what git leaves out"),
-        ]
-        if self.ci == "github":
-            places.append((".github/workflows/ci.yml", "common/ci", "lint, types and tests on every push"))
-            if self.license != "none":  # the index refuses it without one
-                places.append(
-                    (".github/workflows/publish.yml", "common/publish", "puts a release on the package index")
-                )
-        if self.license != "none":
-            places.append(("LICENSE", f"licenses/{self.license}", f"{LICENSE_IDS[self.license]}, {self.year}"))
-        return self._rendered(places)
-
-    def _rendered(self, places: list[tuple[str, str | None, str]]) -> list[GeneratedFile]:
-        values = self._values()
+        if not self.there:
+            places += [
+                ("pyproject.toml", "common/pyproject", "names, dependencies, the entry point"),
+                ("README.md", "common/readme", "how to install, select and train"),
+                ("CHANGELOG.md", "common/changelog", "what a user notices"),
+                (f"src/{self.package}/__init__.py", "common/package", "offers the class"),
+                (f"src/{self.package}/py.typed", "", "says that it has types"),
+                (".gitignore", "common/gitignore", "what git leaves out"),
+            ]
+            if self.ci == "github":
+                places.append((".github/workflows/ci.yml", "common/ci", "lint, types and tests on every push"))
+            if self.ci == "github" and self.license != "none":  # the index refuses it without one
+                publish = ".github/workflows/publish.yml"
+                places.append((publish, "common/publish", "puts a release on the package index"))
+            if self.license != "none":
+                purpose = f"{LICENSE_IDS[self.license]}, {values['year']}"
+                places.append(("LICENSE", f"licenses/{self.license}", purpose))
+        render = _environment().get_template
         return [
-            GeneratedFile(path, "" if template is None else fill(template, values), purpose)
+            GeneratedFile(path, render(f"{template}.jinja").render(values) if template else "", purpose)
             for path, template, purpose in places
         ]
 
     def write(self, directory: Path) -> list[GeneratedFile]:
-        """Write the distribution into a folder that is not there yet, or empty.
-
-        Args:
-            directory: The distribution's own folder.
-
-        Returns:
-            What was written.
+        """Write the distribution into a folder that is not there yet or empty, or the plugin into one that is there.
 
         Raises:
             ConfigurationError: Something is there already, or the folder cannot be written.
         """
-        files = self.files()
-        try:
-            if directory.exists() and not directory.is_dir():
-                raise ConfigurationError(f"{directory} is a file. Choose another folder with --directory.")
-            if directory.is_dir() and any(directory.iterdir()):
-                raise ConfigurationError(
-                    f"The folder {directory} is not empty, and nothing is ever overwritten. Choose another with "
-                    "--directory, or remove it."
-                )
-            for file in files:
-                place = directory / file.path
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("x", encoding="utf-8", newline="\n") as handle:
-                    handle.write(file.text)
-        except OSError as error:
-            raise ConfigurationError(f"The folder {directory} cannot be written: {error.strerror}.") from error
-        return files
-
-    def add_to(self, directory: Path) -> list[GeneratedFile]:
-        """Write the plugin's module and test into a distribution that is there, and its entry point.
-
-        Args:
-            directory: The distribution's folder.
-
-        Returns:
-            What was written; pyproject.toml, of which nothing else changes, is the last.
-
-        Raises:
-            ConfigurationError: There is no such distribution, it has a plugin or a file of that name already, or the
-                folder cannot be written.
-        """
         files, project = self.files(), directory / "pyproject.toml"
         try:
+            if not self.there and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+                what = "is a file" if not directory.is_dir() else "is not empty, and nothing is ever overwritten"
+                raise ConfigurationError(f"{directory} {what}. Choose another folder with --directory.")
             for file in files:
                 if (directory / file.path).exists():
                     raise ConfigurationError(f"{directory / file.path} is there already. Choose another name.")
-            text = with_plugin(project.read_text(encoding="utf-8"), self, project)
+            changed = with_plugin(project.read_text(encoding="utf-8"), self, project) if self.there else ""
             for file in files:
                 place = directory / file.path
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with place.open("x", encoding="utf-8", newline="\n") as handle:
                     handle.write(file.text)
-            project.write_text(text, encoding="utf-8", newline="\n")
+            if changed:
+                project.write_text(changed, encoding="utf-8", newline="\n")
         except OSError as error:
             raise ConfigurationError(f"The folder {directory} cannot be written: {error.strerror}.") from error
-        return [*files, GeneratedFile("pyproject.toml", text, "has its entry point now")]
+        return [*files, GeneratedFile("pyproject.toml", changed, "has its entry point now")] if changed else files
 
 
 def existing(directory: Path) -> str:
-    """The name of the distribution in a folder, whose package is `src/` and that name.
-
-    Raises:
-        ConfigurationError: There is none, or it keeps its package elsewhere.
-    """
+    """The name of the distribution in a folder, whose package is `src/` and that name."""
     project = directory / "pyproject.toml"
     try:
-        name = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"]
+        name = str(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"--into {directory}: {project} is not there, or names no project. Give the folder of a distribution."
         ) from error
-    package = directory / "src" / package_of(str(name))
+    package = directory / "src" / package_of(name)
     if not package.is_dir():
         raise ConfigurationError(
             f"--into {directory}: plugins are put into the package {package}, which is not there. Make the plugin "
             "apart and copy its module and its test; its entry point goes into pyproject.toml."
         )
-    return checked_distribution(str(name))
+    return checked_distribution(name)
 
 
 def with_plugin(text: str, new: NewDistribution, project: Path) -> str:
-    """The text of a pyproject.toml with one more entry point, and nothing else changed.
-
-    Raises:
-        ConfigurationError: The plugin is in it already, or the entry points are written in another way.
-    """
-    group, label = GROUPS[WORDS[new.kind]], LABELS[WORDS[new.kind]]
-    points = tomllib.loads(text)["project"].get("entry-points", {}).get(group, {})
-    if new.name in points:
-        raise ConfigurationError(f"{project} has a {label} {new.name!r} already. Choose another name.")
+    """The text of a pyproject.toml with one more entry point, and nothing else changed."""
+    group = GROUPS[WORDS[new.kind]]
+    if new.name in tomllib.loads(text)["project"].get("entry-points", {}).get(group, {}):
+        raise ConfigurationError(f"{project} has {new.name!r} in {group!r} already. Choose another name.")
     line = f'{new.name} = "{new.target}"\n'
     header = re.search(rf"""^\[project\.entry-points\.["']{re.escape(group)}["']\][^\n]*\n""", text, re.MULTILINE)
     if header is not None:
@@ -302,5 +208,122 @@ def requirement() -> str:
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None:
         raise ConfigurationError(f"The installed trl-grpo-ext has the version {version!r}, which names no release.")
-    major, minor = int(numbers[1]), int(numbers[2])
-    return f"trl-grpo-ext>={major}.{minor},<{major + 1}"
+    return f"trl-grpo-ext>={numbers[1]}.{numbers[2]},<{int(numbers[1]) + 1}"
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        hint = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
+        hint = f" Perhaps {hint!r}?" if _NAME.fullmatch(hint) else ""
+        raise ConfigurationError(
+            f"A plugin's name is made of small letters, digits and single underscores, with a letter in front, such as "
+            f"'answer_length'; got {name!r}.{hint}"
+        )
+    if keyword.iskeyword(name) or name in _READ_BY_YAML:
+        what = "a keyword of Python" if keyword.iskeyword(name) else "a value to YAML"
+        raise ConfigurationError(f"{name!r} is {what}. Choose another name, such as '{name}_words'.")
+    if len(name) > _LONGEST_NAME:
+        raise ConfigurationError(f"A plugin's name has {_LONGEST_NAME} characters at most; {name!r} has {len(name)}.")
+
+
+def checked_distribution(name: str) -> str:
+    """A distribution's name that can be used."""
+    if not _DISTRIBUTION.fullmatch(name) or len(name) > _LONGEST_DISTRIBUTION:
+        raise ConfigurationError(
+            f"--distribution: the name has letters, digits and dashes, {_LONGEST_DISTRIBUTION} at most and a letter in "
+            f"front, such as 'grpo-manners'; got {name!r}."
+        )
+    if name.lower() == "none" or keyword.iskeyword(package_of(name)):
+        raise ConfigurationError(f"--distribution: {name!r} is a word with another meaning. Choose another.")
+    return name
+
+
+def _check_new(distribution: str) -> None:
+    """Refuse a distribution that is installed, and one whose package would hide a module or be hidden by it."""
+    for key, installed in installed_distributions():
+        if key == normalise(distribution):
+            called, version = provenance(key, installed)
+            raise ConfigurationError(
+                f"The distribution {called} {version or '(version unknown)'} is installed already, and yours would "
+                "take its place. Choose another name with --distribution."
+            )
+    package = package_of(distribution)
+    try:
+        found = None if package in sys.modules else importlib.util.find_spec(package)  # nothing is imported
+        there = package in sys.modules or (found is not None and found.origin is not None)
+    except (ImportError, ValueError):
+        there = False
+    if there or package in sys.stdlib_module_names:
+        raise ConfigurationError(
+            f"--distribution: {distribution!r} would have the package {package!r}, and there is a module of that name "
+            "already. Choose another name."
+        )
+
+
+def _checked_text(option: str, text: str) -> str:
+    line = " ".join(text.split())
+    if not line:
+        raise ConfigurationError(f"{option} is blank; give some text, or leave the option out.")
+    # Control characters, lone surrogates, and what turns the direction of writing.
+    if bad := [c for c in line if unicodedata.category(c) in ("Cc", "Cs") or c in _BIDIRECTIONAL]:
+        raise ConfigurationError(f"{option} holds the character U+{ord(bad[0]):04X}, which is no text. Leave it out.")
+    if len(line) > _LONGEST_TEXT:
+        raise ConfigurationError(f"{option} has {len(line)} characters; {_LONGEST_TEXT} at most.")
+    return line
+
+
+def package_of(distribution: str) -> str:
+    """The import package of a distribution: `Grpo-Manners` has `grpo_manners`."""
+    return re.sub(r"[-_.]+", "_", distribution).lower()
+
+
+def class_of(name: str, kind: str) -> str:
+    """The class of a plugin: `answer_length` has `AnswerLength`; `any` has `AnyReward`, for `Any` is taken."""
+    camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    return camel + kind.capitalize() if camel in _IMPORTED or hasattr(builtins, camel) else camel
+
+
+# --------------------------------------------------------------------------------------------------------- templates
+
+
+def quoted(text: str) -> str:
+    """As a string of TOML, which a string of JSON also is, once it holds no DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def docstring(text: str) -> str:
+    """As the beginning of a class's docstring: no double quotes or lone backslashes in it, and wrapped."""
+    safe = text.replace("\\", "\\\\").replace('"', "'")
+    width = (
+        _DOCSTRING_WIDTH // 2 if cell_len(safe) != len(safe) else _DOCSTRING_WIDTH
+    )  # wide characters take two columns
+    return "\n    ".join(textwrap.wrap(safe, width, break_long_words=False, break_on_hyphens=False))
+
+
+def markdown(text: str) -> str:
+    """As a paragraph of Markdown that neither begins another element nor opens a code span, a link or a tag."""
+    escaped = re.sub(r"([\\`\[<&])", r"\\\1", text)
+    return re.sub(r"^(\d*)([#>+\-=~*_|.)])", r"\1\\\2", escaped)
+
+
+def imported(name: str, module: str) -> str:
+    """The import of one name, in parentheses where the line would be longer than ruff and its formatter leave it."""
+    line = f"from {module} import {name}"
+    return line if len(line) <= LINE_LENGTH else f"from {module} import (\n    {name},\n)"
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("trl_grpo_ext.cli.scaffold"),
+        undefined=StrictUndefined,
+        autoescape=False,  # nothing here is HTML; the filters escape for TOML, Python and Markdown
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"quoted": quoted, "docstring": docstring, "markdown": markdown, "imported": imported}
+    return environment
