@@ -68,7 +68,8 @@ def tried(entry: dict[str, str], folder: Path) -> Tried:
     made = make_environment(folder / entry["name"])
     command = [str(made.python), "-P", "-m", "trl_grpo_ext.cli.main"]
     if "install" in entry:
-        subprocess.run([*command, "install", entry["install"], "--", "--quiet"], cwd=ROOT, check=True)
+        pip = [str(made.python), "-m", "pip", "install", "--quiet", entry["install"]]
+        subprocess.run(pip, cwd=ROOT, check=True)
     project = ROOT / entry.get("install", ".")
     done = subprocess.run(
         [*command, "check", "--distribution", entry["name"], "--json"],

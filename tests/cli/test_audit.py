@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.terminal import assert_readable, invoke
 from trl_grpo_ext import load_rewards
-from trl_grpo_ext.cli.audit import Audit, audit
+from trl_grpo_ext.cli.audit import Audit, _rows, audit
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.rewards.python_tests import PythonTests
 
@@ -196,7 +196,7 @@ def test_json_is_all_that_goes_to_stdout(files: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("nowhere.jsonl", ("--reward", "gsm8k_accuracy"), "nowhere.jsonl."),
+        ("nowhere.jsonl", ("--reward", "gsm8k_accuracy"), "No such file"),
         ("good.jsonl", ("--reward", "gsm8k_acuracy"), "Did you mean"),
         ("good.jsonl", ("--reward", "gsm8k_accuracy", "--reference", "solution"), "There is no column 'solution'"),
     ],
@@ -208,6 +208,45 @@ def test_the_command_exits_with_2_and_one_line_where_it_cannot(
     assert (done.status, done.out) == (2, "")
     assert message in done.err
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("null.json", "null", "Line 1 of .*null.json is no JSON object"),
+        ("null.jsonl", "null\n", "Line 1 of .*null.jsonl is no JSON object"),
+        ("empty.json", "", "no rows to audit"),
+        ("empty.csv", "", "could not be loaded"),
+        ("empty.parquet", "", "could not be loaded"),
+        ("deep.json", "[" * 100_000, "nested too deeply|is no JSON"),
+        ("numbers.json", "[1, 2]", "is no list of JSON objects"),
+        ("cut.json", '[{"answer": 1}', "could not be loaded"),
+        ("binary.jsonl", "\x00\xff", "is no JSON|could not be loaded"),
+        ("x" * 300, None, "could not be loaded"),
+        ("x" * 300 + ".jsonl", None, "could not be loaded"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_odd_files_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigurationError, match=says):
+        audit(half_right, _rows(name, None, "train", None))
+
+
+def test_a_list_and_lines_are_read_alike(tmp_path: Path) -> None:
+    for name, text in {"a.json": json.dumps(GOOD), "b.json": "\n".join(map(json.dumps, GOOD))}.items():
+        (tmp_path / name).write_text(text + "\n\n")
+        assert _rows(str(tmp_path / name), None, "train", 2) == GOOD[:2]
+
+
+def test_where_nothing_was_checked_the_status_says_so(files: Path) -> None:
+    done = invoke("audit", files / "good.jsonl", "--reward", "think_format")
+    assert done.status == 2
+    assert "so it was only timed" in " ".join(done.out.split())
 
 
 WITHOUT_NETWORK = """

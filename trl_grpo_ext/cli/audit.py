@@ -33,8 +33,8 @@ from .console import messages, results
 
 __all__ = ["Audit", "Finding", "audit"]
 
-PROBLEMS = 1
-_FORMATS = {".jsonl": "from_json", ".json": "from_json", ".csv": "from_csv", ".parquet": "from_parquet"}
+PROBLEMS, NOTHING_CHECKED = 1, 2
+_FORMATS = {".csv": "from_csv", ".parquet": "from_parquet"}
 """Methods of `datasets.Dataset`: unlike `load_dataset`, they never ask the hub about a local file."""
 
 RENDERINGS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "${}$")
@@ -183,10 +183,12 @@ class _Judge:
         self.own_column: str | None = getattr(reward, "reference_column", None)
 
     def __call__(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Judgement]:
-        from ..guard.calls import call, check_scores, reward_name  # slow to import
+        from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name  # slow to import
 
         self.calls += len(completions)
-        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name not in _NOT_COLUMNS}
+        columns: dict[str, Any] = {
+            name: [row[name] for row in rows] for name in rows[0] if name not in PASSED_BY_TRL | _COMPLETIONS
+        }
         if self.own_column is not None:
             columns.setdefault(self.own_column, [row[self.column] for row in rows])
         columns["prompts"] = [row.get("prompt", "") for row in rows]
@@ -211,7 +213,7 @@ class _Judge:
         return Judgement(outcome, f"score {judged.score:g}", judged.score)
 
 
-_NOT_COLUMNS = {"prompt", "prompts", "completions", "completion", "completion_ids"}
+_COMPLETIONS = {"prompt", "completion"}
 
 
 def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str | None:
@@ -400,7 +402,7 @@ def audit_command(
 ) -> None:
     """Find references that a reward cannot read, scores as wrong or finds ambiguous; and time the reward.
 
-    Exits with 1 if it finds any.
+    Exits with 1 if it finds any, and with 2 if the reward reads no column of references, so that none was checked.
     """
     from ..plugins.loading import load_rewards
 
@@ -414,50 +416,69 @@ def audit_command(
         typer.echo(json.dumps(found.plain(), indent=2))
     else:
         _print_audit(found, results(), show)
+    if not found.column:
+        raise typer.Exit(NOTHING_CHECKED)
     if found.findings:
         raise typer.Exit(PROBLEMS)
 
 
 def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[dict[str, Any]]:
-    import datasets  # slow to import
-
-    datasets.disable_progress_bars()
     if data == "-":
-        return _lines(sys.stdin, limit)
+        return _lines(sys.stdin, limit, "standard input")
     path = Path(data)
-    read = _FORMATS.get(path.suffix.lower())
-    if read and not path.is_file():
-        raise ConfigurationError(f"There is no file {data}.")
-    if path.suffix == ".py":
-        raise ConfigurationError(f"{data} is Python code, and audit reads data: write the rows to a .jsonl file first.")
-    if path.is_file() and not read:
-        raise ConfigurationError(
-            f"{data} is a file, but none of {', '.join(_FORMATS)}. Give it the suffix of its format."
-        )
     try:
-        if path.is_dir():
-            loaded = datasets.load_from_disk(data)
-            loaded = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
-        elif read:
-            loaded = getattr(datasets.Dataset, read)(data)
-        else:
-            loaded = datasets.load_dataset(data, config, split=split)
-    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigurationError(f"The data set {data!r} could not be loaded: {error}") from error
-    rows: list[dict[str, Any]] = (loaded if limit is None else loaded.select(range(min(limit, len(loaded))))).to_list()
-    return rows
+        if path.suffix.lower() in (".jsonl", ".json"):
+            return _read_json(path, limit)
+        if path.is_file() and path.suffix.lower() not in _FORMATS:
+            known = ", ".join((".jsonl", ".json", *_FORMATS))
+            raise ConfigurationError(f"{data} is a file, but none of {known}. Give it the suffix of its format.")
+        import datasets  # slow to import
+
+        datasets.disable_progress_bars()
+        try:
+            if path.is_dir():
+                loaded = datasets.load_from_disk(data)
+                loaded = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
+            elif path.suffix.lower() in _FORMATS:
+                loaded = getattr(datasets.Dataset, _FORMATS[path.suffix.lower()])(data)
+            else:
+                loaded = datasets.load_dataset(data, config, split=split)
+        except (KeyError, datasets.exceptions.DatasetsError) as error:
+            raise ConfigurationError(f"The data set {shown(data)} could not be loaded: {error}") from error
+        rows: list[dict[str, Any]] = loaded.select(range(min(limit or len(loaded), len(loaded)))).to_list()
+        return rows
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"The data set {shown(data)} could not be loaded: {one_line(error, 300)}") from error
 
 
-def _lines(stream: Iterable[str], limit: int | None) -> list[dict[str, Any]]:
+def _read_json(path: Path, limit: int | None) -> list[dict[str, Any]]:
+    """A list of objects, or an object on each line, whichever the suffix says; Arrow's reader crashes on odd files."""
+    with path.open(encoding="utf-8") as lines:
+        first = lines.read(1_000).lstrip()
+        lines.seek(0)
+        if path.suffix.lower() == ".jsonl" or not first.startswith("["):
+            return _lines(lines, limit, str(path))
+        try:
+            rows: list[dict[str, Any]] = json.load(lines)
+        except RecursionError as error:
+            raise ConfigurationError(f"{path} is nested too deeply.") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise ConfigurationError(f"{path} is no list of JSON objects.")
+    return rows[:limit]
+
+
+def _lines(stream: Iterable[str], limit: int | None, name: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(itertools.islice(stream, limit), 1):
         try:
-            row = json.loads(line)
+            row = json.loads(line) if line.strip() else {}
         except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"Line {number} of standard input is no JSON: {error}.") from error
+            raise ConfigurationError(f"Line {number} of {name} is no JSON: {error}.") from error
         if not isinstance(row, dict):
-            raise ConfigurationError(f"Line {number} of standard input is no JSON object: {shown(line)}.")
-        rows.append(row)
+            raise ConfigurationError(f"Line {number} of {name} is no JSON object: {shown(line)}.")
+        rows += [row] if line.strip() else []
     return rows
 
 

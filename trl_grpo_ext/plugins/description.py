@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, PluginError, UnknownPluginError
+from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json, one_line
 from ..types import HOOK_METHODS, ROLES
-from .building import PASSED_BY_TRL, import_plugin
+from .building import import_plugin
 from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, suggest_names
 from .docstrings import Docstring, first_sentence, read_docstring
 from .kinds import FACTS, LABELS, Kind, kind_of_methods
