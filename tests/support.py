@@ -19,19 +19,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from trl import GRPOConfig
 
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext.credit.flow import TRL_REDUCTIONS
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 
-OWN_AGGREGATION = {
-    "bnpo": "token_mean_local",
-    "cispo": "token_mean",
-    "dapo": "token_mean",
-    "dr_grpo": "constant_length",
-    "grpo": "seq_mean_token_mean",
-    "luspo": "seq_mean_token_sum",
-    "sapo": "seq_mean_token_mean",
-    "vespo": "token_mean",
-}
-"""For each loss type of TRL, the aggregation that equals its reduction."""
+OWN_AGGREGATION = TRL_REDUCTIONS
 
 CHARACTERS = string.ascii_lowercase + string.digits + " .#"
 

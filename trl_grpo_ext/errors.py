@@ -126,3 +126,9 @@ def reworded(error: E, message: str) -> E:
     other = type(error).__new__(type(error), message)
     vars(other).update(vars(error))
     return other
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether no memory was left, which says nothing about what was tried."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return not kinds.isdisjoint({"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)

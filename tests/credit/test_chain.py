@@ -158,9 +158,9 @@ def test_what_a_mask_took_away_is_held_by_sign_after_the_forward_stage() -> None
     adds = Hook("adds", "forward")
     rollout = make_rollout([2, 2], truncated_B=torch.tensor([True, False]))
     forward = make_forward(rollout.mask_B_T, rollout.mask_B_T, rollout.mask_B_T)
-    assert HookChain([keeps_negative]).held_signs(rollout) is None  # nobody acts behind it
+    assert HookChain([keeps_negative]).allowed_signs(rollout) is None  # nobody acts behind it
     chain = HookChain([adds, keeps_negative])
-    held = chain.held_signs(rollout)
+    held = chain.allowed_signs(rollout)
     assert held is not None
     assert held.tolist() == [[2, 2], [3, 3]]
     for number, expected in ((1.0, [[0, 0], [1, 1]]), (-1.0, [[-1, -1], [-1, -1]])):
@@ -170,7 +170,7 @@ def test_what_a_mask_took_away_is_held_by_sign_after_the_forward_stage() -> None
         assert result_B_T.tolist() == expected
         assert torch.equal(change.after_B_T, result_B_T)  # what is logged is what is trained on
     # A mask behind another: what either took away.
-    assert HookChain([adds, keeps_negative, MASK]).held_signs(rollout).tolist() == [[0, 0], [0, 0]]
+    assert HookChain([adds, keeps_negative, MASK]).allowed_signs(rollout).tolist() == [[0, 0], [0, 0]]
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

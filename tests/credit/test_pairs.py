@@ -181,7 +181,7 @@ def _gradient(selections: tuple[str, ...]) -> torch.Tensor:
     trls_B = group_advantages(rollout, "group", "sum_then_normalize")
     advantages_B_T, _ = chain.on_rollout(trls_B, rollout)
     rollout = Rollout(**{**vars(rollout), "advantages_B_T": advantages_B_T})
-    advantages_B_T, _ = chain.on_forward(advantages_B_T, forward_of(rollout), chain.held_signs(rollout))
+    advantages_B_T, _ = chain.on_forward(advantages_B_T, forward_of(rollout), chain.allowed_signs(rollout))
     weights = POLICY.weights["now"].clone().requires_grad_()
     loss = -(advantages_B_T * POLICY.logps(weights)[0]).sum()
     return torch.autograd.grad(loss, weights)[0]
@@ -268,7 +268,7 @@ def played(selections: tuple[str, ...]) -> tuple[torch.Tensor, tuple[str, ...]]:
     rollout = chain.on_rewards(rollout)
     advantages_B_T, changes = chain.on_rollout(group_advantages(rollout, "group", "sum_then_normalize"), rollout)
     rollout = replace(rollout, advantages_B_T=advantages_B_T)
-    advantages_B_T, later = chain.on_forward(advantages_B_T, forward_of(rollout), chain.held_signs(rollout))
+    advantages_B_T, later = chain.on_forward(advantages_B_T, forward_of(rollout), chain.allowed_signs(rollout))
     said = [*chain.overruled(signal_table(rollout))]
     for step in range(PATIENCE):
         for part in (changes, later):

@@ -36,9 +36,10 @@ class Trained(GRPOExtTrainer):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         self.used: list[dict[str, Any]] = []
         super().__init__(*arguments, **keywords)
+        self.run_loss, self._trl_grpo_ext.run_loss = self._trl_grpo_ext.run_loss, self.keeping
 
-    def _run_loss(self, below: Any, model: Any, forward: LossForward) -> torch.Tensor:
-        loss = super()._run_loss(below, model, forward)
+    def keeping(self, inherited: Any, model: Any, forward: LossForward) -> torch.Tensor:
+        loss: torch.Tensor = self.run_loss(inherited, model, forward)
         if self.model.training:
             advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
             for row, mask in enumerate(forward.mask_B_T):

@@ -286,7 +286,7 @@ def test_a_teacher_never_makes_all_logits(tiny_model: Path, tmp_path: Path, teac
     if upstream.add_fused_lm_head is None:
         pytest.skip("this TRL gives no other model its head")
     trainer = made(tiny_model, tmp_path, Needs(teachers=(str(teacher),)), beta=0.04, max_steps=1)
-    [model] = trainer._scorer._teachers.values()
+    [model] = trainer._trl_grpo_ext.scorer._teachers.values()
     projected: list[int] = []
     model.get_output_embeddings().register_forward_hook(lambda *call: projected.append(1))
     trainer.train()

@@ -16,7 +16,6 @@ from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.testing.builders import make_rollout
-from trl_grpo_ext.trainer.made_up import loss_on
 from trl_grpo_ext.types import Rollout
 
 
@@ -96,7 +95,7 @@ class Keeping:
         class Kept(trainer_class):  # type: ignore[misc]
             def _compute_loss(self, model: Any, inputs: Any) -> Any:
                 loss = super()._compute_loss(model, inputs)
-                if self._replaced_pass is None:
+                if self._trl_grpo_ext._pass is None:  # no trial
                     keeping.losses.append(float(loss.detach()))
                     keeping.batch = keeping.batch or dict(inputs)
                 return loss
@@ -121,6 +120,14 @@ def size(gradient: dict[str, torch.Tensor]) -> float:
     return math.sqrt(sum(float(values.double().square().sum()) for values in gradient.values()))
 
 
+def loss_on(trainer: Any, batch: dict[str, Any], logps_B_T: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """TRL's loss of a batch under a policy that gives its tokens these log-probabilities."""
+    output = (logps_B_T, torch.ones_like(logps_B_T), logps_B_T.new_zeros(()))
+    trial = trainer._trl_grpo_ext.on_trial(trainer._compute_loss)
+    loss: torch.Tensor = trial({**batch, "advantages": advantages}, lambda: output)
+    return loss
+
+
 def test_ratios_are_clipped_at_02_in_trls_loss(one_update: Callable[..., tuple[Run, Keeping]]) -> None:
     run, keeping = one_update(epsilon=0.2)
     trainer, batch = run.trainer, dict(keeping.batch)
@@ -134,8 +141,7 @@ def test_ratios_are_clipped_at_02_in_trls_loss(one_update: Callable[..., tuple[R
     for sign in (1.0, -1.0):
         advantages_B = torch.full((len(mask_B_T),), sign)
         leaf_B_T = logps_B_T.clone().requires_grad_()
-        loss_of = trainer._loss_with_pass(trainer._compute_loss)
-        loss = loss_on(loss_of, batch, leaf_B_T, handed_over=advantages_B, in_the_pass=advantages_B)
+        loss = loss_on(trainer, batch, leaf_B_T, advantages_B)
         pairs = zip(RATIOS, CLIPPED, strict=True)
         worst = [min(sign * ratio, sign * clipped) for ratio, clipped in pairs]
         assert loss.item() == pytest.approx(-sum(worst) / len(mask_B_T), rel=1e-6)
@@ -213,9 +219,7 @@ def slopes(run: Run, batch: dict[str, Any], advantages_B_T: torch.Tensor, gap: f
     batch = {**batch, "completion_mask": torch.ones_like(batch["completion_mask"]), "old_per_token_logps": old_B_T}
     batch["sampling_per_token_logps"] = old_B_T
     leaf_B_T = (old_B_T + gap).requires_grad_()
-    loss_of = run.trainer._loss_with_pass(run.trainer._compute_loss)
-    loss = loss_on(loss_of, batch, leaf_B_T, handed_over=advantages_B_T, in_the_pass=advantages_B_T)
-    return torch.autograd.grad(loss, leaf_B_T)[0]
+    return torch.autograd.grad(loss_on(run.trainer, batch, leaf_B_T, advantages_B_T), leaf_B_T)[0]
 
 
 def test_sapos_temperature_is_that_of_each_tokens_sign(one_update: Callable[..., tuple[Run, Keeping]]) -> None:

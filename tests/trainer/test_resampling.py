@@ -253,7 +253,7 @@ def test_hooks_records_and_the_table_see_each_completion_once(tiny_model: Path, 
         assert [prompt[0] for prompt in table[::4]] == [*sampled[-2:]]
         # It shows what the loss got, at the rows that are still there.
         last, found = done.trainer.seen[-1], 0
-        for place, values in zip(last[BatchKeys.place].tolist(), last["advantages"], strict=True):
+        for place, values in zip(last[BatchKeys.row_id].tolist(), last["advantages"], strict=True):
             if (row := place - 4 * len(sampled) + len(table)) >= 0:
                 live = values[values != 0]
                 shown, found = done.trainer._logs["advantages"][row], found + 1

@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 from tests.support import Run, length_reward, prompts, relative_gap, scripted_rollout, train
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
+from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
 
 
 def weight_of(ids: list[int]) -> float:
@@ -341,13 +342,17 @@ def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused(
     shaper = ByTokens()
     shaper.needs = ("old_logps",)  # type: ignore[attr-defined]
     run = shaped(tiny_model, tmp_path, shaper, max_steps=1)
-    shaping, with_image = run.trainer._shaping, [{"prompt": "a", "image": "a picture"}]
-    shaping.refuse_images([{"prompt": "a"}], ["old_logps"])
-    shaping.refuse_images([{"prompt": "a", "image": None}], ["old_logps"])
-    shaping.refuse_images(with_image, run.trainer._scorer.missing({"old_per_token_logps": 0}))
-    sentence = r"For a batch with images it needs old_logps, .*num_iterations above 1"
-    with pytest.raises(ConfigurationError, match=sentence):
-        shaping.refuse_images(with_image, run.trainer._scorer.missing({}))
-    shaping.record_generated([*[None] * 6, ["a picture of a tool"], None])
+    ours, unseen = run.trainer._trl_grpo_ext, torch.zeros(0)
+
+    def refuse(row: dict[str, Any], missing: list[str], images: Any = None) -> None:
+        scored = ScoredBatch([row], ["a"], ["b"], [[3]], unseen)
+        ours.shaping.refuse_images(Sampling("Mine", [*[None] * 6, images], scored=scored), missing)
+
+    with_image = {"prompt": "a", "image": "a picture"}
+    refuse({"prompt": "a"}, ["old_logps"])
+    refuse({"prompt": "a", "image": None}, ["old_logps"])
+    refuse(with_image, ours.scorer.missing({"old_per_token_logps": 0}))
+    with pytest.raises(ConfigurationError, match=r"with images it needs old_logps, .*num_iterations above 1"):
+        refuse(with_image, ours.scorer.missing({}))
     with pytest.raises(ConfigurationError, match="For a batch with images it needs old_logps"):
-        shaping.refuse_images([{"prompt": "a"}], ["old_logps"])
+        refuse({"prompt": "a"}, ["old_logps"], ["a picture of a tool"])

@@ -179,7 +179,7 @@ def test_compact_updates_take_it_apart_and_together(tiny_model: Path, tmp_path: 
     }
     plain = run(tiny_model, tmp_path / "plain", *hooks, **settings)
     compact = run(tiny_model, tmp_path / "compact", *hooks, compact_updates="exact", **settings)
-    assert compact.trainer._compact.freedom.sort
+    assert compact.trainer._trl_grpo_ext.compact.freedom.sort
     assert compact.logs[0]["compact/computed_tokens"] < 16 * 10 + 16 * 3
     assert relative_gap(compact.gradients[0], plain.gradients[0]) < 1e-5
     assert not gradient_is_zero(plain)

@@ -83,7 +83,7 @@ class HookChain:
         equal_N = rewards_are_equal(rewards_N_K, weights_K, gather_groups(rollout), "normalize_then_sum")
         return equal_N[rollout.local_rows]
 
-    def held_signs(self, rollout: Rollout) -> torch.Tensor | None:
+    def allowed_signs(self, rollout: Rollout) -> torch.Tensor | None:
         """The signs that the masks allow each advantage, enforced again after the forward stage, `(B, T)`, int8.
 
         1 for positive, 2 for negative, 3 for both, 0 for none. None without a mask or without a hook at the forward
@@ -98,16 +98,16 @@ class HookChain:
         return positive_B_T.to(torch.int8) + 2 * negative_B_T.to(torch.int8)
 
     def on_forward(
-        self, advantages: torch.Tensor, forward: Forward, held_signs_B_T: torch.Tensor | None = None
+        self, advantages: torch.Tensor, forward: Forward, allowed_signs_B_T: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[Change]]:
-        """Advantages `(B, T)` after the forward stage, and what each hook changed; masks held by their `held_signs`."""
+        """Advantages `(B, T)` after the forward stage, and what each hook changed, within `allowed_signs`."""
         changes: list[Change] = []
 
         def held(advantages_B_T: torch.Tensor) -> torch.Tensor:
-            if held_signs_B_T is None:
+            if allowed_signs_B_T is None:
                 return advantages_B_T
             sign_B_T = (advantages_B_T > 0).to(torch.int8) + 2 * (advantages_B_T < 0).to(torch.int8)
-            return torch.where((held_signs_B_T & sign_B_T) > 0, advantages_B_T, torch.zeros_like(advantages_B_T))
+            return torch.where((allowed_signs_B_T & sign_B_T) > 0, advantages_B_T, torch.zeros_like(advantages_B_T))
 
         watch = self._watch(changes, "on_forward")
         result_B_T = apply_forward_hooks(advantages, self.hooks, forward, watch, held)

@@ -29,6 +29,15 @@ Observe = Callable[[Any, torch.Tensor, torch.Tensor], None]
 _REASON = 40
 """The longest reason of a group filter, in characters."""
 
+TRL_REDUCTIONS = {
+    **dict.fromkeys(("cispo", "dapo", "vespo"), "token_mean"),
+    **dict.fromkeys(("grpo", "sapo"), "seq_mean_token_mean"),
+    "luspo": "seq_mean_token_sum",
+    "bnpo": "token_mean_local",
+    "dr_grpo": "constant_length",
+}
+"""By `loss_type` of TRL, the aggregation that weighs tokens as TRL's own reduction does (docs/parity.md)."""
+
 
 def plugin_label(plugin: object) -> str:
     """The plugin's name in messages: its own `__name__` if it has one, else its class's."""

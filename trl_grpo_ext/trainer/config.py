@@ -3,9 +3,10 @@
 # No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trl import GRPOConfig
 
@@ -25,7 +26,7 @@ class GRPOExtConfig(GRPOConfig):
     A selection is a name, `distribution:name`, a dotted path `pkg.module:attribute`, or a mapping of `name` and
     parameters. On the command line a mapping is written as YAML: `--rewards gsm8k_accuracy '{name: think_format,
     weight: 0.2}'`. Names are looked up here in the metadata of installed distributions; nothing is imported before the
-        trainer is constructed.
+    trainer is constructed.
 
     Args:
         rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
@@ -141,31 +142,25 @@ class GRPOExtConfig(GRPOConfig):
             selected = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])
             self.loss_aggregation = None if selected is None else selected[0]
         self.resample = _resample(self.resample)
-        if isinstance(self.token_records, bool) or not isinstance(self.token_records, int) or self.token_records < 0:
-            raise ConfigurationError(f"token_records must be a number from 0 up, got {self.token_records!r}.")
-        if isinstance(self.summary_steps, bool) or not isinstance(self.summary_steps, int) or self.summary_steps < 0:
-            raise ConfigurationError(f"summary_steps must be a number from 0 up, got {self.summary_steps!r}.")
-        if self.plugin_changes not in ("stop", "warn"):
-            raise ConfigurationError(f"plugin_changes must be stop or warn, got {self.plugin_changes!r}.")
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
-        if self.compact_updates not in ("off", "exact"):
-            raise ConfigurationError(f"compact_updates must be off or exact, got {self.compact_updates!r}.")
-        budget = self.max_tokens_per_micro_batch
-        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
-            raise ConfigurationError(f"max_tokens_per_micro_batch must be a number from 1 up, got {budget!r}.")
-        if budget is not None and self.compact_updates == "off":
-            raise ConfigurationError(f"max_tokens_per_micro_batch={budget} needs compact_updates: exact.")
-        if self.balance_ranks and self.compact_updates == "off":
-            raise ConfigurationError("balance_ranks needs compact_updates: exact.")
-        if self.share_prompts and self.compact_updates == "off":
-            raise ConfigurationError("share_prompts needs compact_updates: exact.")
+        for name, allowed in {"plugin_changes": ("stop", "warn"), "compact_updates": ("off", "exact")}.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(f"{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}.")
+        for name, least in {"token_records": 0, "summary_steps": 0, "max_tokens_per_micro_batch": 1}.items():
+            value = getattr(self, name)
+            if (value is not None or least == 0) and (not _is_number(value, int) or value < least):
+                raise ConfigurationError(f"{name} must be a number from {least} up, got {value!r}.")
+        if self.compact_updates == "off":
+            for name in ("max_tokens_per_micro_batch", "balance_ranks", "share_prompts"):
+                if getattr(self, name):
+                    raise ConfigurationError(f"{name} needs compact_updates: exact.")
         if self.share_prompts and self.balance_ranks:
             raise ConfigurationError(
                 "share_prompts keeps the completions of a prompt together, but balance_ranks deals them to ranks by "
                 "length. Choose one."
             )
         limit = self.reward_timeout
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
+        if limit is not None and not (_is_number(limit, int | float) and limit > 0):
             raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")
         self.pass_thresholds = _thresholds(self.pass_thresholds)
         if str(self.prompt_weights).lstrip().startswith("{"):
@@ -193,7 +188,7 @@ class GRPOExtConfig(GRPOConfig):
         self.pass_at_k = [ks] if isinstance(ks, int) else ks
         sampled = self.num_generations_eval or self.num_generations
         for k in self.pass_at_k or []:
-            if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            if not _is_number(k, int) or k < 1:
                 raise ConfigurationError(f"pass_at_k must be numbers from 1 up, got {k!r}.")
             if k > sampled:
                 raise ConfigurationError(
@@ -208,6 +203,26 @@ class GRPOExtConfig(GRPOConfig):
             raise ConfigurationError(
                 f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k, mean_at_k or prompt_rates."
             )
+
+
+class OurSettings:
+    """The settings that this package adds, of any config; of a plain `GRPOConfig`, or none, their defaults."""
+
+    _defaults: ClassVar[Mapping[str, Any]] = {
+        one.name: one.default for one in fields(GRPOExtConfig) if one.name not in GRPOConfig.__dataclass_fields__
+    }
+
+    def __init__(self, args: Any) -> None:
+        self._args = args
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._defaults:
+            raise AttributeError(f"GRPOExtConfig adds no setting {name!r} to TRL's.")
+        return getattr(self._args, name, self._defaults[name])
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _mapping(name: str, value: Any) -> Any:
@@ -238,8 +253,7 @@ def _thresholds(value: Any) -> dict[str, float] | None:
     if not isinstance(value, dict) or not value:
         raise ConfigurationError(f"pass_thresholds must be a mapping {{reward: number}}, got {value!r}.")
     for name, threshold in value.items():
-        number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and math.isfinite(threshold)
-        if not isinstance(name, str) or not number:
+        if not isinstance(name, str) or not _is_number(threshold, int | float) or not math.isfinite(threshold):
             raise ConfigurationError(f"pass_thresholds must be {{reward: number}}, got {name!r}: {threshold!r}.")
     return {name: float(threshold) for name, threshold in value.items()}
 

@@ -19,7 +19,7 @@ from ..credit.turns import place_spans, read_turns, scores_turns, turn_values
 from ..errors import ConfigurationError, UpstreamError
 from ..types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, turn_numbers
 from .batch import BatchKeys, counting_mask
-from .facts import Moment, RunFacts
+from .facts import Progress, RunFacts
 from .logps import Scores
 from .upstream import parsing_of
 
@@ -42,16 +42,16 @@ class ScoredBatch:
         """Make all ranks agree on which functions returned spans; a function may return none on this rank."""
         names = facts.reward_names
         of_turns = [any(map(scores_turns, self.spans.get(name, ()))) for name in names]
-        points_2K = torch.tensor([[*(name in self.spans for name in names), *of_turns]], device=self.rewards_N_K.device)
-        anywhere_2_K = facts.gather(points_2K.int()).any(dim=0).view(2, -1).tolist()
+        found_1_2K = torch.tensor([[*(name in self.spans for name in names), *of_turns]], device=facts.device)
+        with_spans_K, by_turns_K = facts.gather(found_1_2K.int()).any(dim=0).view(2, -1).tolist()
         first = facts.rank * len(self.prompts)
         unscored_B_K = torch.isnan(self.rewards_N_K[first : first + len(self.prompts)]).tolist()
         spans = {
             name: self.spans.get(name, [None if unscored[column] else () for unscored in unscored_B_K])
-            for column, (name, points) in enumerate(zip(names, anywhere_2_K[0], strict=True))
-            if points
+            for column, (name, with_spans) in enumerate(zip(names, with_spans_K, strict=True))
+            if with_spans
         }
-        by_turns = frozenset(name for name, turns in zip(names, anywhere_2_K[1], strict=True) if turns)
+        by_turns = frozenset(name for name, turns in zip(names, by_turns_K, strict=True) if turns)
         return replace(self, spans=spans, by_turns=by_turns)
 
     def names_by_turns(self) -> list[str]:
@@ -60,20 +60,69 @@ class ScoredBatch:
             return [name for name, rows in self.spans.items() if any(map(scores_turns, rows))]
         return [name for name in self.spans if name in self.by_turns]
 
-    def wrote(self, batch: dict[str, Any], there_B_T: torch.Tensor) -> torch.Tensor:
-        """The tokens that the model wrote, `(B, T)`, before truncated completions were masked.
-
-        Args:
-            batch: Of TRL.
-            there_B_T: Whether a place holds a completion token, bool.
-        """
+    def written_by_model(self, batch: dict[str, Any], is_token_B_T: torch.Tensor) -> torch.Tensor:
+        """The tokens that the model and no tool wrote, `(B, T)`, before truncated completions were masked."""
         lengths = [len(ids) for ids in self.completion_ids]
         if self.tool_masks is None or [len(mask) for mask in self.tool_masks] != lengths:
-            return there_B_T if batch.get("tool_mask") is None else there_B_T & (batch["tool_mask"] > 0)
-        wrote_B_T = torch.zeros_like(there_B_T, device="cpu")
+            return is_token_B_T if batch.get("tool_mask") is None else is_token_B_T & (batch["tool_mask"] > 0)
+        written_B_T = torch.zeros_like(is_token_B_T, device="cpu")
         for row, mask in enumerate(self.tool_masks):
-            wrote_B_T[row, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
-        return wrote_B_T.to(there_B_T.device)
+            written_B_T[row, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
+        return written_B_T.to(is_token_B_T.device)
+
+
+@dataclass
+class Sampling:
+    """A generation batch while TRL samples and scores it: every override adds what it sees, and `take` hands it over.
+
+    Attributes:
+        trainer: For messages.
+        generated: What `_generate` returned.
+        passes: Log-probabilities of the passes before the rewards: the old policy's, then the reference's.
+        scored: What `_calculate_rewards` saw.
+        show_columns: Shows TRL the columns of rewards that shapers add.
+        tensors: The batch that TRL will make, as shapers see it.
+        rollout: After the shapers.
+    """
+
+    trainer: str
+    generated: Sequence[Any] | None = None
+    passes: list[torch.Tensor] = field(default_factory=list)
+    scored: ScoredBatch | None = None
+    show_columns: Callable[[Sequence[str]], None] | None = None
+    tensors: dict[str, Any] = field(default_factory=dict)
+    rollout: Rollout | None = None
+    _taken: bool = False
+
+    def begin(self, generated: Sequence[Any]) -> None:
+        """Add what was generated."""
+        self.generated, self.passes = generated, []
+
+    def add_pass(self, logps_B_T: torch.Tensor) -> None:
+        """Add the log-probabilities of a pass, unless the batch is already known."""
+        if not self.tensors:
+            self.passes.append(logps_B_T)
+
+    @property
+    def tool_masks(self) -> Sequence[Sequence[int]] | None:
+        """Which tokens the model wrote, by completion; None without tools."""
+        return self.generated[2] if self.generated is not None and len(self.generated) > 2 else None
+
+    def take(self) -> ScoredBatch:
+        """What was scored; once.
+
+        Raises:
+            UpstreamError: Nothing was scored, or it has been taken.
+        """
+        if self.scored is None or self._taken:
+            what = "were taken twice" if self._taken else "were never seen"
+            raise UpstreamError(
+                f"The rewards of this generation batch {what}: a base class of {self.trainer} overrides "
+                "_generate_and_score_completions without calling _calculate_rewards. Advantage hooks and loss "
+                "aggregations need it."
+            )
+        self._taken = True
+        return self.scored
 
 
 class ByReward(Mapping[str, Any]):
@@ -101,48 +150,32 @@ def loss_mask(batch: dict[str, Any], precision: torch.dtype) -> torch.Tensor:
 
 def make_rollout(
     facts: RunFacts,
-    moment: Moment,
+    progress: Progress,
     batch: dict[str, Any],
-    scored: ScoredBatch | None,
+    scored: ScoredBatch,
     scores: Scores,
     reward_weights_K: torch.Tensor,
     gather: Callable[[torch.Tensor], torch.Tensor],
 ) -> Rollout:
-    """The context of one generation batch.
-
-    Args:
-        facts: Of the run.
-        moment: Now.
-        batch: What TRL's `_generate_and_score_completions` returned.
-        scored: What its `_calculate_rewards` saw.
-        scores: Log-probabilities that hooks need and TRL has not computed.
-        reward_weights_K: Weights of the reward functions.
-        gather: The gather that plugins may use.
+    """The context of one generation batch, with TRL's tensors and, in `scores`, what hooks need beyond them.
 
     Raises:
-        UpstreamError: The rewards were never seen.
-        ConfigurationError: They were seen for other rows.
+        ConfigurationError: The rewards were seen for other rows.
     """
-    if scored is None:
-        raise UpstreamError(
-            f"The rewards of this generation batch were never seen: a base class of {facts.trainer} overrides "
-            "_generate_and_score_completions without calling _calculate_rewards. Advantage hooks and loss aggregations "
-            "need it."
-        )
     _check_rows(facts, batch, scored)
     rows, sequences = len(scored.prompts), scored.rewards_N_K.size(0)
     first = facts.rank * rows
     local = slice(first, first + rows)
-    group_size = facts.group_size(moment.training)
+    group_size = facts.group_size(progress.training)
     weights_K = reward_weights_K.to(scored.rewards_N_K.device)
     rewards_N = weighted_rewards(scored.rewards_N_K, weights_K)
     groups_N = torch.arange(sequences, device=rewards_N.device) // group_size
-    mask_B_T = loss_mask(batch, moment.precision)
+    mask_B_T = loss_mask(batch, progress.precision)
     written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
     columns_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device)
     texts = [_text(facts.tokenizer, *pair) for pair in zip(scored.completions, scored.completion_ids, strict=True)]
-    there_B_T = columns_T < written_B.unsqueeze(1)
-    turns_B_T = turn_numbers(scored.wrote(batch, there_B_T))
+    is_token_B_T = columns_T < written_B.unsqueeze(1)
+    turns_B_T = turn_numbers(scored.written_by_model(batch, is_token_B_T))
     counts = (turns_B_T.amax(dim=1) + 1).tolist()
     offsets = functools.cache(lambda row: token_offsets(facts.tokenizer, scored.completion_ids[row], texts[row]))
     prompt_mask_B_P = batch["prompt_mask"]
@@ -151,8 +184,8 @@ def make_rollout(
     def turns(row: int) -> Sequence[Turn]:
         prompt_ids = batch["prompt_ids"][row][prompt_mask_B_P[row] > 0].tolist()
         ids = scored.completion_ids[row]
-        wrote = [number >= 0 for number in turns_B_T[row, : len(ids)].tolist()]
-        seen = (ids, wrote, scored.completions[row], texts[row], offsets(row))
+        written = [number >= 0 for number in turns_B_T[row, : len(ids)].tolist()]
+        seen = (ids, written, scored.completions[row], texts[row], offsets(row))
         return read_turns(facts.tokenizer, *seen, prompt_ids, facts.async_tools, parsing_of(facts.tokenizer))
 
     def spans_of(name: str) -> Sequence[Sequence[Span] | None]:
@@ -175,7 +208,7 @@ def make_rollout(
         prompt_mask_B_P=prompt_mask_B_P.to(mask_B_T.dtype),
         completion_ids_B_T=batch["completion_ids"],
         mask_B_T=mask_B_T,
-        completion_mask_B_T=there_B_T.to(mask_B_T.dtype),
+        completion_mask_B_T=is_token_B_T.to(mask_B_T.dtype),
         tool_mask_B_T=batch["tool_mask"].to(mask_B_T.dtype) if "tool_mask" in batch else None,
         turns_B_T=turns_B_T,
         turns=turns,
@@ -197,16 +230,16 @@ def make_rollout(
             prompts=sequences // group_size,
             max_completion_length=facts.max_completion_length,
             processes=facts.ranks,
-            micro_batches=moment.steps_per_generation,
-            optimizer_steps=moment.steps_per_generation / facts.accumulation if moment.training else 1.0,
+            micro_batches=progress.steps_per_generation,
+            optimizer_steps=progress.steps_per_generation / facts.accumulation if progress.training else 1.0,
         ),
         old_logps_B_T=batch.get("old_per_token_logps", scores.old_B_T),
         old_entropies_B_T=scores.old_entropies_B_T,
         ref_logps_B_T=batch.get("ref_per_token_logps", scores.ref_B_T),
         sampling_logps_B_T=batch.get("sampling_per_token_logps"),
         teacher_logps_B_T=scores.teachers,
-        step=moment.step,
-        training=moment.training,
+        step=progress.step,
+        training=progress.training,
         tokenizer=facts.tokenizer,
         gather=gather,
         local_rows=local,
@@ -230,70 +263,55 @@ def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: ScoredBatch) -> 
 
 
 def row_entries(
-    rollout: Rollout, zero_variance_N: torch.Tensor, held_signs_B_T: torch.Tensor | None, places_B: torch.Tensor
+    rollout: Rollout, zero_variance_N: torch.Tensor, allowed_signs_B_T: torch.Tensor | None, row_ids_B: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """What each row needs at its loss forward, by the names of `BatchKeys`.
-
-    Args:
-        rollout: The generation batch.
-        zero_variance_N: As `zero_variance_of`, of all ranks.
-        held_signs_B_T: The signs that masks let through, or None.
-        places_B: Running numbers of the completions.
-    """
+    """What each row needs at its loss forward, by the names of `BatchKeys`; `zero_variance_N` is that of all ranks."""
     entries = {
         BatchKeys.reward: rollout.rewards_B,
         BatchKeys.raw_reward: rollout.raw_rewards_B,
         BatchKeys.baseline: rollout.group_baselines_B,
         BatchKeys.zero_variance: zero_variance_N[rollout.local_rows],
-        BatchKeys.place: places_B,
+        BatchKeys.row_id: row_ids_B,
     }
-    return entries if held_signs_B_T is None else {**entries, BatchKeys.held_signs: held_signs_B_T}
+    return entries if allowed_signs_B_T is None else {**entries, BatchKeys.allowed_signs: allowed_signs_B_T}
 
 
 def make_forward(
-    moment: Moment,
+    progress: Progress,
     batch: dict[str, Any],
     logps_B_T: torch.Tensor,
     entropies_B_T: torch.Tensor,
     gather: Callable[[torch.Tensor], torch.Tensor],
 ) -> Forward:
-    """The context of one loss forward.
-
-    Args:
-        moment: Now.
-        batch: The micro-batch, with its `row_entries`.
-        logps_B_T: Log-probabilities under the policy.
-        entropies_B_T: Entropies of its next-token distributions.
-        gather: The gather that plugins may use.
-    """
+    """The context of one loss forward of a micro-batch with its `row_entries`."""
     return Forward(
         logps_B_T=logps_B_T.detach(),
         entropies_B_T=entropies_B_T.detach(),
         old_logps_B_T=batch.get("old_per_token_logps", logps_B_T.detach()),
-        mask_B_T=loss_mask(batch, moment.precision),
+        mask_B_T=loss_mask(batch, progress.precision),
         ref_logps_B_T=batch.get("ref_per_token_logps"),
         completion_ids_B_T=batch["completion_ids"],
         rewards_B=batch[BatchKeys.reward],
         raw_rewards_B=batch[BatchKeys.raw_reward],
         group_baselines_B=batch[BatchKeys.baseline],
         zero_variance_B=batch[BatchKeys.zero_variance],
-        step=moment.step,
-        training=moment.training,
+        step=progress.step,
+        training=progress.training,
         gather=gather,
     )
 
 
 def step_totals(
-    facts: RunFacts, moment: Moment, micro_batches: Sequence[dict[str, Any]]
+    facts: RunFacts, progress: Progress, micro_batches: Sequence[dict[str, Any]]
 ) -> list[StepTotals] | list[None]:
     """The counts of each micro-batch's optimizer step over all ranks, with one collective.
 
     None if a step reaches beyond this generation batch.
     """
-    length = facts.accumulation if moment.training else 1
+    length = facts.accumulation if progress.training else 1
     if len(micro_batches) % length:
         return [None] * len(micro_batches)
-    masks = [loss_mask(micro_batch, moment.precision) for micro_batch in micro_batches]
+    masks = [loss_mask(micro_batch, progress.precision) for micro_batch in micro_batches]
     counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(mask.size(0)))]) for mask in masks])
     counts_S_C = facts.sum_over_ranks(counts_M_C.view(-1, length, 2).sum(1))
     steps = [StepTotals(tokens=round(t), sequences=round(n), micro_batches=length) for t, n in counts_S_C.tolist()]

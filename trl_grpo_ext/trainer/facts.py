@@ -1,4 +1,4 @@
-"""What the adapter's collaborators know of a run: `RunFacts` (constant) and `Moment` (now); never the trainer.
+"""What the collaborators know of a run: `RunFacts` (constant), `Progress` and `LossSettings` (now).
 
 `upstream` reads both off TRL's trainer.
 """
@@ -64,7 +64,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True)
-class Moment:
+class Progress:
     """Where in the run a call happens.
 
     Attributes:

@@ -14,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..credit.flow import plugin_label
 from ..errors import ConfigurationError
+from ..types import implements
 
 
 class AdvantageHookStates(TrainerCallback, ExportableState):
@@ -57,7 +58,7 @@ def states_of(hooks: Sequence[Any]) -> AdvantageHookStates | None:
 
 def has_state(hook: Any) -> bool:
     """Whether a hook has a state to save."""
-    return callable(getattr(hook, "state_dict", None)) and callable(getattr(hook, "load_state_dict", None))
+    return implements(hook, "state_dict") and implements(hook, "load_state_dict")
 
 
 def _state_of(hook: Any) -> dict[str, Any]:

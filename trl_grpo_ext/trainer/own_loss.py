@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from trl import GRPOTrainer
 
-from ..errors import ConfigurationError, SelfCheckError
+from ..errors import ConfigurationError, SelfCheckError, is_out_of_memory
 from . import upstream
 from .batch import BatchKeys, join_batches
-from .made_up import LossOf, loss_on, made_up_batch, wave_like
+from .loss_trial import LossOf, LossTrial
 
 RELATIVE_TOLERANCE = 1e-5
 _SOURCES = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes")
@@ -34,12 +33,14 @@ class LossKind:
         acts: The advantages of the batch change it.
         late: It reads them after the policy's forward pass, where forward hooks act.
         per_token: It takes advantages `(B, T)`.
+        said: What it raised on those, if it did, for messages.
     """
 
     as_trl: bool = True
     acts: bool = True
     late: bool = True
     per_token: bool = True
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,25 +66,17 @@ class LossNeeds:
 
 
 class OwnLoss:
-    """The classes between our mixin and TRL's trainer that override the loss, nearest first.
+    """The loss of a user's classes between our mixin and TRL's trainer.
 
     Args:
-        trainer: The trainer's class.
-        mixin: Ours.
+        between: Those classes, nearest first.
         wanted: What the run needs of its loss.
 
     Raises:
-        ConfigurationError: The class is no `GRPOTrainer`, or an override is known to be inexact.
+        ConfigurationError: An override is known to be inexact.
     """
 
-    def __init__(self, trainer: type, mixin: type, wanted: LossNeeds) -> None:
-        order = trainer.__mro__
-        if GRPOTrainer not in order:
-            raise ConfigurationError(
-                f"{trainer.__qualname__} is not a subclass of TRL's GRPOTrainer, which advantage hooks, aggregations "
-                f"and compact updates need. Rewards work in any trainer: reward_funcs=load_rewards([...])."
-            )
-        between = order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
+    def __init__(self, between: Sequence[type], wanted: LossNeeds) -> None:
         self.owners = [owner for owner in between if not upstream.LOSS_METHODS.isdisjoint(vars(owner))]
         self._wanted, self._kind = wanted, None if self.owners else LossKind()
         for owner in self.owners:
@@ -103,26 +96,15 @@ class OwnLoss:
         return self._kind is None and self._wanted.anything
 
     @property
-    def names(self) -> str:
-        """The names of those classes, for messages."""
+    def _names(self) -> str:
         return " and ".join(owner.__qualname__ for owner in self.owners)
 
     def advantages(self, advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-        """The advantages in the shape that the loss takes.
-
-        Raises:
-            ConfigurationError: It takes one per completion, but hooks gave tokens of one completion different
-                advantages.
-        """
-        return advantages if self.per_token else one_per_completion(advantages, mask_B_T, self.names)
+        """The advantages in the shape that the loss takes: `(B, T)`, or `(B,)`, which tokens of a row must share."""
+        return advantages if self.per_token else one_per_completion(advantages, mask_B_T, self._names)
 
     def try_out(self, inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> None:
-        """Find out what the loss can take.
-
-        Args:
-            inputs: A real micro-batch.
-            loss_of: The trainer's loss.
-            trls_loss_of: TRL's own.
+        """Find out what the loss can take on a real micro-batch, compared with TRL's own.
 
         Raises:
             ConfigurationError, SelfCheckError: That is less than the run needs.
@@ -137,23 +119,23 @@ class OwnLoss:
         wanted = self._wanted
         if wanted.compact and not kind.as_trl:
             raise ConfigurationError(
-                f"compact_updates: exact cannot be exact with {self.names}, whose loss is not TRL's and "
+                f"compact_updates: exact cannot be exact with {self._names}, whose loss is not TRL's and "
                 "may count the rows of a micro-batch. Turn compact_updates off, or remove the override."
             )
         if not kind.acts and not wanted.forward_hooks and wanted.aggregation is None:
             raise SelfCheckError(
-                f"The loss of {self.names} does not depend on the advantages of the batch, so the selected advantage "
+                f"The loss of {self._names} does not depend on the advantages of the batch, so the selected advantage "
                 f"hooks would have no effect. Remove them, or the override."
             )
         if not kind.per_token and wanted.aggregation is not None:
             raise ConfigurationError(
-                f"The loss aggregation {wanted.aggregation!r} cannot be exact with {self.names}, whose loss takes one "
-                "advantage for each completion and not (completions, tokens), so there are no per-token losses. Remove "
-                "the aggregation, or let the loss take both."
+                f"The loss aggregation {wanted.aggregation!r} cannot be exact with {self._names}, whose loss takes one "
+                f"advantage for each completion and not (completions, tokens){kind.said}, so there are no per-token "
+                "losses. Remove the aggregation, or let the loss take both."
             )
         if not kind.per_token and not kind.late and wanted.forward_hooks:
             raise SelfCheckError(
-                f"The loss of {self.names} reads the advantages before the policy's forward pass, so forward hooks "
+                f"The loss of {self._names} reads the advantages before the policy's forward pass, so forward hooks "
                 f"would have no effect. Remove them, or let it read inputs['advantages'] after that pass."
             )
 
@@ -197,36 +179,31 @@ def reward_positions(given: Sequence[Any], functions: Sequence[Any], weights: Se
 
 
 def try_out(inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> LossKind:
-    """Find out what a loss takes, with made-up numbers in the shapes of a real batch of two rows or more.
+    """Find out what a loss takes, on two rows or more, by its value and its gradient in the log-probabilities.
 
-    It compares the loss and its gradient in the log-probabilities.
-
-    Args:
-        inputs: The batch.
-        loss_of: The trainer's loss.
-        trls_loss_of: TRL's own.
+    At ratio 1 many a wrong loss has the right value, so its gradient has to be the same too. The advantages are of both
+    signs, and no two rows alike: rows that are mixed up, or a sign that is not seen, change the loss.
     """
-    wave_B_T = wave_like(inputs["completion_mask"])
-    rows, width = wave_B_T.shape
-    old_B_T = -1.0 - wave_B_T.abs()
-    logps_B_T = (old_B_T + 0.1 * wave_B_T).requires_grad_()
-    made_up = made_up_batch(inputs, old_B_T, old_B_T - 0.3 * wave_B_T, all_live=True)
-    # Of both signs, and no two rows alike: rows that are mixed up, or a sign that is not seen, change the loss.
-    advantages_B = torch.linspace(-1.0, 1.7, rows, device=wave_B_T.device)
-    all_B_T = advantages_B.unsqueeze(1).repeat(1, width)
+    trial = LossTrial(inputs, all_tokens=True)
+    advantages_B = torch.linspace(-1.0, 1.7, len(trial.wave_B_T), device=trial.wave_B_T.device)
+    all_B_T = advantages_B.unsqueeze(1).expand_as(trial.wave_B_T).clone()
+    said = ""
 
-    def with_advantages(loss_of: LossOf, handed_over: torch.Tensor, in_the_pass: torch.Tensor) -> torch.Tensor:
-        # At ratio 1 many a wrong loss has the right value: its gradient has to be the same too.
-        loss = loss_on(loss_of, made_up, logps_B_T, handed_over=handed_over, in_the_pass=in_the_pass)
-        gradient = torch.autograd.grad(loss, logps_B_T, allow_unused=True)[0] if loss.requires_grad else None
-        gradient_B_T = torch.zeros_like(logps_B_T) if gradient is None else gradient
+    def with_advantages(loss_of: LossOf, before: torch.Tensor, during: torch.Tensor) -> torch.Tensor:
+        loss = trial.loss(loss_of, before, during)
+        gradient = torch.autograd.grad(loss, trial.logps_B_T, allow_unused=True)[0] if loss.requires_grad else None
+        gradient_B_T = torch.zeros_like(trial.logps_B_T) if gradient is None else gradient
         return torch.cat([loss.detach().view(1), gradient_B_T.flatten()])
 
     def or_none(advantages: torch.Tensor) -> torch.Tensor | None:
         """The loss with these advantages; None if it does not take their shape."""
+        nonlocal said
         try:
             return with_advantages(loss_of, advantages, advantages)
-        except (RuntimeError, ValueError, IndexError, TypeError):
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
+            said = f" ({type(error).__name__}: {error})"
             return None
 
     with torch.enable_grad():
@@ -242,19 +219,12 @@ def try_out(inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) ->
         acts=not _alike(expected, without),
         late=_alike(expected, late),
         per_token=_alike(expected, per_token),
+        said=said if per_token is None else "",
     )
 
 
 def one_per_completion(advantages: torch.Tensor, mask_B_T: torch.Tensor, loss: str) -> torch.Tensor:
-    """Reduce advantages `(B, T)` that are constant per completion to `(B,)`, for a loss that takes one number each.
-
-    Args:
-        advantages: `(B, T)`, or `(B,)` which is returned as it is.
-        mask_B_T: Loss mask.
-        loss: Whose loss it is, for the message.
-
-    Returns:
-        `(B,)`; 0 where no token counts.
+    """Reduce advantages `(B, T)` that are constant per completion to `(B,)`, 0 where no token counts.
 
     Raises:
         ConfigurationError: The tokens of a completion have different advantages.

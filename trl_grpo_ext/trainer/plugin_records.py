@@ -26,24 +26,14 @@ class ManifestWarning(UserWarning):
 
 
 class PluginRecords:
-    """Writes the manifest of a run, and compares it when the run resumes.
+    """Writes the manifest of a run, and compares it when the run resumes, where `on_changes` is `stop` or `warn`."""
 
-    Args:
-        manifest: Of the trainer at construction.
-        args: The training arguments.
-        main_process: Whether this process writes the files that exist once.
-        agreement: Of the ranks.
-    """
-
-    def __init__(self, manifest: Manifest, args: Any, main_process: bool, agreement: Agreement) -> None:
-        self._manifest, self._args, self._main_process, self._agreement = manifest, args, main_process, agreement
+    def __init__(self, manifest: Manifest, args: Any, on_changes: str, agreement: Agreement) -> None:
+        self._manifest, self._args, self._agreement = manifest, args, agreement
+        self._stops, self._main_process = on_changes == "stop", args.process_index == 0
 
     def begin(self, resume_from_checkpoint: str | bool | None, write_settings: Callable[[Path], None]) -> None:
         """Compare with the checkpoint to resume from, and write this run's records.
-
-        Args:
-            resume_from_checkpoint: As in TRL's `train`.
-            write_settings: Writes the hyper-parameters to a file.
 
         Raises:
             ManifestError: The plugins differ and `plugin_changes` is `stop`; the checkpoint's record of them cannot be
@@ -107,10 +97,6 @@ class PluginRecords:
             _warn(f"{place} was trained with plugins that differ from this run's: {'; '.join([*changed, *notes])}.")
         elif notes:
             _warn(f"{place} was trained with the same plugins on other versions: {'; '.join(notes)}.")
-
-    @property
-    def _stops(self) -> bool:
-        return getattr(self._args, "plugin_changes", "stop") == "stop"
 
     def _checkpoint(self, resume_from_checkpoint: str | bool) -> Path | None:
         """The folder to resume from; None if there is none, which the trainer itself reports."""

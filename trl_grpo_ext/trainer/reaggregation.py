@@ -18,7 +18,7 @@ from ..errors import ConfigurationError
 from ..types import implements
 from . import upstream
 from .batch import BatchKeys
-from .facts import LossSettings, Moment, RunFacts
+from .facts import LossSettings, Progress, RunFacts
 
 
 @dataclass
@@ -38,11 +38,7 @@ class LossForward:
 class Reaggregation:
     """The selected aggregation in place of TRL's reduction.
 
-    Args:
-        aggregation: The selected one, with `weights` or `reduce`.
-        facts: Of the run.
-        loss_type: TRL's.
-        section: A context in which a plugin that fails on one rank stops all.
+    In the context `section` a plugin that fails on one rank stops all.
 
     Raises:
         ConfigurationError: The loss type is unknown, or the aggregation needs the counts of an optimizer step and TRL
@@ -62,8 +58,7 @@ class Reaggregation:
             raise ConfigurationError(
                 f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
                 f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
-                f"{facts.accumulation}: a step takes rows of a generation batch that is not sampled yet. Change one of "
-                "the two, or select another aggregation."
+                f"{facts.accumulation}. Change one of the two, or select another aggregation."
             )
 
     @property
@@ -71,23 +66,18 @@ class Reaggregation:
         """Whether the aggregation gives weights; otherwise it reduces the losses themselves."""
         return implements(self.aggregation, "weights")
 
-    def loss(self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, moment: Moment) -> Any:
+    def loss(self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, progress: Progress) -> Any:
         """The same per-token losses under this aggregation; `forward.weights_B_T` is then known.
 
-        Returns:
-            A scalar, scaled as TRL's is: averaged over ranks and summed over the micro-batches of a step, it is the
-            step's loss.
-
-        Raises:
-            PluginOutputError, PluginRunError: Of an aggregation that reduces.
+        A scalar, scaled as TRL's: averaged over ranks and summed over the micro-batches of a step, it is the step's.
         """
-        loss_B_T, others = self.pieces(trl_loss, forward, settings, moment)
+        loss_B_T, others = self.pieces(trl_loss, forward, settings, progress)
         if self.by_weights:
             # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
             # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
             # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
             per_step = getattr(self.aggregation, "per_step", False)
-            share = 1.0 if per_step else moment.steps_per_generation / moment.accumulation
+            share = 1.0 if per_step else progress.steps_per_generation / progress.accumulation
             weights_B_T: torch.Tensor = forward.inputs[BatchKeys.weights]
             forward.weights_B_T = weights_B_T * share
             return (weights_B_T * loss_B_T).sum() * (self._facts.ranks * share) + others
@@ -97,21 +87,19 @@ class Reaggregation:
             totals = forward.inputs[BatchKeys.totals]
             reduced = flow.reduced_loss(self.aggregation, loss_B_T, forward.mask_B_T, totals)
             slope_B_T = flow.reduced_weights(self.aggregation, reduced, loss_B_T, forward.mask_B_T)
-        forward.weights_B_T = slope_B_T / (moment.accumulation * self._facts.ranks)
-        return reduced / moment.accumulation + others
+        forward.weights_B_T = slope_B_T / (progress.accumulation * self._facts.ranks)
+        return reduced / progress.accumulation + others
 
     def pieces(
-        self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, moment: Moment
+        self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, progress: Progress
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take TRL's scalar apart.
+        """TRL's scalar taken apart: per-token losses with their KL penalty, `(B, T)`, and what no aggregation touches.
 
-        Returns:
-            Per-token loss with its KL penalty, `(B, T)`, and the rest, a scalar that no aggregation touches: entropy
-            bonus and auxiliary loss as TRL scaled them.
+        That rest, a scalar, is entropy bonus and auxiliary loss as TRL scaled them.
         """
         mask_B_T = forward.mask_B_T
         terms_B_T = flow.split_loss(trl_loss, forward.inputs["advantages"])
-        trl_weights_B_T = trl_weights(forward, settings, self._facts, moment)
+        trl_weights_B_T = trl_weights(forward, settings, self._facts, progress)
         loss_B_T = terms_B_T / torch.where(mask_B_T > 0, trl_weights_B_T, 1.0)
         kl_B_T = _kl_penalty(forward, settings)
         if kl_B_T is not None:  # does not depend on the advantages, but follows the same weights
@@ -123,15 +111,15 @@ class Reaggregation:
         return loss_B_T, trl_loss.new_zeros(())
 
 
-def trl_weights(forward: LossForward, settings: LossSettings, facts: RunFacts, moment: Moment) -> torch.Tensor:
+def trl_weights(forward: LossForward, settings: LossSettings, facts: RunFacts, progress: Progress) -> torch.Tensor:
     """The weight that TRL's own reduction gives every token, `(B, T)`."""
     return upstream.reduction_weights(
         settings.loss_type,
         forward.mask_B_T,
         num_items_in_batch=forward.inputs["num_items_in_batch"],
         max_completion_length=facts.max_completion_length,
-        accumulation=moment.accumulation,
-        steps_per_generation=moment.steps_per_generation,
+        accumulation=progress.accumulation,
+        steps_per_generation=progress.steps_per_generation,
         processes=facts.ranks,
     )
 

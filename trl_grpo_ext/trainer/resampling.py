@@ -43,7 +43,7 @@ from ..types import Rollout, implements, role_of
 from . import upstream
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .contexts import ScoredBatch, make_rollout
-from .facts import Moment, RunFacts
+from .facts import Progress, RunFacts
 from .logps import Scores
 
 STATE_FILE = "trl_grpo_ext_resample.json"
@@ -94,9 +94,9 @@ class SampledBatch:
     scored: ScoredBatch  # what `_calculate_rewards` saw of it
     scores: Scores  # log-probabilities that hooks need
     rollout: Rollout  # with the advantages, once the hooks have run
-    places_B: torch.Tensor  # running numbers of the completions in TRL's table
+    row_ids_B: torch.Tensor  # running numbers of the completions in TRL's table
     changes: list[Change] | None = None  # what each hook did; None before they have run
-    held_signs_B_T: torch.Tensor | None = None  # of `HookChain.held_signs`
+    allowed_signs_B_T: torch.Tensor | None = None  # of `HookChain.allowed_signs`
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Resampling:
     # ------------------------------------------------------------------ once per generation batch
 
     def fill(
-        self, sample: Callable[[list[Any]], SampledBatch], moment: Moment, reward_weights_K: torch.Tensor
+        self, sample: Callable[[list[Any]], SampledBatch], progress: Progress, reward_weights_K: torch.Tensor
     ) -> tuple[SampledBatch, dict[str, float]]:
         """Sample rounds until the batch is full; this rank's rows of it, and metrics."""
         kept, others = dict[int, Group](), dict[int, Group]()
@@ -220,7 +220,7 @@ class Resampling:
         chosen = [*kept.values(), *(group for prompt, group in others.items() if prompt not in kept)][:wanted]
         counted = wanted if self.settings.count_dropped else min(len(kept), wanted)
         metrics = self._count_metrics(counts, wanted, len(kept))
-        return self._join(chosen, counted, sampled, moment, reward_weights_K), metrics
+        return self._join(chosen, counted, sampled, progress, reward_weights_K), metrics
 
     def _groups(self, sampled: SampledBatch, verdicts: Sequence[bool | str]) -> list[tuple[Group, bool | str]]:
         """The groups of all ranks and the filter's verdict on each; the same on every rank."""
@@ -272,7 +272,7 @@ class Resampling:
         groups: Sequence[Group],
         counted: int,
         like: SampledBatch,
-        moment: Moment,
+        progress: Progress,
         reward_weights_K: torch.Tensor,
     ) -> SampledBatch:
         """This rank's part of a batch of these groups, in their order; only the first `counted` are trained on."""
@@ -293,7 +293,7 @@ class Resampling:
         with self._agreement.section():
             raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, : len(reward_weights_K)])
             gather = self._agreement.gather
-            rollout = make_rollout(self._facts, moment, batch, raw, scores, reward_weights_K, gather)
+            rollout = make_rollout(self._facts, progress, batch, raw, scores, reward_weights_K, gather)
         rollout = replace(
             rollout,
             rewards_B_K=scored.rewards_N_K[rollout.local_rows],
@@ -310,8 +310,8 @@ class Resampling:
             for n, change in enumerate(like.changes)
         ]
         rollout = replace(rollout, advantages_B_T=self._column(rows, "row", "advantages"))
-        held = None if like.held_signs_B_T is None else self._column(rows, "row", "held_signs")
-        return replace(joined, rollout=rollout, changes=changes, held_signs_B_T=held)
+        held = None if like.allowed_signs_B_T is None else self._column(rows, "row", "allowed_signs")
+        return replace(joined, rollout=rollout, changes=changes, allowed_signs_B_T=held)
 
     def _join_scored(self, rows: Sequence[SampledRow], everybody: Sequence[SampledRow]) -> ScoredBatch:
         def beside_scores(what: str, silent: Callable[[SampledRow, str], Any]) -> dict[str, list[Any]]:
@@ -379,10 +379,10 @@ def _rows_of_batch(sampled: SampledBatch) -> list[SampledRow]:
         "rollout": {name: getattr(rollout, name) for name in _SHAPED},
         "scores": vars(scores),
         "teachers": dict(scores.teachers),
-        "row": {"rewards": scored.rewards_N_K[rollout.local_rows], "place": sampled.places_B},
+        "row": {"rewards": scored.rewards_N_K[rollout.local_rows], "place": sampled.row_ids_B},
     }
     if sampled.changes is not None:
-        sources["row"] |= {"advantages": rollout.advantages_B_T, "held_signs": sampled.held_signs_B_T}
+        sources["row"] |= {"advantages": rollout.advantages_B_T, "allowed_signs": sampled.allowed_signs_B_T}
         sources["before"] = {str(number): change.before_B_T for number, change in enumerate(sampled.changes)}
         sources["after"] = {str(number): change.after_B_T for number, change in enumerate(sampled.changes)}
     columns = {

@@ -1,7 +1,7 @@
 """The check of the first training step: do our pieces of TRL's loss add up to TRL's loss?
 
-It runs TRL's own `_compute_loss` on the shapes and masks of the real first batch, with made-up numbers (`made_up`), and
-compares
+It runs TRL's own `_compute_loss` on the shapes and masks of the real first batch, with invented numbers (`loss_trial`),
+and compares
 
 1. the weight that TRL's reduction gives each token, read off the slope of the loss in the advantages where every
    importance ratio is 1, with `upstream.reduction_weights`, which we divide out;
@@ -21,8 +21,8 @@ import torch
 
 from ..credit.flow import expand_advantages
 from ..errors import SelfCheckError
-from .facts import LossSettings, Moment, RunFacts
-from .made_up import LossOf, loss_on, made_up_batch, wave_like
+from .facts import LossSettings, Progress, RunFacts
+from .loss_trial import LossOf, LossTrial
 from .reaggregation import LossForward, Reaggregation, trl_weights
 
 RELATIVE_TOLERANCE = 1e-3
@@ -36,14 +36,14 @@ class SelfCheck:
         loss_of: TRL's loss, without entropy bonus and auxiliary loss; calls leave no trace.
         facts: Of the run.
         settings: Of the loss.
-        moment: Now.
+        progress: Now.
         slope_at_ratio_one: |∂l/∂A| of one token's loss at importance ratio 1.
     """
 
     def __init__(
-        self, loss_of: LossOf, facts: RunFacts, settings: LossSettings, moment: Moment, slope_at_ratio_one: float
+        self, loss_of: LossOf, facts: RunFacts, settings: LossSettings, progress: Progress, slope_at_ratio_one: float
     ) -> None:
-        self._loss_of, self._facts, self._settings, self._moment = loss_of, facts, settings, moment
+        self._loss_of, self._facts, self._settings, self._progress = loss_of, facts, settings, progress
         self._slope_at_ratio_one = slope_at_ratio_one
 
     def run(self, inputs: dict[str, Any], mask_B_T: torch.Tensor, reaggregation: Reaggregation | None) -> None:
@@ -53,61 +53,48 @@ class SelfCheck:
         no token of the micro-batch counts, all are made to count, so that there is something to compare. TRL's loss
         gathers metrics over all ranks, so every rank calls it equally often.
 
-        Args:
-            inputs: The micro-batch.
-            mask_B_T: Where its tokens count.
-            reaggregation: The selected one.
-
         Raises:
             SelfCheckError: Names the mismatch, with both values.
         """
-        ones_B_T, wave_B_T = torch.ones_like(mask_B_T, dtype=torch.float32), wave_like(inputs["completion_mask"])
         if not bool((mask_B_T > 0).any()):
             mask_B_T = torch.ones_like(mask_B_T)
-        old_B_T = -1.0 - wave_B_T.abs()
-        logps_B_T = (old_B_T + 0.1 * wave_B_T).requires_grad_()
-        ref_B_T = old_B_T - 0.3 * wave_B_T
+        all_tokens = bool((mask_B_T > 0).all())
+        at_one = LossTrial(inputs, at_ratio_one=True, all_tokens=all_tokens)
+        near_one = LossTrial(inputs, all_tokens=all_tokens)
         with torch.enable_grad():
-            at_one = self._asked(inputs, mask_B_T, -ones_B_T, ones_B_T, old=-ones_B_T, ref=-ones_B_T)
-            loss, forward = self._asked(inputs, mask_B_T, logps_B_T, wave_B_T, old=old_B_T, ref=ref_B_T)
-            slope_B_T = self._slope(*at_one)
+            loss_at_one, forward_at_one = self._loss(at_one, torch.ones_like(at_one.logps_B_T), mask_B_T)
+            loss, forward = self._loss(near_one, near_one.wave_B_T, mask_B_T)
+            slope_B_T = self._slope(loss_at_one, forward_at_one)
             if reaggregation is None:
                 return
-            weights_B_T = trl_weights(at_one[1], self._settings, self._facts, self._moment)
+            weights_B_T = trl_weights(forward_at_one, self._settings, self._facts, self._progress)
             self._compare("weight of a token", slope_B_T.abs() / self._slope_at_ratio_one, weights_B_T)
-            pieces_B_T, _ = reaggregation.pieces(loss, forward, self._settings, self._moment)
+            pieces_B_T, _ = reaggregation.pieces(loss, forward, self._settings, self._progress)
             sum_of_pieces = (weights_B_T * pieces_B_T).sum()
-            (gradient_B_T,) = torch.autograd.grad(loss, logps_B_T, retain_graph=True)
-            (gradient_of_pieces_B_T,) = torch.autograd.grad(sum_of_pieces, logps_B_T)
+            (gradient_B_T,) = torch.autograd.grad(loss, near_one.logps_B_T, retain_graph=True)
+            (gradient_of_pieces_B_T,) = torch.autograd.grad(sum_of_pieces, near_one.logps_B_T)
             self._compare("gradient", gradient_B_T, gradient_of_pieces_B_T)
             self._compare("loss", loss, sum_of_pieces, scale=(weights_B_T * pieces_B_T).abs().sum())
 
-    def _asked(
-        self,
-        inputs: dict[str, Any],
-        mask_B_T: torch.Tensor,
-        logps_B_T: torch.Tensor,
-        advantages_B_T: torch.Tensor,
-        *,
-        old: torch.Tensor,
-        ref: torch.Tensor,
+    def _loss(
+        self, trial: LossTrial, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor
     ) -> tuple[torch.Tensor, LossForward]:
-        """TRL's loss on made-up numbers, and its inputs."""
         leaf_B_T = expand_advantages(advantages_B_T, mask_B_T).clone().requires_grad_()
-        batch = made_up_batch(inputs, old, ref, all_live=bool((mask_B_T > 0).all()))
-        loss = loss_on(self._loss_of, batch, logps_B_T, handed_over=advantages_B_T, in_the_pass=leaf_B_T)
-        return loss, LossForward({**batch, "advantages": leaf_B_T}, mask_B_T, logps_B_T=logps_B_T)
+        loss = trial.loss(self._loss_of, advantages_B_T, leaf_B_T)
+        return loss, LossForward({**trial.batch, "advantages": leaf_B_T}, mask_B_T, logps_B_T=trial.logps_B_T)
 
     def _slope(self, loss: torch.Tensor, forward: LossForward) -> torch.Tensor:
-        try:
-            slope_B_T: torch.Tensor = torch.autograd.grad(loss, forward.inputs["advantages"])[0]
-            return slope_B_T
-        except RuntimeError as error:
+        leaf_B_T = forward.inputs["advantages"]
+        slope_B_T: torch.Tensor | None = None
+        if loss.requires_grad:
+            (slope_B_T,) = torch.autograd.grad(loss, leaf_B_T, allow_unused=True)
+        if slope_B_T is None:
             raise SelfCheckError(
                 f"The loss of {self._facts.trainer} does not depend on the advantages that trl-grpo-ext passes to "
                 f"it, so neither a forward hook nor an aggregation can act on it: it reads them before the policy's "
                 f"forward pass, or from a copy. Remove these plugins, or the override of _compute_loss."
-            ) from error
+            )
+        return slope_B_T
 
     def _compare(
         self, what: str, in_trl: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | None = None
@@ -120,7 +107,6 @@ class SelfCheck:
             raise SelfCheckError(
                 f"The loss of {self._facts.trainer} (loss_type={self._settings.loss_type!r}) does not consist of the "
                 f"pieces that trl-grpo-ext knows: its {what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is "
-                f"{expected.flatten()[worst].item():.6g}. A loss aggregation would not be exact, so training stops. "
-                "Remove loss_aggregation, move a term of your own from _compute_loss to compute_loss, or install a "
-                "TRL that was tested."
+                f"{expected.flatten()[worst].item():.6g}. Remove loss_aggregation, move a term of your own from "
+                "_compute_loss to compute_loss, or install a TRL that was tested."
             )

@@ -26,10 +26,11 @@ from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import pad, use_adapter
 
+from ..credit.flow import TRL_REDUCTIONS
 from ..credit.turns import Parsing
 from ..errors import ConfigurationError, UpstreamError
 from ..records.prompt_rates import PromptWeights
-from .facts import LossSettings, Moment, RunFacts
+from .facts import LossSettings, Progress, RunFacts
 
 try:
     from trl.trainer.utils import add_fused_lm_head as add_fused_lm_head  # again, for the mixin
@@ -127,7 +128,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "use_transformers_continuous_batching",
     "use_vllm",
 )
-"""Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a moment and restore)."""
+"""Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a progress and restore)."""
 
 ARGUMENTS: tuple[str, ...] = (
     "num_iterations",
@@ -156,15 +157,11 @@ MULTIMODAL_KEYS = frozenset(
 )
 """Entries of a batch that belong to images, which compact updates leave alone."""
 
-MEAN_OF_SEQUENCE_MEANS = frozenset({"grpo", "sapo"})
-MEAN_OF_SEQUENCE_SUMS = frozenset({"luspo"})
-LOCAL_TOKEN_MEAN = frozenset({"bnpo"})
-CONSTANT_LENGTH = frozenset({"dr_grpo"})
-GLOBAL_TOKEN_MEAN = frozenset({"cispo", "dapo", "vespo"})
-LOSS_TYPES = MEAN_OF_SEQUENCE_MEANS | MEAN_OF_SEQUENCE_SUMS | LOCAL_TOKEN_MEAN | CONSTANT_LENGTH | GLOBAL_TOKEN_MEAN
-ROW_MEAN = MEAN_OF_SEQUENCE_MEANS | MEAN_OF_SEQUENCE_SUMS | CONSTANT_LENGTH
+LOSS_TYPES = frozenset(TRL_REDUCTIONS)
+GLOBAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean")
+LOCAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean_local")
+ROW_MEAN = LOSS_TYPES - GLOBAL_TOKEN_MEAN - LOCAL_TOKEN_MEAN
 """Their reduction divides by the rows of a micro-batch, masked ones included."""
-
 
 LOSSES_PER_COMPLETION: dict[str, str] = {
     "trl.experimental.gmpo.gmpo_trainer.GMPOTrainer": (
@@ -264,11 +261,19 @@ def check_own_loss(owner: type, wanted: str) -> None:
         )
 
 
-def makes_own_advantages(trainer_class: type, mixin: type) -> bool:
-    """Whether a class below ours and above `GRPOTrainer` may have made the advantages of a batch other than TRL's."""
+def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
+    """A user's classes between our mixin and TRL's trainer, nearest first.
+
+    Raises:
+        ConfigurationError: The class is no `GRPOTrainer`.
+    """
     order = trainer_class.__mro__
-    between = order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
-    return any("_generate_and_score_completions" in vars(owner) for owner in between)
+    if GRPOTrainer not in order:
+        raise ConfigurationError(
+            f"{trainer_class.__qualname__} is not a subclass of TRL's GRPOTrainer, which advantage hooks, aggregations "
+            f"and compact updates need. Rewards work in any trainer: reward_funcs=load_rewards([...])."
+        )
+    return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
 
 
 def check_batch(batch: dict[str, Any]) -> None:
@@ -321,12 +326,12 @@ def parsing_of(tokenizer: Any) -> Parsing | None:
     return Parsing(load_response_template(template), process_field)
 
 
-def moment_of(trainer: Any) -> Moment:
+def progress_of(trainer: Any) -> Progress:
     """Where in its run a trainer is."""
     precision = torch.promote_types(torch.float32, trainer.model.dtype)
     if not trainer.model.training:
-        return Moment(training=False, step=trainer.state.global_step, precision=precision)
-    return Moment(
+        return Progress(training=False, step=trainer.state.global_step, precision=precision)
+    return Progress(
         training=True,
         step=trainer.state.global_step,
         accumulation=int(trainer.current_gradient_accumulation_steps),
@@ -657,17 +662,15 @@ def reduction_weights(
     Raises:
         ConfigurationError: `loss_type` is not one that we know.
     """
-    rows = mask_B_T.size(0)
-    if loss_type in MEAN_OF_SEQUENCE_MEANS:
-        return mask_B_T / mask_B_T.sum(-1, keepdim=True).clamp(min=1.0) / (rows * accumulation)
-    if loss_type in MEAN_OF_SEQUENCE_SUMS:
-        return mask_B_T / (rows * accumulation)
-    if loss_type in LOCAL_TOKEN_MEAN:
-        return mask_B_T / mask_B_T.sum().clamp(min=1.0) / accumulation
-    if loss_type in CONSTANT_LENGTH:
-        return mask_B_T / (rows * max_completion_length * accumulation)
-    if loss_type in GLOBAL_TOKEN_MEAN:
-        tokens_per_window = num_items_in_batch.clamp(min=1.0) / processes * accumulation / steps_per_generation
-        return mask_B_T / tokens_per_window
     check_loss_type(loss_type)
-    raise AssertionError(f"{loss_type} is in LOSS_TYPES but in none of its parts")
+    rows = mask_B_T.size(0) * accumulation
+    tokens_of_step = num_items_in_batch.clamp(min=1.0) / processes * accumulation / steps_per_generation
+    divisors: dict[str, Any] = {
+        "token_mean": tokens_of_step,
+        "token_mean_local": mask_B_T.sum().clamp(min=1.0) * accumulation,
+        "seq_mean_token_mean": mask_B_T.sum(-1, keepdim=True).clamp(min=1.0) * rows,
+        "seq_mean_token_sum": rows,
+        "constant_length": rows * max_completion_length,
+    }
+    weights_B_T: torch.Tensor = mask_B_T / divisors[TRL_REDUCTIONS[loss_type]]
+    return weights_B_T

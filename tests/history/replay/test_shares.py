@@ -18,7 +18,7 @@ from trl_grpo_ext.credit.groups import weighted_rewards
 from trl_grpo_ext.history.replay.comparison import by_tenth, flipped_pairs, pearson, quarters, ranks
 from trl_grpo_ext.history.replay.running import group_advantages
 from trl_grpo_ext.history.replay.saved import groups_by_runs, infer_num_generations
-from trl_grpo_ext.history.replay.selections import DEFAULTS, EQUIVALENT, LEFT_OUT
+from trl_grpo_ext.history.replay.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.types import Rollout, StepTotals, implements
 
@@ -108,9 +108,9 @@ def test_the_defaults_are_trls() -> None:
 
 
 def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
-    assert EQUIVALENT.keys() == upstream.LOSS_TYPES
+    assert TRL_REDUCTIONS.keys() == upstream.LOSS_TYPES
     rollout: Rollout = make_rollout([3, 0, 5, 1], groups=[0, 0, 1, 1], limit=9)
-    for loss_type, name in EQUIVALENT.items():
+    for loss_type, name in TRL_REDUCTIONS.items():
         aggregation = load_loss_aggregation(name)
         if implements(aggregation, "weights"):
             ours = flow.token_weights(aggregation, rollout)

@@ -29,7 +29,7 @@ from trl_grpo_ext.trainer.compact.rows import (
 from trl_grpo_ext.trainer.compact.updates import Freedom, _must_run, freedom_of, row_factor
 from trl_grpo_ext.trainer.facts import LossSettings
 
-PLACE, WEIGHTS = BatchKeys.place, BatchKeys.weights
+PLACE, WEIGHTS = BatchKeys.row_id, BatchKeys.weights
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
 LIMIT = 7
 """Stands in for `max_completion_length`."""

@@ -477,7 +477,7 @@ def test_three_optimizer_steps_give_the_same_weights(
         assert our_log == pytest.approx(their_log, rel=1e-6, abs=1e-9)
     found = [metrics for metrics in compact_logs(ours) if "distinct_tokens" in metrics]
     assert found
-    if ours.trainer._compact.freedom.sort:  # else rows stay in their micro-batches, and few of a prompt meet
+    if ours.trainer._trl_grpo_ext.compact.freedom.sort:  # else few rows of a prompt meet
         assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in found)
     for metrics in found:
         assert metrics["distinct_tokens"] <= min(metrics["live_tokens"], metrics["computed_tokens"])
@@ -487,7 +487,7 @@ def test_three_optimizer_steps_give_the_same_weights(
 @pytest.mark.slow
 def test_as_it_is_measured_in_the_precision_of_training(tiny_model: Path, tmp_path: Path) -> None:
     ours, theirs = runs_of(tiny_model, tmp_path, GRPOExtTrainer, dtype="float32", beta=0.04, num_iterations=2)
-    assert ours.trainer._compact._sharing.price is not None
+    assert ours.trainer._trl_grpo_ext.compact._sharing.price is not None
     assert max(gaps(ours, theirs)) < EXACT["float32"]
 
 

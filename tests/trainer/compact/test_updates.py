@@ -27,7 +27,7 @@ from trl_grpo_ext.plugins.loading import load_loss_aggregation
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
 from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once, freedom_of
-from trl_grpo_ext.trainer.mixin import GRPOExtMixin
+from trl_grpo_ext.trainer.extension import Extension
 from trl_grpo_ext.trainer.reaggregation import Reaggregation
 
 # --------------------------------------------------------------------------------- made-up batches, a real model
@@ -47,8 +47,8 @@ class Bench:
         args = arguments(folder, compact_updates="exact", model_init_kwargs={"dtype": torch.float64}, **more)
         self.trainer: Any = Float64CompactTrainer(str(model), length_reward, args, train_dataset=prompts(8))
         self.trainer.model.train()
-        self.trainer._self_checked = True
-        self.trainer._places = 10**6  # made-up rows are not in the table of completions
+        self.trainer._trl_grpo_ext.self_checked = True
+        self.trainer._trl_grpo_ext.row_count = 10**6  # made-up rows are not in the table of completions
 
     def set(
         self, loss_type: str, beta: float = 0.0, aggregation: Any = None, hook: Any = None, **values: Any
@@ -56,10 +56,13 @@ class Bench:
         trainer = self.trainer
         trainer.loss_type, trainer.beta = loss_type, beta
         hooks = [] if hook is None else [hook]
-        trainer._chain = HookChain(hooks)
-        section = trainer._agreement.section
+        ours = trainer._trl_grpo_ext
+        ours.chain = HookChain(hooks)
+        section = ours.agreement.section
         self.aggregation = aggregation
-        trainer._reaggregation = aggregation and Reaggregation(aggregation, trainer._facts, loss_type, section)
+        trainer._trl_grpo_ext.reaggregation = aggregation and Reaggregation(
+            aggregation, trainer._trl_grpo_ext.facts, loss_type, section
+        )
         trainer.entropy_coef = values.get("entropy_coef", 0.0)
         trainer._entropy_bonus_enabled = trainer.entropy_coef != 0
         trainer.top_entropy_quantile = values.get("top_entropy_quantile", 1.0)
@@ -70,10 +73,10 @@ class Bench:
         trainer = self.trainer
         return CompactUpdates(
             freedom or self.freedom,
-            replace(trainer._facts, accumulation=case.micro_steps, steps_per_generation=case.micro_steps),
+            replace(trainer._trl_grpo_ext.facts, accumulation=case.micro_steps, steps_per_generation=case.micro_steps),
             loss_type=trainer.loss_type if self.aggregation is None else None,
             max_tokens=case.budget if self.freedom.any_count else None,
-            log=trainer._log_metrics,
+            log=trainer._trl_grpo_ext.add_metrics,
         )
 
     def batches(self, case: Case) -> list[dict[str, Any]]:
@@ -121,8 +124,8 @@ class Bench:
         """Of gradient and loss, relative to the gradient or to 1 where that is smaller."""
         trainer, batches = self.trainer, self.batches(case)
         theirs = self.gradient(batches)
-        trainer._compact = self.compact(case, freedom)
-        planned = trainer._compact.plan(batches, torch.float64)
+        trainer._trl_grpo_ext.compact = self.compact(case, freedom)
+        planned = trainer._trl_grpo_ext.compact.plan(batches, torch.float64)
         assert len(planned) == case.micro_steps
         ours = self.gradient(planned)
         assert ours.keys() == theirs.keys()
@@ -221,7 +224,7 @@ def test_multimodal_batches_run_as_trl_deals_them(bench: Bench, caplog: pytest.L
     bench.set("dapo")
     trainer = bench.trainer
     dealt = [{**batch, "pixel_values": torch.zeros(2, 3), "num_images": [1, 1]} for batch in bench.batches(MIXED)]
-    trainer._buffered_inputs, trainer._step, trainer._compact = dealt, 1, bench.compact(MIXED)
+    trainer._buffered_inputs, trainer._step, trainer._trl_grpo_ext.compact = dealt, 1, bench.compact(MIXED)
     _warn_once.cache_clear()
     for _ in range(2):
         with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.updates"):
@@ -233,9 +236,9 @@ def test_multimodal_batches_run_as_trl_deals_them(bench: Bench, caplog: pytest.L
 
 
 def test_a_liger_loss_is_refused() -> None:
-    stand_in = SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True))
+    stand_in = SimpleNamespace(_trainer=None, settings=None, _args=SimpleNamespace(use_liger_kernel=True))
     with pytest.raises(ConfigurationError, match="does not work with use_liger_kernel"):
-        GRPOExtMixin._make_compact_updates(stand_in)  # type: ignore[arg-type]
+        Extension._make_compact_updates(stand_in, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +257,7 @@ def test_a_budget_that_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Pa
         ({"compact_updates": "exact", "max_tokens_per_micro_batch": 0}, "must be a number from 1 up, got 0"),
         ({"compact_updates": "exact", "max_tokens_per_micro_batch": True}, "must be a number from 1 up, got True"),
         ({"compact_updates": "exact", "max_tokens_per_micro_batch": 2.5}, "must be a number from 1 up, got 2.5"),
-        ({"max_tokens_per_micro_batch": 9}, "max_tokens_per_micro_batch=9 needs compact_updates: exact"),
+        ({"max_tokens_per_micro_batch": 9}, "max_tokens_per_micro_batch needs compact_updates: exact"),
     ],
 )
 def test_settings_are_checked(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:

@@ -89,7 +89,7 @@ def run_selection(
         weights_B_T = flow.token_weights(selection.aggregation, rollout)
     if chain.acts("on_forward"):
         forward = _forward(rollout, tokens, zero_variance_of(signal_table(rollout)))
-        advantages_B_T, _ = chain.on_forward(advantages_B_T, forward, chain.held_signs(rollout))
+        advantages_B_T, _ = chain.on_forward(advantages_B_T, forward, chain.allowed_signs(rollout))
     if weights_B_T is None:
         weights_B_T = _weights_of_reduction(selection.aggregation, advantages_B_T, rollout)
     return BatchResult(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...credit.flow import plugin_label
+from ...credit.flow import TRL_REDUCTIONS, plugin_label
 from ...errors import ConfigurationError
 from ...guard.calls import unique_names
 from ...guard.untrusted import read_settings, read_values
@@ -32,15 +32,6 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Settings read besides the plugins, with TRL's defaults (`num_generations` comes from the files)."""
 
-EQUIVALENT: Mapping[str, str] = {
-    **dict.fromkeys(("dapo", "cispo", "vespo"), "token_mean"),
-    **dict.fromkeys(("grpo", "sapo"), "seq_mean_token_mean"),
-    "luspo": "seq_mean_token_sum",
-    "bnpo": "token_mean_local",
-    "dr_grpo": "constant_length",
-}
-"""The aggregation that weighs tokens as TRL's own reduction of that `loss_type` does (docs/parity.md)."""
-
 LEFT_OUT: Mapping[str, Any] = {
     "beta": 0.0,
     "entropy_coef": 0.0,
@@ -52,7 +43,7 @@ LEFT_OUT: Mapping[str, Any] = {
 """Settings that change a gradient in ways that are not replayed, with the values that have no effect."""
 
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
-    "loss_type": tuple(EQUIVALENT),
+    "loss_type": tuple(TRL_REDUCTIONS),
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
@@ -139,7 +130,9 @@ def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySe
         name=name,
         rewards=None if chosen is None else _rewards(name, chosen, settings["reward_weights"]),
         hooks=load_advantage_hooks(_several(mapping.get("advantage_hooks")) or []),
-        aggregation=load_loss_aggregation(EQUIVALENT[settings["loss_type"]] if aggregation is None else aggregation),
+        aggregation=load_loss_aggregation(
+            TRL_REDUCTIONS[settings["loss_type"]] if aggregation is None else aggregation
+        ),
         own_aggregation=aggregation is not None,
         settings=settings,
         left_out={key: mapping[key] for key, usual in LEFT_OUT.items() if mapping.get(key, usual) not in (usual, None)},

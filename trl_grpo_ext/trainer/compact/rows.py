@@ -104,8 +104,8 @@ def _make_placeholders(part: dict[str, Any], placeholders: Sequence[bool]) -> No
     for key in ("advantages", BatchKeys.weights, "completion_mask"):
         if part.get(key) is not None:
             part[key][empty_B] = 0
-    if part.get(BatchKeys.place) is not None:
-        part[BatchKeys.place][empty_B] = -1  # no row of the records
+    if part.get(BatchKeys.row_id) is not None:
+        part[BatchKeys.row_id][empty_B] = -1  # no row of the records
 
 
 def _trim(part: dict[str, Any], left: int | None, right: int) -> None:
