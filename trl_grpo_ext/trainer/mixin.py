@@ -44,13 +44,13 @@ class _Public:
     """A public attribute of the trainer, read-only: a user's trainer that sets its own of that name is refused."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+        self._attribute = name
 
     def __get__(self, trainer: Any, owner: type | None = None) -> Any:
-        return self if trainer is None else getattr(trainer._trl_grpo_ext, self._name)
+        return self if trainer is None else getattr(trainer._trl_grpo_ext, self._attribute)
 
     def __set__(self, trainer: Any, value: Any) -> None:
-        raise ConfigurationError(_clash(type(trainer), self._name))
+        raise ConfigurationError(_clash(type(trainer), self._attribute))
 
 
 class GRPOExtMixin(_Next):
