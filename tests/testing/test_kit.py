@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ import torch
 
 from docs.site.rule_tables import with_rules
 from tests.testing import wrong_aggregations, wrong_hooks, wrong_rewards
-from trl_grpo_ext.errors import ConfigurationError, PluginTypeError, TRLGRPOExtError, UnknownPluginError
+from trl_grpo_ext.errors import (
+    ConfigurationError,
+    PluginOutputError,
+    PluginTypeError,
+    TRLGRPOExtError,
+    UnknownPluginError,
+)
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.testing import (
     RULES,
@@ -69,15 +76,6 @@ class Looks:
 
 
 WANTS = f"{__name__}:Wants"
-
-
-def test_rules_have_a_name_a_summary_and_a_reason_each() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)
-    for rule in RULES:
-        assert rule.name.startswith(f"{FACTS[rule.kind].word}.")
-        assert rule.summary
-        assert not rule.summary.endswith(".")
-        assert rule.why.endswith((".", "?"))
 
 
 def test_the_site_lists_every_rule_with_its_reason() -> None:
@@ -224,7 +222,7 @@ def test_a_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, An
         (lambda count: (0.5 for _ in range(count)), None, ""),
         (lambda count: torch.zeros(count), None, ""),
         (lambda count: [float("nan")] * count, "reward.types", "is NaN; return None"),
-        (lambda count: [1e39] * count, "reward.types", "is not finite in float32"),
+        (lambda count: [1e39] * count, "reward.types", "it must be finite, also in float32"),
         (lambda count: [float("inf")] * count, "reward.types", "it must be finite"),
         (lambda count: None, "reward.length", "Did the function forget its return?"),
         (lambda count: {"a": 1}, "reward.length", "returned dict"),
@@ -347,6 +345,66 @@ def test_the_builders_make_what_a_unit_test_needs() -> None:
     assert check_loss_aggregation(wrong_aggregations.Right()).ok
     forward = make_forward(torch.zeros(2, 3), torch.ones(2, 3))
     assert forward.mask_B_T.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+# ---------------------------------------------------------------------------------------------- what went wrong
+
+
+class Uncopyable:
+    """Counts its calls, and has a lock, so that no copy can be made."""
+
+    role = "transform"
+
+    def __init__(self) -> None:
+        self.lock, self.calls = threading.Lock(), 0
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        self.calls += 1
+        return advantages_B_T * self.calls
+
+    def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
+        return [float("18" in wrong_rewards.text_of(completion)) for completion in completions]
+
+
+@pytest.mark.parametrize("kind", ["advantage_hook", "reward"])
+def test_what_cannot_be_copied_is_not_compared_with_what_its_own_trials_made_of_it(kind: Any) -> None:
+    report = check(kind, Uncopyable(), isolated=False)
+    word = FACTS[kind].word
+    assert [broken.rule.short for broken in report.violations] == ["pickle"], str(report)
+    reasons = {rule.short: reason for rule, reason in report.skipped}
+    assert reasons["determinism"].startswith(f"{word}.pickle is broken")
+    assert kind == "reward" or {"padding", "split", "evaluation"} <= reasons.keys()
+
+
+class RefusesItsResult(wrong_hooks.Transform):
+    """Finds out by itself that its result is not finite."""
+
+    def factor(self, rollout: Any) -> Any:
+        raise PluginOutputError("the advantages are not finite", "finite")
+
+
+def test_an_error_that_names_a_part_of_the_contract_breaks_that_rule_in_whatever_words() -> None:
+    report = check_advantage_hook(RefusesItsResult(), rules=["hook.shape", "hook.finite", "hook.long"])
+    assert [broken.rule.name for broken in report.roots] == ["hook.finite"], str(report)
+
+
+def test_a_reward_that_takes_messages_alone_is_tried_with_messages_and_the_report_says_so() -> None:
+    def last(completions: list[Any], **columns: Any) -> list[float]:
+        return [float("18" in (completion[-1]["content"] or "" if completion else "")) for completion in completions]
+
+    report = check_reward(last, rules=["reward.call", "reward.run", "reward.formats", "reward.empty", "reward.order"])
+    assert report.ok, str(report)
+    assert "it takes messages alone: with strings it raised TypeError" in str(report)
+    assert check_reward("trl.rewards:accuracy_reward", rules=["reward.run", "reward.length", "reward.types"]).ok
+
+
+def test_what_makes_a_reward_is_not_told_to_take_columns() -> None:
+    def make(target: int, scale: float = 1.0) -> Any:
+        return wrong_rewards.Simple()
+
+    (broken,) = check_reward(make, rules=["reward.call"]).violations
+    assert "if it makes a reward, call it" in broken.message
+    assert "**columns" not in broken.message
 
 
 def test_a_rank_that_gathers_too_seldom_is_noticed_at_once_and_not_waited_for() -> None:

@@ -95,7 +95,7 @@ def test_plugins_can_be_named(pytester: pytest.Pytester) -> None:
     ("words", "entry_points", "options", "message"),
     [
         (["--trl-grpo-ext=nobody"], REWARD, POLITE, "No installed plugin or distribution is called 'nobody'"),
-        (["--trl-grpo-ext"], "", "", "is called 'manners'. Is it installed here"),
+        (["--trl-grpo-ext"], "", "", "trl_grpo_ext.loss_aggregations, trl_grpo_ext.group_filters?"),
         (["--trl-grpo-ext", "-k", "reward.call"], REWARD, "", "word"),
         (
             ["--trl-grpo-ext", "-k", "reward.call"],

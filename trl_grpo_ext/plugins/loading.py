@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError
+from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError, reworded
 from ..guard.calls import is_model, rename, reward_name, unique_names
 from ..types import acting_order, implements, role_of
 from .building import broken_plugin_error, build, check_parameters, describe, import_plugin, plugin_code
@@ -296,7 +296,7 @@ def _with_selected(
                     "rewards in a list have weights."
                 )
         except (ConfigurationError, PluginError) as error:
-            raise type(error)(f"{sentence_subject(info)} from {info.source}, in {place}: {error}") from error
+            raise reworded(error, f"{sentence_subject(info)} from {info.source}, in {place}: {error}") from error
         inner.append((place, loaded))
         return loaded
 

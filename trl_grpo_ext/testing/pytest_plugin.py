@@ -5,7 +5,8 @@ pytest imports this at every start, so it imports nothing but pytest until the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,16 +17,14 @@ if TYPE_CHECKING:
 
 OPTION = "--trl-grpo-ext"
 _ROOT = "trl-grpo-ext"
-_OWN = ""
-"""The option without a value: the distribution whose pyproject.toml is in the root directory."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
+    """Add the option; without a value it is the distribution whose pyproject.toml is in the root directory."""
     parser.getgroup("trl-grpo-ext").addoption(
         OPTION,
         nargs="?",
-        const=_OWN,
+        const="",
         default=None,
         metavar="NAME[,NAME]",
         help="check the plugins of the distribution at the root directory against the conformance rules of "
@@ -54,7 +53,7 @@ class ConformanceCollector(pytest.Collector):
         self.asked = asked
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Yield one item for each plugin and rule, and one that fails where something cannot be loaded."""
+        """Yield one item for each plugin and rule, or one that fails where they cannot be found."""
         from ..errors import TRLGRPOExtError
         from .kit import project_options
         from .rules import rules_of
@@ -63,132 +62,101 @@ class ConformanceCollector(pytest.Collector):
             options = project_options(self.config.rootpath)
             infos = self._plugins()
         except TRLGRPOExtError as error:
-            yield FailedItem.from_parent(self, name="plugins", message=str(error))
+            yield RuleItem.from_parent(self, name="plugins", rule="", report=functools.partial(_raise, error))
             return
         for info in infos:
-            checked = CheckedPlugin(info, options.get(info.name, {}))
+            report = _once(functools.partial(_check, info, options.get(info.name, {})))
             for rule in rules_of(info.kind):
-                name = f"{info.name}::{rule.name}"
-                yield RuleItem.from_parent(self, name=name, plugin=checked, rule=rule.name)
+                yield RuleItem.from_parent(self, name=f"{info.name}::{rule.name}", rule=rule.name, report=report)
 
     def _plugins(self) -> list[PluginInfo]:
         from ..errors import ConfigurationError
         from ..plugins.discovery import available
+        from ..plugins.kinds import GROUPS
         from ..plugins.metadata import normalise
         from .kit import project_name
 
-        words = [word.strip() for word in self.asked.split(",") if word.strip()]
-        if not words:
-            own = project_name(self.config.rootpath)
-            if own is None:
-                raise ConfigurationError(
-                    f"{OPTION} checks the distribution whose pyproject.toml is in {self.config.rootpath}, and there is "
-                    f"none that has a project name. Name plugins or distributions instead: {OPTION}=NAME."
-                )
-            words = [own]
+        words = [word.strip() for word in self.asked.split(",") if word.strip()] or [
+            project_name(self.config.rootpath) or ""
+        ]
+        if words == [""]:
+            raise ConfigurationError(
+                f"{OPTION} checks the distribution whose pyproject.toml is in {self.config.rootpath}, and there is "
+                f"none that has a project name. Name plugins or distributions instead: {OPTION}=NAME."
+            )
         installed, found = available(), []
         for word in words:
+            distribution, colon, name = word.rpartition(":")
             of_distribution = [info for info in installed if normalise(info.distribution or "") == normalise(word)]
-            named = [info for info in installed if _answers(info, word)]
+            named = [
+                info
+                for info in installed
+                if info.answers_to(name)
+                and (not colon or normalise(info.distribution or "") == normalise(distribution))
+            ]
             if not of_distribution and not named:
                 raise ConfigurationError(
                     f"No installed plugin or distribution is called {word!r}. Is it installed here (pip install -e .), "
-                    'and does its pyproject.toml have an entry point in one of the groups "trl_grpo_ext.rewards", '
-                    '"trl_grpo_ext.advantage_hooks" and "trl_grpo_ext.loss_aggregations"?'
+                    f"and has its pyproject.toml an entry point in one of the groups {', '.join(GROUPS.values())}?"
                 )
             found += [info for info in (of_distribution or named) if info not in found]
         return found
 
 
-class CheckedPlugin:
-    """A plugin with its report, which is made when its first rule runs."""
+def _check(info: PluginInfo, options: dict[str, Any]) -> Report:
+    from .kit import check
 
-    def __init__(self, info: PluginInfo, options: dict[str, Any]) -> None:
-        self.info, self.options = info, options
-        self._report: Report | Exception | None = None
+    return check(info.kind, f"{info.distribution}:{info.name}" if info.distribution else info.name, **options)
 
-    def report(self) -> Report:
-        """The report.
 
-        Raises:
-            TRLGRPOExtError: The plugin, or its options, could not be loaded; each time it is asked for.
-        """
-        from ..errors import TRLGRPOExtError
-        from .kit import check
+def _raise(error: Exception) -> Report:
+    raise error
 
-        if self._report is None:
-            info = self.info
-            selection = f"{info.distribution}:{info.name}" if info.distribution else info.name
+
+def _once(make: Callable[[], Report]) -> Callable[[], Report]:
+    """Make a report when it is first asked for, and give it, or the error, each time."""
+    made: list[Report | Exception] = []
+
+    def report() -> Report:
+        if not made:
             try:
-                self._report = check(info.kind, selection, **self.options)
-            except TRLGRPOExtError as error:
-                self._report = error
-        if isinstance(self._report, Exception):
-            raise self._report
-        return self._report
+                made.append(make())
+            except Exception as error:  # raised by each of the plugin's tests
+                made.append(error)
+        if isinstance(made[0], Exception):
+            raise made[0]
+        return made[0]
+
+    return report
 
 
 class RuleItem(pytest.Item):
     """One rule of one plugin."""
 
-    def __init__(self, *, plugin: CheckedPlugin, rule: str, **settings: Any) -> None:
+    def __init__(self, *, rule: str, report: Callable[[], Report], **settings: Any) -> None:
         super().__init__(**settings)
-        self.plugin, self.rule = plugin, rule
+        self.rule, self.report = rule, report
 
     def runtest(self) -> None:
         """Pass, skip with the reason, or fail with the report's words."""
-        report = self.plugin.report()
+        from .reports import ConformanceError
+
+        report = self.report()
         for rule, reason in report.skipped:
             if rule.name == self.rule:
                 pytest.skip(reason)
         for violation in report.violations:
             if violation.rule.name == self.rule:
-                raise _Said(str(violation))
+                raise ConformanceError(str(violation))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The message without the kit's traceback, which says nothing about the plugin."""
         from ..errors import TRLGRPOExtError
 
-        if isinstance(excinfo.value, _Said | TRLGRPOExtError):
+        if isinstance(excinfo.value, TRLGRPOExtError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Where it is: nowhere in a file."""
-        return self.config.rootpath / "pyproject.toml", None, _headline(self.name)
-
-
-class FailedItem(pytest.Item):
-    """Something that cannot be collected, as one failing test."""
-
-    def __init__(self, *, message: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.message = message
-
-    def runtest(self) -> None:
-        """Fail."""
-        raise _Said(self.message)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The message alone."""
-        return self.message
-
-    def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Where it is: nowhere in a file."""
-        return self.config.rootpath / "pyproject.toml", None, _headline(self.name)
-
-
-class _Said(Exception):  # noqa: N818
-    """A failure with a message only."""
-
-
-def _headline(name: str) -> str:
-    """A failure's headline. pytest would read the dots of the plain name as classes."""
-    return name.replace("::", ": ")
-
-
-def _answers(info: PluginInfo, word: str) -> bool:
-    from ..plugins.metadata import normalise
-
-    distribution, colon, name = word.rpartition(":")
-    return info.answers_to(name) and (not colon or normalise(info.distribution or "") == normalise(distribution))
+        """Nowhere in a file, and a headline, in which pytest would read the dots of the plain name as classes."""
+        return self.config.rootpath / "pyproject.toml", None, self.name.replace("::", ": ")

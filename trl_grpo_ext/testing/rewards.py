@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import math
 import sys
@@ -14,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..errors import PluginOutputError
-from ..guard.calls import call, check_scores, reward_name
+from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
 from ..guard.outcomes import shown
 from .collectives import collectives_of_ranks, describe_difference, mentions_collectives
 from .process_state import differences, global_state, running, running_after_waiting
@@ -26,7 +25,6 @@ from .rules import (
     Finding,
     NotChecked,
     Rule,
-    Unknown,
     cause_of,
     describe_exception,
     pickle_round_trip,
@@ -205,10 +203,12 @@ class RewardChecks(Checks):
         try:
             signature.bind(**arguments)
         except TypeError as error:
-            if "missing" in str(error):
-                advice = f"the batch has the columns {', '.join(self.ordinary.columns)}; give others in `columns`"
-            elif {"prompts", "completions", "completion_ids"}.isdisjoint(signature.parameters):
+            parameters = signature.parameters.values()
+            names = {one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD}
+            if len(names) == len(parameters) and names.isdisjoint(PASSED_BY_TRL):
                 advice = "it takes nothing that TRL passes; if it makes a reward, call it, and pass what it returns"
+            elif "missing" in str(error):
+                advice = f"the batch has the columns {', '.join(self.ordinary.columns)}; give others in `columns`"
             else:
                 advice = "TRL passes every column and more by keyword: end the signature with **columns"
             raise Broken(f"its signature is {signature}: {error}; {advice}") from error
@@ -298,7 +298,7 @@ class RewardChecks(Checks):
 
         def rebuilt(batch: RewardCall) -> None:
             if self._again is None:
-                raise Unknown("reward.pickle is broken: no other one can be made")
+                raise NotChecked("reward.pickle is broken: it cannot be copied, so fresh builds are not compared")
             one, other, half = self._again(), self._again(), len(batch.items) // 2
             front, back = batch.with_items(batch.items[:half]), batch.with_items(batch.items[half:])
             in_order = [self._scores(front, one), self._scores(back, one)]
@@ -521,18 +521,10 @@ def _said(score: float | None) -> str:
 
 
 def _check_value(value: Any, row: int, batch: RewardCall) -> None:
-    """Whether `torch.tensor(value, dtype=torch.float32)` takes it, and finds it finite; without torch."""
-    if value is None:
-        return
+    """Whether torch makes a number of a value that `check_scores` lets pass, and not NaN."""
     number = value.item() if hasattr(value, "item") else value
-    if not isinstance(number, int | float):
+    if number is not None and not isinstance(number, int | float):
         kind = type(value).__name__
         raise Broken(f"the value {value!r:.80} at row {row} ({kind}) is not accepted by torch.tensor", batch)
-    try:
-        as_trl = ctypes.c_float(number).value
-    except OverflowError:
-        as_trl = math.inf
-    if math.isnan(as_trl):
+    if number is not None and math.isnan(number):
         raise Broken(f"the value at row {row} is NaN; return None where the reward does not apply", batch, "NaN")
-    if math.isinf(as_trl):
-        raise Broken(f"the value {value!r:.80} at row {row} is not finite in float32", batch)
