@@ -50,10 +50,10 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def step_of(path: Path) -> int | None:
-    """The step in the name of a file of completions; None if training gives no file such a name."""
+def step_of(path: Path) -> int:
+    """The step in the name of a file of completions; -1 if training gives no file such a name."""
     found = _STEP.fullmatch(path.name)
-    return int(found[1]) if found else None
+    return int(found[1]) if found else -1
 
 
 def read_json(path: Path) -> Any:

@@ -6,16 +6,14 @@ import importlib.util
 import json
 import math
 import shutil
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pyarrow.parquet
-
-from trl_grpo_ext.history.report.page_data import round_mantissas
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
@@ -163,7 +161,9 @@ return {
 
 
 def shown(value: float) -> float:
-    return float(f"{float(round_mantissas(numpy.array([value], numpy.float32))[0]):.4g}")
+    """Four digits of the five that the page has of a float32."""
+    stored = f"{struct.unpack('f', struct.pack('f', value))[0]:.5g}"
+    return float(f"{float(stored):.4g}")
 
 
 def read(text: str) -> float:

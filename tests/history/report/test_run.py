@@ -297,6 +297,6 @@ def test_several_runs_get_different_names(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_file_too_large_to_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_history(tmp_path, HISTORY)
-    monkeypatch.setattr("trl_grpo_ext.history.report.run.LARGEST", 10)
+    monkeypatch.setattr("trl_grpo_ext.history.files.LARGEST", 10)
     assert told(load_run(tmp_path), STATE, "more than the 10")
     assert json.loads((tmp_path / STATE).read_text())

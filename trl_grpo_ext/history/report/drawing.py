@@ -29,12 +29,8 @@ from .run import LARGEST_NUMBER, Run
 INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[tuple[float, tuple[float, ...] | None], ...] = (
-    (0, None),
-    (0, (5, 2)),
-    (0, (1, 1.5)),
-    (0, (6, 2, 1, 2)),
-    (0, (6, 2, 1, 2, 1, 2)),
-    (0, (9, 3)),
+    *((0, None), (0, (5, 2)), (0, (1, 1.5))),
+    *((0, (6, 2, 1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (9, 3))),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "///", "\\\\\\", "---")
@@ -66,18 +62,8 @@ _SETTINGS = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "auto",
-    **dict.fromkeys(
-        (
-            "text.color",
-            "axes.edgecolor",
-            "axes.labelcolor",
-            "axes.titlecolor",
-            "xtick.color",
-            "ytick.color",
-            "grid.color",
-        ),
-        INK,
-    ),
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), INK),
 }
 
 
@@ -99,13 +85,7 @@ def label(text: str, longest: int = 36) -> str:
 
 
 def panels_figure(titles: list[str], unit: str = "optimizer step", below: int = 0) -> tuple[Figure, list[Axes]]:
-    """A figure with panels below each other, each with its title.
-
-    Args:
-        titles: One for each panel.
-        unit: Of the horizontal axis.
-        below: Lines of a legend under the panels.
-    """
+    """A figure with panels below each other, each with its title, and room for the lines of a legend below them."""
     height = HEIGHT * len(titles) + MARGIN + 0.17 * below
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes: list[Axes] = list(figure.subplots(len(titles), 1, squeeze=False, sharex=True)[:, 0])
@@ -148,14 +128,9 @@ class Absent:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel.
+    """One line of a panel: a metric, its name in the legend, and the metrics of a band around it.
 
-    Attributes:
-        key: The metric, as it is logged.
-        name: What the legend says; needed if a panel has several.
-        spread: A metric that is drawn as a band of plus and minus it.
-        low: A metric that is drawn as the lower edge of a band.
-        high: Its upper edge.
+    The band is plus and minus `spread`, or from `low` to `high`.
     """
 
     key: str
@@ -167,14 +142,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
-
-    Attributes:
-        title: Says what is measured, with its unit.
-        series: The lines; those that no run has are left out.
-        share: Whether the values lie between 0 and 1.
-        evaluated: Whether the held-out values, `eval_` and the key, are drawn too.
-    """
+    """One pair of axes; of a `share` the values lie between 0 and 1, and `evaluated` draws held-out values too."""
 
     title: str
     series: Sequence[Series]
@@ -183,13 +151,7 @@ class Panel:
 
 
 def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
-    """Draw panels.
-
-    Args:
-        runs: In every panel.
-        panels: From the top; panels without data, and those beyond the twelfth, are left out.
-        reason: Reported if no panel has data.
-    """
+    """Draw runs in panels, from the top; panels without data, and those beyond the twelfth, are left out."""
     known = [(panel, [one for one in panel.series if any(_has_data(run, one) for run in runs)]) for panel in panels]
     there = [(panel, shown) for panel, shown in known if shown][:MOST_PANELS]
     if not there:
@@ -272,16 +234,14 @@ def _draw_line(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> N
 
 
 def _draw_band(axis: Axes, run: Run, series: Series, colour: str) -> None:
-    low, high = (series.low, series.high) if series.low and series.high else (series.key, series.key)
-    known = [dict(zip(*run.series(key), strict=True)) for key in (low, high)]
+    def known(key: str) -> dict[int, float]:
+        return dict(zip(*run.series(key), strict=True))
+
     if series.spread:
-        spread = dict(zip(*run.series(series.spread), strict=True))
-        edges = [
-            {step: value + sign * spread[step] for step, value in known[0].items() if step in spread}
-            for sign in (-1, 1)
-        ]
+        middle, spread = known(series.key), known(series.spread)
+        edges = [{step: middle[step] + sign * spread[step] for step in middle if step in spread} for sign in (-1, 1)]
     elif series.low and series.high:
-        edges = known
+        edges = [known(series.low), known(series.high)]
     else:
         return
     steps = sorted(edges[0].keys() & edges[1].keys())
@@ -311,13 +271,7 @@ Parts = Mapping[str, str]
 
 
 def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share: bool = False) -> Figure | Absent:
-    """Draw stacked areas, one panel per title; a part has the same colour and hatching in all.
-
-    Args:
-        panels: Title, run and parts; panels without data, and those beyond the twelfth, are left out.
-        reason: Reported if none has data.
-        share: Whether the whole is 1.
-    """
+    """Draw stacked areas, one panel per title; a part has the same colour and hatching in all."""
     tables = [(title, table) for title, run, parts in panels if (table := _table(run, parts))[0]][:MOST_PANELS]
     if not tables:
         return Absent(reason)
@@ -377,19 +331,21 @@ def weights(runs: Sequence[Run]) -> Figure | Absent:
 
 
 def live_values(run: Run, path: Path, column: str) -> Any:
-    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None if it has none.
-
-    Columns of different lengths are reported as damage.
-    """
+    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None if it has none."""
     columns = run.columns_of(path, [column, "live"])
     if columns is None or columns.keys() != {column, "live"}:
         return None
-    valid = columns[column].is_valid()
-    values, live = (columns[name].filter(valid) for name in (column, "live"))
+    pairs = [
+        (values, live) for values, live in zip(columns[column], columns["live"], strict=True) if values is not None
+    ]
+    if not pairs:
+        return None
     try:
-        values = np.asarray(values.flatten().to_numpy(zero_copy_only=False), dtype=float)
-        live = np.asarray(live.flatten().to_numpy(zero_copy_only=False), dtype=bool)
-    except (AttributeError, TypeError, ValueError):
+        values, live = (
+            np.concatenate([np.asarray(row, kind) for row in rows])
+            for rows, kind in zip(zip(*pairs, strict=True), (float, bool), strict=True)
+        )
+    except (TypeError, ValueError):
         values, live = np.zeros(1), np.zeros(0)
     if values.shape != live.shape:
         run.note(f"{path} was left out of the figures: its columns {column} and live do not fit together.")

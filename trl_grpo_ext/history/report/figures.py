@@ -44,15 +44,7 @@ _OUTCOMES = (
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure.
-
-    Attributes:
-        name: Stable; the name of its file.
-        theme: Its heading.
-        title: Of the figure.
-        caption: One sentence that says what to look for.
-        draw: Draws the runs, under `style`.
-    """
+    """One figure: its stable name, which is that of its file, its heading and title, and one sentence to read it by."""
 
     name: str
     theme: str
@@ -337,17 +329,7 @@ PLOTS: tuple[Plot, ...] = (
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure on the page.
-
-    Attributes:
-        name: Stable, of letters and underscores.
-        theme: Its heading.
-        title: Of the figure.
-        caption: One sentence that says what to look for.
-        svg: One `<svg>` element, safe to put into HTML: it has no style, script or outside link, and all untrusted
-            content is text. None if there is no figure.
-        reason: Why there is none; else empty.
-    """
+    """A figure on the page: one `<svg>` element without style, script or outside link, or the reason for none."""
 
     name: str
     theme: str
@@ -358,11 +340,7 @@ class PageFigure:
 
 
 def figures(runs: Sequence[Run]) -> list[PageFigure]:
-    """All figures of these runs, in the order in which they are shown.
-
-    Args:
-        runs: Overlaid in every figure.
-    """
+    """All figures of these runs, overlaid in each, in the order in which they are shown."""
     shown = []
     for plot, drawn in draw_plots(runs):
         found = (None, drawn.reason) if isinstance(drawn, Absent) else (svg_of(drawn, plot.name, plot.title), "")
@@ -379,14 +357,7 @@ def draw_plots(runs: Sequence[Run]) -> Iterator[tuple[Plot, Figure | Absent]]:
 
 
 def save_pngs(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """Write every available figure as `FOLDER/NAME.png`, on white.
-
-    Returns:
-        The files, in order. Files of earlier calls stay, even if their figure is gone.
-
-    Raises:
-        ConfigurationError: They cannot be written there.
-    """
+    """Write every available figure as `FOLDER/NAME.png`, on white. Files of earlier calls stay."""
     folder = Path(folder)
     written = []
     try:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -27,21 +27,14 @@ from ...errors import ConfigurationError
 from ...plugins.kinds import LABELS
 from ...records.files import write_atomically
 from ...records.manifest import PluginRecord
-from .page_data import page_data, step_of
+from ..files import step_of
+from .page_data import page_data
 from .run import Run
 
 STYLES = ("page.css", "browser.css", "narrow.css")
 SCRIPTS = (
-    "chunks.js",
-    "text.js",
-    "state.js",
-    "tooltip.js",
-    "cards.js",
-    "results.js",
-    "keys.js",
-    "theme.js",
-    "reload.js",
-    "start.js",
+    *("chunks.js", "text.js", "state.js", "tooltip.js", "cards.js"),
+    *("results.js", "keys.js", "theme.js", "reload.js", "start.js"),
 )
 """Joined in this order into one style and one script."""
 
@@ -55,13 +48,7 @@ _ASSETS = Path(__file__).parent / "assets"
 
 @dataclass(frozen=True)
 class WrittenPage:
-    """What `write_page` wrote.
-
-    Attributes:
-        path: The page.
-        bytes: Its size.
-        notes: Sentences on what is missing from the page, and why.
-    """
+    """What `write_page` wrote: the page, its size, and sentences on what is missing from it and why."""
 
     path: Path
     bytes: int
@@ -71,16 +58,9 @@ class WrittenPage:
 def write_page(
     runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000, reload_seconds: float | None = None
 ) -> WrittenPage:
-    """Write the page atomically.
+    """Write the page atomically, with at most `limit` completions over all runs, in whole groups.
 
-    Args:
-        runs: At least one.
-        path: The HTML file; replaced if it is there.
-        limit: Most completions over all runs, in whole groups; 0 for none.
-        reload_seconds: The page reloads at this interval unless somebody is using it; None for never.
-
-    Raises:
-        ConfigurationError: No run is given, `limit` is negative, or the page cannot be written there.
+    It reloads at the interval `reload_seconds`, unless somebody is using it; None for never.
     """
     if not runs:
         raise ConfigurationError("There is no run to show. Give at least one.")
@@ -153,17 +133,12 @@ def visible(text: str) -> str:
 
     The same as `visible` in `assets/text.js`. Line breaks, tabs and what emoji are joined with stay.
     """
-    return _HIDDEN.sub(lambda found: _escape(ord(found[0])), text)
 
+    def symbol(found: re.Match[str]) -> str:
+        code = ord(found[0])
+        return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else f"\u27e8U+{code:04X}\u27e9"
 
-def _escape(code: int) -> str:
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else f"\u27e8U+{code:04X}\u27e9"
-
-
-def _finalize(value: Any) -> Any:
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return _HIDDEN.sub(symbol, text)
 
 
 def _hash(text: str) -> str:
@@ -187,7 +162,7 @@ def environment() -> Environment:
         loader=PackageLoader("trl_grpo_ext.history.report"),
         undefined=StrictUndefined,
         autoescape=True,
-        finalize=_finalize,
+        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -222,9 +197,8 @@ def summaries(run: Run) -> list[Summary]:
     held_out = [
         key
         for key in keys
-        if key == "eval_reward"
-        or (key.startswith("eval_rewards/") and key.endswith("/mean"))
-        or key.startswith(("eval_pass@", "eval_mean@"))
+        if key.startswith(("eval_pass@", "eval_mean@"))
+        or re.fullmatch(r"eval_reward|eval_rewards/.*/mean", key, re.DOTALL)
     ]
     rewards = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]
     others = ["completions/mean_length", "completions/clipped_ratio", "entropy", "kl", "frac_reward_zero_std"]
@@ -238,9 +212,9 @@ def summaries(run: Run) -> list[Summary]:
         lines.append(
             Summary(
                 f"{key.removeprefix('eval_')} (held out)" if key in held_out else key,
-                four_digits(values[0]),
-                four_digits(values[-1]),
-                _ABSENT if best is None else four_digits(values[best]),
+                f"{values[0]:.4g}",
+                f"{values[-1]:.4g}",
+                _ABSENT if best is None else f"{values[best]:.4g}",
                 _ABSENT if best is None else str(steps[best]),
             )
         )
@@ -276,7 +250,12 @@ def _date(time: float) -> str:
 def settings(runs: Sequence[Run]) -> list[Line]:
     """Hyper-parameters, those that differ first."""
     names = sorted({str(name) for run in runs for name in run.settings})
-    lines = [line(name, [_value(run.settings, name) for run in runs]) for name in names]
+
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+    texts = [{str(name): text(value) for name, value in run.settings.items()} for run in runs]
+    lines = [line(name, [of.get(name, _ABSENT) for of in texts]) for name in names]
     return sorted(lines, key=lambda each: not each.differs)
 
 
@@ -296,18 +275,6 @@ def line(name: str, cells: Sequence[str]) -> Line:
     return Line(name, tuple(cells), len(set(cells)) > 1)
 
 
-def four_digits(value: float) -> str:
-    """Four significant digits."""
-    return f"{value:.4g}"
-
-
-def _value(values: Mapping[str, Any], name: str) -> str:
-    if name not in values:
-        return _ABSENT
-    value = values[name]
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
 def _plugins(run: Run) -> dict[str, str]:
     """A description of each plugin, by kind and name."""
     if run.manifest is None:
@@ -325,9 +292,6 @@ def _describe(record: PluginRecord) -> str:
     parts = [record.origin, record.target, f"role {record.role}" if record.role else ""]
     if record.weight is not None:
         parts.append(f"weight {record.weight:g}")
-    if record.parameters:
-        parts.append(json.dumps(record.parameters, ensure_ascii=False))
-    if record.switches:
-        parts.append(json.dumps(record.switches, ensure_ascii=False))
+    parts += [json.dumps(values, ensure_ascii=False) for values in (record.parameters, record.switches) if values]
     parts.append(f"source {record.source_hash[:12]}" if record.source_hash else record.source)
     return "\n".join(part for part in parts if part)

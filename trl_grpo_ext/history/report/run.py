@@ -9,62 +9,53 @@
 | completions | `completions/completions_*.parquet`, TRL's |
 
 Among several histories the longest counts; if there is a live log, only those that agree with it. `training_args.bin`
-is not read: it is a pickle, and opening an untrusted pickle runs its code.
-
-Any file in the folder may be truncated, still being written, from another program, or malicious. An unusable file
-becomes a sentence, never an error: which file, what is wrong, and what would help.
+is not read: it is a pickle, and opening an untrusted pickle runs its code. An unusable file becomes a sentence, never
+an error.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
 from ...guard.untrusted import escape
+from ...records.log import LOG_FILE as LOG
 from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
 from ...records.settings import FILE as SETTINGS
 from ...records.settings import from_plain
-from ...records.token_records import FOLDER as RECORDS
+from ..files import (
+    COMPLETIONS,
+    RECORDS,
+    Columns,
+    Say,
+    UnreadableError,
+    column_names,
+    is_file,
+    read_columns,
+    read_json,
+    read_json_lines,
+    reason_of,
+    step_of,
+)
 
-LOG = "trl_grpo_ext_log.jsonl"
-"""The live log: one log entry per line, written while training goes on."""
-
-STATE, METRICS, COMPLETIONS = "trainer_state.json", "metrics.json", "completions"
+STATE, METRICS = "trainer_state.json", "metrics.json"
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
-_RECORD = re.compile(r"step_(\d{1,12})\.parquet")
-_TABLE = re.compile(r"completions_(\d{1,12})\.parquet")
 _RECORD_COLUMNS = (
-    "step",
-    "group",
-    "member",
-    "prompt",
-    "completion",
-    "rewards",
-    "tokens",
-    "live",
-    "stages",
-    "advantages",
+    *("step", "group", "member", "prompt", "completion", "rewards"),
+    *("tokens", "live", "stages", "advantages"),
 )
 _TABLE_COLUMNS = ("step", "prompt", "completion", "advantage")
 
-LARGEST = 512 * 2**20
-"""Most bytes of a JSON file that is read."""
-
 LARGEST_NUMBER = 1e100
 """Metrics of larger magnitude are left out: their sums and differences would overflow."""
-
 LARGEST_STEP = 10**12
 """Larger steps are left out."""
-
-Note = Callable[[str], None]
-"""Takes one sentence on what is missing."""
 
 History = list[dict[str, Any]]
 
@@ -114,9 +105,13 @@ class Run:
         if sentence not in self.missing:
             self.missing.append(sentence)
 
-    def columns_of(self, path: Path, columns: Sequence[str]) -> dict[str, Any] | None:
-        """Columns of one of `records` or `completions` as pyarrow arrays; None if its data is damaged."""
-        return read_columns(path, columns, self.note)
+    def columns_of(self, path: Path, columns: Sequence[str] | None = None) -> Columns | None:
+        """Columns of one of `records` or `completions`, one entry per row; None if its data is damaged."""
+        try:
+            return read_columns(path, columns)
+        except UnreadableError as error:
+            self.note(f"{error} It was left out; only training writes it again.")
+            return None
 
 
 def load_run(folder: str | Path) -> Run:
@@ -136,9 +131,8 @@ def load_run(folder: str | Path) -> Run:
     try:
         entries = {entry.name for entry in folder.iterdir()}
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigurationError(
-            f"{str(folder)!r} is not a readable folder ({reason}). Name the output_dir of a training."
+            f"{str(folder)!r} is not a readable folder ({reason_of(error)}). Name the output_dir of a training."
         ) from error
     known = {LOG, STATE, METRICS, SETTINGS, MANIFEST, RECORDS, COMPLETIONS}
     if not entries & known and not any(_CHECKPOINT.fullmatch(name) for name in entries):
@@ -153,8 +147,8 @@ def load_run(folder: str | Path) -> Run:
             f"There is no history of metrics in {folder}. GRPOExtTrainer writes {LOG} while it trains, and TRL "
             f"{STATE} with every checkpoint (save_strategy, save_steps); without one there are no curves."
         )
-    records = tables_in(folder / RECORDS, _RECORD, _RECORD_COLUMNS, note)
-    completions = tables_in(folder / COMPLETIONS, _TABLE, _TABLE_COLUMNS, note)
+    records = _tables(folder / RECORDS, "step_", _RECORD_COLUMNS, note)
+    completions = _tables(folder / COMPLETIONS, "completions_", _TABLE_COLUMNS, note)
     if not records:
         note(f"There are no token records in {folder}, so tokens are not shown. Train with token_records: 64.")
     if not records and not completions:
@@ -182,15 +176,14 @@ def load_runs(folders: Sequence[str | Path]) -> list[Run]:
     """
     if not folders:
         raise ConfigurationError("No run is named. Name at least one output_dir.")
-    different = {Path(folder).resolve(): folder for folder in reversed(folders)}
-    runs = [load_run(different[key]) for key in dict.fromkeys(Path(folder).resolve() for folder in folders)]
+    runs = [load_run(folder) for folder in {Path(folder).resolve(): folder for folder in reversed(folders)}.values()]
+    order = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
+    runs.sort(key=lambda run: order.index(run.folder.resolve()))
     names = [run.name for run in runs]
-    longer = [
-        run.name if names.count(run.name) == 1 else "/".join(run.folder.resolve().parts[-2:]).lstrip("/")
-        for run in runs
-    ]
     named: list[Run] = []
-    for run, name in zip(runs, longer, strict=True):
+    for run in runs:
+        parts = run.folder.resolve().parts[-2:]
+        name = run.name if names.count(run.name) == 1 else "/".join(parts).lstrip("/")
         unique, number = name, 1
         while unique in {other.name for other in named}:
             number += 1
@@ -199,13 +192,22 @@ def load_runs(folders: Sequence[str | Path]) -> list[Run]:
     return named
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a drawable number, and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
 # ---------------------------------------------------------------------------------------------- history
 
 
-def _history(folder: Path, note: Note) -> History:
+def _history(folder: Path, note: Say) -> History:
     live: History = []
     if is_file(folder / LOG):
-        live = entries_of(read_json_lines(folder / LOG, note, "Curves may miss a point."), folder / LOG, note) or []
+        try:
+            values = read_json_lines(folder / LOG, bad=lambda sentence: note(f"{sentence} Curves may miss a point."))
+            live = _entries(values, folder / LOG, note) or []
+        except UnreadableError as error:
+            note(f"{error} Curves may miss a point.")
     found = [history for history in (live, *_saved_histories(folder, note)) if history]
     agreeing = [history for history in found if not live or _agree(live, history)]
     if len(agreeing) < len(found):
@@ -217,7 +219,7 @@ def _history(folder: Path, note: Note) -> History:
     return sorted(best, key=lambda entry: float(entry["step"]))
 
 
-def _saved_histories(folder: Path, note: Note) -> Iterator[History]:
+def _saved_histories(folder: Path, note: Say) -> Iterator[History]:
     lost = "Its curves are missing if no other file has them."
     if is_file(folder / STATE) and (history := _state_history(folder / STATE, note, lost)):
         yield history
@@ -231,18 +233,17 @@ def _saved_histories(folder: Path, note: Note) -> Iterator[History]:
         elif history := _state_history(checkpoint / STATE, note, "An older checkpoint was read, if there is one."):
             yield history
             break
-    if is_file(folder / METRICS):
-        content = read_json(folder / METRICS, note, lost)
-        recorded = entries_of(content.get("history"), folder / METRICS, note) if isinstance(content, dict) else None
+    if is_file(folder / METRICS) and (content := _json(folder / METRICS, note, lost)) is not None:
+        recorded = _entries(content.get("history"), folder / METRICS, note) if isinstance(content, dict) else None
         if recorded:
             yield recorded
-        elif content is not None:
+        else:
             note(f"{folder / METRICS} was left out: it has no history of log entries, so another program wrote it.")
 
 
-def _state_history(path: Path, note: Note, lost: str) -> History:
-    content = read_json(path, note, lost)
-    history = entries_of(content.get("log_history"), path, note) if isinstance(content, dict) else None
+def _state_history(path: Path, note: Say, lost: str) -> History:
+    content = _json(path, note, lost)
+    history = _entries(content.get("log_history"), path, note) if isinstance(content, dict) else None
     if history is None and content is not None:
         note(f"{path} is not a state of transformers' Trainer: it has no log_history. {lost}")
     return history or []
@@ -255,29 +256,56 @@ def _agree(live: History, other: History) -> bool:
     if not common:
         return True
     one, two = (first[common[0]] for first in firsts)
-    both = [key for key in one if is_number(one[key]) and is_number(two.get(key))]
-    return all(one[key] == two[key] for key in both)
+    return all(one[key] == two[key] for key in one if is_number(one[key]) and is_number(two.get(key)))
 
 
-# ---------------------------------------------------------------------------------------------- settings and plugins
+def _entries(values: Any, path: Path, note: Say) -> History | None:
+    """The log entries in a list of values: mappings with a step; too large numbers become None, with a note."""
+    if not isinstance(values, list):
+        return None
+    entries, strange = [], []
+    for value in values:
+        if not isinstance(value, dict) or not isinstance(value.get("step"), int | float):
+            continue
+        if not is_number(value["step"]) or abs(value["step"]) > LARGEST_STEP:
+            strange += ["step"] if not isinstance(value["step"], bool) else []
+            continue
+        unusable = {key for key, it in value.items() if isinstance(it, int | float) and not isinstance(it, bool)}
+        unusable = {key for key in unusable if not is_number(value[key])}
+        strange += [str(key) for key in unusable if value[key] == value[key]]  # not-a-number is not a large one
+        entries.append({str(key): None if key in unusable else number for key, number in value.items()})
+    if strange:
+        note(
+            f"{path} holds {len(strange)} numbers too large to be drawn (the first is a {escape(strange[0])[:80]!r}): "
+            f"steps beyond {LARGEST_STEP:,} or metrics beyond {LARGEST_NUMBER:g}. They were left out."
+        )
+    return entries
 
 
-def _settings(folder: Path, note: Note) -> dict[str, Any]:
+# ------------------------------------------------------------------------------------ settings, plugins and tables
+
+
+def _json(path: Path, note: Say, lost: str) -> Any:
+    try:
+        return read_json(path)
+    except UnreadableError as error:
+        note(f"{error} {lost}")
+        return None
+
+
+def _settings(folder: Path, note: Say) -> dict[str, Any]:
     path, remedy = folder / SETTINGS, "GRPOExtTrainer writes the hyper-parameters there when a training starts."
     if not is_file(path):
         note(f"There is no {SETTINGS} in {folder}, so no hyper-parameters are shown. {remedy}")
-        return {}
-    content = read_json(path, note, remedy)
-    if content is None:
-        return {}
-    try:
-        return from_plain(content)
-    except ManifestError as error:
-        note(f"{path} cannot be used: {error}. {remedy}")
-        return {}
+    elif (content := _json(path, note, remedy)) is not None:
+        try:
+            return from_plain(content)
+        except ManifestError as error:
+            note(f"{path} cannot be used: {error}. {remedy}")
+    return {}
 
 
-def _manifest(folder: Path, note: Note) -> Manifest | None:
+def _manifest(folder: Path, note: Say) -> Manifest | None:
     path, remedy = folder / MANIFEST, "GRPOExtTrainer writes it when a training starts."
     if not is_file(path):
         note(f"There is no {MANIFEST} in {folder}, so no plugins are shown. {remedy}")
@@ -289,170 +317,25 @@ def _manifest(folder: Path, note: Note) -> Manifest | None:
         return None
 
 
-# ----------------------------------------------------------------------------------------------------------- files
-
-
-def read_json(path: Path, note: Note, what_then: str) -> Any:
-    """The content of a JSON file; None, with a note, if it cannot be read. NaN becomes None.
-
-    Args:
-        path: Of an existing file.
-        note: Takes the sentence.
-        what_then: A sentence on what is lost and what would restore it.
-    """
-    text = _text_of(path, note, what_then)
-    if text is None:
-        return None
+def _tables(folder: Path, prefix: str, needed: Sequence[str], note: Say) -> list[Path]:
+    """The complete parquet files of a folder that have the columns needed, by step."""
     try:
-        return json.loads(text, parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
-        note(f"{path} is not complete JSON ({_reason(error)}); it may be truncated or still being written. {what_then}")
-        return None
-
-
-def read_json_lines(path: Path, note: Note, what_then: str) -> list[Any]:
-    """The values of a file with one JSON value per line; an unterminated last line is still being written."""
-    text = _text_of(path, note, what_then)
-    values: list[Any] = []
-    lines = (text or "").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            values.append(json.loads(line, parse_constant=lambda _: None))
-        except (ValueError, RecursionError) as error:
-            if number < len(lines):
-                note(f"Line {number} of {path} is not JSON ({_reason(error)}), it was left out. {what_then}")
-    return values
-
-
-def entries_of(values: Any, path: Path, note: Note) -> list[dict[str, Any]] | None:
-    """The log entries in a list of values: mappings with a step. None if there is no list.
-
-    Args:
-        values: The file's content.
-        path: The file.
-        note: Takes a sentence if entries or numbers are too large.
-    """
-    if not isinstance(values, list):
-        return None
-    entries, strange = [], []
-    for value in values:
-        if not isinstance(value, dict) or not isinstance(value.get("step"), int | float):
-            continue
-        if not is_number(value["step"]) or abs(value["step"]) > LARGEST_STEP:
-            strange += ["step"] if not isinstance(value["step"], bool) else []
-            continue
-        strange += [str(key) for key, number in value.items() if _is_too_large(number)]
-        entries.append({str(key): None if _is_unusable(number) else number for key, number in value.items()})
-    if strange:
-        note(
-            f"{path} holds {len(strange)} numbers too large to be drawn (the first is a {escape(strange[0])[:80]!r}): "
-            f"steps beyond {LARGEST_STEP:,} or metrics beyond {LARGEST_NUMBER:g}. They were left out."
-        )
-    return entries
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a drawable number, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
-
-
-def _is_unusable(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not is_number(value)
-
-
-def _is_too_large(value: Any) -> bool:
-    return _is_unusable(value) and value == value  # not-a-number is not a large one
-
-
-def is_file(path: Path) -> bool:
-    """Whether a regular file is there and may be accessed."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def tables_in(folder: Path, name: re.Pattern[str], needed: Sequence[str], note: Note) -> list[Path]:
-    """The complete parquet files of a folder that have the columns needed, ordered by the step in their names.
-
-    Args:
-        folder: Need not exist.
-        name: Pattern of file names; its first group is the step.
-        needed: Columns.
-        note: Takes a sentence on each file that is left out.
-    """
-    try:
-        named = [(int(found[1]), file) for file in folder.iterdir() if (found := name.fullmatch(file.name))]
-        others = [file for file in folder.iterdir() if file.suffix == ".parquet" and not name.fullmatch(file.name)]
+        files = [file for file in folder.iterdir() if file.suffix == ".parquet"]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        note(f"{folder} cannot be read ({_reason(error)}). Check its permissions.")
+        note(f"{folder} cannot be read ({reason_of(error)}). Check its permissions.")
         return []
-    for file in sorted(others):
-        note(f"{file} was left out: training gives no file such a name.")
-    return [file for _, file in sorted(named) if is_file(file) and _usable(file, needed, note)]
-
-
-def read_columns(path: Path, columns: Sequence[str], note: Note) -> dict[str, Any] | None:
-    """Columns of a parquet file as pyarrow arrays in one chunk each; None, with a note, if its data is damaged.
-
-    Args:
-        path: One of those that `tables_in` returned.
-        columns: Those that the file lacks are left out.
-        note: Takes the sentence.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        names = pyarrow.parquet.read_schema(path).names
-        # By this thread alone: where one column is damaged, no other thread may still be reading what is then freed.
-        kept = [name for name in columns if name in names]
-        table = pyarrow.parquet.read_table(path, columns=kept, use_threads=False, pre_buffer=False)
-        table.validate(full=True)
-        return {name: table.column(name).combine_chunks() for name in table.column_names}
-    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        note(f"{path} was left out: its data is damaged ({_reason(error)}). Only training writes it again.")
-        return None
-
-
-def _usable(path: Path, needed: Sequence[str], note: Note) -> bool:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        names = pyarrow.parquet.read_schema(path).names
-    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        note(
-            f"{path} was left out: it is not a complete parquet file ({_reason(error)}); it may be truncated or "
-            f"still being written. If training is still running, make the report again."
-        )
-        return False
-    lacking = [name for name in needed if name not in names]
-    if lacking:
-        note(f"{path} was left out: it has no columns {', '.join(lacking)}.")
-    return not lacking
-
-
-def _text_of(path: Path, note: Note, what_then: str) -> str | None:
-    try:
-        if (size := path.stat().st_size) > LARGEST:
-            note(f"{path} has {size:,} bytes, more than the {LARGEST:,} that are read. {what_then}")
-            return None
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        note(f"{path} is not text, so it is damaged or no file of a run. {what_then}")
-    except OSError as error:
-        note(f"{path} cannot be read ({_reason(error)}). {what_then}")
-    return None
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of an error, shortened, without control characters."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return "".join(character if character.isprintable() else "?" for character in line)[:160]
+    kept: list[Path] = []
+    for file in sorted(files, key=lambda file: (step_of(file), file)):
+        if step_of(file) < 0 or not file.name.startswith(prefix):
+            note(f"{file} was left out: training gives no file such a name.")
+        elif is_file(file):
+            try:
+                lacking = [name for name in needed if name not in column_names(file)]
+                if lacking:
+                    note(f"{file} was left out: it has no columns {', '.join(lacking)}.")
+                kept += [file] if not lacking else []
+            except UnreadableError as error:
+                note(f"{error} It was left out; if training is still running, make the report again.")
+    return kept

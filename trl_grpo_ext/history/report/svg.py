@@ -19,12 +19,8 @@ def svg_of(figure: Figure, name: str, title: str) -> str:
     """The figure as one `<svg>` element, for a page of HTML.
 
     What is drawn in `INK` gets `currentColor`, the background is left out, and the size is that of the box around it.
-    The text of names is escaped as XML has it; nothing in it is a script, a link or a style sheet.
-
-    Args:
-        figure: Made under `style`.
-        name: Goes in front of every id, so that several figures can share a page.
-        title: Read out by screen readers.
+    The text of names is escaped as XML has it; nothing in it is a script, a link or a style sheet. The name goes in
+    front of every id, so that several figures can share a page; screen readers read the title out.
     """
     written = io.StringIO()
     with style():

@@ -32,23 +32,10 @@ def watch(
     stop: threading.Event | None = None,
     say: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> int:
-    """Write a report, and again whenever the runs' files have changed since; return at Ctrl-C.
+    """Write a report, and again whenever the runs' files have changed since; return 0, the exit status, at Ctrl-C.
 
     What a training is writing at that moment may be half there; `write` leaves it out, and the next change brings it.
-    Where there is no run yet, or the report cannot be written this time, that is said once and tried again.
-
-    Args:
-        folders: The runs' output folders; one that is not there yet is waited for.
-        write: Reads the runs and writes the report.
-        every: Seconds between two looks at the files.
-        stop: Ends the watch once it is set; None for Ctrl-C alone.
-        say: Takes a line for the person who watches.
-
-    Returns:
-        0, the exit status.
-
-    Raises:
-        ConfigurationError: `every` is no number of seconds above 0.
+    Where there is no run yet, or the report cannot be written this time, `say` gets one line, and it is tried again.
     """
     if isinstance(every, bool) or not isinstance(every, int | float) or not 0 < every < 86400:
         raise ConfigurationError(f"--watch must be a number of seconds above 0 and under a day, got {every!r}.")

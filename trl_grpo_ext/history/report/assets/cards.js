@@ -39,11 +39,10 @@ function appendCards(cards, largest) {
 function cardData(step, row, text, unpacked) {
   const card = { step, row, completion: text.completions[row], extras: text.extras[row], tokens: null, largest: 0 };
   if (unpacked === null) return card;
-  for (const name of ["token", "gap", "size", "live", "turn", "advantage", "weight", "logp", "entropy"]) card[name] = valuesOf(unpacked, name, row);
+  Object.assign(card, unpacked[row]);
   card.tokens = card.token;
   card.vocabulary = text.vocabulary;
   card.stages = text.stages;
-  card.stage = text.stages.map((_, place) => valuesOf(unpacked, `stage ${place}`, row));
   card.trained = step.trained[row];
   card.credit = card.token.length ? Float64Array.from(card.token, (_, place) => creditOf(card, place)) : new Float64Array();
   card.failed = new Set(text.failed[row]);
