@@ -263,15 +263,21 @@ def _no_turns(row: int) -> Sequence[Turn]:
     raise PluginOutputError(f"This rollout has no texts of turns (asked for those of row {row}).")
 
 
-def turn_numbers(wrote_B_T: torch.Tensor) -> torch.Tensor:
-    """Number each row's runs of model-written tokens from 0; -1 elsewhere, integer.
+def check_spans(spans: Sequence[Span], text: str, row: int) -> None:
+    """Refuse spans outside a completion's text, and values that are not finite."""
+    for start, end, value in spans:
+        if not 0 <= start <= end <= len(text) or not math.isfinite(value):
+            raise PluginOutputError(
+                f"the span {(start, end, value)} at row {row} must lie within the completion's {len(text)} characters "
+                "and have a finite value."
+            )
 
-    Args:
-        wrote_B_T: Whether the model wrote a token, bool.
-    """
-    begins_B_T = wrote_B_T.clone()
-    begins_B_T[:, 1:] &= ~wrote_B_T[:, :-1]
-    return (begins_B_T.cumsum(dim=1) - 1).masked_fill(~wrote_B_T, -1)
+
+def turn_numbers(by_model_B_T: torch.Tensor) -> torch.Tensor:
+    """Number each row's runs of tokens that the model wrote from 0; -1 elsewhere, integer."""
+    begins_B_T = by_model_B_T.clone()
+    begins_B_T[:, 1:] &= ~by_model_B_T[:, :-1]
+    return (begins_B_T.cumsum(dim=1) - 1).masked_fill(~by_model_B_T, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,10 +392,10 @@ class Rollout:
         if vars(self)["raw_rewards_B"] is None:
             object.__setattr__(self, "raw_rewards_B", self.rewards_B)
         if vars(self)["turns_B_T"] is None:
-            wrote_B_T = self.completion_mask_B_T > 0
+            by_model_B_T = self.completion_mask_B_T > 0
             if self.tool_mask_B_T is not None:
-                wrote_B_T = wrote_B_T & (self.tool_mask_B_T > 0)
-            object.__setattr__(self, "turns_B_T", turn_numbers(wrote_B_T))
+                by_model_B_T = by_model_B_T & (self.tool_mask_B_T > 0)
+            object.__setattr__(self, "turns_B_T", turn_numbers(by_model_B_T))
 
     @property
     def lengths_B(self) -> torch.Tensor:
@@ -420,12 +426,8 @@ class Rollout:
             wrote = [(token, start, end) for token, start, end in wrote if end > start]
             starts, ends = [start for _, start, _ in wrote], [end for *_, end in wrote]
             values = [0.0] * values_B_T.size(1)  # set in one go: token by token would be slow on a GPU
+            check_spans(row_spans, self.texts[row], row)
             for start, end, value in row_spans:
-                if not 0 <= start <= end <= len(self.texts[row]) or not math.isfinite(value):
-                    raise PluginOutputError(
-                        f"the span {(start, end, value)} at row {row} must lie within the completion's "
-                        f"{len(self.texts[row])} characters and have a finite value."
-                    )
                 first, last = bisect_right(ends, start), bisect_left(starts, end)
                 for token, *_ in wrote[first:last] if end > start else ():
                     values[token] += value
@@ -631,9 +633,9 @@ def role_of(hook: Any, subject: str | None = None) -> str:
             role = only[has[0]]
         else:
             raise PluginContractError(
-                f"{subject} has {' and '.join(has) or 'no hook method'} and no role, which version 2 of the "
-                'contract requires. Write role = "estimator" in its class if it computes advantages from the rewards '
-                'and ignores the incoming ones, or role = "transform" if it changes the incoming ones.'
+                f"{subject} has {' and '.join(has) or 'no hook method'} and no role, which version 2 of the contract "
+                'requires. Write role = "estimator" in its class if it computes advantages from the rewards, or role = '
+                '"transform" if it changes the incoming ones.'
             )
     if not isinstance(role, str) or role not in ROLES:
         raise PluginContractError(f"{subject} has role = {role!r}; it must be one of {', '.join(map(repr, ROLES))}.")

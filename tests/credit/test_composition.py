@@ -230,12 +230,12 @@ def test_the_keys_are_switches_of_hooks_alone() -> None:
 @pytest.mark.parametrize(
     ("selection", "sentence"),
     [
-        ({"name": "centred", "preserve_sign": True}, "preserve_sign of .*'centred' cannot be kept: it is an estimator"),
-        ({"name": "prefix_tree", "preserve_sum": True}, "preserve_sum of .*'prefix_tree' cannot be kept: it is an est"),
-        ({"name": "truncation_masking", "preserve_sum": True}, "it is a mask, and completions that it masks would get"),
+        ({"name": "centred", "preserve_sign": True}, "preserve_sign of .*'centred' has no effect: as estimator"),
+        ({"name": "prefix_tree", "preserve_sum": True}, "preserve_sum of .*'prefix_tree' has no effect: as est"),
+        ({"name": "truncation_masking", "preserve_sum": True}, "would give completions that this mask masks"),
         (
             {"name": "zero_variance_credit", "preserve_sign": True},
-            "would leave nothing of it: it gives advantages where",
+            "would leave nothing of it, since it gives advantages",
         ),
     ],
 )

@@ -103,9 +103,6 @@ class Normalised(_Estimator):
         epsilon: ε, in units of the reward; positive.
         std_floor: The least σ to divide by, in units of the reward; not negative. 0.1 bounds the factor to 10.
         std: "sample", which divides the sum of squares by n - 1, or "population", which divides it by n.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "normalised"
@@ -138,9 +135,6 @@ class ConstantBaseline(_Estimator):
 
     Args:
         baseline: b, in units of the reward.
-
-    Raises:
-        ConfigurationError: `baseline` is not a finite number.
     """
 
     __name__ = "constant_baseline"
@@ -170,9 +164,6 @@ class QuantileBaseline(_Estimator):
         quantile: K, above 0 and below 1. The authors use 0.4.
         scale: Whether to divide by `σ + ε`.
         epsilon: ε, in units of the reward; positive.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "quantile_baseline"
@@ -204,9 +195,6 @@ class BestMargin(_Estimator):
     Args:
         scale: Whether to divide by `σ + ε`.
         epsilon: ε, in units of the reward; positive. verl's is 1e-6.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "best_margin"
@@ -286,9 +274,6 @@ class BatchWhitening(_Estimator):
         std_floor: The least divisor, in units of the reward; positive. 0.1 bounds the factor to 10. That suits rewards
             between about 0 and 1, whose σ is .3 to .5 if prompts are neither all solved nor all failed; scale it with
             the rewards.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "batch_whitening"
@@ -383,7 +368,6 @@ class PassAtK(_Estimator):
             0 and 1.
 
     Raises:
-        ConfigurationError: A parameter is out of its range.
         PluginOutputError: From `on_rollout` in training: groups have fewer than k completions, scored or not.
     """
 

@@ -28,9 +28,6 @@ class EntropyShaping:
     Args:
         alpha: α, advantage per nat; positive. The paper uses 0.4 for GRPO.
         kappa: κ, greater than 1. The paper uses 2.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "entropy_shaping"
@@ -70,9 +67,6 @@ class ZeroVarianceCredit:
     Args:
         alpha: α, advantage per nat; positive.
         correct_above: Rewards above it are right.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "zero_variance_credit"
@@ -111,9 +105,6 @@ class LowProbability:
 
     Args:
         alpha: α, in [0, 1].
-
-    Raises:
-        ConfigurationError: α is out of its range.
     """
 
     __name__ = "low_probability"
@@ -158,9 +149,6 @@ class FutureKL:
         ratio_cap: Tokens of a larger ratio are not in the sum; above 1.
         safety_threshold: Tokens with a negative advantage and a larger ratio are not amplified; positive. None for no
             such limit.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range, or both epsilons are 0.
     """
 
     __name__ = "future_kl"
@@ -227,9 +215,6 @@ class CovarianceClip:
         low: Tokens with a lower covariance are left alone.
         high: Tokens with a higher covariance are left alone; greater than `low`.
         ratio: Share of the live tokens to choose, in (0, 1].
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "covariance_clip"

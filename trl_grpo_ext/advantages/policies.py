@@ -57,9 +57,6 @@ class KLInReward:
         target: The KL per completion to steer to, in nats, positive. None keeps β as it is.
         horizon: Completions over which the coefficient adapts, positive. Without a target not used.
         form: "return_to_go" or "completion".
-
-    Raises:
-        ConfigurationError: A parameter is out of its range, or γ is not 1 in form "completion".
     """
 
     __name__ = "kl_in_reward"
@@ -144,13 +141,7 @@ class KLInReward:
 
 
 def kl_estimate(logps_B_T: torch.Tensor, ref_logps_B_T: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Estimate KL(policy ‖ reference) at each sampled token, in nats.
-
-    Args:
-        logps_B_T: Log-probabilities under the policy.
-        ref_logps_B_T: Log-probabilities under the reference.
-        estimator: "k1", "k2" or "k3".
-    """
+    """Estimate KL(policy ‖ reference) at each sampled token, in nats."""
     log_ratio_B_T = logps_B_T - ref_logps_B_T
     if estimator == "k1":
         return log_ratio_B_T
@@ -178,9 +169,6 @@ class TeacherLogRatio:
             TRL keeps as the reference.
         coefficient: c, positive.
         mode: "replace" or "add".
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "teacher_log_ratio"
@@ -214,15 +202,7 @@ REFERENCE = "reference"
 
 
 def check_model(label: str, name: object) -> str:
-    """Return a parameter that names a model.
-
-    Args:
-        label: `<plugin>: <parameter>`.
-        name: The parameter's value.
-
-    Raises:
-        ConfigurationError: It is not a name.
-    """
+    """Return a parameter that names a model."""
     if not isinstance(name, str) or not name.strip():
         raise ConfigurationError(f"{label} must be a model's id or path, or {REFERENCE!r}, got {name!r}.")
     return name
@@ -234,21 +214,13 @@ def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:
-    """Log-probabilities `(B, T)` under this model.
-
-    Raises:
-        ConfigurationError: The rollout does not have them.
-    """
+    """Log-probabilities `(B, T)` under this model."""
     found = rollout.ref_logps_B_T if name == REFERENCE else rollout.teacher_logps_B_T.get(name)
     return require(label, "ref_logps_B_T" if name == REFERENCE else f"teacher_logps_B_T[{name!r}]", found)
 
 
 def require(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
-    """Return a tensor that a hook lists in its `needs`. The trainer provides it; a rollout made by hand may lack it.
-
-    Raises:
-        ConfigurationError: It is None.
-    """
+    """Return a tensor that a hook lists in its `needs`. The trainer provides it; a rollout made by hand may lack it."""
     if tensor is None:
         raise ConfigurationError(f"{label}: rollout.{field} must be given, got None.")
     return tensor

@@ -35,9 +35,6 @@ class PrefixTree:
 
     Args:
         mode: "replace" the incoming advantages, or "add" to them.
-
-    Raises:
-        ConfigurationError: `mode` is neither.
     """
 
     __name__ = "prefix_tree"
@@ -62,18 +59,7 @@ class PrefixTree:
 
 
 def value_gaps(shared_b_G: torch.Tensor, rewards_b: torch.Tensor, rewards_G: torch.Tensor, width: int) -> torch.Tensor:
-    """The value of each prefix of a completion, minus the completion's own reward.
-
-    Args:
-        shared_b_G: Tokens shared with each member of the group.
-        rewards_b: The completions' rewards; NaN for none.
-        rewards_G: The members' rewards; NaN for none.
-        width: `T`.
-
-    Returns:
-        `(b, T+1)`: entry `t` is for the first `t` tokens, valid up to the completion's length. Zero if the completion
-        has no reward.
-    """
+    """`(b, T+1)`: at `t` the value of the first `t` tokens minus the completion's reward; 0 where it has none."""
     scored_b_G = (~torch.isnan(rewards_b)).unsqueeze(1) & ~torch.isnan(rewards_G)
     # Differences of rewards and not rewards: where all who share a prefix got the same, the gap is 0 to the bit.
     apart_b_G = torch.where(scored_b_G, rewards_G - rewards_b.unsqueeze(1), 0.0)
@@ -90,18 +76,10 @@ def value_gaps(shared_b_G: torch.Tensor, rewards_b: torch.Tensor, rewards_G: tor
 
 
 def credit_of_live_tokens(gaps_b_T: torch.Tensor, live_b_T: torch.Tensor) -> torch.Tensor:
-    """How each live token closes the gap between the group's mean and the completion's reward.
-
-    Args:
-        gaps_b_T: `(b, T+1)`, see `value_gaps`.
-        live_b_T: Which tokens are live, bool.
-
-    Returns:
-        `(b, T)`; a completion's live tokens sum to minus its first gap. Values off them are meaningless.
-    """
+    """How each live token closes the gap between the group's mean and the completion's reward; garbage elsewhere."""
     width = live_b_T.size(1)
-    behind_each_T = torch.arange(1, width + 1, device=live_b_T.device)
-    last_live_b_T = torch.where(live_b_T, behind_each_T, 0).cummax(dim=1).values
+    after_each_T = torch.arange(1, width + 1, device=live_b_T.device)
+    last_live_b_T = torch.where(live_b_T, after_each_T, 0).cummax(dim=1).values
     start_b_T = torch.cat([torch.zeros_like(last_live_b_T[:, :1]), last_live_b_T[:, :-1]], dim=1)
     after_b_T = torch.where(live_tokens_after(live_b_T) == 0, 0.0, gaps_b_T[:, 1:])
     return after_b_T - gaps_b_T.gather(1, start_b_T)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from ..credit.groups import gather_groups, group_mean
-from ..errors import ConfigurationError, PluginOutputError
+from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_text
-from ..types import Rollout, Span
+from ..types import Rollout, Span, check_spans
 
 
 class ProcessRewards:
@@ -111,10 +111,7 @@ class ProcessRewards:
         names = list(rollout.reward_names)
         if self.reward is not None:
             if self.reward not in names:
-                raise ConfigurationError(
-                    "process_rewards: reward must be one of the run's reward functions, "
-                    f"{', '.join(map(repr, names))}, got {self.reward!r}."
-                )
+                raise ConfigurationError(f"process_rewards: reward must be one of {names}, got {self.reward!r}.")
             return names.index(self.reward)
         points = rollout.rewards_B_K.new_tensor([float(name in rollout.reward_spans) for name in names])
         points_K = (rollout.gather(points.expand_as(rollout.rewards_B_K)) > 0).any(dim=0).tolist()
@@ -122,18 +119,12 @@ class ProcessRewards:
         if len(pointing) == 1 or len(names) == 1:
             return (pointing or [0])[0]
         raise ConfigurationError(
-            f"process_rewards: reward must be given where {len(pointing)} of the reward functions returned spans; they "
-            f"are {', '.join(map(repr, names))}."
+            f"process_rewards: reward must be given where {len(pointing)} of the reward functions, {names}, have spans."
         )
 
     def _steps(self, text: str, spans: Sequence[Span], reward: float, row: int) -> tuple[list[int], list[float]]:
         """Where each step ends in the text, and its reward."""
-        for start, end, value in spans:
-            if not 0 <= start <= end <= len(text) or not math.isfinite(value):
-                raise PluginOutputError(
-                    f"process_rewards: the span {(start, end, value)} at row {row} must lie within the completion's "
-                    f"{len(text)} characters and have a finite value."
-                )
+        check_spans(spans, text, row)
         scores = sorted((end, value) for _, end, value in spans) or [(len(text), reward)]
         cuts = [end for _, end in split_steps(text, self.separator)] if self.separator is not None else []
         if not cuts:
@@ -149,13 +140,6 @@ def split_steps(text: str, separator: str) -> list[tuple[int, int]]:
 
     White space alone is no step: it belongs to the step before or, at the beginning, to the first. So a run of blank
     lines cuts once.
-
-    Args:
-        text: Any text.
-        separator: What ends a step, such as `"\n\n"`.
-
-    Returns:
-        `(start, end)` of each step, in order. They are the whole text, without gaps; a blank text has no steps.
     """
     steps: list[tuple[int, int]] = []
     position = 0

@@ -38,9 +38,6 @@ class GroupMeanGAE:
         gamma: γ, discount per token, in (0, 1].
         gae_lambda: λ, in [0, 1].
         length_alpha: α, positive, in place of `gae_lambda`. None means the same λ for all.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range, or both λ and α are given.
     """
 
     __name__ = "group_mean_gae"
@@ -138,16 +135,7 @@ class OptimalTokenBaseline:
 
 
 def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: float | torch.Tensor) -> torch.Tensor:
-    """Return-to-go `G_t = Σ_{s≥t} γ^(s-t) v_s` over live tokens, where `s-t` counts live tokens.
-
-    Args:
-        values_B_T: `v`; ignored off the live tokens.
-        live_B_T: Which tokens are live, bool.
-        gamma: γ, in [0, 1]; or one of each completion, `(B, 1)`.
-
-    Returns:
-        `(B, T)`, zero off the live tokens, in float32 or the wider dtype of `values_B_T`.
-    """
+    """Return-to-go `G_t = Σ_{s≥t} γ^(s-t) v_s` over live tokens, where `s-t` counts live tokens."""
     zero = torch.zeros((), dtype=compute_dtype(values_B_T.dtype), device=values_B_T.device)
     live_first_B_T = live_tokens_first(live_B_T)
     returns_B_T = torch.where(live_B_T, values_B_T.to(zero.dtype), zero).gather(1, live_first_B_T)

@@ -65,10 +65,8 @@ class SpanCredit:
         """Return the new advantages `(B, T)`."""
         names = list(rollout.reward_names)
         if unknown := sorted(set(self.patterns) - set(names)):
-            raise ConfigurationError(
-                f"span_credit: patterns has {', '.join(map(repr, unknown))}, but the reward functions of this run are "
-                f"{', '.join(map(repr, names))}."
-            )
+            known = ", ".join(map(repr, names))
+            raise ConfigurationError(f"span_credit: patterns has {unknown[0]!r}; this run's reward functions: {known}.")
         precise = torch.promote_types(rollout.rewards_B_K.dtype, torch.float32)
         rewards_B_K = rollout.rewards_B_K.to(precise)
         # Whether a function points at all must not depend on which completions this rank happens to have.
@@ -111,16 +109,18 @@ def centred_rewards(rewards_N_K: torch.Tensor, groups_N: torch.Tensor, normalise
 
 
 def _compiled(name: object, pattern: object) -> re.Pattern[str]:
-    if not isinstance(name, str) or not isinstance(pattern, str):
-        raise ConfigurationError(
-            f"span_credit: patterns must have a regular expression for the name of a reward, got {name!r}: {pattern!r}."
-        )
+    if not isinstance(name, str):
+        raise ConfigurationError(f"span_credit: patterns must be by names of rewards, got {name!r}.")
+    return checked_pattern(f"span_credit: patterns[{name!r}]", pattern)
+
+
+def checked_pattern(label: str, pattern: Any) -> re.Pattern[str]:
+    """Compile a parameter that must be a regular expression."""
     try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigurationError(
-            f"span_credit: patterns must be regular expressions, got {pattern!r} for {name!r}: {error}."
-        ) from error
+        compiled: re.Pattern[str] = re.compile(pattern)
+    except (re.error, TypeError, RecursionError, OverflowError) as error:
+        raise ConfigurationError(f"{label} must be a regular expression, got {pattern!r}: {error}.") from error
+    return compiled
 
 
 class SegmentWeights:
@@ -145,9 +145,6 @@ class SegmentWeights:
         other: Weight of the text before the opening marker.
         open: The opening marker, found as it is (no regular expression).
         close: The closing marker.
-
-    Raises:
-        ConfigurationError: A weight is negative or not finite, a marker is empty, or both are the same.
     """
 
     __name__ = "segment_weights"
@@ -191,18 +188,9 @@ class SegmentWeights:
 
 
 def split_at_markers(text: str, opening: str, closing: str) -> list[tuple[int, int, str]]:
-    """Cut a text into the parts before, between and after the first pair of markers, and the markers themselves.
+    """Cut a text at its first pair of markers into `(start, end, kind)`, without gaps, the last one possibly empty.
 
-    Args:
-        text: Any text.
-        opening: The marker that opens the thoughts.
-        closing: The marker that closes them.
-
-    Returns:
-        `(start, end, kind)`, which are the whole text without gaps, the last one possibly empty. The kinds are "other"
-        (before the opening), "tags" (the markers), "think" (between them) and "answer" (after the closing). A
-        closing without an opening before it closes thoughts that began with the text, as where a chat template has
-        opened them; thoughts that are never closed reach to the end; without markers everything is the answer.
+    Kinds: "other" (before the opening), "tags" (the markers), "think" (between them) and "answer" (after the closing).
     """
     closes = text.find(closing)
     opens = text.find(opening, 0, len(text) if closes < 0 else closes)
@@ -223,17 +211,8 @@ def split_at_markers(text: str, opening: str, closing: str) -> list[tuple[int, i
 def token_weights(
     offsets: Sequence[tuple[int, int]], parts: Sequence[tuple[int, int, str]], weights: Mapping[str, float]
 ) -> list[float]:
-    """Each token's weight: that of the part in which it wrote most characters, or of the earlier one in a tie.
-
-    A token that wrote nothing belongs to the part that its place is in, at the end of the text to the last part.
-
-    Args:
-        offsets: The tokens' characters, in order.
-        parts: `(start, end, kind)`, in order and without gaps.
-        weights: Weight of each kind.
-    """
-    result = []
-    current = 0
+    """Each token's weight: that of the part in which it wrote most characters, or of the earlier one in a tie."""
+    result, current = [], 0
     for start, end in offsets:
         while current + 1 < len(parts) and parts[current][1] <= start:
             current += 1

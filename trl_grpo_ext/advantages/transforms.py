@@ -38,9 +38,6 @@ class Whiten:
 
     Args:
         over: "completions" or "tokens".
-
-    Raises:
-        ConfigurationError: `over` is neither.
     """
 
     __name__ = "whiten"
@@ -89,9 +86,6 @@ class ClipAdvantages:
     Args:
         low: The least advantage, not positive.
         high: The greatest, not negative; not 0 if `low` is.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "clip_advantages"
@@ -136,9 +130,6 @@ class OutcomeFilter:
     Args:
         keep: "successes", "failures" or "mixed_groups".
         threshold: A completion succeeds where its reward is greater than this. 0.5 suits rewards of 0 and 1.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "outcome_filter"
@@ -259,9 +250,6 @@ class SignScaling:
     Args:
         positive: λ⁺, not negative.
         negative: λ⁻, not negative; not 0 if `positive` is.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "sign_scaling"
@@ -300,9 +288,6 @@ class TruncationMasking:
 
     Args:
         keep: "nothing" or "negative".
-
-    Raises:
-        ConfigurationError: `keep` is neither.
     """
 
     __name__ = "truncation_masking"
@@ -338,9 +323,6 @@ class RepetitionPenalty:
     Args:
         ngram: n, at least 1.
         penalty: p, positive.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "repetition_penalty"
@@ -363,11 +345,6 @@ def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int
     """Which tokens lie in an n-gram that also occurs earlier in the same completion, `(B, T)`, bool.
 
     Exact, and O(T log T log n): n-grams are numbered, those of twice the length by the pair of numbers of their halves.
-
-    Args:
-        ids_B_T: Token ids.
-        written_B_T: Where there is a completion token; other positions are in no n-gram.
-        ngram: n.
     """
     rows, width = ids_B_T.shape
     places = width - ngram + 1

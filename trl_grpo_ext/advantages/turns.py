@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ..credit.turns import true_runs
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_flag, checked_number
 from ..types import Rollout, Turn
+from .spans import checked_pattern
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL and in MT-GRPO's code
 _GIGPO_EPSILON = 1e-6  # as in the authors' code
@@ -54,9 +54,6 @@ class TurnRewards:
         turn_weight: λ, not negative; only for "turn_plus_outcome".
         baseline: "turn" or "completion"; only for "returns".
         normalise: Divide by the standard deviation plus 1e-4.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range, or set for the wrong form.
     """
 
     __name__ = "turn_rewards"
@@ -81,10 +78,7 @@ class TurnRewards:
         unused = {"turn_weight": turn_weight != 1} if form == "returns" else {"gamma": gamma != 1}
         unused |= {} if form == "returns" else {"baseline": baseline != "turn"}
         if named := [name for name, is_set in unused.items() if is_set]:
-            raise ConfigurationError(
-                f"turn_rewards: {' and '.join(named)} must not be set with form {form!r}, which has none. Take it out "
-                "or change the form."
-            )
+            raise ConfigurationError(f"turn_rewards: {' and '.join(named)} must not be set with form {form!r}.")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -93,11 +87,10 @@ class TurnRewards:
         if self.form == "returns":
             returns_B_M = discounted_returns(rewards.with_outcome(), self.gamma)
             whole_B = returns_B_M[:, 0] if self.baseline == "completion" else None
-            values_B_M = self._against_the_group(returns_B_M, rewards.there_B_M, rollout, groups_N, whole_B)
+            values_B_M = self._against_the_group(returns_B_M, rewards.scored_B_M, rollout, groups_N, whole_B)
         else:
-            turns_B_M = self._against_the_group(rewards.turns_B_M, rewards.there_B_M, rollout, groups_N)
-            outcome_B_1 = rewards.outcome_B.unsqueeze(1)
-            scored_B_1 = rewards.there_B_M[:, :1]
+            outcome_B_1, scored_B_1 = rewards.outcome_B.unsqueeze(1), rewards.scored_B_M[:, :1]
+            turns_B_M = self._against_the_group(rewards.turns_B_M, rewards.scored_B_M, rollout, groups_N)
             outcome_B_1 = self._against_the_group(outcome_B_1, scored_B_1, rollout, groups_N)
             values_B_M = outcome_B_1 + torch.where(rewards.last_B_M, 0.0, self.turn_weight * turns_B_M)
         return to_tokens(values_B_M, rollout.turns_B_T).to(advantages_B_T.dtype)
@@ -105,15 +98,15 @@ class TurnRewards:
     def _against_the_group(
         self,
         values_B_M: torch.Tensor,
-        there_B_M: torch.Tensor,
+        scored_B_M: torch.Tensor,
         rollout: Rollout,
         groups_N: torch.Tensor,
         whole_B: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Values minus the mean of their column in the group, or minus the mean of a given value per completion."""
         compared_B_M = values_B_M if whole_B is None else whole_B.unsqueeze(1)
-        is_there_B_M = there_B_M if whole_B is None else there_B_M[:, :1]
-        known_N_M = gather_values(compared_B_M, is_there_B_M, rollout)
+        scored_B_1 = scored_B_M if whole_B is None else scored_B_M[:, :1]
+        known_N_M = gather_values(compared_B_M, scored_B_1, rollout)
         columns = known_N_M.size(1)
         places_NM = (groups_N.unsqueeze(1) * columns + torch.arange(columns, device=groups_N.device)).flatten()
         mean_B_M, std_B_M = (
@@ -123,7 +116,7 @@ class TurnRewards:
         apart_B_M = values_B_M - mean_B_M
         if self.normalise:
             apart_B_M = apart_B_M / (std_B_M + _EPSILON)
-        return torch.where(there_B_M, apart_B_M, 0.0)
+        return torch.where(scored_B_M, apart_B_M, 0.0)
 
 
 class GiGPO:
@@ -184,8 +177,7 @@ class GiGPO:
         self.anchor = checked_choice("gigpo: anchor", anchor, ("observation", "history", "column"))
         if (anchor == "column") != isinstance(states, str):
             raise ConfigurationError(
-                f"gigpo: states must be the name of a column with anchor: column and not be set otherwise, got "
-                f"{states!r} with anchor: {anchor}."
+                f"gigpo: states must be a column's name with anchor: column only, got {states!r} with anchor: {anchor}."
             )
         self.states = states
 
@@ -194,12 +186,12 @@ class GiGPO:
         rewards = rewards_of_turns(rollout)
         totals_N, groups_N = gather_rewards(rollout)
         episode_B = self._apart(totals_N, groups_N)[rollout.local_rows]
-        returns_N_M = gather_values(discounted_returns(rewards.with_outcome(), self.gamma), rewards.there_B_M, rollout)
-        states_N_M = rollout.gather(self._states(rollout, rewards.there_B_M.size(1)).to(groups_N.device))
+        returns_N_M = gather_values(discounted_returns(rewards.with_outcome(), self.gamma), rewards.scored_B_M, rollout)
+        states_N_M = rollout.gather(self._states(rollout, rewards.scored_B_M.size(1)).to(groups_N.device))
         began_NM_2 = torch.stack([groups_N.unsqueeze(1).expand_as(states_N_M), states_N_M], dim=2).view(-1, 2)
         places_NM = torch.unique(began_NM_2, dim=0, return_inverse=True)[1]
         steps_N_M = self._apart(returns_N_M.flatten(), places_NM).view_as(returns_N_M)
-        steps_B_M = steps_N_M[rollout.local_rows, : rewards.there_B_M.size(1)]
+        steps_B_M = steps_N_M[rollout.local_rows, : rewards.scored_B_M.size(1)]
         values_B_M = episode_B.unsqueeze(1) + self.step_weight * steps_B_M
         return to_tokens(values_B_M, rollout.turns_B_T).to(advantages_B_T.dtype)
 
@@ -214,8 +206,8 @@ class GiGPO:
         given: Sequence[Any] = [None] * len(rollout.texts)
         if self.states is not None:
             if self.states not in rollout.columns:
-                there = ", ".join(rollout.columns) or "none"
-                raise ConfigurationError(f"gigpo: the column {self.states!r} is not there; there are: {there}.")
+                known = ", ".join(rollout.columns) or "none"
+                raise ConfigurationError(f"gigpo: there is no column {self.states!r}; there are: {known}.")
             given = rollout.columns[self.states]
         table = []
         numbers_B, ids_B = rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist()
@@ -261,9 +253,6 @@ class ToolErrors:
         over: "call" for the call's tokens, or "turn" for those of its whole turn, once per turn.
         unparsed: Whether calls that cannot be parsed count.
         raised: Whether calls that raised count.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range, or neither kind counts.
     """
 
     __name__ = "tool_errors"
@@ -316,9 +305,6 @@ class MaskedTurns:
             pattern.
         pattern: A regular expression (Python's `re`), searched in the turn's text without special tokens. A pattern
             with catastrophic backtracking stops the run on a hostile text.
-
-    Raises:
-        ConfigurationError: `pick` is none of these, or "all" without a pattern, or `pattern` does not compile.
     """
 
     __name__ = "masked_turns"
@@ -330,16 +316,8 @@ class MaskedTurns:
         pick = ("calls" if pattern is None else "all") if pick is None else pick
         self.pick = checked_choice("masked_turns: pick", pick, _PICKS)
         if pick == "all" and pattern is None:
-            raise ConfigurationError(
-                "masked_turns: pattern must be set with pick: all, got none: nothing would be masked. Set it, or pick "
-                "other turns."
-            )
-        try:
-            self.pattern = None if pattern is None else re.compile(pattern)
-        except (re.error, TypeError, RecursionError, OverflowError) as error:
-            raise ConfigurationError(
-                f"masked_turns: pattern must be a regular expression, got {pattern!r}: {error}."
-            ) from error
+            raise ConfigurationError("masked_turns: pattern must be set with pick: all, or nothing would be masked.")
+        self.pattern = None if pattern is None else checked_pattern("masked_turns: pattern", pattern)
         self.needs = () if pattern is None and pick in ("first", "last") else ("offsets",)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -357,32 +335,22 @@ class MaskedTurns:
         return torch.where(kept_B_T.to(advantages_B_T.device), advantages_B_T, 0.0)
 
     def _picks(self, turn: Turn, count: int) -> bool:
-        is_picked = {
-            "all": True,
-            "first": turn.number == 0,
-            "last": turn.number == count - 1,
-            "calls": bool(turn.calls),
-            "answers": not turn.calls,
-            "failed": turn.failed,
-            "sound": not turn.failed,
-        }
+        ends = {"all": True, "first": turn.number == 0, "last": turn.number == count - 1}
+        by_calls = {"calls": bool(turn.calls), "answers": not turn.calls}
+        is_picked = {**ends, **by_calls, "failed": turn.failed, "sound": not turn.failed}
         return is_picked[self.pick] and (self.pattern is None or self.pattern.search(turn.text) is not None)
 
 
 @dataclass(frozen=True)
 class RewardsOfTurns:
-    """The rewards of one rank's completions, by turn.
+    """The weighted rewards of one rank's completions, by turn, and those of no turn.
 
-    Attributes:
-        turns_B_M: Weighted rewards of each turn, 0 where there is none.
-        outcome_B: Weighted rewards that belong to no turn.
-        there_B_M: Whether the completion is scored and has the turn.
-        last_B_M: Whether the turn is the completion's last.
+    `scored_B_M`: whether the completion is scored and has the turn; `last_B_M`: whether it is the completion's last.
     """
 
     turns_B_M: torch.Tensor
     outcome_B: torch.Tensor
-    there_B_M: torch.Tensor
+    scored_B_M: torch.Tensor
     last_B_M: torch.Tensor
 
     def with_outcome(self) -> torch.Tensor:
@@ -412,8 +380,8 @@ def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
         turns_B_M = turns_B_M.scatter_add(1, numbers_B_T.clamp(min=0), tokens_B_T)
         outcome_B = outcome_B - tokens_B_T.sum(dim=1)
     places_M = torch.arange(width, device=device)
-    there_B_M = (places_M < counts_B.unsqueeze(1)) & ~torch.isnan(rollout.rewards_B).unsqueeze(1)
-    return RewardsOfTurns(turns_B_M, outcome_B, there_B_M, places_M == counts_B.unsqueeze(1) - 1)
+    scored_B_M = (places_M < counts_B.unsqueeze(1)) & ~torch.isnan(rollout.rewards_B).unsqueeze(1)
+    return RewardsOfTurns(turns_B_M, outcome_B, scored_B_M, places_M == counts_B.unsqueeze(1) - 1)
 
 
 def discounted_returns(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -424,10 +392,10 @@ def discounted_returns(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
     return torch.stack(returns[::-1], dim=1)
 
 
-def gather_values(values_B_M: torch.Tensor, there_B_M: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+def gather_values(values_B_M: torch.Tensor, scored_B_M: torch.Tensor, rollout: Rollout) -> torch.Tensor:
     """The values of all ranks, `(N, M)`, NaN where there is none. Gathers twice."""
-    values_N_M = rollout.gather(torch.where(there_B_M, values_B_M, 0.0))
-    return values_N_M.masked_fill(rollout.gather(there_B_M.to(values_B_M.dtype)) == 0, torch.nan)
+    values_N_M = rollout.gather(torch.where(scored_B_M, values_B_M, 0.0))
+    return values_N_M.masked_fill(rollout.gather(scored_B_M.to(values_B_M.dtype)) == 0, torch.nan)
 
 
 def to_tokens(values_B_M: torch.Tensor, turns_B_T: torch.Tensor) -> torch.Tensor:

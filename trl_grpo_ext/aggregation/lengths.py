@@ -31,9 +31,6 @@ class LengthPower:
     Args:
         alpha: α, not negative. The paper's theory asks for 1; for mathematics its authors use 0.75.
         normalize: Whether the completions' weights sum to 1.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "length_power"

@@ -77,9 +77,6 @@ class ConstantLength:
 
     Args:
         length: `L_max` in tokens; by default the run's `max_completion_length`.
-
-    Raises:
-        ConfigurationError: `length` is not a positive integer.
     """
 
     __name__ = "constant_length"

@@ -29,9 +29,6 @@ class TailMean:
 
     Args:
         fraction: Share of the completions that count, greater than 0 and at most 1; 1 is the mean over all.
-
-    Raises:
-        ConfigurationError: `fraction` is out of its range.
     """
 
     __name__ = "tail_mean"
@@ -70,9 +67,6 @@ class PowerMean:
 
     Args:
         p: The power, at least 1.
-
-    Raises:
-        ConfigurationError: `p` is out of its range.
     """
 
     __name__ = "power_mean"

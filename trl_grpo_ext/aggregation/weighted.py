@@ -30,9 +30,6 @@ class SignBalanced:
     Args:
         over: "group", as in the paper, or "batch", which treats the generation batch of all ranks as one group;
             outcomes are relative to a completion's own group in both.
-
-    Raises:
-        ConfigurationError: `over` is neither.
     """
 
     __name__ = "sign_balanced"

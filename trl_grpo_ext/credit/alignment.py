@@ -22,20 +22,10 @@ _PROBE = "Hé, 1 234.5 + x_1!\n\n\t  naïve ﷽ 你好 שלום 👩‍👩‍�
 
 
 def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
-    """Find the characters that each token wrote, in time linear in the number of tokens.
+    """For each token `(start, end)`: it wrote `text[start:end]`, the text without special tokens. All cover the text.
 
-    Args:
-        tokenizer: A tokenizer of transformers.
-        ids: Any tokens, not necessarily those that encoding the text would give.
-        text: `tokenizer.decode(ids, skip_special_tokens=True)`.
-
-    Returns:
-        For each token `(start, end)`: it wrote `text[start:end]`. Together they cover the text. A character split over
-        several tokens belongs to all of them, and so does the U+FFFD of invalid bytes. Tokens that wrote nothing, such
-        as skipped special tokens, have `start == end`.
-
-    Raises:
-        AlignmentError: The text is not what the tokens decode to, or the tokens cannot be matched with it.
+    A character split over several tokens belongs to all of them, and so does the U+FFFD of invalid bytes. Tokens that
+    wrote nothing, such as skipped special tokens, have `start == end`.
     """
     tokens = [int(token) for token in ids]
     if _decode(tokenizer, tokens) != text:
@@ -50,11 +40,7 @@ def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[i
 
 
 def check_alignment(tokenizer: Any) -> None:
-    """Try the alignment on hard cases: characters split into bytes, white space, and tokens out of order.
-
-    Raises:
-        AlignmentError: `token_offsets` would not work with this tokenizer.
-    """
+    """Try the alignment on hard cases: characters split into bytes, white space, and tokens out of order."""
     try:
         probes = [list(tokenizer.encode(_PROBE, add_special_tokens=False))]
     except Exception:  # a vocabulary without these characters and without a token for unknown ones

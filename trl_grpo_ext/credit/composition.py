@@ -51,39 +51,20 @@ def keep_sums(before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> torch.Tensor
 
 
 class Preserving:
-    """Wraps a hook and corrects its results as the module's docstring says.
-
-    Args:
-        hook: Any advantage hook.
-        preserve_sign: Whether signs are kept.
-        preserve_sum: Whether each completion's sum is kept.
-
-    Raises:
-        ConfigurationError: The hook is a shaper or an estimator, gives advantages to groups without signal, or is a
-            mask and should keep sums.
-        PluginContractError: Its role is missing or wrong.
-    """
+    """Wraps a hook and corrects its results as the module's docstring says."""
 
     def __init__(self, hook: Any, *, preserve_sign: bool = False, preserve_sum: bool = False) -> None:
         self.role, wanted = role_of(hook), "preserve_sum" if preserve_sum else "preserve_sign"
+        problem = ""
         if self.role in ("shaper", "estimator"):
-            raise ConfigurationError(
-                f"{wanted} of the advantage hook {plugin_label(hook)!r} cannot be kept: it is {_describe(self.role)}, "
-                "so it has no incoming advantages to preserve. Take it out, or put it on a transform after it."
-            )
-        if preserve_sum and self.role == "transform" and getattr(hook, "last", False):
-            raise ConfigurationError(
-                f"preserve_sum of the advantage hook {plugin_label(hook)!r} cannot be kept: it is a mask, and "
-                "completions that it masks would get their advantages back. Take preserve_sum out."
-            )
-        if getattr(hook, "makes_signal", False):
-            raise ConfigurationError(
-                f"{wanted} of the advantage hook {plugin_label(hook)!r} would leave nothing of it: it gives advantages "
-                "where none come in. Take it out."
-            )
-        self.hook = hook
-        self.preserve_sign = preserve_sign
-        self.preserve_sum = preserve_sum
+            problem = f"has no effect: as {self.role} it has no incoming advantages. Put it on a transform after it."
+        elif preserve_sum and self.role == "transform" and getattr(hook, "last", False):
+            problem = "would give completions that this mask masks their advantages back. Take it out."
+        elif getattr(hook, "makes_signal", False):
+            problem = "would leave nothing of it, since it gives advantages where none come in. Take it out."
+        if problem:
+            raise ConfigurationError(f"{wanted} of the advantage hook {plugin_label(hook)!r} {problem}")
+        self.hook, self.preserve_sign, self.preserve_sum = hook, preserve_sign, preserve_sum
         self.__name__ = plugin_label(hook)
         # Only the stages that the hook has, so that the chain passes over the others as it does for the hook itself.
         if implements(hook, "on_rollout"):
@@ -107,7 +88,3 @@ class Preserving:
         if self.preserve_sign:
             after_B_T = keep_signs(before_B_T, after_B_T)
         return keep_sums(before_B_T, after_B_T) if self.preserve_sum else after_B_T
-
-
-def _describe(role: str) -> str:
-    return {"shaper": "a shaper, which acts on rewards", "estimator": "an estimator"}[role]

@@ -25,9 +25,7 @@ from .groups import gather_groups, group_mean
 Observe = Callable[[Any, torch.Tensor, torch.Tensor], None]
 """Called after each hook with the hook and the advantages `(B, T)` before and after it."""
 
-
-_REASON = 40
-"""The longest reason of a group filter, in characters."""
+_REASON = 40  # characters of a group filter's reason, at most
 
 TRL_REDUCTIONS = {
     **dict.fromkeys(("cispo", "dapo", "vespo"), "token_mean"),
@@ -45,15 +43,7 @@ def plugin_label(plugin: object) -> str:
 
 
 def expand_advantages(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """Give every token its completion's advantage.
-
-    Args:
-        advantages: `(B,)`; `(B, T)` is returned unchanged.
-        mask_B_T: Loss mask.
-
-    Returns:
-        `(B, T)`, zero off the mask.
-    """
+    """Give every token its completion's advantage."""
     if advantages.dim() == 1:
         advantages = advantages.unsqueeze(1).expand(mask_B_T.shape)
     return torch.where(mask_B_T > 0, advantages, torch.zeros_like(advantages))
@@ -62,21 +52,7 @@ def expand_advantages(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch
 def apply_rollout_hooks(
     advantages: torch.Tensor, hooks: Sequence[Any], rollout: Rollout, observe: Observe | None = None
 ) -> torch.Tensor:
-    """Run every hook's `on_rollout`, in the order given; skip hooks without it.
-
-    Args:
-        advantages: `(B,)` or `(B, T)`.
-        hooks: Advantage hooks; `HookChain` puts them in the order of their roles.
-        rollout: The generation batch.
-        observe: Called after each hook.
-
-    Returns:
-        `(B, T)`, detached, zero off the mask.
-
-    Raises:
-        PluginOutputError: A hook returned something other than finite advantages `(B, T)`.
-        PluginRunError: A hook raised.
-    """
+    """Run every hook's `on_rollout`, in the order given: advantages `(B, T)`, detached, zero off the mask."""
     return _apply(hooks, "on_rollout", advantages, rollout, observe, _identity)
 
 
@@ -87,19 +63,12 @@ def apply_forward_hooks(
     observe: Observe | None = None,
     held: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Run every hook's `on_forward`; the same contract as `apply_rollout_hooks`, at one loss forward.
-
-    `held` restores what a mask requires, after each hook.
-    """
+    """Run every hook's `on_forward` at one loss forward; `held` restores after each what a mask requires."""
     return _apply(hooks, "on_forward", advantages, forward, observe, held or _identity)
 
 
 def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Rollout | Forward) -> torch.Tensor:
-    """Run one method of one hook, turn returned spans into advantages, and check the result against the contract.
-
-    Raises:
-        PluginOutputError, PluginRunError: As `apply_rollout_hooks`.
-    """
+    """Run one method of one hook, turn returned spans into advantages, and check the result against the contract."""
     label = f"advantage hook {plugin_label(hook)!r}: {method}"
     mask_B_T = context.mask_B_T
     with torch.no_grad(), _named(label, hook, context), _unchanged(label, context, advantages_B_T):
@@ -114,24 +83,15 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
 
 
 def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
-    """What a shaper adds to each completion's reward, `(B,)` or `(B, T)`, checked against the contract.
-
-    Values off the mask, and those of completions that no reward function scored, may be NaN; they become 0.
-
-    Raises:
-        PluginOutputError: The hook returned something other than finite rewards `(B,)` or `(B, T)`.
-        PluginRunError: The hook raised.
-    """
+    """What a shaper adds to each completion's reward, `(B,)` or `(B, T)`; 0 off the mask and for unscored ones."""
     label = f"advantage hook {plugin_label(hook)!r}: on_rewards"
     with torch.no_grad(), _named(label, hook, rollout), _unchanged(label, rollout):
         result = hook.on_rewards(rollout)
     scored_B, live_B_T = ~torch.isnan(rollout.rewards_B), rollout.mask_B_T > 0
+    counts = scored_B.unsqueeze(1) & live_B_T
     if isinstance(result, torch.Tensor) and result.dim() == 1:
-        added = _tensor_like(rollout.rewards_B, result, label, "(completions,) or (completions, tokens)").detach()
         counts = scored_B
-    else:
-        added = _tensor_like(live_B_T, result, label, "(completions,) or (completions, tokens)").detach()
-        counts = scored_B.unsqueeze(1) & live_B_T
+    added = _tensor_like(counts, result, label, "(completions,) or (completions, tokens)").detach()
     added = torch.where(counts, added, torch.zeros_like(added))
     _refuse(~torch.isfinite(added), added, f"{label} must return finite rewards", "finite")
     return added
@@ -141,29 +101,19 @@ def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
     """The rollout with what one shaper adds: a reward column of its own, with weight 1.
 
     Gathers twice, for the groups' means.
-
-    Args:
-        hook: A shaper.
-        rollout: The generation batch.
-        name: The column's name.
-
-    Raises:
-        PluginOutputError, PluginRunError: As `run_shaper`.
     """
     added, tokens_B_T = run_shaper(hook, rollout), rollout.token_rewards_B_T
     if added.dim() == 2:
         tokens_B_T = added if tokens_B_T is None else tokens_B_T + added
         added = added.to(torch.promote_types(added.dtype, torch.float32)).sum(dim=1)
     column_B = added.to(rollout.rewards_B_K.dtype).masked_fill(torch.isnan(rollout.rewards_B), torch.nan)
-    rewards_B_K = torch.cat([rollout.rewards_B_K, column_B.unsqueeze(1)], dim=1)
-    weights_K = torch.cat([rollout.reward_weights_K, rollout.reward_weights_K.new_ones(1)])
     rewards_B = rollout.rewards_B + column_B
     means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
     return replace(
         rollout,
-        rewards_B_K=rewards_B_K,
+        rewards_B_K=torch.cat([rollout.rewards_B_K, column_B.unsqueeze(1)], dim=1),
         reward_names=(*rollout.reward_names, name),
-        reward_weights_K=weights_K,
+        reward_weights_K=torch.cat([rollout.reward_weights_K, rollout.reward_weights_K.new_ones(1)]),
         rewards_B=rewards_B,
         token_rewards_B_T=tokens_B_T,
         group_baselines_B=means_N[rollout.local_rows],
@@ -171,65 +121,43 @@ def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
 
 
 def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
-    """Get an aggregation's weights and check them against the contract.
-
-    Returns:
-        `(B, T)`, float, non-negative, zero off the mask.
-
-    Raises:
-        PluginOutputError: The weights are misshapen, not finite, negative, or not zero off the mask.
-        PluginRunError: The aggregation raised.
-    """
+    """Get an aggregation's weights and check them against the contract."""
     label = f"loss aggregation {plugin_label(aggregation)!r}"
     with torch.no_grad(), _named(f"{label}: weights", aggregation, rollout), _unchanged(label, rollout):
         result = aggregation.weights(rollout)
     weights_B_T = _tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
     _refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite", "finite")
     _refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative", "non_negative")
-    _refuse(
-        (rollout.mask_B_T == 0) & (weights_B_T != 0),
-        weights_B_T,
-        f"{label}: weights must be zero where rollout.mask_B_T is zero (multiply by it)",
-        "mask",
-    )
+    rule = f"{label}: weights must be zero where rollout.mask_B_T is zero (multiply by it)"
+    _refuse((rollout.mask_B_T == 0) & (weights_B_T != 0), weights_B_T, rule, "mask")
     return weights_B_T
 
 
 def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
-    """Get a group filter's verdicts on this rank's completions and check their form.
-
-    Returns:
-        For each of the `B` completions True to keep its group, else False or the reason.
-
-    Raises:
-        PluginOutputError: The answer has the wrong form, or a reason is invalid.
-        PluginRunError: The filter raised.
-    """
-    label, rows = f"group filter {plugin_label(group_filter)!r}", len(rollout.texts)
-    with torch.no_grad(), _named(f"{label}: keep", group_filter):
+    """A group filter's verdict on each of this rank's completions: True to keep its group, else False or the reason."""
+    label, rows = f"group filter {plugin_label(group_filter)!r}: keep", len(rollout.texts)
+    with torch.no_grad(), _named(label, group_filter):
         result = group_filter.keep(rollout)
     if isinstance(result, torch.Tensor):
         if result.dtype != torch.bool or result.shape != (rows,):
+            got = f"{result.dtype} of shape {tuple(result.shape)}"
             raise PluginOutputError(
-                f"{label}: keep must return a bool tensor of shape ({rows},), one value for each completion, got "
-                f"{result.dtype} of shape {tuple(result.shape)}.",
+                f"{label} must return a bool tensor of shape ({rows},), one value for each completion, got {got}.",
                 "shape",
             )
         return [bool(kept) for kept in result.tolist()]
     if isinstance(result, str) or not isinstance(result, Sequence) or len(result) != rows:
         got = f"{len(result)}" if isinstance(result, list | tuple) else type(result).__name__
         raise PluginOutputError(
-            f"{label}: keep must return one value for each of the {rows} completions, True, False or why the group is "
+            f"{label} must return one value for each of the {rows} completions, True, False or why the group is "
             f"dropped, got {got}.",
             "shape",
         )
     for verdict in result:
-        if not isinstance(verdict, bool | str) or (
-            isinstance(verdict, str)
-            and not (verdict.strip() == verdict and verdict.isprintable() and 0 < len(verdict) <= _REASON)
-        ):
+        is_reason = isinstance(verdict, str) and verdict.strip() == verdict and verdict.isprintable()
+        if not isinstance(verdict, bool) and not (is_reason and 0 < len(verdict) <= _REASON):
             raise PluginOutputError(
-                f"{label}: keep must say True, False, or why a group is dropped, in at most {_REASON} characters, got "
+                f"{label} must say True, False, or why a group is dropped, in at most {_REASON} characters, got "
                 f"{verdict!r:.100}. Reasons are names of metrics: a few fixed ones, without numbers in them.",
                 "shape",
             )
@@ -239,11 +167,7 @@ def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
 def verdicts_by_group(
     group_filter: Any, verdicts_N: Sequence[bool | str], groups_N: Sequence[int]
 ) -> dict[int, bool | str]:
-    """A filter's verdict on each group, over all ranks.
-
-    Raises:
-        PluginOutputError: It kept a group at one completion and dropped it at another, or gave two reasons.
-    """
+    """A filter's verdict on each group, over all ranks; it must be the same at all completions of the group."""
     known: dict[int, bool | str] = {}
     for group, verdict in zip(groups_N, verdicts_N, strict=True):
         if known.setdefault(group, verdict) != verdict:
@@ -257,12 +181,7 @@ def verdicts_by_group(
 
 
 def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-    """Get a `reduce` aggregation's scalar and check it against the contract.
-
-    Raises:
-        PluginOutputError: The result is not a scalar tensor, not finite, or lost the graph of `loss_B_T`.
-        PluginRunError: The aggregation raised.
-    """
+    """Get a `reduce` aggregation's scalar and check it against the contract."""
     label = f"loss aggregation {plugin_label(aggregation)!r}"
     with _named(f"{label}: reduce", aggregation):
         result = aggregation.reduce(loss_B_T, mask_B_T, totals)
@@ -287,24 +206,14 @@ def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tenso
 def reduced_weights(
     aggregation: Any, loss: torch.Tensor, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor
 ) -> torch.Tensor:
-    """The weight that a `reduce` aggregation gave each token: its scalar's slope in the token's loss, `(B, T)`.
-
-    Raises:
-        PluginOutputError: The scalar does not come from `loss_B_T`, or its slope is not finite, or not zero off the
-            mask.
-    """
+    """The weight that a `reduce` aggregation gave each token: its scalar's slope in the token's loss, `(B, T)`."""
     label = f"loss aggregation {plugin_label(aggregation)!r}"
     (slope_B_T,) = torch.autograd.grad(loss, loss_B_T, retain_graph=True, allow_unused=True)
     if slope_B_T is None:
         raise PluginOutputError(f"{label}: what reduce returned was not computed from loss_B_T.", "gradient")
     _refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient of reduce must be finite", "finite")
-    off_the_mask = (mask_B_T == 0) & (slope_B_T != 0)
-    _refuse(
-        off_the_mask,
-        slope_B_T,
-        f"{label}: the gradient of reduce must be zero where mask_B_T is zero (multiply by it)",
-        "mask",
-    )
+    rule = f"{label}: the gradient of reduce must be zero where mask_B_T is zero (multiply by it)"
+    _refuse((mask_B_T == 0) & (slope_B_T != 0), slope_B_T, rule, "mask")
     return slope_B_T
 
 
@@ -314,16 +223,6 @@ def split_loss(loss: torch.Tensor, advantages_B_T: torch.Tensor) -> torch.Tensor
     TRL's policy losses are positively homogeneous of degree one in the advantages `A`. So the terms `A · ∂L/∂A` sum to
     the part of the loss `L` that depends on `A`. The rest, `L - Σ A·∂L/∂A`, does not depend on it: KL penalty, entropy
     bonus, auxiliary loss.
-
-    Args:
-        loss: Scalar `L`, built from `advantages_B_T`.
-        advantages_B_T: `A`, a leaf that requires grad.
-
-    Returns:
-        `(B, T)`, with the graph to the policy's parameters: each token's loss times its weight in `L`'s reduction.
-
-    Raises:
-        RuntimeError: `loss` does not depend on `advantages_B_T` (autograd's own error).
     """
     (slope_B_T,) = torch.autograd.grad(loss, advantages_B_T, create_graph=True)
     return advantages_B_T.detach() * slope_B_T
@@ -335,12 +234,6 @@ def kl_k3(
     """Per-token estimate of KL(policy ‖ reference), `exp(d) - d - 1` with `d = log π_ref - log π`, in nats.
 
     Source: the k3 estimator of http://joschu.net/blog/kl-approx.html, used by GRPO (2402.03300, eq. 4).
-
-    Args:
-        logps_B_T: Log-probabilities under the policy.
-        ref_logps_B_T: Log-probabilities under the reference.
-        importance_ratio: π/π_old, `(B, T)` or `(B, 1)`. Multiplying by it makes the gradient an unbiased estimate of
-            the reverse KL's (DeepSeek-V3.2, 2512.02556).
     """
     difference_B_T = ref_logps_B_T - logps_B_T
     kl_B_T = torch.exp(difference_B_T) - difference_B_T - 1
@@ -407,17 +300,15 @@ def _not_asked_for(plugin: object, context: Rollout | Forward | None) -> str:
     read = [need for need in absent if f"{need}_B_T" in source]
     if not read:
         return ""
-    where = "forward" if isinstance(context, Forward) else "rollout"
+    field = f"{'forward' if isinstance(context, Forward) else 'rollout'}.{read[0]}_B_T"
     listed = ", ".join(map(repr, (*has, *read)))
-    return (
-        f". {where}.{read[0]}_B_T is None because the plugin does not ask for it; add to its class: needs = ({listed},)"
-    )
+    return f". {field} is None because the plugin does not ask for it; add to its class: needs = ({listed},)"
 
 
 @contextmanager
 def _unchanged(label: str, context: Rollout | Forward, advantages_B_T: torch.Tensor | None = None) -> Iterator[None]:
     """Refuse plugins that write to their inputs, which other plugins, the loss and the logs also read."""
-    inputs = {field: getattr(context, field) for field in context.__dataclass_fields__}
+    inputs = dict(vars(context))
     for mapping in ("columns", "teacher_logps_B_T"):
         value = inputs.pop(mapping, None)
         inputs |= {f"{mapping}[{name!r}]": item for name, item in value.items()} if isinstance(value, dict) else {}
@@ -435,16 +326,14 @@ def _unchanged(label: str, context: Rollout | Forward, advantages_B_T: torch.Ten
 
 def _tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(completions, tokens)") -> torch.Tensor:
     if not isinstance(result, torch.Tensor):
-        raise PluginOutputError(
-            f"{label}: expected a tensor of shape {tuple(shaped.shape)}, got {type(result).__name__}.", "shape"
-        )
-    if result.shape != shaped.shape:
-        raise PluginOutputError(
-            f"{label}: expected shape {tuple(shaped.shape)} {axes}, got {tuple(result.shape)}.", "shape"
-        )
-    if not result.is_floating_point():
-        raise PluginOutputError(f"{label}: expected a floating point tensor, got {result.dtype}.", "shape")
-    return result
+        problem = f"a tensor of shape {tuple(shaped.shape)}, got {type(result).__name__}"
+    elif result.shape != shaped.shape:
+        problem = f"shape {tuple(shaped.shape)} {axes}, got {tuple(result.shape)}"
+    elif not result.is_floating_point():
+        problem = f"a floating point tensor, got {result.dtype}"
+    else:
+        return result
+    raise PluginOutputError(f"{label}: expected {problem}.", "shape")
 
 
 def _refuse(bad: torch.Tensor, values: torch.Tensor, rule: str, breaks: str) -> None:

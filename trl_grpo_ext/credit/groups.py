@@ -42,7 +42,6 @@ def gather_groups(rollout: Rollout) -> torch.Tensor:
 def group_sum(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
     """Each row's group's sum; 0 where the group has no value."""
     known_N = torch.where(torch.isnan(values_N), 0.0, values_N)
-    # There are at most as many groups as rows; the places that are left over stay zero and are read by nobody.
     return torch.zeros_like(values_N).index_add(0, groups_N, known_N)[groups_N]
 
 
@@ -69,11 +68,6 @@ def group_mean(values_N: torch.Tensor, groups_N: torch.Tensor, weights_N: torch.
 
     The mean is computed from the distances to the group's lowest value. So the mean of equal values is exactly that
     value, and a group with equal rewards has advantages of exactly zero, without rounding error.
-
-    Args:
-        values_N: Values.
-        groups_N: Groups.
-        weights_N: Weights, finite and not negative; 1 for all by default.
     """
     if weights_N is None:
         weights_N = torch.ones_like(values_N)
@@ -90,15 +84,9 @@ def group_std(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
 
 
 def group_quantile(values_N: torch.Tensor, groups_N: torch.Tensor, quantile: float) -> torch.Tensor:
-    """Each row's group's quantile, interpolated between the two values beside it; NaN where the group has none.
-
-    Args:
-        values_N: Values.
-        groups_N: Groups.
-        quantile: From 0, the lowest, to 1, the highest.
-    """
+    """Each row's group's quantile, interpolated between the two values beside it; NaN where the group has none."""
     counts_N = group_count(values_N, groups_N).long()
-    # By group, and within one by value; rows without a value come last there.
+    # By group, then by value; rows without a value come last.
     by_value_N = values_N.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(stable=True)
     order_N = by_value_N[groups_N[by_value_N].argsort(stable=True)]
     sizes_Q = torch.bincount(groups_N, minlength=len(groups_N))

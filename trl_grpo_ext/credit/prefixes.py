@@ -12,13 +12,9 @@ from ..types import Rollout
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """One group with completions on this rank.
+    """One group with completions on this rank: which rows here, which of all ranks, and what any two share, in tokens.
 
-    Attributes:
-        rows_B: Which rows of this rank are the group's, `b` of them, bool.
-        members_N: Which completions of all ranks are the group's, `G` of them, bool.
-        lengths_b_G: The length of the common prefix of each of the `b` with each of the `G`, in tokens, integer. All
-            completion tokens count, whoever wrote them; a completion shares all of its own.
+    All completion tokens count, whoever wrote them; a completion shares all of its own.
     """
 
     rows_B: torch.Tensor

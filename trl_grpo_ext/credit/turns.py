@@ -81,22 +81,7 @@ def read_turns(
     async_tools: Collection[str] = (),
     parsing: Parsing | None = None,
 ) -> list[Turn]:
-    """The turns of one completion.
-
-    Args:
-        tokenizer: The policy's tokenizer.
-        ids: The completion's tokens.
-        wrote: Whether the model wrote each token.
-        completion: The completion as reward functions get it.
-        text: Its text, without special tokens.
-        offsets: The characters of the text that each token wrote.
-        prompt_ids: The prompt's tokens: a template may begin the first message there.
-        async_tools: Names of the asynchronous tools, whose results TRL puts after all others.
-        parsing: TRL's parser for the messages, if it has one.
-
-    Raises:
-        AlignmentError: There are several assistant messages, and the tokens have a different number of turns.
-    """
+    """The turns of one completion."""
     runs, pairs = true_runs(wrote), exchanges(completion)
     if len(pairs) != len(runs) and len(pairs) > 1:
         raise AlignmentError(
@@ -128,18 +113,7 @@ def read_turns(
 def place_spans(
     spans: Sequence[Span | TurnSpan], turns: Callable[[], Sequence[Turn]], completion: Any, text: str, row: int
 ) -> list[Span]:
-    """Convert spans from the characters that a reward function saw to those of the completion's text.
-
-    Args:
-        spans: The reward function's spans.
-        turns: Returns the completion's turns; called only if needed.
-        completion: The completion as reward functions get it.
-        text: Its text, without special tokens.
-        row: Its number, for messages.
-
-    Raises:
-        AlignmentError: The message cannot be located in the text, or there is no such turn.
-    """
+    """Convert spans from the characters that a reward function saw to those of the completion's text."""
     pairs = exchanges(completion)
     whole = isinstance(completion, str) or (len(pairs) == 1 and pairs[0][0].get("content") == text)
     said = [number for number, (message, _) in enumerate(pairs) if content_text(message.get("content")).strip()]
@@ -174,17 +148,7 @@ def scores_turns(spans: Sequence[Span | TurnSpan] | None) -> bool:
 
 
 def turn_values(spans: Sequence[Span | TurnSpan] | None, count: int, name: str, row: int) -> list[float] | None:
-    """The values of a reward's spans that are whole turns, one for each turn; None if it has no such spans.
-
-    Args:
-        spans: The reward's spans.
-        count: The number of the completion's turns.
-        name: The reward's name.
-        row: The completion's row, for messages.
-
-    Raises:
-        AlignmentError: There is a value for a turn that the completion does not have.
-    """
+    """The values of a reward's spans that are whole turns, one for each turn; None if it has no such spans."""
     whole = [(span[0], span[3]) for span in spans or () if len(span) == 4 and span[2] is None]
     values = [0.0] * count
     for number, value in whole:
@@ -211,15 +175,7 @@ def _only_place(content: str, text: str, shift: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class _Spoken:
-    """A completion's text including special tokens, and each token's characters in it.
-
-    Attributes:
-        ids: The tokens.
-        raw: The text with special tokens.
-        ranges: Each token's characters in `raw`.
-        plain: For each character of `raw`, and its end, the position in the text without special tokens.
-        offsets: Each token's characters in the text without special tokens.
-    """
+    """A completion's text including special tokens, and each token's characters in it."""
 
     ids: Sequence[int]
     raw: str
@@ -260,15 +216,7 @@ class _Spoken:
 
 @dataclass(frozen=True)
 class _Field:
-    """A field of the message, as a response template finds it in a turn.
-
-    Attributes:
-        spec: The template's entry.
-        text: The text between its markers.
-        captures: Named groups of its opening marker.
-        tokens: The field's tokens in the turn, including its markers.
-        characters: The stripped text between its markers, as characters in the text without special tokens.
-    """
+    """A field of the message, as a response template finds it in a turn."""
 
     spec: Any
     text: str

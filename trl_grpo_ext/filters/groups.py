@@ -65,7 +65,6 @@ class AccuracyBetween:
         inclusive: Whether means on a bound are kept.
 
     Raises:
-        ConfigurationError: A parameter is out of its range.
         PluginOutputError: From `keep`: the run has no reward of that name.
     """
 
@@ -116,9 +115,6 @@ class NotAllTruncated:
 
     Args:
         below: The share of truncated completions must be below this; above 0, at most 1.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "not_all_truncated"
@@ -144,9 +140,6 @@ class Novel:
 
     Args:
         distinct: How many different texts a group must have, at least 2; surrounding white space does not count.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range.
     """
 
     __name__ = "novel"
@@ -165,11 +158,7 @@ class Novel:
 
 
 class _Several:
-    """Several filters as one.
-
-    Args:
-        filters: Selections of filters, or filters.
-    """
+    """Several filters as one."""
 
     __name__ = "several"
     takes_filters = ("filters",)
@@ -196,9 +185,6 @@ class AllOf(_Several):
 
     Args:
         filters: Selections of filters.
-
-    Raises:
-        ConfigurationError: There is no filter.
     """
 
     __name__ = "all_of"
@@ -220,9 +206,6 @@ class AnyOf(_Several):
 
     Args:
         filters: Selections of filters.
-
-    Raises:
-        ConfigurationError: There is no filter.
     """
 
     __name__ = "any_of"
