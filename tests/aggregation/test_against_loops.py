@@ -105,16 +105,6 @@ def masked(row: Completion) -> Completion:
     return Completion(row.losses, [False] * len(row.losses), row.ids, row.group, row.advantage, row.rewards)
 
 
-@pytest.mark.parametrize("case", REDUCES)
-def test_losses_of_half_precision_are_summed_in_the_mask_s(case: str) -> None:
-    # In bfloat16 a sum of ones stops at 256.
-    loss_B_T, mask_B_T = torch.ones(1, 1000, dtype=torch.bfloat16), torch.ones(1, 1000)
-    totals = step_totals([completion([1.0] * 1000)])
-    loss = flow.reduced_loss(loaded(REDUCES[case].selection), loss_B_T, mask_B_T, totals)
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(1.0)
-
-
 FULL = completion([1.0, 3.0], ids="AB", advantage=1.0, rewards=(1.0, 0.0))
 NOTHING_LIVE: dict[str, Any] = {
     "two completions of no length": [completion([]), completion([])],

@@ -72,11 +72,6 @@ def in_groups(groups: list[int]) -> Batch:
     return [replace(row, group=group) for row, group in zip(BATCH, groups, strict=True)]
 
 
-def test_prompt_mean_of_two_prompts() -> None:
-    # {1, 2} and {3}: (12/6 + 6/1) / 2.
-    assert loss_and_gradient("prompt_mean", in_groups([5, 5, 2]))[0] == pytest.approx(4.0)
-
-
 @pytest.mark.parametrize("name", ["sign_balanced", "difficulty_weighted"])
 def test_what_hooks_make_of_the_advantages_is_no_outcome(name: str) -> None:
     # A KL penalty, or a teacher, may turn the sign of a right answer's advantage.
@@ -114,13 +109,6 @@ def test_prefix_share_reads_what_a_tool_wrote_but_does_not_count_it() -> None:
     assert weights_of("prefix_share", batch) == [pytest.approx([w / 7 for w in row]) for row in expected]
 
 
-def test_constant_length_takes_its_length_from_the_parameter_or_the_run() -> None:
-    rollout = make_rollout([2], limit=10)
-    assert load_loss_aggregation("constant_length").weights(rollout).tolist() == [[0.1, 0.1]]
-    four = load_loss_aggregation({"name": "constant_length", "length": 4})
-    assert four.weights(rollout).tolist() == [[0.25, 0.25]]
-
-
 @pytest.mark.parametrize(("fraction", "expected"), [(1.0, 10 / 3), (2 / 3, 4), (0.5, 14 / 3), (1 / 3, 6), (0.1, 6)])
 def test_tail_mean_from_all_to_the_worst(fraction: float, expected: float) -> None:
     assert loss_and_gradient({"name": "tail_mean", "fraction": fraction}, BATCH)[0] == pytest.approx(expected)
@@ -151,17 +139,6 @@ def test_token_mean_step_and_token_mean_part_where_a_batch_feeds_several_steps()
         step = StepTotals(tokens=sum(map(len, rows)), sequences=len(rows))
         loss = aggregation.reduce(padded(rows), mask_of([len(row) for row in rows]), replace(totals, step=step))
         assert float(loss) == pytest.approx(expected)
-
-
-def test_token_mean_local_depends_on_the_cut_and_token_mean_does_not() -> None:
-    # The reason to prefer the global mean: cut as {1, 2} and {3}, the local one is the mean of 12/6 and 6.
-    local = load_loss_aggregation("token_mean_local")
-    totals = make_rollout([2, 4, 1]).totals
-    halves = [local.reduce(padded(rows), mask_of([len(r) for r in rows]), totals) for rows in (LOSSES[:2], LOSSES[2:])]
-    assert float(sum(halves)) / 2 == pytest.approx((12 / 6 + 6) / 2)
-    weights = flow.token_weights(load_loss_aggregation("token_mean"), make_rollout([2, 4, 1]))
-    terms = (weights * padded(LOSSES)).sum(1)
-    assert float(terms[:2].sum() + terms[2:].sum()) == pytest.approx(18 / 7)
 
 
 def test_lengths_of_any_size_stay_finite() -> None:

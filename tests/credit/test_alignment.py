@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -157,36 +156,32 @@ def test_the_clean_up_of_transformers_by_hand() -> None:
     assert wrote(asked, ["a", "Ġ", "."]) == ["a", " ", "."]
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_all_of_these_decoders_are_known(name: str) -> None:
-    # Prefixes would find most of it as well, so that they would hide a step that is run wrongly.
-    tokenizer = trained(name)
-    for text in TEXTS:
-        ids = encoded(tokenizer, text)
-        for tokens in (ids, ids[::-1]):
-            decoded = tokenizer.decode(tokens, skip_special_tokens=True)
-            assert offsets_by_decoder(tokenizer.backend_tokenizer, tokens, decoded) is not None
-
-
-def test_nothing_is_nothing() -> None:
-    for name in BUILDERS:
-        tokenizer = trained(name)
-        assert token_offsets(tokenizer, [], "") == []
-        assert token_offsets(tokenizer, tokenizer.all_special_ids, "") == [(0, 0)] * len(tokenizer.all_special_ids)
-
-
 # ------------------------------------------------------------------------------------------------- any tokens
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@pytest.mark.parametrize("text", TEXTS)
-def test_texts(name: str, text: str) -> None:
+def test_texts_by_the_decoders_steps_and_by_prefixes(name: str) -> None:
     tokenizer = trained(name)
-    ids = encoded(tokenizer, text)
-    assert_sound(tokenizer, ids, name != "word_ends")
-    assert_sound(tokenizer, ids[::-1], name != "word_ends")
-    if name in ("byte_level", "byte_level_asked_to_clean"):  # these keep every text as it is
-        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    check_alignment(tokenizer)
+    special = tokenizer.all_special_ids
+    assert token_offsets(tokenizer, special, "") == [(0, 0)] * len(special)
+    for text in TEXTS:
+        ids = encoded(tokenizer, text)
+        for tokens in (ids, ids[::-1]):
+            assert_sound(tokenizer, tokens, name != "word_ends")
+            decoded = tokenizer.decode(
+                tokens, skip_special_tokens=True
+            )  # prefixes would hide a step that is run wrongly
+            assert offsets_by_decoder(tokenizer.backend_tokenizer, tokens, decoded) is not None
+        if name == "byte_level":
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
+        decoded, expected = aligned(tokenizer, ids)
+        if "\ufffd" in text or "clean" in name or name == "word_ends":
+            continue
+        try:
+            assert token_offsets(OnlyDecodes(tokenizer), ids, decoded) == expected
+        except AlignmentError:  # prefixes of these are not always prefixes of the text
+            assert name in ("llama_2", "gemma", "byte_fallback_metaspace", "wordpiece")
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -237,49 +232,7 @@ def test_byte_level_tokens_have_the_characters_whose_bytes_they_hold(text: str, 
     assert token_offsets(OnlyDecodes(fast), ids, text) == expected
 
 
-@given(st.text(max_size=20))
-@settings(max_examples=60)
-def test_sentencepiece_bytes_against_counting(text: str) -> None:
-    tokenizer = trained("gemma")
-    vocabulary = tokenizer.get_vocab()
-    pieces = [bytes([byte]) for byte in text.encode()]
-    ids = [vocabulary[f"<0x{piece[0]:02X}>"] for piece in pieces]
-    assert token_offsets(tokenizer, ids, text) == byte_ranges_oracle(pieces, text)
-
-
 # ----------------------------------------------------------------------------------- tokenizers known by decoding
-
-
-@pytest.mark.parametrize("name", [n for n in BUILDERS if "clean" not in n and n != "word_ends"])
-@pytest.mark.parametrize("text", [text for text in TEXTS if "\ufffd" not in text])
-def test_decoding_prefixes_finds_the_same(name: str, text: str) -> None:
-    tokenizer = trained(name)
-    ids = encoded(tokenizer, text)
-    decoded, expected = aligned(tokenizer, ids)
-    try:
-        found = token_offsets(OnlyDecodes(tokenizer), ids, decoded)
-    except AlignmentError:
-        assert name in (
-            "llama_2",
-            "gemma",
-            "byte_fallback_metaspace",
-            "wordpiece",
-        )  # prefixes of these are not always prefixes of the text
-    else:
-        assert found == expected
-
-
-@given(st.lists(st.integers(0, 258), max_size=60))
-@settings(max_examples=60)
-def test_any_bytes_of_a_tokenizer_written_in_python(ids: list[int]) -> None:
-    tokenizer = ByT5Tokenizer(extra_ids=0)  # special tokens 0, 1, 2, and byte b is b + 3
-    text, offsets = aligned(tokenizer, ids)
-    assert set().union(*(range(start, end) for start, end in offsets)) == set(range(len(text)))
-    data = bytes(token - 3 for token in ids if token > 2)
-    if text.encode() == data:
-        expected = iter(byte_ranges_oracle([data[i : i + 1] for i in range(len(data))], text))
-        spoken = [offset for token, offset in zip(ids, offsets, strict=True) if token > 2]
-        assert spoken == list(expected)
 
 
 @given(st.text("aé€👩\u200d \x80\U0010ffff", max_size=40), st.data())
@@ -305,19 +258,6 @@ def test_the_embedded_model() -> None:
     text, offsets = aligned(tokenizer, ids)
     assert text == "Tom has 3 apples.\n#### 3"
     assert offsets == [*((i, i + 1) for i in range(len(text))), (len(text), len(text))]
-
-
-def test_the_tiny_model_of_the_tests(tiny_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    check_alignment(tokenizer)
-    text, offsets = aligned(tokenizer, [3, 1, 4, 5])
-    assert text == "a b c"  # it has no decoder: joined by spaces
-    assert offsets == [(0, 1), (1, 1), (1, 3), (3, 5)]
-
-
-@pytest.mark.parametrize("name", BUILDERS)
-def test_every_tokenizer_passes_the_check(name: str) -> None:
-    check_alignment(trained(name))
 
 
 # --------------------------------------------------------------------------------------------- what cannot be done
@@ -376,12 +316,6 @@ def test_a_decoder_that_is_not_known_is_decoded_in_prefixes(decoder: Any) -> Non
         assert set().union(*(range(start, end) for start, end in offsets)) == set(range(len(text)))
 
 
-def test_what_a_decoder_strips_at_the_end_was_written_by_nobody() -> None:
-    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a--": 0, "b-": 1}, unk_token="a--")))
-    fast.backend_tokenizer.decoder = decoders.Sequence([decoders.Strip("-", 0, 1), decoders.Fuse()])
-    assert aligned(fast, [0, 1, 0]) == ("a-ba-", [(0, 2), (2, 3), (3, 5)])
-
-
 def test_a_vocabulary_that_cannot_encode_the_probe_is_still_checked() -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="?")))
     check_alignment(fast)
@@ -390,17 +324,6 @@ def test_a_vocabulary_that_cannot_encode_the_probe_is_still_checked() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- time
-
-
-@pytest.mark.parametrize("name", ["byte_level", "byte_level_cleaned", "llama_2"])
-def test_long_completions_take_linear_time(name: str) -> None:
-    # About a second; what is quadratic would take many minutes.
-    tokenizer = trained(name)
-    many = [index * 31 % len(tokenizer) for index in range(60_000)]
-    text = tokenizer.decode(many, skip_special_tokens=True)
-    started = time.process_time()
-    token_offsets(tokenizer, many, text)
-    assert time.process_time() - started < 30
 
 
 def test_prefixes_decode_each_token_a_bounded_number_of_times() -> None:

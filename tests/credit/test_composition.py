@@ -15,7 +15,7 @@ from tests.contexts import make_forward, make_rollout, padded
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.composition import Preserving, keep_signs, keep_sums
-from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginParameterError
+from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 from trl_grpo_ext.plugins.loading import parse_selection
 from trl_grpo_ext.types import Forward, Rollout, implements, role_of
 
@@ -121,45 +121,6 @@ def test_the_sum_is_restored_and_nothing_turns(pairs: list[tuple[float, float]])
         assert ratios.numel() == 0 or float(ratios.max() - ratios.min()) < 1e-9 * float(ratios.max())
 
 
-sizes = st.floats(0.1, 8).map(lambda x: round(x, 3))
-both_signs = st.tuples(sizes, sizes, st.lists(sizes.flatmap(lambda x: st.sampled_from([x, -x])), max_size=4))
-"""Advantages of which some are positive and some negative: any sum can be had from them."""
-
-
-@given(both_signs.map(lambda parts: [parts[0], -parts[1], *parts[2]]), values, st.integers(0, 1000))
-@settings(max_examples=100)
-def test_no_other_advantages_with_that_sum_are_nearer(row: list[float], total: float, seed: int) -> None:
-    after = table(row)[0]
-    result = keep_sums(table([total, *[0.0] * (len(row) - 1)]), table(row))[0]
-
-    def distance(x: torch.Tensor) -> float:
-        return float((x.abs() * torch.log(x.abs() / after.abs()) - x.abs()).sum())
-
-    step = torch.randn(len(row), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    step = step - step.mean()  # keeps the sum
-    step = step * 0.3 * (result.abs() / step.abs().clamp(min=1e-9)).min()  # keeps the signs
-    assert float(result.sum()) == pytest.approx(total, abs=1e-9)
-    assert distance(result) <= distance(result + step) + 1e-9
-
-
-@given(rows, st.integers(0, 3))
-@settings(max_examples=60)
-def test_padding_and_precision_do_not_matter(pairs: list[tuple[float, float]], padding: int) -> None:
-    before, after = table([b for b, _ in pairs]), table([a for _, a in pairs])
-    result = keep_sums(before, after)
-    wide = torch.nn.functional.pad(after, (0, padding))
-    longer = keep_sums(torch.nn.functional.pad(before, (0, padding)), wide)
-    torch.testing.assert_close(longer[:, : len(pairs)], result, rtol=1e-12, atol=1e-12)
-    single = keep_sums(before.float(), after.float())
-    assert single.dtype == torch.float32
-    assert float(single.double().sum()) == pytest.approx(float(before.float().double().sum()), abs=1e-4)
-
-
-def test_rows_do_not_see_each_other() -> None:
-    before, after = table([1, 1], [2, 2]), table([1, 3], [8, 0])
-    assert keep_sums(before, after).tolist() == [[0.5, 1.5], [4, 0]]
-
-
 # ---------------------------------------------------------------------------------------------- in a chain
 
 
@@ -178,11 +139,6 @@ def test_as_keys_of_a_selection() -> None:
     both = run([{**turned, "preserve_sign": True, "preserve_sum": True}], [1.0], [2])
     assert both.tolist() == [[0, 2]]  # first the signs, then the sum
     assert run([{**turned, "preserve_sign": False}], [1.0], [2]).tolist() == [[-1, 3]]
-
-
-def test_masked_tokens_have_no_part_in_the_sum() -> None:
-    kept = run([{"name": f"{HERE}:Multiply", "preserve_sum": True}], [1.0, 1.0], [1, 2])
-    torch.testing.assert_close(kept, table([1.0], [2 / 3, 4 / 3]))
 
 
 def test_for_spans_and_at_the_forward_stage() -> None:
@@ -208,11 +164,6 @@ def test_it_answers_for_the_hook() -> None:
     copy = pickle.loads(pickle.dumps(hook))
     assert copy.state_dict() == {"memory": 5}
     assert copy.on_rollout(torch.ones(1, 2), make_rollout([2])).sum() == 2
-
-
-def test_a_hook_that_breaks_its_contract_is_still_named() -> None:
-    with pytest.raises(PluginOutputError, match="'Multiply': on_rollout must return finite advantages; got nan"):
-        run([{"name": f"{HERE}:Multiply", "factors": [math.nan, 1.0], "preserve_sum": True}], [1.0], [2])
 
 
 def test_the_keys_are_switches_of_hooks_alone() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.contexts import make_forward, make_rollout, mask_of
 from trl_grpo_ext.credit import flow
@@ -46,24 +44,6 @@ class TestSplitLoss:
         (gradient,) = torch.autograd.grad(terms.sum(), ratio)
         assert gradient.tolist() == [[0.0, 1.0]]
 
-    @given(st.integers(0, 10_000))
-    @settings(max_examples=40)
-    def test_terms_and_their_gradients_are_those_of_a_loss_written_token_by_token(self, seed: int) -> None:
-        torch.manual_seed(seed)
-        logps = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-        old, advantages, weights = torch.randn(3, 3, 4, dtype=torch.float64).unbind()
-        weights = weights.abs()
-        advantages.requires_grad_()
-        ratio = torch.exp(logps - old)
-        per_token = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
-        terms = flow.split_loss((weights * per_token).sum() + logps.square().sum(), advantages)
-        torch.testing.assert_close(terms, weights * per_token)
-        for row in range(3):
-            for token in range(4):
-                (ours,) = torch.autograd.grad(terms[row, token], logps, retain_graph=True)
-                (theirs,) = torch.autograd.grad((weights * per_token)[row, token], logps, retain_graph=True)
-                torch.testing.assert_close(ours, theirs)
-
     def test_a_loss_without_advantages_is_an_error_not_a_zero(self) -> None:
         advantages = torch.ones(1, 2, requires_grad=True)
         with pytest.raises(RuntimeError):
@@ -75,10 +55,6 @@ class TestKL:
         # d = -1.5 - (-1) = -0.5: exp(-0.5) + 0.5 - 1
         kl = flow.kl_k3(torch.tensor([[-1.0]]), torch.tensor([[-1.5]]))
         assert kl.item() == pytest.approx(0.10653, abs=1e-5)
-
-    def test_ratio_multiplies(self) -> None:
-        kl = flow.kl_k3(torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[2.0]]))
-        assert kl.item() == pytest.approx(0.21306, abs=1e-5)
 
     def test_sequence_ratio_is_the_geometric_mean_over_live_tokens(self) -> None:
         logps, old = torch.tensor([[-1.0, -2.0, 9.0]]), torch.tensor([[-1.5, -1.0, 0.0]])
@@ -97,13 +73,6 @@ class TestHooks:
         advantages = torch.tensor([1.0, 2.0])
         assert flow.apply_rollout_hooks(advantages, [plus, times], rollout).tolist() == [[20, 20], [30, 0]]
         assert flow.apply_rollout_hooks(advantages, [times, plus], rollout).tolist() == [[11, 11], [21, 0]]
-
-    def test_a_hook_without_the_stage_is_passed_over(self) -> None:
-        forward_only = hook(on_forward=lambda a, forward: a * 0)
-        rollout = make_rollout([2])
-        assert flow.apply_rollout_hooks(torch.tensor([3.0]), [forward_only], rollout).tolist() == [[3, 3]]
-        forward = make_forward(torch.zeros(1, 2), torch.zeros(1, 2))
-        assert flow.apply_forward_hooks(torch.tensor([3.0]), [forward_only], forward).tolist() == [[0, 0]]
 
     def test_a_hook_cannot_leak_a_gradient(self) -> None:
         leak = torch.ones(1, 2, requires_grad=True)
@@ -148,6 +117,14 @@ class TestHooks:
 
         with pytest.raises(error, match=message):
             flow.apply_rollout_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
+
+    def test_an_error_that_is_named_keeps_what_it_says_of_the_contract(self) -> None:
+        def raises(advantages_B_T: Any, rollout: Any) -> None:
+            raise PluginOutputError("no", "groups")
+
+        with pytest.raises(PluginOutputError, match="'my_hook': on_rollout: no") as error:
+            flow.apply_rollout_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
+        assert error.value.breaks == "groups"
 
 
 class TestTokenWeights:

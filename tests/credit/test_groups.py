@@ -16,7 +16,6 @@ from trl_grpo_ext.credit.groups import (
     group_mean,
     group_std,
     group_sum,
-    weighted_rewards,
 )
 
 NAN = math.nan
@@ -74,11 +73,6 @@ def test_equal_is_the_same_number() -> None:
     rewards = numbers(0.1, 0.1 + 1e-9, 100, 100, 0, -0.0, 5, NAN, NAN, NAN)
     groups = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
     assert group_is_equal(rewards, groups).tolist() == [False] * 2 + [True] * 8
-
-
-def test_weighted_sums_leave_out_what_no_function_gave() -> None:
-    rewards = torch.stack([numbers(1, NAN, NAN), numbers(2, 3, NAN)], dim=1)
-    assert same(weighted_rewards(rewards, numbers(0.5, 10)), [20.5, 30, NAN])
 
 
 def test_gathered_rewards_are_those_of_all_ranks_with_groups_from_zero() -> None:

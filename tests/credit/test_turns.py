@@ -374,16 +374,3 @@ def test_values_of_turns() -> None:
     assert turn_values(None, 3, "r", 0) is None
     with pytest.raises(AlignmentError, match="The reward 'r' has a value for turn 2 of the completion at row 7"):
         turn_values(TurnScores([1.0, 0.0, 0.0]).spans, 2, "r", 7)
-
-
-def test_turn_scores_are_numbers() -> None:
-    import copy
-    import pickle
-
-    score = TurnScores([0.5, -1.0, 2.0])
-    assert score == 1.5
-    assert score.turns == (0.5, -1.0, 2.0)
-    assert TurnScores([0.5], value=3.0) == 3.0
-    for again in (pickle.loads(pickle.dumps(score)), copy.deepcopy(score)):
-        assert again == 1.5
-        assert again.spans == score.spans == ((0, 0, None, 0.5), (1, 0, None, -1.0), (2, 0, None, 2.0))

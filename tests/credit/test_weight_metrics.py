@@ -76,8 +76,3 @@ def test_a_run_shows_its_length_bias_in_training_and_evaluation(tiny_model: Path
     assert all(math.isfinite(value) and value >= 0 for value in first + last)
     assert logged(run, "eval_loss_weight/length_q1")
     assert logged(run, "eval_groups/zero_variance") == [0.0]
-
-
-def test_a_plain_run_has_none(tiny_model: Path, tmp_path: Path) -> None:
-    plain = train(tiny_model, tmp_path, **{**EVALUATED, "max_steps": 1, "eval_steps": 1})
-    assert not any("loss_weight" in name or "groups/" in name for log in plain.logs for name in log)
