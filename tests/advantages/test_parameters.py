@@ -38,7 +38,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "teacher_log_ratio": {"teacher": ("  ", 3), "coefficient": (0,), "mode": ("",)},
     "prefix_tree": {"mode": ("multiply",)},
     "turn_rewards": {"form": ("sum",), "gamma": (1.5,), "turn_weight": (-1.0,), "baseline": ("x",), "normalise": (1,)},
-    "gigpo": {"step_weight": (-1,), "gamma": (2,), "normalise": (1,), "anchor": ("text",), "states": ("s", 5)},
+    "gigpo": {"step_weight": (-1,), "gamma": (2,), "normalise": (1,), "anchor": ("text",), "states": ("s",)},
     "whiten": {"over": ("batch",)},
     "clip_advantages": {"low": (0.1,), "high": (-0.1,)},
     "outcome_filter": {"keep": ("positive",), "threshold": (INF,)},
@@ -64,7 +64,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "repetition_penalty": {"ngram": (0, 1.5), "penalty": (0,)},
     "truncation_masking": {"keep": ("positive",)},
     "tool_errors": {"penalty": (0,), "over": ("row",), "unparsed": (1,), "raised": ("no",)},
-    "masked_turns": {"pick": ("middle", "all"), "pattern": ("(", 5)},
+    "masked_turns": {"pick": ("middle",), "pattern": ("(", 5)},
     "zero_variance_credit": {"alpha": (0,), "correct_above": (NAN,)},
     "entropy_shaping": {"alpha": (-1,), "kappa": (1.0,)},
     "low_probability": {"alpha": (1.1,)},
@@ -75,7 +75,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "ratio_cap": (1.0,),  # 0 as both are
         "safety_threshold": (0,),
     },
-    "covariance_clip": {"low": (5.0,), "high": (1.0,), "ratio": (0,)},
+    "covariance_clip": {"low": (NAN,), "high": (1.0,), "ratio": (0,)},
 }
 TOGETHER: dict[str, dict[str, Any]] = {
     "sign_scaling": {"positive": 0, "negative": 0},
@@ -85,6 +85,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "group_mean_gae": {"gae_lambda": 0.9, "length_alpha": 0.05},
     "kl_in_reward": {"form": "completion", "gamma": 0.9},
     "gigpo": {"anchor": "column"},
+    "masked_turns": {"pick": "all"},
 }
 
 
