@@ -1,12 +1,12 @@
-"""The grid of parity: TRL's loss types times settings of its loss, each cell a pair of real trainings.
+"""The grid of parity: TRL's loss types times settings of its loss times what of ours is on, each cell two trainings.
 
-In a cell TRL's trainer and ours, with the aggregation that equals TRL's own reduction, train on the same scripted
-rollouts; compared are the gradient of every optimizer step and the losses. The optimizer is plain SGD with a large
-step, so that from the second step on ratios are off 1 and tokens are clipped.
+In a cell TRL's trainer and ours, with something on that must not change TRL's gradient (`OURS`), train on the same
+scripted rollouts; compared are the gradient of every optimizer step and the losses. The optimizer is plain SGD with a
+large step, so that from the second step on ratios are off 1 and tokens are clipped.
 
 The 15 settings are switched on and off by a two-level orthogonal array of strength 3 with 32 runs: any three settings
-occur together in all eight combinations, for every loss type. All of it is for the night; `covering` chooses fewer
-cells that still hold every combination of two, or of three, among loss type and settings.
+occur together in all eight combinations, for every loss type. `covering` chooses fewer cells that still hold every
+combination of two, or of three, among loss type, settings and ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,15 @@ EXCEPTIONS = (
 `correction_modes`, of the second `SETTINGS_OF_LOSS_TYPE`; the third is TRL's."""
 
 
+OURS: dict[str, dict[str, Any]] = {
+    "aggregation": {},
+    "compact": {"compact_updates": "exact"},
+    "compact aggregation": {"compact_updates": "exact"},
+    "shared": {"compact_updates": "exact", "share_prompts": True},
+}
+"""Settings of ours, besides the aggregation that is TRL's own reduction where the name says so."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One loss type under the settings that are `on`; the others are off."""
@@ -106,6 +115,7 @@ class Cell:
     loss_type: str
     on: frozenset[str]
     correction_mode: str = CORRECTION_MODES[0]
+    ours: str = "aggregation"
 
     @property
     def aggregation(self) -> str:
@@ -146,13 +156,22 @@ def cells_of(loss_type: str) -> list[Cell]:
 
 
 def all_cells() -> list[Cell]:
-    """The grid."""
-    return [cell for loss_type in OWN_AGGREGATION for cell in cells_of(loss_type)]
+    """The grid; what is ours is dealt out to the cells of each loss type."""
+    cells = []
+    for loss_type in OWN_AGGREGATION:
+        dealt = list(OURS) * (32 // len(OURS))
+        random.Random(f"ours {loss_type}").shuffle(dealt)
+        cells += [replace(cell, ours=ours) for cell, ours in zip(cells_of(loss_type), dealt, strict=True)]
+    return cells
 
 
 def interactions(cell: Cell, strength: int) -> Iterator[tuple[tuple[str, object], ...]]:
     """Every combination of `strength` of the cell's loss type and settings; a mode of the correction counts as two."""
-    levels = [("loss type", cell.loss_type), *((factor.name, factor.name in cell.on) for factor in FACTORS)]
+    levels = [
+        ("loss type", cell.loss_type),
+        ("ours", cell.ours),
+        *((factor.name, factor.name in cell.on) for factor in FACTORS),
+    ]
     yield from combinations(levels, strength)
     if CORRECTION in cell.on:
         mode = ("mode", cell.correction_mode)
@@ -187,8 +206,10 @@ def train_ours(
     model: Path, folder: Path, cell: Cell, aggregation: str | None = None, trainer: type = GRPOTrainer
 ) -> Run:
     """Ours, with the aggregation that is TRL's own reduction, or with another one."""
-    selected = cell.aggregation if aggregation is None else aggregation
-    return _train(model, folder, cell, [GRPOExtMixin, trainer], loss_aggregation=selected)
+    more = dict(OURS[cell.ours])
+    if aggregation is not None or "aggregation" in cell.ours:
+        more["loss_aggregation"] = aggregation or cell.aggregation
+    return _train(model, folder, cell, [GRPOExtMixin, trainer], **more)
 
 
 def gaps(model: Path, folder: Path, cell: Cell, trainer: type = GRPOTrainer) -> tuple[float, float]:

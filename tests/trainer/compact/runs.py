@@ -77,7 +77,7 @@ def compact_logs(run: Run) -> list[dict[str, float]]:
 
 
 FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True)
-KEPT = replace(FREE, drop=False)
+ALL_ROWS_RUN = replace(FREE, drop=False)
 SORTED = replace(FREE, drop=False, any_count=False)
 
 

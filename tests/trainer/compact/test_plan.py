@@ -188,56 +188,43 @@ def test_the_order_does_not_depend_on_where_rows_of_equal_length_stood() -> None
         assert plan.computed == 4 * 8
 
 
-# ----------------------------------------------------------------------------------------------- against every cut
-
-
-@given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200)
-def test_no_cut_computes_fewer_tokens(ranks: list[Rank], micro_steps: int, budget: int | None) -> None:
-    plans = plans_of(ranks, micro_steps, max_tokens=budget)
-    assert sum(map(tokens, shapes(ranks, plans))) == cheapest(ranks, micro_steps, budget)
-
-
 # ----------------------------------------------------------------------------------------------- of any plan
 
 
-@given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200)
-def test_every_row_that_has_to_run_is_in_one_part_and_no_other_is(
-    ranks: list[Rank], micro_steps: int, budget: int | None
-) -> None:
-    for rank, plan in zip(ranks, plans_of(ranks, micro_steps, max_tokens=budget), strict=True):
+@given(ranks_of_rows, st.integers(1, 5), budgets, st.randoms(use_true_random=False))
+@settings(max_examples=300)
+def test_of_any_plan(ranks: list[Rank], micro_steps: int, budget: int | None, random: Any) -> None:
+    plans = plans_of(ranks, micro_steps, max_tokens=budget)
+    # No cut computes fewer tokens.
+    assert sum(map(tokens, shapes(ranks, plans))) == cheapest(ranks, micro_steps, budget)
+    # Ranks run as many parts of the same size in each micro-step.
+    assert len({tuple(tuple(map(len, step)) for step in plan.steps) for plan in plans}) == 1
+    assert all(len(plan.steps) == micro_steps and all(plan.steps) for plan in plans)
+    # No part is above the budget but a row by itself. Without a budget no rank computes more at a time than the largest
+    # micro-batch, and there are no more parts than micro-steps.
+    limit = budget_without_plan(ranks, micro_steps)
+    if budget is not None:
+        assert all(tokens(shape) <= budget or shape[0] == 1 for shape in shapes(ranks, plans))
+    for rank, plan in zip(ranks, plans, strict=True):
         placed = [row for part in parts_of(plan) for row in part if row >= 0]
         assert sorted(placed) == [row for row, (_, runs) in enumerate(rank) if runs]
         assert plan.dropped == len(rank) - len(placed)
         assert plan.live == sum(sum(rank[row][0]) for row in placed)
         assert plan.idle == sum(all(row < 0 for part in step for row in part) for step in plan.steps)
-
-
-@given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200)
-def test_ranks_run_as_many_parts_of_the_same_size_in_each_micro_step(
-    ranks: list[Rank], micro_steps: int, budget: int | None
-) -> None:
-    plans = plans_of(ranks, micro_steps, max_tokens=budget)
-    assert len({tuple(tuple(map(len, step)) for step in plan.steps) for plan in plans}) == 1
-    assert all(len(plan.steps) == micro_steps and all(plan.steps) for plan in plans)
-
-
-@given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200)
-def test_no_part_is_above_the_budget_but_a_row_by_itself(
-    ranks: list[Rank], micro_steps: int, budget: int | None
-) -> None:
-    plans = plans_of(ranks, micro_steps, max_tokens=budget)
-    if budget is not None:
-        assert all(tokens(shape) <= budget or shape[0] == 1 for shape in shapes(ranks, plans))
-        return
-    # Then no rank computes more at a time than the largest micro-batch, and there are no more parts than micro-steps.
-    limit = budget_without_plan(ranks, micro_steps)
-    for rank, plan in zip(ranks, plans, strict=True):
-        assert all(tokens(shape) <= limit for shape in shapes([rank], [plan]))
-        assert all(len(step) == 1 for step in plan.steps)
+        expected = 0
+        for part in parts_of(plan):
+            rows = [rank[row][0] for row in part if row >= 0]
+            longest = (max(p for p, _ in rows), max(c for _, c in rows)) if rows else (1, 1)
+            expected += len(part) * sum(longest)
+        assert plan.computed == expected >= plan.live
+        if budget is None:
+            assert all(tokens(shape) <= limit for shape in shapes([rank], [plan]))
+            assert all(len(step) == 1 for step in plan.steps)
+    # The order in which rows come does not matter.
+    shuffled = [random.sample(rank, len(rank)) for rank in ranks]
+    other = plans_of(shuffled, micro_steps, max_tokens=budget)
+    assert shapes(ranks, plans) == shapes(shuffled, other)
+    assert [plan.computed for plan in plans] == [plan.computed for plan in other]
 
 
 def test_long_prompts_of_one_rank_and_long_completions_of_another_do_not_make_more_parts() -> None:
@@ -247,33 +234,7 @@ def test_long_prompts_of_one_rank_and_long_completions_of_another_do_not_make_mo
     assert [len(plan.steps[0]) for plan in plans_of([first, second], 1)] == [1, 1]
 
 
-@given(ranks_of_rows, st.integers(1, 5), budgets)
-@settings(max_examples=200)
-def test_the_tokens_computed_are_those_of_the_parts(ranks: list[Rank], micro_steps: int, budget: int | None) -> None:
-    for rank, plan in zip(ranks, plans_of(ranks, micro_steps, max_tokens=budget), strict=True):
-        expected = 0
-        for part in parts_of(plan):
-            rows = [rank[row][0] for row in part if row >= 0]
-            longest = (max(p for p, _ in rows), max(c for _, c in rows)) if rows else (1, 1)
-            expected += len(part) * sum(longest)
-        assert plan.computed == expected >= plan.live
-
-
-@given(ranks_of_rows, st.integers(1, 5), budgets, st.randoms(use_true_random=False))
-@settings(max_examples=200)
-def test_the_order_in_which_rows_come_does_not_matter(
-    ranks: list[Rank], micro_steps: int, budget: int | None, random: object
-) -> None:
-    shuffled = [list(rank) for rank in ranks]
-    for rank in shuffled:
-        random.shuffle(rank)  # type: ignore[attr-defined]
-    one, other = (plans_of(blocks, micro_steps, max_tokens=budget) for blocks in (ranks, shuffled))
-    assert shapes(ranks, one) == shapes(shuffled, other)
-    assert [plan.computed for plan in one] == [plan.computed for plan in other]
-
-
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.data())
-@settings(max_examples=200)
 def test_parts_of_a_fixed_size_hold_every_row(rows: int, micro_steps: int, count: int, data: st.DataObject) -> None:
     total = rows * micro_steps
     ranks = [all_run(*data.draw(st.lists(lengths, min_size=total, max_size=total), label="rows")) for _ in range(count)]

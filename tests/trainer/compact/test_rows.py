@@ -1,12 +1,10 @@
-"""Rows taken out of micro-batches and put together anew keep every value that counts, and the loss.
+"""Rows taken out of micro-batches and put together in new ones, on this rank or another, keep every value that counts.
 
-The batches are made up in TRL's form. `loss_of` below is TRL's reductions written down once more, on per-token losses
-that are homogeneous in the advantages, as all of TRL's are.
+The batches are made up in TRL's form. That the gradient is the same is in `test_updates`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +16,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
+from tests.contexts import Ranks, make_rollout
+from trl_grpo_ext import Rollout
 from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
 from trl_grpo_ext.trainer.compact.plan import Plan, plan_block, plan_in_place
 from trl_grpo_ext.trainer.compact.rows import (
     Layout,
+    deal_rows,
+    exchange_rows,
     logps_by_length,
     make_micro_steps,
     row_lengths_and_kinds,
+    rows_to_plan,
 )
 from trl_grpo_ext.trainer.compact.updates import Freedom, _must_run, freedom_of, row_factor
 from trl_grpo_ext.trainer.facts import LossSettings
 
 PLACE, WEIGHTS = BatchKeys.row_id, BatchKeys.weights
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-LIMIT = 7
-"""Stands in for `max_completion_length`."""
 
 
 @dataclass(frozen=True)
@@ -144,25 +145,18 @@ class Weights:
 def compacted(case: Case, setting: Setting, freedom: Freedom | None = None) -> tuple[list[dict[str, Any]], Plan]:
     """All parts, in the order in which they are laid out, and the plan; `CompactUpdates._replan` for one rank."""
     freedom = setting.freedom if freedom is None else freedom
-    batches = batches_of(case)
+    batches, size = batches_of(case), len(case.rows) // case.micro_steps
     table = torch.cat([row_lengths_and_kinds(batch) for batch in batches]).numpy()
-    layout = Layout(
-        factor=setting.factor,
-        precision=torch.float64,
-        trim_left=freedom.trim_left,
-    )
+    layout = Layout(factor=setting.factor, precision=torch.float64, trim_left=freedom.trim_left)
     if not freedom.sort:
-        size = len(case.rows) // case.micro_steps
         plans = [plan_in_place(table[at : at + size, :2]) for at in range(0, len(table), size)]
-        steps = [
-            make_micro_steps([batch], plan, table[at * size : (at + 1) * size, :2], layout)[0]
-            for at, (batch, plan) in enumerate(zip(batches, plans, strict=True))
-        ]
+        lengths = [table[at : at + size, :2] for at in range(0, len(table), size)]
+        steps = [make_micro_steps([b], p, own, layout)[0] for b, p, own in zip(batches, plans, lengths, strict=True)]
         return steps, plans[0]
-    ((plan),) = plan_block(
+    (plan,) = plan_block(
         [(table[:, :2], _must_run(table[:, 2], freedom))],
         case.micro_steps,
-        rows_per_part=None if freedom.any_count else len(case.rows) // case.micro_steps,
+        rows_per_part=None if freedom.any_count else size,
         max_tokens=case.budget if freedom.any_count else None,
     )
     steps = make_micro_steps(batches, plan, table[:, :2], layout)
@@ -234,13 +228,8 @@ def test_the_batches_of_trl_are_left_as_they_were() -> None:
     rows = [Row(2, (True,) * 3, (1.0,) * 6), Row(1, (True,), (0.0,) * 6)]
     case = Case(rows, 2, False, (1, 1), True, None, False)
     batches, untouched = batches_of(case), batches_of(case)
-    lengths = np.array([[2, 3], [1, 1]])
-    make_micro_steps(
-        batches,
-        Plan((((0, -1),), ((-1, -1),)), 0, 0, 1, 1),
-        lengths,
-        Layout(lambda b, p: 3.0, torch.float64, True),
-    )
+    plan, layout = Plan((((0, -1),), ((-1, -1),)), 0, 0, 1, 1), Layout(lambda b, p: 3.0, torch.float64, True)
+    make_micro_steps(batches, plan, np.array([[2, 3], [1, 1]]), layout)
     for batch, before in zip(batches, untouched, strict=True):
         for key, value in before.items():
             assert torch.equal(batch[key], value) if isinstance(value, torch.Tensor) else batch[key] == value
@@ -249,7 +238,6 @@ def test_the_batches_of_trl_are_left_as_they_were() -> None:
 # ----------------------------------------------------------------------------------------------- nothing is lost
 
 
-@pytest.mark.slow
 @given(cases(), st.sampled_from(LOSS_TYPES), st.sampled_from([0.0, 0.1]), st.booleans())
 @settings(max_examples=150)
 def test_rows_that_run_keep_every_live_token(case: Case, loss_type: str, beta: float, trim_left: bool) -> None:
@@ -310,85 +298,6 @@ def test_placeholders_say_nothing(case: Case, loss_type: str) -> None:
             assert not counting_mask(part)[row].any()
             assert part["prompt_mask"][row].any()  # something to attend to
     assert found == sum(row < 0 for step in plan.steps for part in step for row in part)
-
-
-# ----------------------------------------------------------------------------------------------- the loss
-
-
-def loss_of(batch: dict[str, Any], loss_type: str, beta: float, micro_steps: int) -> float:
-    """TRL's reduction of a clipped loss and a KL penalty; what the policy would give is made of the tokens' values."""
-    mask_B_T = counting_mask(batch).double()
-    advantages = batch["advantages"].double()
-    advantages_B_T = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-    logps_B_T = torch.sin(batch["completion_ids"].double())
-    ratio_B_T = torch.exp(logps_B_T - batch["old_per_token_logps"])
-    token_B_T = -torch.minimum(ratio_B_T * advantages_B_T, ratio_B_T.clamp(0.8, 1.2) * advantages_B_T)
-    token_B_T = token_B_T * batch["importance_sampling_ratio"]
-    log_ratio_B_T = batch["ref_per_token_logps"] - logps_B_T
-    token_B_T = (token_B_T + beta * (torch.exp(log_ratio_B_T) - log_ratio_B_T - 1)) * mask_B_T
-    if loss_type == "weights":
-        return float((batch[WEIGHTS] * token_B_T).sum())
-    if loss_type in ("cispo", "dapo", "vespo"):
-        return float(token_B_T.sum() / batch["num_items_in_batch"])
-    if loss_type in ("grpo", "sapo"):
-        return float((token_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1)).mean()) / micro_steps
-    if loss_type == "bnpo":
-        return float(token_B_T.sum() / mask_B_T.sum().clamp(min=1)) / micro_steps
-    if loss_type == "dr_grpo":
-        return float(token_B_T.sum() / (len(token_B_T) * LIMIT)) / micro_steps
-    assert loss_type == "luspo"
-    return float(token_B_T.sum(1).mean()) / micro_steps
-
-
-def gap(case: Case, loss_type: str, beta: float, freedom: Freedom | None = None) -> float:
-    by_weights = loss_type == "weights"
-    setting = Setting("grpo" if by_weights else loss_type, beta, Weights() if by_weights else None)
-    before = [loss_of(batch, loss_type, beta, case.micro_steps) for batch in batches_of(case)]
-    after = [loss_of(part, loss_type, beta, case.micro_steps) for part in compacted(case, setting, freedom)[0]]
-    return abs(math.fsum(after) - math.fsum(before)) / max(1.0, math.fsum(map(abs, before)))
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-@pytest.mark.parametrize("loss_type", [*LOSS_TYPES, "weights"])
-@given(case=cases())
-@settings(max_examples=60)
-def test_the_loss_is_the_same(loss_type: str, beta: float, case: Case) -> None:
-    assert gap(case, loss_type, beta) < 1e-12
-
-
-FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True)
-MIXED = Case(
-    [
-        Row(p, (True,) * c, (a,) * 6)
-        for p, c, a in [(1, 6, 1.0), (3, 1, 0.0), (2, 2, -1.0), (1, 3, 0.5), (2, 4, 0.0), (2, 1, 2)]
-    ],
-    *(3, False, (0, 0), False, None, False),
-)
-
-
-@pytest.mark.parametrize(
-    ("loss_type", "freedom"),
-    [
-        ("dapo", FREE),  # rows without an advantage have a penalty
-        ("grpo", replace(FREE, drop=False)),  # parts of another size average over other numbers of rows
-        ("bnpo", replace(FREE, drop=False, any_count=False)),  # rows meet other tokens
-    ],
-)
-def test_more_freedom_with_a_kl_penalty_would_be_another_loss(loss_type: str, freedom: Freedom) -> None:
-    assert gap(MIXED, loss_type, 0.1, freedom) > 1e-3
-    assert gap(MIXED, loss_type, 0.1) < 1e-12
-
-
-def test_placeholders_have_no_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [Row(1, (True,) * 3, (1.0,) * 6), *[Row(1, (), (0.0,) * 6)] * 2]
-    case = Case(rows, 3, False, (0, 0), False, None, False)
-    assert gap(case, "dapo", 0.1) < 1e-12
-
-    def counting(part: dict[str, Any], held: Any) -> None:
-        part["completion_mask"][torch.tensor(held), 0] = 1
-
-    monkeypatch.setattr("trl_grpo_ext.trainer.compact.rows._make_placeholders", counting)
-    assert gap(case, "dapo", 0.1) > 1e-3
 
 
 # ----------------------------------------------------------------------------- log-probabilities without a gradient
@@ -466,12 +375,10 @@ def test_log_probabilities_in_order_of_length_are_the_same(llama: Any, seed: int
     assert sum(n * columns for n, columns in method.passes) <= rows * 13
 
 
-def test_rows_that_move_within_their_padding_keep_their_log_probabilities(llama: Any) -> None:
+def test_rows_that_move_within_their_padding(llama: Any, gpt2: Any) -> None:
     # TRL passes no positions. The angles of rotary embeddings are float32 in any model, hence the tolerance.
     assert 0 < gap_in_order(Scored(llama, positions=False), True, seed=1) < 1e-5
-
-
-def test_absolute_positions_keep_what_is_in_front_of_the_prompts(gpt2: Any) -> None:
+    # Absolute positions keep what is in front of the prompts.
     assert gap_in_order(Scored(gpt2, positions=False), False, seed=1) < 1e-12
     assert gap_in_order(Scored(gpt2, positions=False), True, seed=1) > 1e-2
 
@@ -484,3 +391,67 @@ def test_without_entropies_there_are_none(llama: Any) -> None:
     assert (logps[mask[:, 4:] == 0] <= 0).all()
     assert entropies is None
     assert auxiliary is None
+
+
+# ----------------------------------------------------------------------------------------------- between ranks
+
+
+def test_rows_dealt_by_hand() -> None:
+    lengths = np.array([[[2, 9], [2, 1], [2, 5]], [[2, 7], [2, 3], [2, 8]]])  # rows 0-2 and 3-5
+    runs = np.array([[True, True, True], [True, False, True]])
+    first, second = deal_rows(lengths, runs)
+    assert first.tolist() == [0, 3, 1]  # 9, 7, 1
+    assert second.tolist() == [5, 2]  # 8, 5
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_every_row_that_runs_is_dealt_once_and_evenly(ranks: int, rows: int, random: Any) -> None:
+    lengths = np.array([[[random.randint(1, 9), random.randint(0, 30)] for _ in range(rows)] for _ in range(ranks)])
+    runs = np.array([[random.random() < 0.5 for _ in range(rows)] for _ in range(ranks)])
+    dealt = deal_rows(lengths, runs)
+    assert sorted(np.concatenate(dealt).tolist()) == np.flatnonzero(runs.reshape(-1)).tolist()
+    counts = [len(own) for own in dealt]
+    assert max(counts) - min(counts) <= 1
+    totals = lengths.sum(axis=2).reshape(-1)
+    longest = totals[np.flatnonzero(runs.reshape(-1))].max() if runs.any() else 0
+    tokens = [int(totals[own].sum()) for own in dealt]
+    assert max(tokens) - min(tokens) <= longest  # as even as dealing whole rows in turn can be
+    numbers, blocks = rows_to_plan(lengths, dealt)
+    assert all(len(own) >= 1 for own in numbers)
+    plans = plan_block(blocks, 2)
+    for own, plan in zip(dealt, plans, strict=True):
+        placed = [row for step in plan.steps for part in step for row in part if row >= 0]
+        assert sorted(placed) == list(range(len(own)))
+
+
+def test_nothing_of_a_row_is_lost_on_the_way() -> None:
+    widths = [(3, 4), (5, 2)]  # of prompts and completions, by rank
+
+    def rows_of(rank: int) -> dict[str, Any]:
+        prompt, completion = widths[rank]
+        ids = torch.arange(2 * prompt).view(2, prompt) + 100 * (rank + 1)
+        return {
+            "prompt_ids": ids,
+            "prompt_mask": torch.ones(2, prompt, dtype=torch.long),
+            "completion_ids": torch.arange(2 * completion).view(2, completion) + 1000 * (rank + 1),
+            "advantages": torch.tensor([rank + 0.25, rank + 0.5]),
+            "names": [f"{rank}a", f"{rank}b"],
+            "num_items_in_batch": torch.tensor(7),
+        }
+
+    mine = [np.array([3, 0]), np.array([1])]
+    everyone = [name for rank in range(2) for name in rows_of(rank)["names"]]
+
+    def run(rollout: Rollout) -> dict[str, Any]:
+        rank = int(rollout.local_rows.start)
+        return exchange_rows(rows_of(rank), mine[rank], rollout.gather, lambda names: everyone)
+
+    first, second = Ranks([make_rollout([1]), make_rollout([1])]).run(run)
+    assert first["prompt_ids"].tolist() == [[205, 206, 207, 208, 209], [0, 0, 100, 101, 102]]
+    assert first["prompt_mask"].tolist() == [[1] * 5, [0, 0, 1, 1, 1]]
+    assert first["completion_ids"].tolist() == [[2002, 2003, 0, 0], [1000, 1001, 1002, 1003]]
+    assert first["advantages"].tolist() == [1.5, 0.25]
+    assert first["names"] == ["1b", "0a"]
+    assert first["num_items_in_batch"] == 7
+    assert second["prompt_ids"].tolist() == [[0, 0, 103, 104, 105]]
+    assert second["names"] == ["0b"]

@@ -1,25 +1,23 @@
 """`share_prompts`: each prompt once gives the log-probabilities and the gradient of rows by themselves.
 
 With a float64 forward to 1e-9, whatever the price says: prices here are made up, so that prompts are shared or not.
+Trainings are in `test_trainings` and `test_parity`.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from bitsandbytes.nn import Linear4bit
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
     FalconConfig,
     Gemma2Config,
     GPT2Config,
@@ -30,24 +28,12 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
-    TrainerCallback,
 )
 
-from tests.support import length_reward, prompts, relative_gap, train
-from tests.trainer.compact.runs import COMMON, EXACT, Bonus, Seen, Whitened, compact_logs, gaps, pair
-from tests.trainer.compact.test_trainings import GRID, grid_gap, uneven_grid  # noqa: F401 (a fixture)
-from tests.trainer.parity_grid import Cell
-from tests.trainer.process_worker import (
-    Float64CompactTrainer,
-    Float64Trainer,
-    norms_in_float64,
-    reward_with_flat_groups,
-    uneven_rollout,
-)
-from tests.trainer.test_parity import tiny_moe  # noqa: F401 (a fixture)
-from tests.trainer.test_precision import MODES, gap, trained
-from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.errors import ConfigurationError, UpstreamError
+from tests.support import relative_gap
+from tests.trainer.compact.runs import EXACT
+from tests.trainer.process_worker import Float64Trainer, norms_in_float64
+from trl_grpo_ext.errors import UpstreamError
 from trl_grpo_ext.trainer.compact.plan import PLACEHOLDER_TOKENS, Shared, plan_block, token_limit
 from trl_grpo_ext.trainer.compact.shared import (
     Price,
@@ -55,6 +41,7 @@ from trl_grpo_ext.trainer.compact.shared import (
     SharedPrompts,
     fill_rows,
     lengths_and_groups,
+    pair_memory_of,
     price_of,
     reason_against,
     shared_prompts,
@@ -228,18 +215,24 @@ def test_a_group_is_shared_whole_in_parts_or_not_by_price() -> None:
     assert chosen(FREE, np.arange(8)) == []  # nobody has a prompt in common
     assert chosen(Price(area=0.02, causal_area=0.02), max_tokens=600) == [8]
     assert chosen(DEAR, max_tokens=200) == [8]  # nothing is within the limit; this is nearest
+    # 1,280 separate tokens may take as much memory as 587 with a mask of 587 * 587, or 2 * 343 with two of 343 * 343.
+    assert [chosen(Price(pair_memory=m)) for m in (0.002, 0.00202, 0.01)] == [[8], [4, 4], []]
 
 
 rows_in_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=12)
 
 
-@given(rows=rows_in_groups, prompt=st.integers(1, 30), area=st.sampled_from([0.0, 0.01, 0.3]))
-@settings(max_examples=150)
-def test_every_completion_is_in_one_row_and_no_layout_is_dearer(
-    rows: list[tuple[int, int]], prompt: int, area: float
+@given(
+    rows=rows_in_groups,
+    prompt=st.integers(1, 30),
+    area=st.sampled_from([0.0, 0.01, 0.3]),
+    memory=st.sampled_from([0.0, 0.003, 0.03]),
+)
+def test_every_completion_is_in_one_row_and_no_layout_is_dearer_or_needs_more_memory(
+    rows: list[tuple[int, int]], prompt: int, area: float, memory: float
 ) -> None:
     lengths = np.array([[prompt + group, completion] for group, completion in rows])
-    groups, price = np.array([group for group, _ in rows]), Price(3.0, area, area / 2)
+    groups, price = np.array([group for group, _ in rows]), Price(3.0, area, area / 2, memory)
     for size in sizes_of(lengths, groups):
         filled = fill_rows(lengths, groups, size)
         assert sorted(row for some in filled for row in some) == list(np.flatnonzero(lengths[:, 1]))
@@ -247,8 +240,8 @@ def test_every_completion_is_in_one_row_and_no_layout_is_dearer(
     chosen = shared_rows(lengths, groups, price)
     if chosen is not None:
         width = int(np.maximum(lengths, 1).max(axis=0).sum())
-        tokens = len(chosen) * width_of(lengths, chosen)
-        assert tokens <= len(rows) * width
+        longest = width_of(lengths, chosen)
+        assert len(chosen) * longest * (1 + memory * longest) <= len(rows) * width
         assert price.masked(len(chosen), width_of(lengths, chosen)) < price.masked(len(rows), width)
 
 
@@ -271,16 +264,16 @@ def cost_of(plans: Any, lengths: Any, groups: Any, price: Price, limit: int, *, 
     rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), min_size=4, max_size=12),
     prompt=st.integers(1, 60),
     area=st.sampled_from([0.0, 0.01, 0.1]),
+    memory=st.sampled_from([0.0, 0.003]),
     micro_steps=st.integers(1, 4),
     budget=st.none() | st.integers(50, 400),
 )
-@settings(max_examples=200)
 def test_no_plan_is_dearer_than_without_sharing(
-    rows: list[tuple[int, int]], prompt: int, area: float, micro_steps: int, budget: int | None
+    rows: list[tuple[int, int]], prompt: int, area: float, memory: float, micro_steps: int, budget: int | None
 ) -> None:
     lengths = np.array([[prompt + group, completion] for group, completion in rows])
     groups = np.array([group for group, _ in rows])
-    runs, price = np.ones(len(lengths), dtype=bool), Price(2.0, area, area)
+    runs, price = np.ones(len(lengths), dtype=bool), Price(2.0, area, area, memory)
     limit = token_limit([(lengths, runs)], micro_steps, budget)
     alone = plan_block([(lengths, runs)], micro_steps, max_tokens=budget)
     plans = plan_block([(lengths, runs)], micro_steps, max_tokens=budget, shared=Shared([groups], price, limit))
@@ -347,6 +340,33 @@ def test_models_in_which_prompts_cannot_be_shared(config: Any, change: Any, reas
     assert found is None if reason is None else reason in str(found)
 
 
+def test_memory_of_the_mask_by_hand() -> None:
+    # A place in the mask and its copy in float32: 5 bytes. A token's hidden state at two layers: 2 * 32 * 4.
+    assert pair_memory_of(model_of(LlamaConfig(**SIZES), "sdpa", torch.float32)) == 5 / 256
+    # Eager attention keeps scores of 4 heads at 2 layers, with their softmax in float32.
+    assert pair_memory_of(model_of(LlamaConfig(**SIZES), "eager", torch.float32)) == (5 + 2 * 4 * 8) / 256
+    # 30 layers count as eight, which is what one holds while it runs.
+    deep = {**SIZES, "num_hidden_layers": 30}
+    assert pair_memory_of(model_of(LlamaConfig(**deep), "sdpa", torch.bfloat16)) == 3 / (8 * 32 * 2)
+
+
+def test_made_up_rows_are_as_long_as_the_runs_own_if_they_fit_into_memory() -> None:
+    # One row of 8,000 tokens has a mask of as much memory as 640 tokens if a pair needs 1e-5 of one.
+    for pair_memory, expected in ((0.0, 2000), (1e-5, 1873), (1.0, 64)):
+        widths: list[int] = []
+
+        def measured(model: Any, ids: torch.Tensor, *_: Any, widths: list[int] = widths, **__: Any) -> Any:
+            widths.append(ids.size(1))
+            raise StopIteration
+
+        made = SharedPrompts("sdpa", None, list, None, pair_memory)
+        with pytest.raises(StopIteration):
+            made.measure(measured, model_of(*CONFIGS["llama"]), 2000, 8100)
+        assert widths[0] <= expected
+        assert 4 * widths[0] * (1 + pair_memory * 4 * widths[0]) <= 8100 or widths[0] == 64
+        assert widths[0] > 0.7 * expected
+
+
 @pytest.mark.parametrize("attention", ["flash_attention_2", "paged|sdpa"])
 def test_attention_without_a_mask_is_refused(attention: str) -> None:
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
@@ -355,16 +375,24 @@ def test_attention_without_a_mask_is_refused(attention: str) -> None:
 
 
 def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=42, n_embd=16, n_layer=1, n_head=2))
+    absolute = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=42, n_embd=16, n_layer=1, n_head=2))
+    model, quantile = model_of(*CONFIGS["llama"]), replace(LOSS, top_entropy_quantile=0.5)
+    inside = batch_of(ROWS)
+    inside["attention_mask"][0, 9] = 0
     with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.shared"):
-        assert shared_prompts(model, LOSS, False, False, 1, lambda tensor: tensor, None) is None
+        assert shared_prompts(absolute, LOSS, False, False, 1, lambda tensor: tensor, None) is None
+        assert shared_prompts(model, quantile, True, False, 1, lambda tensor: tensor, None) is None
+        assert shared_prompts(model, LOSS, True, False, 1, lambda tensor: tensor, None) is not None
         made = sharing(window=13)
         for _ in range(2):
             assert made.layout(*batch_of(ROWS).values()) is None
+            assert made.layout(*inside.values()) is None
     said = [said for record in caplog.records if (said := record.getMessage()).startswith("share_prompts")]
-    assert len(said) == 2
+    assert len(said) == 4
     assert "positions are absolute" in said[0]
-    assert "a row of 14 tokens is longer than the sliding window of 13" in said[1]
+    assert "top_entropy_quantile" in said[1]
+    assert "a row of 14 tokens is longer than the sliding window of 13" in said[2]
+    assert "a row has padding inside" in said[3]
 
 
 def test_a_model_whose_numbers_change_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
@@ -408,197 +436,3 @@ def test_ranks_whose_rows_differ_in_length_try_out_the_same_rows() -> None:
         assert made.price is not None
     assert {*shapes[0]} == {*shapes[1]}
     assert torch.Size([4, 95]) in shapes[0]
-
-
-@pytest.mark.parametrize(
-    ("given_", "said"),
-    [
-        ({"compact_updates": "off"}, "share_prompts needs compact_updates: exact"),
-        ({"compact_updates": "exact", "balance_ranks": True}, "Choose one"),
-    ],
-)
-def test_settings_that_do_not_go_together(tiny_model: Path, tmp_path: Path, given_: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        train(tiny_model, tmp_path, **given_, share_prompts=True)
-
-
-# -------------------------------------------------------------------------------------------------- trainings
-
-
-@pytest.fixture
-def fixed_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(self: SharedPrompts, *arguments: Any) -> None:
-        self.price = Price(overhead=2.0)
-
-    monkeypatch.setattr(SharedPrompts, "measure", measure)
-
-
-TRAININGS: dict[str, dict[str, Any]] = {
-    "dapo": {},
-    "grpo, a kl penalty": {"beta": 0.04, "loss_type": "grpo", "num_iterations": 2},
-    "dapo, a kl penalty": {"beta": 0.04, "num_iterations": 2, "steps_per_generation": 8},
-    "bnpo": {"loss_type": "bnpo", "reward_funcs": length_reward},
-    "an entropy bonus": {"entropy_coef": 0.01},
-    "an aggregation": {"loss_aggregation": "prompt_mean", "beta": 0.04},
-    "a budget": {"max_tokens_per_micro_batch": 30, "loss_type": "grpo"},
-    "one long micro-batch": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1},
-    "truncated completions": {"mask_truncated_completions": True, "loss_type": "grpo"},
-    "hooks": {"trainer_arguments": {"advantage_hooks": ["leave_one_out", "entropy_shaping", Bonus()]}},
-    "a hook of whole micro-batches": {"trainer_arguments": {"advantage_hooks": [Whitened()]}},
-    "checkpointing": {"gradient_checkpointing": True},
-    "reentrant checkpointing": {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    },
-    "evaluation": {
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "per_device_eval_batch_size": 8,
-        "beta": 0.04,
-        "trainer_arguments": {"eval_dataset": prompts(8).select(range(4, 8))},
-    },
-}
-
-
-def runs_of(model: Path, folder: Path, trainer_class: type = Float64CompactTrainer, **overrides: Any) -> Any:
-    return pair(model, folder, trainer_class, **{"max_steps": 3, "share_prompts": True, **overrides})
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fixed_price")
-@pytest.mark.parametrize("overrides", TRAININGS.values(), ids=TRAININGS.keys())
-def test_three_optimizer_steps_give_the_same_weights(
-    tiny_model: Path, tmp_path: Path, overrides: dict[str, Any]
-) -> None:
-    ours, theirs = runs_of(tiny_model, tmp_path, Seen, **overrides)
-    assert max(gaps(ours, theirs)) < EXACT["float64"]
-    evaluated = [[log for log in run.logs if "eval_loss" in log] for run in (ours, theirs)]
-    for our_log, their_log in zip(*evaluated, strict=True):
-        assert our_log == pytest.approx(their_log, rel=1e-6, abs=1e-9)
-    found = [metrics for metrics in compact_logs(ours) if "distinct_tokens" in metrics]
-    assert found
-    if ours.trainer._trl_grpo_ext.compact.freedom.sort:  # else few rows of a prompt meet
-        assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in found)
-    for metrics in found:
-        assert metrics["distinct_tokens"] <= min(metrics["live_tokens"], metrics["computed_tokens"])
-        assert metrics["computed_to_distinct"] * metrics["distinct_tokens"] == pytest.approx(metrics["computed_tokens"])
-
-
-@pytest.mark.slow
-def test_as_it_is_measured_in_the_precision_of_training(tiny_model: Path, tmp_path: Path) -> None:
-    ours, theirs = runs_of(tiny_model, tmp_path, GRPOExtTrainer, dtype="float32", beta=0.04, num_iterations=2)
-    assert ours.trainer._trl_grpo_ext.compact._sharing.price is not None
-    assert max(gaps(ours, theirs)) < EXACT["float32"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fixed_price")
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
-def test_within_bfloat16s_own_noise(tiny_model: Path, tmp_path: Path, mode: dict[str, Any], lora: bool) -> None:
-    plain = trained(tiny_model, tmp_path / "float32", GRPOExtTrainer, lora)
-    noise = gap(trained(tiny_model, tmp_path / "trl", GRPOExtTrainer, lora, **mode), plain)
-    share = {"compact_updates": "exact", "share_prompts": True}
-    ours = trained(tiny_model, tmp_path / "shared", GRPOExtTrainer, lora, **mode, **share)
-    assert gap(ours, plain) < 1.5 * noise
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fixed_price")
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "a window as long as a row", "gemma2, soft-capped"])
-def test_other_models_in_the_precision_of_training(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    config, attention, _ = CONFIGS[name]
-    model = saved(config, tiny_model, tmp_path / "model")
-    more = {"model_init_kwargs": {"attn_implementation": attention}, "beta": 0.04, "num_iterations": 2}
-    ours, theirs = runs_of(model, tmp_path, GRPOExtTrainer, dtype="float32", **more)
-    assert max(gaps(ours, theirs)) < EXACT["float32"]
-    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(ours))
-
-
-def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
-    """A model with the tiny model's tokenizer."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fixed_price")
-def test_a_model_that_refuses_is_left_to_compact_alone(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, **ENDS)
-    model = saved(config, tiny_model, tmp_path / "model")
-    ours, theirs = runs_of(model, tmp_path, GRPOExtTrainer, dtype="float32", max_steps=1)
-    assert max(gaps(ours, theirs)) < EXACT["float32"]
-    assert all("distinct_tokens" not in metrics for metrics in compact_logs(ours))
-    assert "prompts are not shared: the model's positions are absolute" in caplog.text
-
-
-class AdaptersInFloat32(TrainerCallback):
-    """TRL rounds the adapters of a quantised model to bfloat16, in which nothing is the same to 1e-5."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **keywords: Any) -> None:
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fixed_price")
-def test_weights_in_4_bits(tiny_model: Path, tmp_path: Path) -> None:
-    quantised = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")}
-    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    runs = []
-    for name, share in (("shared", {"compact_updates": "exact", "share_prompts": True}), ("off", {})):
-        torch.manual_seed(0)  # the adapters' weights
-        more = {"rollout_func": uneven_rollout, "peft_config": lora, "callbacks": [AdaptersInFloat32()]}
-        settings_ = {**COMMON, "beta": 0.04, "max_steps": 3, "model_init_kwargs": quantised}
-        runs.append(train(tiny_model, tmp_path / name, **settings_, **share, trainer_arguments=more))
-    assert any(type(module) is Linear4bit for module in runs[0].trainer.model.modules())
-    assert max(gaps(*runs)) < EXACT["float32"]
-    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(runs[0]))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fixed_price", "uneven_grid")
-@pytest.mark.parametrize(
-    "cell",
-    [pytest.param(cell, marks=[pytest.mark.nightly] * bool(number % 6)) for number, cell in enumerate(GRID)],
-    ids=lambda cell: f"{cell.loss_type}-{len(cell.on)}",
-)
-def test_cells_of_the_grid(tiny_model: Path, tmp_path: Path, cell: Cell) -> None:
-    gap_ = grid_gap(tiny_model, tmp_path, cell, share=True, reward_funcs=reward_with_flat_groups)
-    assert gap_ < EXACT["float64"], cell
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fixed_price")
-def test_a_mixture_of_experts(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    model = request.getfixturevalue("tiny_moe")
-    ours, theirs = runs_of(model, tmp_path, GRPOExtTrainer, dtype="float32", max_steps=1, router_aux_loss_coef=0.0)
-    assert max(gaps(ours, theirs)) < EXACT["float32"]
-    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(ours))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [False, True])
-def test_placeholders_are_not_in_the_metrics(tiny_model: Path, tmp_path: Path, share: bool) -> None:
-    settings_: dict[str, Any] = {**COMMON, "max_steps": 1, "trainer_arguments": {"rollout_func": uneven_rollout}}
-    masked: dict[str, Any] = {"mask_truncated_completions": True, "max_completion_length": 1}
-    ours = train(tiny_model, tmp_path / "a", **settings_, **masked, compact_updates="exact", share_prompts=share)
-    theirs = train(tiny_model, tmp_path / "b", **settings_, **masked)
-    assert ours.logs[0]["entropy"] == theirs.logs[0]["entropy"] == 0.0
-
-    def one_group(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        rewards = length_reward(completion_ids)
-        return [reward if prompt == prompts[0] else 0.25 for prompt, reward in zip(prompts, rewards, strict=True)]
-
-    settings_ |= {"reward_funcs": one_group, "gradient_accumulation_steps": 8, "per_device_train_batch_size": 2}
-    idle = train(tiny_model, tmp_path / "c", **settings_, compact_updates="exact", share_prompts=share)
-    whole = train(tiny_model, tmp_path / "d", **settings_, compact_updates="exact", max_tokens_per_micro_batch=9999)
-    assert idle.logs[0]["compact/micro_steps_skipped"] >= 4
-    assert whole.logs[0]["compact/micro_steps_skipped"] >= 4
-    assert idle.logs[0]["entropy"] > 1.0  # the mean of the micro-steps with rows alone

@@ -412,7 +412,7 @@ class SharedPrompts:
         width, tokens = map(int, self._agree([width, tokens]))  # ranks may have rows of other lengths
         width = max(64, width)
         while width > 64 and Price(pair_memory=self._pair_memory).memory(1, 4 * width) > tokens:
-            width -= width // 8
+            width = max(64, width - width // 8)
         if self._window is not None:
             width = min(width, self._window)
         device, prompt = next(model.parameters()).device, width // 2

@@ -1,0 +1,51 @@
+"""Fixtures of trainings: a mixture of experts, and a price by which prompts are shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from trl_grpo_ext.trainer.compact.shared import Price, SharedPrompts
+
+
+@pytest.fixture
+def fixed_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are shared whatever this machine measures."""
+
+    def measure(self: SharedPrompts, *arguments: Any) -> None:
+        self.price = Price(overhead=2.0)
+
+    monkeypatch.setattr(SharedPrompts, "measure", measure)
+
+
+@pytest.fixture(scope="session")
+def tiny_moe(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer mixture of four experts with the tiny model's tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny_moe")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=1,
+        initializer_range=0.3,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
