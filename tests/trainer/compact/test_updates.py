@@ -141,6 +141,7 @@ def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
 LOSSES = [*OWN_AGGREGATION, "weights"]
 
 
+@pytest.mark.slow
 @given(case=cases(), name=st.sampled_from(LOSSES), beta=st.sampled_from([0.0, 0.1]), level=st.booleans())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_gradient_of_any_batch_is_the_same(bench: Bench, case: Case, name: str, beta: float, level: bool) -> None:
@@ -149,6 +150,7 @@ def test_the_gradient_of_any_batch_is_the_same(bench: Bench, case: Case, name: s
     assert bench.gap(case) < EXACT["float64"]
 
 
+@pytest.mark.slow
 @given(case=cases(), name=st.sampled_from(LOSSES), beta=st.sampled_from([0.0, 0.1]))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_same_with_a_forward_hook(bench: Bench, case: Case, name: str, beta: float) -> None:
