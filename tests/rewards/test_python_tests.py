@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 import textwrap
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rewards.code_corpus import FORGERIES, HONEST, SHAPES, SOLVED, Pair
+from tests.rewards.code_corpus import ATTACKS, FORGERIES, HONEST, SHAPES, SOLVED, Pair
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome
 from trl_grpo_ext.rewards import python_tests as module
@@ -159,68 +160,102 @@ def test_a_completion_without_code_has_no_answer() -> None:
 
 def test_large_and_deep_completions_end() -> None:
     texts = ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"]
-    start = time.monotonic()
     judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
     assert judged[0].outcome is Outcome.REFUSED
     assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
-    assert time.monotonic() - start < 30
 
 
 # --- honest and forged -----------------------------------------------------------------------------------------------
 
 
-def judged(codes: Sequence[str], pair: Pair, reward: PythonTests) -> list[Judgement]:
-    columns = {"tests": [pair.tests] * len(codes), "entry_point": [pair.entry_point] * len(codes)}
+def judged(codes: Sequence[str], pairs: Sequence[Pair], reward: PythonTests) -> list[Judgement]:
+    columns = {"tests": [pair.tests for pair in pairs], "entry_point": [pair.entry_point for pair in pairs]}
     return reward.judge(completions=[f"```python\n{code}\n```" for code in codes], **columns)
 
 
-def test_honest_solutions_are_right() -> None:
-    reward = PythonTests(timeout=20.0)
-    found = {name: judged([pair.code], pair, reward)[0] for name, pair in HONEST.items()}
-    assert {name: one for name, one in found.items() if one.outcome is not Outcome.RIGHT} == {}
+def outcomes(table: dict[str, Pair], **parameters: Any) -> dict[str, Judgement]:
+    pairs = [*table.values()]
+    found = judged([pair.code for pair in pairs], pairs, PythonTests(timeout=20.0, **parameters))
+    return dict(zip(table, found, strict=True))
+
+
+def test_honest_solutions_are_right_or_it_is_said_why_not() -> None:
+    found = outcomes(HONEST)
+    assert {name: one for name, one in found.items() if one.outcome != (HONEST[name].outcome or "right")} == {}
+
+
+def test_attacks_are_worth_nothing_and_choose_no_none() -> None:
+    """Arguments emptied in place, empty results, endless ranges, planted files, in the forms that tests have."""
+    pairs = [*ATTACKS.values()]
+    found = dict(zip(ATTACKS, judged([p.code for p in pairs], pairs, PythonTests(timeout=2.0)), strict=True))
+    assert {
+        name: one
+        for name, one in found.items()
+        if one.outcome != ATTACKS[name].outcome and (ATTACKS[name].outcome or one.outcome not in WORTH_NOTHING)
+    } == {}
+
+
+@pytest.mark.slow
+def test_verdicts_are_the_same_in_any_order_alone_and_beside_busy_processes() -> None:
+    both = HONEST | {name: pair for name, pair in ATTACKS.items() if "range" not in name}
+    first = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
+    backwards = {name: one.outcome for name, one in outcomes(dict([*both.items()][::-1]), workers=1).items()}
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        beside = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert first == backwards == beside
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_task_of_the_forgeries_can_be_solved(shape: str) -> None:
-    [one] = judged([SOLVED], SHAPES[shape], PythonTests(timeout=20.0))
+    [one] = judged([SOLVED], [SHAPES[shape]], PythonTests(timeout=20.0))
     assert one.outcome is (Outcome.UNPARSEABLE if shape == "definitions" else Outcome.RIGHT), one
 
 
-QUICK_SHAPES = ("literals", "isclose", "methods")
+SLOW_SHAPES = ("isclose", "methods", "unittest", "pytest", "fixture", "numpy of an argument", "programs")
 
 
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param(shape, marks=() if shape in QUICK_SHAPES else pytest.mark.slow) for shape in SHAPES],
+    [
+        pytest.param(shape, marks=() if shape == "literals" else getattr(pytest.mark, kind))
+        for shape in SHAPES
+        for kind in ["slow" if shape in SLOW_SHAPES else "nightly"]
+    ],
 )
-def test_no_forgery_is_right(shape: str) -> None:
+def test_no_forgery_is_worth_anything(shape: str) -> None:
     codes = {name: code for name, code in FORGERIES.items() if name != "hangs" or shape == "literals"}
-    found = dict(zip(codes, judged([*codes.values()], SHAPES[shape], PythonTests(timeout=2.0)), strict=True))
-    assert len(found) >= 80
-    assert [name for name, one in found.items() if one.outcome not in NOT_RIGHT] == []
+    pairs = [SHAPES[shape]] * len(codes)
+    found = dict(zip(codes, judged([*codes.values()], pairs, PythonTests(timeout=2.0)), strict=True))
+    assert len(found) >= 100
+    allowed = {*WORTH_NOTHING, Outcome.UNPARSEABLE} if shape == "definitions" else WORTH_NOTHING
+    assert {name: one for name, one in found.items() if one.outcome not in allowed} == {}
 
 
-NOT_RIGHT = {Outcome.WRONG, Outcome.UNPARSEABLE, Outcome.NO_ANSWER, Outcome.DIED, Outcome.TIMEOUT}
+WORTH_NOTHING = {Outcome.WRONG, Outcome.NO_ANSWER, Outcome.DIED, Outcome.TIMEOUT, Outcome.REFUSED}
 
 
 def test_what_only_the_solution_could_say_is_said_to_be_so() -> None:
     point = "class P:\n  def __init__(self, x): self.x = x\n  def __eq__(self, o): return self.x == o.x\n"
     point += "  def __bool__(self): return True\n  def __contains__(self, x): return True\n  def __sub__(self, o): return 0\n"
-    for test, says in {
+    says = {
         "assert P(1) == P(1)": "it needs the __eq__ of the solution's own class P",
-        "assert P(1) == 1": "it needs the __eq__",
         "assert 1 == P(1)": "it needs the __eq__",
-        "assert P(1)": "takes an object of the solution for true",
-        "assert not P(1) is None and bool(P(1))": "__bool__",
+        "assert P(1)": "__bool__",
         "assert 3 in P(1)": "__contains__",
         "assert abs(P(1) - 3) < 1e-6": "it takes the result of the solution's own __sub__",
         "try:\n  assert P(1) == P(1)\nexcept BaseException:\n  pass\nassert P(1).x == 1": "__eq__",
         "import pytest\ndef test_p():\n  pytest.skip('no')\n  assert P(1).x == 1": "skip",
         "r = P(1).x\nif r > 3:\n  assert r == 4\nassert r == 1": "under a condition that the solution decides",
         "for x in [P(1).x][1:]:\n  assert x == 1\nassert P(2).x == 2": "ran not once",
-    }.items():
-        [one] = PythonTests().judge(completions=[fence(point)], tests=[[test]])
-        assert (one.outcome, says in one.detail) == (Outcome.UNPARSEABLE, True), (test, one)
+    }
+    found = PythonTests().judge(completions=[fence(point)] * len(says), tests=[[test] for test in says])
+    for (test, reason), one in zip(says.items(), found, strict=True):
+        assert (one.outcome, reason in one.detail) == (Outcome.UNPARSEABLE, True), (test, one)
 
 
 def test_a_failing_assert_that_is_caught_fails() -> None:

@@ -36,7 +36,7 @@ needs_layers = pytest.mark.skipif(
 
 def module(code: str, *tests: str, seconds: float = 10.0, memory_mb: int = 256, **more: Any) -> Run:
     """Hold code in one process and run tests of it in another."""
-    plan = {**plan_of(tests), "stop": False}
+    plan = {**plan_of(tests), "stop": False, "own_copies": False, "seen": {}}
     return run_python(textwrap.dedent(code), plan, seconds=seconds, memory_mb=memory_mb, **more)
 
 
@@ -89,7 +89,7 @@ def test_tests_are_reported_one_by_one() -> None:
     tests = ("assert add(1, 2) == 3", "assert add(1, 2) == 4", "1 / 0", "add", "assert add(1, 2) and None is None")
     run = module("def add(a, b): return a + b", *tests)
     assert statuses(run) == ["pass", "fail", "fail", "setup", "pass"]
-    assert run.messages[-1] == {"end": True}
+    assert run.messages[-1]["end"]
     assert (run.ended, run.status, run.judge) == ("exited", 0, 0)
 
 
@@ -206,8 +206,6 @@ def test_memory_is_limited_in_threads_and_maps_too() -> None:
     for code in ("x = 'a' * 10**9", "x = [0]\nwhile True: x += x", "x = bytearray(10**9)"):
         assert raised(code) == "MemoryError"
     assert raised("import mmap\nx = [mmap.mmap(-1, 2**27) for _ in range(8)]") in ("OSError", "MemoryError")
-    threads = "import threading, time\nfor _ in range(1000): threading.Thread(target=time.sleep, args=(9,)).start()"
-    assert raised(threads) in ("RuntimeError", "MemoryError")
 
 
 def test_a_stack_that_overflows_ends_nothing_but_the_process() -> None:
@@ -319,7 +317,7 @@ def test_an_old_landlock_is_no_layer_without_the_filter(monkeypatch: pytest.Monk
             monkeypatch.setattr(layers, "_restrict_calls", lambda *rest, calls=calls: calls)
             monkeypatch.setattr(layers, "_limit", lambda *rest: False)
             monkeypatch.setattr(layers.ctypes, "CDLL", _Libc)
-            held[abi, calls] = "files" in layers.isolate("/", 1, 1, os.getppid())
+            held[abi, calls] = "files" in layers.isolate(["/"], 1, 1, os.getppid())
     assert {key for key, files in held.items() if files} == {(1, True), (2, True), (3, True), (3, False)}
 
 
@@ -336,7 +334,7 @@ def test_the_filter_alone_keeps_what_is_open_for_reading_from_being_emptied() ->
     """As on Linux 5.13 to 6.1: Landlock of the first version, played by the filter without Landlock."""
     code = (
         "import ctypes, os, sys\nfrom trl_grpo_ext.rewards._sandbox import layers\n"
-        "open('x', 'w').write('kept')\nctypes.CDLL(None).prctl(38, 1, 0, 0, 0)\nassert layers._restrict_calls(ctypes.CDLL(None), True)\n"
+        "open('x', 'w').write('kept')\nctypes.CDLL(None).prctl(38, 1, 0, 0, 0)\nassert layers._restrict_calls(ctypes.CDLL(None))\n"
         "for mode in (os.O_RDONLY, 3):\n"
         "    try: os.open('x', mode | os.O_TRUNC)\n    except PermissionError: pass\n    else: sys.exit('emptied')\n"
         "assert open('x').read() == 'kept'\nopen('x', 'w').close()\nassert open('x').read() == ''\nos._exit(0)"
@@ -352,34 +350,12 @@ def test_the_filter_alone_keeps_what_is_open_for_reading_from_being_emptied() ->
 
 @needs_layers
 def test_threads_are_limited_and_some_are_there() -> None:
-    many = """
-    import threading, time
-    threading.stack_size(32768)
-    count = 0
-    try:
-        for _ in range(8000):
-            threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
-            count += 1
-    except RuntimeError:
-        pass
-    """
-    assert statuses(module(many, f"assert count == {layers.MAX_TASKS - 1}")) == ["pass"]
-    again = """
-    import threading
-    def run():
-        for _ in range(300):
-            thread = threading.Thread(target=len, args=('',)); thread.start(); thread.join()
-        return True
-    """
+    many = "import threading, time\nthreading.stack_size(32768)\nwhile True:\n"
+    many += "    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+    assert module(many).ended == "threads"
+    again = "import threading\ndef run():\n    for _ in range(300):\n"
+    again += "        thread = threading.Thread(target=len, args=('',)); thread.start(); thread.join()\n    return True"
     assert statuses(module(again, "assert run() is True")) == ["pass"]
-
-
-@needs_layers
-def test_there_are_no_threads_where_nobody_counts_them() -> None:
-    (_, _, numbers) = layers._MACHINES["x86_64"]
-    program = layers.filter_program(0, [], numbers, threads=False)
-    clone = program.index((0x15, 0, 1, numbers["clone"]))
-    assert program[clone + 1] == (0x06, 0, 0, 0x50001)
 
 
 # --- what it may not do ----------------------------------------------------------------------------------------------
@@ -396,7 +372,9 @@ def test_a_secret_beside_it_cannot_be_read(tmp_path: Path) -> None:
 
 
 FORBIDDEN = [
-    # files elsewhere
+    # files elsewhere; the judge's folder lies beside its own
+    "import os\nos.listdir('..')",
+    "open('../tests.py', 'w')",
     "open('/etc/passwd')",
     "open('/proc/self/environ')",
     "import os\nopen(f'/proc/{os.getppid()}/environ')",

@@ -165,26 +165,37 @@ class PythonTests:
         return [judgement for judgement in judged if judgement is not None]
 
     def _check(self, code: str, checks: Checks, stop: threading.Event) -> Judgement:
-        run = self._run(code, {**checks.plan, "stop": not self.partial}, self.timeout, b"", stop)
+        plan = {**checks.plan, "stop": not self.partial, "own_copies": True, "seen": {}}
+        run = self._run(code, plan, self.timeout, b"", stop)
+        passed = {message["test"] for message in run.messages if message.get("status") == "pass"}
+        judgement = self._judgement(run, passed, checks)
+        if judgement.outcome is not Outcome.RIGHT and run.changed:  # it may work in place
+            seen = next((message["seen"] for message in run.messages if "seen" in message), {})
+            run = self._run(code, {**plan, "own_copies": False, "seen": seen}, self.timeout, b"", stop)
+            judgement = self._judgement(run, passed, checks)
+        return judgement
+
+    def _judgement(self, run: Run, passed: set[int], checks: Checks) -> Judgement:
+        """What one run says, where these tests have passed already."""
         failure = _failure(run)
         if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER, Outcome.UNPARSEABLE):
             return failure
-        reports = [message for message in run.messages if "status" in message]
-        passed = [message["status"] == "pass" for message in reports if message["status"] != "setup"]
+        reports = [message for message in run.messages if message.get("status", "setup") != "setup"]
+        for message in reports:
+            if message["test"] in passed:
+                message["status"] = "pass"
+        verdicts = [message["status"] == "pass" for message in reports]
         wrong = next((message for message in reports if message["status"] == "fail"), None)
         unjudged = next((message for message in reports if message["status"] == "unjudged"), None)
-        if failure is None and wrong is None and unjudged is not None:
-            failure = Judgement(Outcome.UNPARSEABLE, f"test {unjudged['test']}: {unjudged['detail']}")
-        elif failure is None and wrong is not None:
+        if failure is None and wrong is not None:
             failure = Judgement(Outcome.WRONG, f"test {wrong['test']} failed: {shown(wrong['detail'])}")
-        elif failure is None and {"end": True} not in run.messages:
+        elif failure is None and unjudged is not None:
+            failure = Judgement(Outcome.UNPARSEABLE, f"test {unjudged['test']}: {unjudged['detail']}")
+        elif failure is None and not any("end" in message for message in run.messages):
             failure = Judgement(Outcome.WRONG, "the process ended before its tests did")
         if failure is None:
-            if any(passed):
-                return Judgement(Outcome.RIGHT)
-            return Judgement(Outcome.UNPARSEABLE, "no assert ran")
-        passed += [False] * (checks.count - len(passed))
-        return self._shared(passed, failure)
+            return Judgement(Outcome.RIGHT) if any(verdicts) else Judgement(Outcome.UNPARSEABLE, "no assert ran")
+        return self._shared(verdicts + [False] * (checks.count - len(verdicts)), _refused(run) or failure)
 
     def _try_examples(self, code: str, examples: Examples, stop: threading.Event) -> Judgement:
         passed: list[bool] = []
@@ -194,6 +205,7 @@ class PythonTests:
             run = self._run(code, None, left, given.encode("utf-8", "replace"), stop)
             left -= run.seconds
             failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
+            failure = failure and (_refused(run) or failure)
             if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
                 return failure
             if failure is None and run.status != 0:
@@ -241,6 +253,12 @@ def fenced_code(text: str) -> str:
     return "\n".join(marked[-1]) if marked else text
 
 
+def _refused(run: Run) -> Judgement | None:
+    """What a program did that failed, and that no program may do here."""
+    started = next((message["process"] for message in run.messages if message.get("process")), None)
+    return started and Judgement(Outcome.REFUSED, f"it starts a process ({shown(started)}), which is not allowed here")
+
+
 def _failure(run: Run) -> Judgement | None:
     """What went wrong with the processes, apart from the tests."""
     if run.ended == "timeout":
@@ -250,8 +268,10 @@ def _failure(run: Run) -> Judgement | None:
     for message in run.messages:
         if "unread" in message:
             return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(message['unread'])}")
-    if run.ended == "storage":
-        return Judgement(Outcome.DIED, "it stored too much")
+    if run.ended in ("storage", "threads"):
+        return Judgement(
+            Outcome.DIED, "it stored too much" if run.ended == "storage" else "it started too many threads"
+        )
     if run.ended == "output":
         return Judgement(Outcome.WRONG, "it printed or handed over too much")
     if run.status < 0:
@@ -268,7 +288,8 @@ def _failure(run: Run) -> Judgement | None:
         if "failed" in message:
             return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
     if run.judge is not None and run.judge < 0:
-        return Judgement(Outcome.UNPARSEABLE, f"the tests' process was ended by signal {-run.judge}")
+        outcome = Outcome.DIED if run.answered else Outcome.UNPARSEABLE
+        return Judgement(outcome, f"the tests' process was ended by signal {-run.judge}")
     return None
 
 

@@ -11,13 +11,18 @@ from __future__ import annotations
 import asyncio
 import builtins
 import collections
+import concurrent.futures
 import importlib
 import io
+import logging
+import multiprocessing.dummy
+import multiprocessing.pool
 import os
 import random
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +44,7 @@ _BUILT_IN: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset
 _CHANGING: tuple[type, ...] = (list, dict, set, bytearray, collections.deque)
 _MAX_TEXT = 200
 _MAX_PRINTED = 4 * 2**20
+_MAX_EVENTS = 1000
 _NOT_COMPILED = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
 
 
@@ -64,6 +70,7 @@ class Solution(Codec):
         self._lock = threading.RLock()
         self._sequence: Any = None
         self._patched: dict[tuple[str, str], list[Any]] = {}
+        self.events: list[tuple[str, Any, str]] = []
         self.module = types.ModuleType("solution")
         sys.modules["solution"] = self.module
         self.module.__file__ = "solution.py"
@@ -105,7 +112,8 @@ class Solution(Codec):
             return self.pack(type(other)("a value could not be handed over"))
 
     def _send(self, message: list[Any]) -> None:
-        message.append([_drain(sys.stdout), _drain(sys.stderr)])
+        events, self.events = self.events[:_MAX_EVENTS], []
+        message.append([_drain(sys.stdout), _drain(sys.stderr), self.pack(events) if events else None])
         send(self._replies, message)
 
     def ask(self, what: str, *arguments: Any) -> Any:
@@ -134,9 +142,6 @@ class Solution(Codec):
 
     def _do_name(self, name: str) -> Any:
         return vars(self.module)[name]
-
-    def _do_names(self) -> Any:
-        return [name for name in vars(self.module) if not name.startswith("__")]
 
     def _do_bind(self, name: str, value: Any) -> None:
         vars(self.module)[name] = value
@@ -380,7 +385,56 @@ def hold(requests: int, replies: int) -> None:
         return str(side.ask("input", str(prompt)))
 
     builtins.input = ask_for_input
+    _forward_warnings_and_logs(side)
+    watch_processes(lambda event: side.events.append(("process", None, event)))
     side.serve()
+
+
+def _forward_warnings_and_logs(side: Solution) -> None:
+    """Have the tests' process warn and log, too, where it can be expected."""
+
+    def showwarning(message: Any, category: Any, *rest: Any, **more: Any) -> None:
+        side.events.append(("warn", message, ""))
+
+    is_enabled, handle = logging.Logger.isEnabledFor, logging.Logger.handle
+
+    def forward(logger: logging.Logger, record: logging.LogRecord) -> None:
+        side.events.append(("log", (record.name, record.levelno), record.getMessage()))
+        if is_enabled(logger, record.levelno):
+            handle(logger, record)
+
+    warnings.simplefilter("always")
+    warnings.showwarning = showwarning
+    logging.Logger.isEnabledFor = lambda logger, level: True  # type: ignore[method-assign]
+    logging.Logger.handle = forward  # type: ignore[method-assign]
+
+
+def watch_processes(report: Callable[[str], None]) -> None:
+    """Say so where the code tries to start a process, which fails."""
+
+    def watch(event: str, arguments: Any) -> None:
+        if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"):
+            report(event)
+
+    sys.addaudithook(watch)
+
+
+def processes_as_threads() -> None:
+    """There are no processes here: programs that work with several of them work with threads."""
+    dummy: Any = multiprocessing.dummy
+    for name in ("cpu_count", "freeze_support", "TimeoutError", "get_start_method", "set_start_method"):
+        setattr(dummy, name, getattr(multiprocessing, name))
+    dummy.get_context = lambda method=None: dummy
+    dummy.SimpleQueue, dummy.pool = dummy.Queue, multiprocessing.pool
+    dummy.Process.is_alive, dummy.Process.terminate = threading.Thread.is_alive, lambda self: None
+    sys.modules["multiprocessing"] = dummy
+    concurrent.futures.ProcessPoolExecutor = _Executor  # type: ignore[assignment, misc]
+
+
+class _Executor(concurrent.futures.ThreadPoolExecutor):
+    def __init__(self, max_workers: int | None = None, mp_context: Any = None, **more: Any) -> None:
+        more.pop("max_tasks_per_child", None)
+        super().__init__(max_workers, **more)
 
 
 def run_program(source: str, report: Callable[[dict[str, Any]], None]) -> None:
@@ -390,6 +444,7 @@ def run_program(source: str, report: Callable[[dict[str, Any]], None]) -> None:
     except _NOT_COMPILED as error:
         report({"unread": [type(error).__name__, str(error)[:_MAX_TEXT]]})
         return
+    watch_processes(lambda event: report({"process": event}))
     module = types.ModuleType("__main__")
     for name in ("exit", "quit"):  # programs use them, and they come with `site`, which is left out
         setattr(builtins, name, sys.exit)

@@ -1,26 +1,36 @@
-"""The process that runs the tests of a solution, which another one holds: `server` forks both.
+"""The process that runs the tests of a solution, which another one holds: `keeper` forks both.
 
 The data set's tests are trusted; the solution's values are not. Plain values arrive as data, so `==`, `len`, `sorted`,
 `isinstance` and asserts are Python's own here. Anything else that the solution returns is a `Remote`: its attributes,
 calls, items and iteration are requests to the other process, whose answers are data again. An object of the solution's
 own class must not decide whether a test passes, so its `==`, order, truth, membership and arithmetic with the tests'
-values are never requested: a test that needs them cannot be judged (`UnjudgedError`).
+values are never requested: where a test made that object itself it cannot be judged (`UnjudgedError`), and where the
+solution handed it over instead of a value, it is wrong (`WrongError`).
+
+What a test expects must not depend on what the solution does to its arguments. First the tests run with copies of their
+own (`own_copies`): a change that the solution makes never reaches them. Where they fail so, and it has changed
+something, they run once more with the changes, as functions that work in place need it; there a comparison counts only
+if one of its sides is the same with and without the changes.
 """
 
 # Tables of words are easier to read as words; beside the tests' own process, pathlib gives nothing here.
-# ruff: noqa: SIM905, PTH109, PTH123
+# ruff: noqa: SIM905, PTH100, PTH109, PTH117, PTH118, PTH123
 from __future__ import annotations
 
 import asyncio
 import builtins
 import contextlib
 import copy
+import dataclasses
 import doctest
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
 import io
+import json
+import logging
 import os
 import pickle
 import random
@@ -36,15 +46,11 @@ from typing import Any
 
 from . import wire
 from .hostile import OPERATORS, find_by_name, owner_of
-from .wire import ClosedError, Codec, ViolationError, receive, send
-
-SOLUTION_MODULES = frozenset(
-    "solution solutions main submission candidate answer code_solution program my_solution your_solution "
-    "solution_module my_module your_module module task implementation".split()
-)
-"""Module names from which tests import the solution."""
+from .wire import SOLUTION_MODULES, ClosedError, Codec, ViolationError, receive, send
 
 _MAX_TEXT = 200
+_MAX_SEEN = 20_000
+_NOTHING = "it compares nothing: an array is empty"
 _JUDGING = frozenset(f"__{name}__" for name in "eq ne lt le gt ge bool contains hash".split())
 _TO_NUMBERS = frozenset(
     f"__{name}__" for name in "abs int float complex index round trunc floor ceil".split()
@@ -56,12 +62,8 @@ _UNARY = frozenset(
         "complex index round trunc floor ceil abs neg pos invert"
     ).split()
 )
-_GIVES: dict[str, tuple[type, ...]] = {
-    **{f"__{name}__": (str,) for name in ("str", "repr", "format")},
-    **{f"__{name}__": (int,) for name in ("len", "int", "index")},
-    "__float__": (float,),
-    "__complex__": (complex,),
-}
+_GIVES: dict[str, type] = {f"__{name}__": str for name in ("str", "repr", "format")}
+_GIVES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
 _PREDICATES = frozenset(
     name
     for kind in (str, bytes, set, float)
@@ -89,23 +91,30 @@ _SEEN_AS = {
     "set": set,
     "bytearray": bytearray,
 }
+_MOCKS_OWN = ("assert", "configure_mock", "attach_mock", "mock_add_spec", "reset_mock", "method_calls", "call")
+"""How the attributes of a mock begin that are for the tests."""
 
 
 class UnjudgedError(BaseException):
     """The test needs something that only the solution could say."""
 
 
+class WrongError(BaseException):
+    """The solution gave something with which no test can pass."""
+
+
 class GoneError(BaseException):
     """The other process has ended, or sent something that is not a message."""
+
+
+# --- objects of the solution -----------------------------------------------------------------------------------------
 
 
 class RemoteType(type):
     """A class of the solution."""
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-        made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
-        SIDE.made_by_tests.add(type(made))
-        return made
+        return _mark(SIDE.request("call", cls, arguments, tuple(keywords.items())), "_made")
 
     def __getattr__(cls, name: str) -> Any:
         return _attribute(cls, name)
@@ -134,7 +143,7 @@ class RemoteType(type):
     def _meta(cls, name: str, *arguments: Any) -> Any:
         if name not in type.__getattribute__(cls, "_remote_meta"):
             raise TypeError(f"the class {cls.__name__} has no {name}")
-        return SIDE.operated(name, SIDE.request("operate", cls, name, arguments))
+        return _given(name, SIDE.request("operate", cls, name, arguments))
 
 
 class Remote:
@@ -158,10 +167,10 @@ class Remote:
         return SIDE.request("call", copy.copy, (self,), ())
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return SIDE.request("call", copy.deepcopy, (self,), ())
+        return self if memo is SIDE.copies else SIDE.request("call", copy.deepcopy, (self,), ())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise SIDE.unjudged("it pickles an object of the solution")
+        raise SIDE.refused("it pickles an object of the solution", self)
 
     def __dir__(self) -> Any:
         return []
@@ -172,28 +181,27 @@ class Remote:
 
 
 class _Handle(Remote):
-    __slots__ = ("__weakref__", "_informed", "_number")
+    __slots__ = ("__weakref__", "_informed", "_made", "_number")
 
 
-def _inform(value: Any) -> None:
-    """Remember that an object was computed from a value of the tests, which may be the expected one."""
+def _mark(value: Any, mark: str) -> Any:
+    """Remember that the tests made an object themselves, or that it was computed from a value of theirs."""
     if isinstance(value, _Handle):
-        object.__setattr__(value, "_informed", True)
+        object.__setattr__(value, mark, True)
+    return value
 
 
-def _is_informed(value: Any) -> bool:
+def _is_marked(value: Any, mark: str) -> bool:
     try:
-        return bool(object.__getattribute__(value, "_informed"))
+        return isinstance(value, _Handle) and bool(object.__getattribute__(value, mark))
     except AttributeError:
         return False
 
 
 def _ask_informed(value: Any, name: str) -> None:
     """Whether it may still give data: `abs(f(2) - 2.5) < 1e-6` is for numbers, `(vector * 2).x` is fine."""
-    if not _is_informed(value):
-        return
-    if name in _TO_NUMBERS or type(value) not in SIDE.made_by_tests:
-        raise SIDE.unjudged(f"it takes {name} of what the solution's own arithmetic made of a value of the tests")
+    if _is_marked(value, "_informed") and (name in _TO_NUMBERS or not _is_marked(value, "_made")):
+        raise SIDE.refused(f"it takes {name} of what the solution's own arithmetic made of a value of the tests", value)
 
 
 def _number(value: Any) -> int:
@@ -206,8 +214,15 @@ def _attribute(value: Any, name: str) -> Any:
         raise AttributeError(f"{name} of an object of the solution")
     _ask_informed(value, name)
     if name in _PREDICATES and not isinstance(value, type):
-        raise SIDE.unjudged(f"it asks an object of the solution's own class for `{name}`")
+        raise SIDE.refused(f"it asks an object of the solution's own class for `{name}`", value)
     return SIDE.request("get", value, name)
+
+
+def _given(name: str, result: Any) -> Any:
+    """The result of an operator, of the type that Python takes."""
+    if name in _GIVES and type(result) is not _GIVES[name]:
+        raise TypeError(f"{name} of the solution returned {type(result).__name__}")
+    return result
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -219,22 +234,25 @@ def _operator(name: str) -> Callable[..., Any]:
         if name == "__exit__":
             arguments = (*arguments[:2], None)
         result = SIDE.request("operate", self, name, arguments)
-        if name in _UNARY and _is_informed(self):
-            _inform(result)
-        if name not in _UNARY and result is not NotImplemented:
-            mixed = not all(isinstance(argument, Remote) for argument in arguments)
-            if mixed or any(map(_is_informed, (self, *arguments))):
-                if not isinstance(result, _Handle):
-                    raise SIDE.unjudged(f"it takes the result of the solution's own {name} with a value of the tests")
-                _inform(result)
-        return SIDE.operated(name, result)
+        parts = (self, *arguments)
+        if name in _UNARY:
+            return _given(name, _mark(result, "_informed") if _is_marked(self, "_informed") else result)
+        if any(_is_marked(part, "_made") for part in parts):
+            _mark(result, "_made")
+        mixed = not all(isinstance(part, Remote) for part in parts) or any(_is_marked(p, "_informed") for p in parts)
+        if mixed and result is not NotImplemented:
+            if not isinstance(result, _Handle):
+                raise SIDE.refused(
+                    f"it takes the result of the solution's own {name} with a value of the tests", *parts
+                )
+            _mark(result, "_informed")
+        return result
 
     def judge(self: Any, *arguments: Any) -> Any:
-        changing = type.__getattribute__(type(self), "_remote_changing")
-        if changing and name in _JUDGING and name != "__hash__":
+        if type.__getattribute__(type(self), "_remote_changing") and name != "__hash__":
             held = [_held(value) for value in (self, *arguments)]
             return bool(held[0]) if name == "__bool__" else getattr(held[0], name)(*held[1:])
-        raise SIDE.unjudged(f"it needs the {name} of the solution's own class {type(self).__name__}")
+        raise SIDE.refused(f"it needs the {name} of the solution's own class {type(self).__name__}", self, *arguments)
 
     return judge if name in _JUDGING else operate
 
@@ -251,6 +269,10 @@ async def _waited(value: Any) -> Any:
     return SIDE.request("wait", value)
 
 
+async def _anext(self: Any) -> Any:
+    return SIDE.request("wait_next", self)
+
+
 class _Await:
     """What `await` iterates over: nothing, with a result."""
 
@@ -262,10 +284,6 @@ class _Await:
 
     def __next__(self) -> Any:
         raise StopIteration(SIDE.request("wait", self._value))
-
-
-async def _anext(self: Any) -> Any:
-    return SIDE.request("wait_next", self)
 
 
 class _SolutionModule(types.ModuleType):
@@ -295,23 +313,21 @@ class _SolutionModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Provides the modules from which tests import the solution, if no real module has that name."""
+    """Finds the solution by its usual names, and other modules in the libraries alone, whatever `sys.path` is."""
+
+    def __init__(self) -> None:
+        self.libraries = [path for path in sys.path if os.path.isabs(path)]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name in SOLUTION_MODULES:
             return importlib.machinery.ModuleSpec(name, self)
-        return None
+        return importlib.machinery.PathFinder.find_spec(name, self.libraries if path is None else path, target)
 
     def create_module(self, spec: Any) -> Any:
-        return _SolutionModule(spec.name)
+        return _SolutionModule(spec.name) if spec.name in SOLUTION_MODULES else None
 
     def exec_module(self, module: Any) -> None:
         pass
-
-
-def _is_match(value: Any) -> bool:
-    """Whether it is a match object of `re`, which many functions in data sets return."""
-    return isinstance(value, _Handle) and (type(value).__module__, type(value).__name__) == ("re", "Match")
 
 
 class Namespace(dict[str, Any]):
@@ -332,83 +348,158 @@ class Namespace(dict[str, Any]):
             raise NameError(f"name {name!r} is not defined") from None
 
 
-class Side(Codec):
-    """The tests' side of the conversation, and what is known so far of the test that runs.
+# --- what a test says, and what is known of it -----------------------------------------------------------------------
 
-    Args:
-        requests: Where requests are written.
-        replies: Where replies are read.
-        waiting: A byte that says whether an answer is awaited.
-    """
 
-    def __init__(self, requests: int, replies: int, waiting: Any) -> None:
+class _UnprintableError(Exception):
+    pass
+
+
+class _Printer(Codec):
+    """Writes a value down, to see whether it is the same in the other run."""
+
+    def opaque(self, value: Any) -> Any:
+        if isinstance(value, Remote | RemoteType):
+            raise _UnprintableError
+        if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
+            return [value.__name__]
+        if not hasattr(value, "__dict__"):
+            raise _UnprintableError
+        return [type(value).__name__, self.encode(vars(value))]
+
+
+def _printed(value: Any) -> str | None:
+    try:
+        return json.dumps(_Printer(0).pack(value))[:100_000]
+    except (_UnprintableError, RecursionError, ValueError):
+        return None
+
+
+def _is_nothing(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    value = getattr(value, "expected", value) if type(value).__name__.startswith("Approx") else value
+    return len(value) == 0 if type(value) in (list, tuple) else numpy is not None and bool(numpy.size(value) == 0)
+
+
+class _Assertion:
+    """One that is being evaluated: the sides of its comparisons, and what is wrong with the earlier ones."""
+
+    def __init__(self, empty: int) -> None:
+        self.sides: dict[str, list[tuple[str, Any]]] = {}
+        self.fault, self.empty = "", empty
+
+
+class _Checks(Codec):
+    """What the rewritten tests call, by the name `__judge__` (see `test_forms`)."""
+
+    def __init__(self, own_copies: bool, seen: Mapping[str, list[str]]) -> None:
         super().__init__(0)
-        self._requests, self._replies, self._waiting = requests, replies, waiting
-        self._sequence = 0
-        self._handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._kept: dict[int, Any] = {}
-        self._classes: dict[int, Any] = {}
-        self._lent: list[tuple[Any, tuple[str, ...], bool]] = []
-        self._lent_numbers: dict[int, int] = {}
-        self._inside = 0
-        self._built: set[int] = set()
-        self.released: list[int] = []
-        self.made_by_tests: set[type] = set()
-        self.gone = ""
-        self.asked = 0
-        self.memory = False
+        self.own_copies = own_copies
+        self.seen: dict[str, list[str]] = dict(seen)
+        self._counts: dict[str, int] = {}
+        self._open: list[_Assertion] = []
+        self.inside = 0
         self.fresh()
 
     def fresh(self) -> None:
         """Begin with a test."""
-        self.ran, self.failure, self.reason, self.sites = 0, "", "", dict[int, bool]()
+        self.ran, self.failure, self.reason, self.sites, self.empty = 0, "", "", dict[str, bool](), 0
+        self._open.clear()
 
-    # What the tests call, by the name `__judge__` (see `test_forms`).
+    def begin(self) -> int:
+        """Begin with an assertion."""
+        self._open.append(_Assertion(self.empty))
+        return len(self._open) - 1
 
-    def check(self, value: Any, swallowed: bool = False, expected: Callable[[], Any] | None = None) -> bool:
-        """Whether an assert holds.
+    def op(self, site: str, position: int, kind: str, value: Any) -> Any:
+        """A side of a comparison: the solution's ("s"), the tests' own ("o"), a constant ("c"); capital if not `in`."""
+        if self._open:
+            now = self._open[-1]
+            if position == 0:
+                self._settle(now, site)
+            now.sides.setdefault(site, []).append((kind, value))
+        return value
 
-        Args:
-            value: What it asserts.
-            swallowed: Whether its exception would be caught and forgotten.
-            expected: One side of a comparison, to be computed once more: it must not depend on what the solution did
-                to its arguments (`a.clear(); return []` is no way to `assert f(a) == sorted(a)`).
-        """
-        if _is_match(value):  # it says no more than True
-            value = True
-        if isinstance(value, Remote | RemoteType | types.ModuleType) and not isinstance(value, _IMMUTABLE):
-            raise self.unjudged("an assert takes an object of the solution for true")
+    def _close(self, token: int) -> tuple[str, bool]:
+        """End an assertion: why it says nothing, and whether all its loops ran."""
+        [now, *_] = self._open[token:] or [_Assertion(self.empty)]
+        for site in list(now.sides):
+            self._settle(now, site)
+        del self._open[token:]
+        return now.fault, self.empty == now.empty
+
+    def _settle(self, now: _Assertion, site: str) -> None:
+        sides = now.sides.pop(site, [])
+        if len(sides) > 1:
+            now.fault = now.fault or self._fault(site, sides)
+
+    def _fault(self, site: str, sides: list[tuple[str, Any]]) -> str:
+        count = self._counts[site] = self._counts.get(site, 0) + 1
+        numpy = sys.modules.get("numpy")
+        values = [value for kind, value in sides if kind.isupper()]
+        arrays = numpy is not None and any(type(value) is numpy.ndarray for value in values)
+        if arrays and len({_is_nothing(value) for value in values}) > 1:
+            return _NOTHING
+        if not self.changed or any(kind in "cC" for kind, _ in sides):
+            return ""
+        own = [_printed(value) for kind, value in sides if kind in "oO" and not self.is_given(value)]
+        known, key = [text for text in own if text is not None], f"{site}:{count}"
+        if self.own_copies:
+            if len(self.seen) < _MAX_SEEN:
+                self.seen[key] = known
+        elif not set(known) & set(self.seen.get(key, ())):
+            return "what it expects depends on an argument that the code has changed"
+        return ""
+
+    def is_given(self, value: Any) -> bool:
+        """Whether a value is the solution's, whatever name the tests have for it."""
+        return isinstance(value, Remote | RemoteType) or self._numbers.get(id(value), 0) % 2 == 1
+
+    def check(self, token: int, value: Any, swallowed: bool = False) -> bool:
+        """Whether an assert holds; `swallowed` says whether its exception would be caught and forgotten."""
         truth = bool(value)
-        self.ran += 1
-        if not truth and (swallowed or self._inside):
-            self.failure = "an assert failed, and its exception was caught"
-        if truth and expected is not None:
-            now = expected()
-            try:
-                same = bool(now == self.as_sent(expected))
-            except Exception:  # it can only be computed from what the solution left
-                same = False
-            if not same:
-                self.reason = self.reason or "what it expects depends on an argument that the solution has changed"
-        return truth
+        fault, full = self._close(token)
+        self.ran += full
+        if truth and fault:
+            self.failure = self.failure or fault
+            truth = False
+        if not truth and (swallowed or self.inside):
+            self.failure = self.failure or "an assert failed, and its exception was caught"
+        return truth or self._goes_on("an assert failed")
+
+    def value(self, token: int, value: Any) -> Any:
+        """An expression of a doctest, or the condition of an `if` that raises."""
+        fault, full = self._close(token)
+        self.failure = self.failure or fault
+        self.ran += full
+        return value
+
+    def _goes_on(self, failure: str) -> bool:
+        """With copies of their own, tests go on after a failure: the other run needs to know what they expect."""
+        if self.own_copies and self.changed:
+            self.failure = self.failure or failure
+            return True
+        return False
 
     def checking(self, function: Any) -> Callable[..., Any]:
         """A call such as `self.assertEqual(...)`."""
+        token = self.begin()
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             if isinstance(function, Remote):
-                raise self.unjudged("it calls an assertion of the solution's own")
-            name = getattr(function, "__name__", "")
-            if name in ("assertTrue", "assertFalse", "assert_") and arguments:
-                self.check(arguments[0])
-                self.ran -= 1
+                raise SIDE.refused("it calls an assertion that the tests do not define")
             try:
                 result = function(*arguments, **keywords)
-            except AssertionError:
-                if self._inside:
+            except AssertionError as error:
+                if self.inside:
                     self.failure = "an assert failed, and its exception was caught"
-                raise
-            self.ran += 1
+                self._close(token)
+                if not self._goes_on(str(error)[:_MAX_TEXT]):
+                    raise
+                return None
+            fault, full = self._close(token)
+            self.failure = self.failure or fault
+            self.ran += full
             return result
 
         return call
@@ -424,35 +515,98 @@ class Side(Codec):
 
     def skipped(self) -> None:
         """An assert was passed by, because of what the solution returned."""
+        self.empty += 1
         self.reason = self.reason or "an assert is under a condition that the solution decides"
 
-    def several(self, site: int, values: Any) -> Iterator[Any]:
+    def several(self, site: str, values: Any) -> Iterator[Any]:
         """Iterate over what the solution decides the length of."""
         self.sites.setdefault(site, False)
         for value in values:
             self.sites[site] = True
             yield value
+        self.empty += not self.sites[site]
 
-    def zipped(self, *values: Any, **keywords: Any) -> Iterator[Any]:
-        """`zip`, where asserts follow: what the solution returned may be too short for them."""
-        longest, count = max((len(value) for value in values if hasattr(value, "__len__")), default=0), 0
+    def zipped(self, given: list[int], *values: Any, **keywords: Any) -> Iterator[Any]:
+        """`zip`, where asserts follow: those that the solution has given may be too short for the tests' own."""
+        own = [len(v) for n, v in enumerate(values) if n not in given and type(v) in (list, tuple, str, dict, set)]
+        count = 0
         for parts in zip(*values, **keywords):  # noqa: B905  # it is the tests' own
             count += 1
             yield parts
-        if count < longest:
-            self.skipped()
+        if own and count < min(own):
+            self.failure = self.failure or "what it returned is too short to be compared with what is expected"
 
-    # The conversation.
+    def verdict(self) -> tuple[str, str]:
+        """What a test says that ran to its end."""
+        if self.failure:
+            return "fail", self.failure
+        if not self.ran and self.empty:
+            return "fail", "what the code returned kept all asserts from running"
+        if self.reason:
+            return "unjudged", self.reason
+        if not self.ran:
+            return "unjudged", "no assert ran"
+        if not all(self.sites.values()):
+            return "unjudged", "an assert sits in a loop whose length the solution decides, and it ran not once"
+        return "pass", ""
+
+
+# --- the conversation ------------------------------------------------------------------------------------------------
+
+
+class Side(_Checks):
+    """The tests' side of the conversation, and what is known so far of the test that runs.
+
+    Args:
+        requests: Where requests are written.
+        replies: Where replies are read.
+        shared: Bytes for `keeper`: an answer is awaited, one has come, the solution has changed an argument.
+        own_copies: Whether the solution's changes of its arguments stay away from the tests.
+        seen: What the tests expected with copies of their own.
+    """
+
+    def __init__(self, requests: int, replies: int, shared: Any, own_copies: bool, seen: Mapping[str, Any]) -> None:
+        super().__init__(own_copies, seen)
+        self._requests, self._replies, self._shared = requests, replies, shared
+        self._sequence = 0
+        self._handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._kept: dict[int, Any] = {}
+        self._classes: dict[int, Any] = {}
+        self._lent: list[tuple[Any, tuple[str, ...], bool]] = []
+        self._lent_numbers: dict[int, int] = {}
+        self._environ = dict(os.environ)
+        self._raised: list[BaseException] = []
+        self.copies: dict[int, Any] = {}
+        self.released: list[int] = []
+        self.gone = self.process = ""
+        self.asked = 0
+        self.memory = False
+
+    def refused(self, reason: str, *values: Any) -> BaseException:
+        """The test needs a behaviour of these objects: its own choice if it made one, else what the solution gave."""
+        if any(_is_marked(value, "_made") for value in values) or (
+            len(values) > 1 and all(isinstance(value, Remote) for value in values)
+        ):
+            return self.unjudged(reason)
+        self.failure = self.failure or reason
+        return WrongError(reason)
 
     def unjudged(self, reason: str) -> UnjudgedError:
         """Mark the test as impossible to judge, even if something catches the exception."""
         self.reason = self.reason or reason
         return UnjudgedError(reason)
 
+    def is_from_solution(self, error: BaseException) -> bool:
+        """Whether it was raised there."""
+        return isinstance(error, Remote) or any(raised is error for raised in self._raised)
+
     def request(self, what: str, *arguments: Any) -> Any:
         """Ask the other process."""
         if self.gone:
             raise GoneError(self.gone)
+        if dict(os.environ) != self._environ:
+            self._environ = dict(os.environ)
+            self.request("environ", self._environ)
         try:
             self._sequence += 1
             self.asked += 1
@@ -460,25 +614,31 @@ class Side(Codec):
             released, self.released = self.released, []
             twins = self.forgotten()
             packed = self.pack((what, *arguments))
-            self._waiting[0] = 1
+            self._shared[0] = 1
             send(self._requests, ["do", sequence, released, twins, packed])
-            return self._reply(sequence)
+            value = self._reply(sequence)
         except ClosedError as error:
             self.gone = "closed"
             raise GoneError(str(error)) from None
         except ViolationError as error:
             self.gone = f"violation: {error}"
             raise GoneError(str(error)) from None
+        except StopIteration as error:
+            if what != "call":
+                raise
+            raise RuntimeError("the code raised StopIteration") from error  # it would end a `map` of the tests
         finally:
-            self._waiting[0] = 0
+            self._shared[0] = 0
+            self._shared[2] = self.changed
+        return value
 
     def _reply(self, sequence: int) -> Any:
         while True:
             message = receive(self._replies)
-            self._waiting[8:16] = wire.received.to_bytes(8, "little")
+            self._shared[8:16] = wire.received.to_bytes(8, "little")
+            self._shared[1] = sequence > 1  # the first request loads the solution
             try:
-                kind, number, packed, printed = message
-                out, err = printed
+                kind, number, packed, (out, err, events) = message
             except (TypeError, ValueError):
                 raise ViolationError("a message of another shape") from None
             if type(out) is not str or type(err) is not str or kind not in ("ok", "no", "ask"):
@@ -488,33 +648,50 @@ class Side(Codec):
                 sys.stdout.write(out)
             if err:
                 sys.stderr.write(err)
+            if events is not None:
+                self._deliver(self.unpack(events))
             if kind == "ask":
                 self._serve(value)
-                self._waiting[0] = 1
+                self._shared[0] = 1
                 continue
             if number != sequence or type(number) is not int:
                 raise ViolationError("an answer to another question")
             if kind == "no":
-                if not isinstance(value, BaseException) or isinstance(value, UnjudgedError | GoneError):
+                if not isinstance(value, BaseException) or isinstance(value, UnjudgedError | WrongError | GoneError):
                     raise ViolationError("no exception")
                 self.memory = self.memory or isinstance(value, MemoryError)
+                self._raised.append(value)
                 raise value
             return value
 
+    def _deliver(self, events: Any) -> None:
+        """Warn and log what the solution has warned of and logged."""
+        for what, kind, text in events:
+            if type(text) is not str:
+                raise ViolationError("no text")
+            if what == "process":
+                self.process = text[:_MAX_TEXT]
+            elif what == "warn" and isinstance(kind, Warning):
+                warnings.warn(kind, stacklevel=2)
+            elif what == "log" and type(kind) is tuple and type(kind[0]) is str and type(kind[1]) is int:
+                logger = logging.getLogger(kind[0])
+                if logger.isEnabledFor(kind[1]):
+                    logger.handle(logger.makeRecord(*kind, "solution.py", 0, text, (), None))
+
     def _serve(self, asked: Any) -> None:
         """Do what the solution requests with an object that it was lent."""
-        self._waiting[0] = 0
+        self._shared[0] = 0
         if type(asked) is not list or not asked or type(asked[0]) is not str:
             raise ViolationError("no question")
-        self._inside += 1
+        self.inside += 1
         try:
             answer = ["ok", self.pack(self._answer(*asked))]
-        except (UnjudgedError, GoneError, ViolationError, ClosedError):
+        except (UnjudgedError, WrongError, GoneError, ViolationError, ClosedError):
             raise
         except BaseException as error:
             answer = ["no", self.pack(error)]
         finally:
-            self._inside -= 1
+            self.inside -= 1
         send(self._requests, answer)
 
     def _answer(self, what: str, *arguments: Any) -> Any:
@@ -524,13 +701,13 @@ class Side(Codec):
             return sys.stdin.read(*arguments)
         if what == "readline":
             return sys.stdin.readline()
-        value, *rest = arguments
+        value, name, *rest = arguments
         number = self._lent_numbers.get(id(value), -1)
         if number < 0 or self._lent[number][0] is not value:
             raise ViolationError("nothing that was lent")
         _, own, attributes = self._lent[number]
         if what == "operate":
-            name, positional, keywords = rest
+            positional, keywords = rest
             if name not in own:
                 raise ViolationError("an operation that was not lent")
             if name == "__call__":
@@ -541,21 +718,14 @@ class Side(Codec):
                 result.close()
                 raise self.unjudged("it hands the solution a coroutine")
             return result
-        name = rest[0]
-        if not attributes or type(name) is not str or name.startswith("_"):
+        mock = isinstance(value, unittest.mock.NonCallableMock)
+        if not attributes or type(name) is not str or name.startswith(("_", *_MOCKS_OWN) if mock else "_"):
             raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}")
         if what == "get":
             return getattr(value, name)
         if what == "set" and type(value).__module__ == "tests":
-            return setattr(value, name, rest[1])
+            return setattr(value, name, *rest)
         raise ViolationError("an unknown question")
-
-    def operated(self, name: str, result: Any) -> Any:
-        """The result of an operator, of a type that Python takes."""
-        wanted = _GIVES.get(name)
-        if wanted is not None and type(result) not in wanted:
-            raise TypeError(f"{name} of the solution returned {type(result).__name__}")
-        return result
 
     # Values that are no data.
 
@@ -573,22 +743,24 @@ class Side(Codec):
         named = _named(value)
         if named is not None:
             return ["y", *named]
-        number = self._lent_numbers.get(id(value))
         if isinstance(value, BaseException):
-            number = self._lend(value, (), False) if number is None else number
             kind = type(value)
-            return ["z", number, kind.__module__, kind.__qualname__, [self._argument(a) for a in value.args]]
+            plain = (str, int, float, bool)
+            arguments = [self.encode(part) if type(part) in plain else None for part in value.args]
+            return ["z", self._lend(value, (), False), kind.__module__, kind.__qualname__, arguments]
         own, attributes = _lendable(value)
-        number = self._lend(value, own, attributes) if number is None else number
-        return ["g", number, type(value).__name__, list(own), attributes]
-
-    def _argument(self, value: Any) -> Any:
-        return self.encode(value) if type(value) in (str, int, float, bool, type(None)) else None
+        if type(value).__module__ == "tests" and attributes:
+            self.changed = True  # its attributes are within reach
+            if self.own_copies:
+                with contextlib.suppress(Exception):
+                    value = copy.deepcopy(value, self.copies)
+        return ["g", self._lend(value, own, attributes), type(value).__name__, list(own), attributes]
 
     def _lend(self, value: Any, own: tuple[str, ...], attributes: bool) -> int:
-        self._lent.append((value, own, attributes))
-        self._lent_numbers[id(value)] = len(self._lent) - 1
-        return len(self._lent) - 1
+        if id(value) not in self._lent_numbers:
+            self._lent.append((value, own, attributes))
+            self._lent_numbers[id(value)] = len(self._lent) - 1
+        return self._lent_numbers[id(value)]
 
     def special(self, tag: Any, parts: list[Any]) -> Any:
         if tag == "h":
@@ -621,7 +793,7 @@ class Side(Codec):
             held = self.decode(content)
             if type(held) is not base:
                 raise ViolationError("not what its class holds")
-            value = _new(base, kind, held)
+            value = base.__new__(kind, held)
         else:
             value = object.__new__(kind)
         object.__setattr__(value, "_number", number)
@@ -641,22 +813,17 @@ class Side(Codec):
         name, module, encoded_bases, own, meta, changing = description
         if not (type(name) is str and type(module) is str and set(own) <= _KNOWN and set(meta) <= _KNOWN):
             raise ViolationError("no class")
-        bases = []
-        for encoded in encoded_bases:
-            base = self.decode(encoded)
-            if isinstance(base, RemoteType) or base in _IMMUTABLE or issubclass(base, BaseException):
-                bases.append(base)
+        decoded = map(self.decode, encoded_bases)
+        usable = (b for b in decoded if isinstance(b, RemoteType) or b in _IMMUTABLE or issubclass(b, BaseException))
+        bases = tuple(usable)
         try:
-            kind = _remote_class(name, module, tuple(bases), own, changing)
+            kind = _remote_class(name, module, bases, own, changing)
         except TypeError:  # no order of the bases suits
             kind = _remote_class(name, module, (), own, changing)
-        for attribute, value in (
-            ("number", number),
-            ("meta", frozenset(meta)),
-            ("changing", bool(changing)),
-            ("waits", module == "builtins" and name == "coroutine"),
-        ):
-            type.__setattr__(kind, f"_remote_{attribute}", value)
+        waits = module == "builtins" and name == "coroutine"
+        facts = {"number": number, "meta": frozenset(meta), "changing": bool(changing), "waits": waits}
+        for fact, value in facts.items():
+            type.__setattr__(kind, f"_remote_{fact}", value)
         self._classes[number] = kind
         return kind
 
@@ -666,11 +833,11 @@ SIDE: Side = None  # type: ignore[assignment]  # the one of this process
 
 
 def _remote_class(name: str, module: str, bases: tuple[Any, ...], own: list[str], changing: Any) -> Any:
-    plain = not any(issubclass(base, (*_IMMUTABLE, BaseException)) for base in bases)
+    held = (*_IMMUTABLE, BaseException)
+    plain = not any(issubclass(base, held) for base in bases)
     body: dict[str, Any] = {"__module__": module}
     if plain:
-        body["__slots__"] = ()
-        body |= {operator: _operator(operator) for operator in own}
+        body |= {"__slots__": (), **{operator: _operator(operator) for operator in own}}
         if "__eq__" not in own:
             body["__hash__"] = object.__hash__
         if "__len__" in own or "__bool__" in own:
@@ -683,21 +850,14 @@ def _remote_class(name: str, module: str, bases: tuple[Any, ...], own: list[str]
         if seen is not None:
             body["__class__"] = property(lambda self: seen)
     else:
-        shown: list[str] = [operator for operator in ("__repr__", "__call__") if operator in own]
-        if not any(issubclass(base, str) for base in bases):
-            shown += [operator for operator in ("__str__",) if operator in own]
-        body |= {operator: _operator(operator) for operator in shown}
+        shown = ["__repr__", "__call__", *([] if any(issubclass(base, str) for base in bases) else ["__str__"])]
+        body |= {operator: _operator(operator) for operator in shown if operator in own}
     roots: tuple[Any, ...] = tuple(base for base in bases if isinstance(base, RemoteType))
     others = tuple(base for base in bases if not isinstance(base, RemoteType))
     if plain:
         return RemoteType(name, roots or (_Handle,), body)
-    if any(not issubclass(root, (*_IMMUTABLE, BaseException)) for root in roots):
-        roots = tuple(root for root in roots if issubclass(root, (*_IMMUTABLE, BaseException)))
+    roots = tuple(root for root in roots if issubclass(root, held))
     return RemoteType(name, (*(roots or (Remote,)), *others), body)
-
-
-def _new(base: Any, kind: Any, held: Any) -> Any:
-    return base.__new__(kind, held)
 
 
 def _exception_class(module: Any, name: Any) -> Any:
@@ -724,42 +884,33 @@ def _exception(kind: Any, arguments: list[Any]) -> Any:
     return value
 
 
+_FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
+
+
 def _named(value: Any) -> tuple[str, str] | None:
     """A function's or class's place in the standard library."""
-    if not isinstance(
-        value,
-        type
-        | types.FunctionType
-        | types.BuiltinFunctionType
-        | types.MethodDescriptorType
-        | types.WrapperDescriptorType,
-    ):
+    if not isinstance(value, type | _FUNCTIONS):
         return None
     module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
     name = getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
-    top = module.partition(".")[0]
-    if top not in sys.stdlib_module_names and top != "numpy":
-        return None
-    return (module, name) if find_by_name(module, name) is value else None
+    known = module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
+    return (module, name) if known and find_by_name(module, name) is value else None
 
 
 def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:
     """What the solution may do with an object of the tests: operators, and whether attributes."""
     kind = type(value)
     if kind.__module__ == "tests" and not isinstance(value, type):
-        return tuple(
-            name for name in OPERATORS if owner_of(kind, name) not in (None, object) and name != "__hash__"
-        ), True
+        return tuple(n for n in OPERATORS if owner_of(kind, n) not in (None, object) and n != "__hash__"), True
     if isinstance(value, unittest.mock.NonCallableMock):
-        return ("__call__",) if callable(value) else (), True
+        return tuple(name for name in OPERATORS if hasattr(kind, name) and name not in _JUDGING), True
     if isinstance(value, io.IOBase):
         return ("__iter__", "__next__", "__enter__", "__exit__"), True
-    own = [name for name in ("__call__", "__iter__", "__next__", "__len__", "__getitem__") if hasattr(kind, name)]
     if isinstance(value, type):
-        own = ["__call__"]
-    return tuple(own), False
+        return ("__call__",), False
+    return tuple(n for n in ("__call__", "__iter__", "__next__", "__len__", "__getitem__") if hasattr(kind, n)), False
 
 
 # --- running the tests -----------------------------------------------------------------------------------------------
@@ -768,18 +919,20 @@ def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:
 class _Judging:
     """Runs the tests of a plan, one after the other."""
 
-    def __init__(self, plan: dict[str, Any]) -> None:
-        self.plan = plan
+    def __init__(self, plan: dict[str, Any], folder: str) -> None:
+        self.plan, self.folder = plan, folder
         self.names = Namespace(plan["free"], plan["modules"])
-        self.module = types.ModuleType("tests")
 
     def run(self, report: Callable[[dict[str, Any]], None]) -> None:
         for number, test in enumerate(self.plan["tests"]):
             SIDE.fresh()
             status, detail = self._run(number, test)
-            report({"test": number, "status": status, "detail": detail, "memory": SIDE.memory, "gone": SIDE.gone})
-            if SIDE.gone or (status == "fail" and self.plan["stop"]):
+            known = {"memory": SIDE.memory, "gone": SIDE.gone, "process": SIDE.process}
+            report({"test": number, "status": status, "detail": detail, **known})
+            goes_on = SIDE.own_copies and SIDE.changed
+            if SIDE.gone or (status == "fail" and self.plan["stop"] and not goes_on):
                 return
+        report({"end": True, "seen": SIDE.seen if SIDE.own_copies and SIDE.changed else {}})
 
     def _run(self, number: int, test: dict[str, Any]) -> tuple[str, str]:
         try:
@@ -788,38 +941,29 @@ class _Judging:
             error = raised
         if SIDE.gone:
             return "fail", SIDE.gone
+        if isinstance(error, WrongError):
+            return "fail", str(error)
         if isinstance(error, UnjudgedError):
             return "unjudged", SIDE.reason or str(error)
-        if error is not None and SIDE.reason:
-            return "unjudged", SIDE.reason  # what followed from it says nothing
-        if isinstance(error, ModuleNotFoundError) and not isinstance(error, Remote):
-            return "unjudged", f"the tests import {error.name}, which is not installed"
-        if type(error).__name__ in ("SkipTest", "Skipped") and not isinstance(error, Remote):
-            return "unjudged", "a test was skipped"
         if error is not None:
+            if SIDE.reason:
+                return "unjudged", SIDE.reason  # what followed from it says nothing
+            if not SIDE.is_from_solution(error):
+                if isinstance(error, ModuleNotFoundError):
+                    return "unjudged", f"the tests import {error.name}, which is not installed"
+                if type(error).__name__ in ("SkipTest", "Skipped"):
+                    return "unjudged", "a test was skipped"
             return "fail", f"{type(error).__name__[:_MAX_TEXT]}: {_text(error)}"
-        if SIDE.failure:
-            return "fail", SIDE.failure
-        if test["empty"]:
+        if test["empty"] and not SIDE.failure:
             return "setup", ""
-        if SIDE.reason:
-            return "unjudged", SIDE.reason
-        if not SIDE.ran:
-            return "unjudged", "no assert ran"
-        if not all(SIDE.sites.values()):
-            return "unjudged", "an assert sits in a loop whose length the solution decides, and it ran not once"
-        if not SIDE.asked > 1:  # the first request loads the solution
+        status, detail = SIDE.verdict()
+        if status == "pass" and SIDE.asked < 2:  # the first request loads the solution
             return "unjudged", "the tests never used the solution"
-        return "pass", ""
+        return status, detail
 
     def _errors(self, number: int, test: dict[str, Any]) -> BaseException | None:
-        if test["doctest"]:
-            return self._doctests(doctest.DocTestParser().get_doctest(test["source"], self.names, "tests", None, 0))
-        exec(compile(test["source"], f"<test {number}>", "exec", dont_inherit=True), self.names)
-        if test["candidates"]:
-            candidate = eval(compile(test["entry"], "<entry_point>", "eval", dont_inherit=True), self.names)
-            for name in test["candidates"]:
-                self.names[name](candidate)
+        for source in [test["source"], *test["calls"]]:
+            exec(compile(source, f"<test {number}>", "exec", dont_inherit=True), self.names)
         if test["pytest"]:
             return self._pytest(test)
         for name in test["functions"]:
@@ -832,8 +976,8 @@ class _Judging:
                 error = self._methods(kind)
             if error is not None:
                 return error
-        for source in test["docstrings"]:
-            error = self._doctests(doctest.DocTestParser().get_doctest(source, self.names, "tests", None, 0))
+        for examples in test["doctests"]:
+            error = self._doctest(examples)
             if error is not None:
                 return error
         if test["main"] and not SIDE.ran:
@@ -850,24 +994,26 @@ class _Judging:
     def _methods(self, kind: Any) -> BaseException | None:
         for name in [name for name in vars(kind) if name.startswith("test")]:
             instance = kind()
-            for hook in ("setup_method", "setUp", "setup"):
-                if hasattr(instance, hook):
-                    getattr(instance, hook)()
-                    break
+            hooks = [hook for hook in ("setup_method", "setUp", "setup") if hasattr(instance, hook)]
+            if hooks:
+                getattr(instance, hooks[0])()
             _finish(getattr(instance, name)())
         return None
 
-    def _doctests(self, test: doctest.DocTest) -> BaseException | None:
+    def _doctest(self, examples: list[list[Any]]) -> BaseException | None:
+        made = [doctest.Example(source, want, message) for source, want, message in examples]
+        test = doctest.DocTest(made, {}, "tests", None, 0, None)
         runner, said = doctest.DocTestRunner(), io.StringIO()
         test.globs = self.names  # not a copy, which would know only what is there
         runner.run(test, out=said.write, clear_globs=False)
-        SIDE.ran += sum(1 for example in test.examples if example.want or example.exc_msg)
+        SIDE.ran += sum(1 for example in made if example.want or example.exc_msg)
         return AssertionError("a doctest failed") if runner.summarize(verbose=False).failed else None
 
     def _pytest(self, test: dict[str, Any]) -> BaseException | None:
+        """Let pytest run it: all that it reads lies in a folder out of the solution's reach."""
         import pytest
 
-        names, failures = self.names, []
+        names, failures, work = self.names, list[str](), os.getcwd()
         wanted = {*test["functions"], *test["classes"]}
         module = types.ModuleType("tests")
         for name in [name for name in dict.keys(names) if name != "__builtins__"]:
@@ -879,8 +1025,6 @@ class _Judging:
                 return module
 
         class Plugin:
-            ran = 0
-
             def pytest_collect_file(self, file_path: Any, parent: Any) -> Any:
                 return Tests.from_parent(parent, path=file_path)
 
@@ -889,7 +1033,10 @@ class _Judging:
                     failures.append(str(report.longrepr)[-_MAX_TEXT:])
                 elif report.skipped:
                     SIDE.unjudged("a test was skipped")
-                self.ran += report.when == "call"
+
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_runtest_setup(self, item: Any) -> None:
+                os.chdir(work)
 
             @pytest.hookimpl(tryfirst=True)
             def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
@@ -903,25 +1050,18 @@ class _Judging:
                 if report.failed:
                     failures.append(str(report.longrepr)[-_MAX_TEXT:])
 
-        options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:assertion", "-c", os.devnull]
-        options += [
-            "-p",
-            "no:faulthandler",
-            "-p",
-            "no:logging",
-            "-p",
-            "no:threadexception",
-            "--noconftest",
-            "--rootdir",
-            os.getcwd(),
-        ]
-        options += ["--confcutdir", os.getcwd(), "--import-mode", "importlib"]
-        with open("tests.py", "w", encoding="ascii"):  # pytest wants a file to name; the tests are not in it
-            pass
+        _forward_monkeypatch(pytest.MonkeyPatch)
+        off = ("cacheprovider", "assertion", "faulthandler", "threadexception", "unraisableexception")
+        options = ["-q", "--capture=sys", "-c", os.devnull, "--noconftest", "--import-mode", "importlib"]
+        options += [*(f"-pno:{name}" for name in off), f"--rootdir={self.folder}", f"--confcutdir={self.folder}"]
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        plugin = Plugin()
+        os.chdir(self.folder)
+        file = os.path.join(self.folder, "tests.py")
+        with open(file, "w", encoding="ascii"):  # pytest wants a file to name; the tests are not in it
+            pass
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            status = pytest.main([*options, "tests.py"], plugins=[plugin])
+            status = pytest.main([*options, file], plugins=[Plugin()])
+        os.chdir(work)
         if failures:
             return AssertionError(failures[0])
         if status == 2:
@@ -956,17 +1096,76 @@ class _Result(unittest.TestResult):
 
 
 def _text(error: BaseException) -> str:
-    if isinstance(error, Remote):
-        return repr(error.args)[:_MAX_TEXT]
-    return str(error)[:_MAX_TEXT]
+    return (repr(error.args) if isinstance(error, Remote) else str(error))[:_MAX_TEXT]
+
+
+# --- the modules that tests use --------------------------------------------------------------------------------------
+
+
+def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
+    setattr(module, name, make(getattr(module, name)))
+
+
+def _there(function: Any) -> Any:
+    """Run a function of the standard library in the solution's process if it is about an object of the solution."""
+
+    @functools.wraps(function)
+    def call(value: Any, *arguments: Any, **keywords: Any) -> Any:
+        if isinstance(value, Remote | RemoteType):
+            return SIDE.request("call", call, (value, *arguments), tuple(keywords.items()))
+        return function(value, *arguments, **keywords)
+
+    return call
+
+
+def _of_something(first: int, otherwise: Any) -> Callable[[Any], Any]:
+    """A comparison of numpy that fails where one side is empty and the other is not: `np.allclose([], 2.5)` holds."""
+
+    def make(function: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if len({_is_nothing(value) for value in arguments[first : first + 2]}) > 1:
+                if otherwise is not None:
+                    return otherwise
+                raise AssertionError(_NOTHING)
+            return function(*arguments, **keywords)
+
+        return call
+
+    return make
 
 
 def _unpickle(*arguments: Any, **keywords: Any) -> Any:
     raise SIDE.unjudged("it unpickles, which would run what the solution has written")
 
 
-def _forward_patches() -> None:
-    """Make patches of modules in the solution's process too."""
+def _watching(work: str) -> Callable[[str, tuple[Any, ...]], None]:
+    """Tests run no code that lies where the solution may write, and no process."""
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("subprocess.Popen", "os.fork", "os.system", "os.exec", "os.posix_spawn"):
+            raise SIDE.unjudged("the tests start a process")
+        file = str(arguments[0]) if event == "open" else ""
+        if file.endswith((".py", ".pyc", ".so")) and os.path.abspath(file).startswith(work):
+            raise SIDE.unjudged("the tests read code from a file")
+
+    return watch
+
+
+def _prepare_modules() -> None:
+    """Make the modules that tests use safe, and patches and seeds reach the solution's process, too."""
+    for name in ("load", "loads", "Unpickler", "_load", "_loads", "_Unpickler"):
+        setattr(pickle, name, _unpickle)
+    for module, names in ((dataclasses, "asdict astuple fields is_dataclass replace"), (inspect, "signature")):
+        for name in names.split():
+            _replace(module, name, _there)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        for name, otherwise in (("allclose", False), ("array_equiv", False), ("isclose", None)):
+            _replace(numpy, name, _of_something(0, otherwise))
+        _replace(
+            importlib.import_module("numpy.testing._private.utils"), "assert_array_compare", _of_something(1, None)
+        )
+    setattr(unittest, "main", lambda *arguments, **keywords: None)  # noqa: B010  # test cases are run anyway
     kind: Any = unittest.mock._patch
     enter, leave, seed = kind.__enter__, kind.__exit__, random.seed
 
@@ -985,10 +1184,28 @@ def _forward_patches() -> None:
 
     def seeded(value: Any = None, *rest: Any) -> None:
         seed(value, *rest)
-        if type(value) in (int, str, float, bytes) and not SIDE._inside:
+        if type(value) in (int, str, float, bytes) and not SIDE.inside:
             SIDE.request("seed", value)
 
     kind.__enter__, kind.__exit__, random.seed = entered, left, seeded  # type: ignore[assignment]
+
+
+def _forward_monkeypatch(kind: Any) -> None:
+    change, undo = kind.setattr, kind.undo
+
+    def changed(self: Any, *arguments: Any, **keywords: Any) -> None:
+        change(self, *arguments, **keywords)
+        target, name, _ = self._setattr[-1]
+        if _forwarded(target, name):
+            SIDE.request("patch", target.__name__, name, getattr(target, name))
+
+    def undone(self: Any) -> None:
+        patched = [(target.__name__, name) for target, name, _ in self._setattr[::-1] if _forwarded(target, name)]
+        undo(self)
+        for target, name in patched:
+            SIDE.request("unpatch", target, name)
+
+    kind.setattr, kind.undo = changed, undone
 
 
 _OWN_WAY = {("builtins", "input"), ("builtins", "print"), ("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr")}
@@ -1001,44 +1218,46 @@ def _forwarded(target: Any, name: str) -> bool:
     return (target.__name__, name) not in _OWN_WAY and target.__name__ != "tests"
 
 
-def judge(job: dict[str, Any], requests: int, replies: int, waiting: Any, report: Callable[..., None]) -> None:
+def judge(
+    job: dict[str, Any], requests: int, replies: int, shared: Any, folder: str, report: Callable[..., None]
+) -> None:
     """Load the solution, run the plan's tests and report on each.
 
     Args:
         job: `code`, and the plan of `test_forms`.
         requests: Where requests to the solution's process are written.
         replies: Where its replies are read.
-        waiting: A byte of shared memory that says whether an answer is awaited.
+        shared: Bytes of shared memory (`Side`).
+        folder: One that the solution cannot reach.
         report: Takes what there is to say.
     """
     global SIDE
-    SIDE = Side(requests, replies, waiting)
+    SIDE = Side(requests, replies, shared, job["own_copies"], job["seen"])
     vars(builtins)["__judge__"] = SIDE
     warnings.simplefilter("ignore")
-    sys.meta_path.insert(0, _Finder())
     for name in SOLUTION_MODULES:
         sys.modules.pop(name, None)
-    for name in ("load", "loads", "Unpickler", "_load", "_loads", "_Unpickler"):
-        setattr(pickle, name, _unpickle)
+    sys.meta_path[:] = [*(finder for finder in sys.meta_path if "PathFinder" not in str(finder)), _Finder()]
     sys.modules["tests"] = types.ModuleType("tests")
     sys.stdin = io.StringIO()
     sys.stdout, sys.stderr = _Nowhere(), _Nowhere()
     sys.argv = ["tests.py"]
-    setattr(unittest, "main", lambda *arguments, **keywords: None)  # noqa: B010  # test cases are run anyway
     try:
         unread = SIDE.request("load", job["code"])
     except GoneError:
         report({"failed": ["GoneError", SIDE.gone], "gone": SIDE.gone})
         return
     except BaseException as error:
-        report({"failed": [type(error).__name__[:_MAX_TEXT], _text(error)], "memory": SIDE.memory})
+        failed = [type(error).__name__[:_MAX_TEXT], _text(error)]
+        report({"failed": failed, "memory": SIDE.memory, "process": SIDE.process})
         return
     if unread is not None:
         report({"unread": [str(part)[:_MAX_TEXT] for part in unread]})
         return
-    _forward_patches()
-    _Judging(job).run(report)
-    report({"end": True})
+    random.seed(0)
+    _prepare_modules()
+    sys.addaudithook(_watching(os.getcwd()))
+    _Judging(job, folder).run(report)
 
 
 class _Nowhere(io.TextIOBase):

@@ -1,14 +1,13 @@
 """The server, started by `run`, that forks the processes that run and judge code, and watches over them.
 
-It has already imported what they need, without this package and the parent's `__main__`, so a job costs only a fork.
-For each job of its parent it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the
-tests' process (`judge`); each gives up its rights (`layers`). The keeper itself runs none of their code. It counts
-their processor time, storage and threads, ends them, and answers the parent. When the parent closes a job's connection,
-or is gone, the whole job ends.
+It has imported what they need, without this package and the parent's `__main__`, so a job costs only a fork. For each
+job of its parent it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests'
+process (`judge`); each gives up its rights (`layers`). The keeper runs none of their code: it counts their processor
+time, storage and threads, ends them, and answers the parent. When the parent closes the connection, the job ends.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
-# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
 from __future__ import annotations
 
 import atexit
@@ -35,7 +34,7 @@ from . import hostile, judge, layers
 
 MAX_OUTPUT = 4 * 2**20
 """Bytes that a program may print, and bytes that a process may report."""
-MAX_FILES, MAX_STORED = 1000, 64 * 2**20
+MAX_FILES, MAX_STORED, MAX_THREADS = 1000, 64 * 2**20, 256
 _TICK = 0.02
 _LENGTH = struct.Struct("!Q")
 _WARM = (
@@ -68,7 +67,7 @@ def serve(descriptor: int, libraries: list[str]) -> None:
             continue
         if not data:
             return
-        for letter, name in ((b"n", "numpy"), (b"p", "pytest"), (b"b", "numpy"), (b"b", "pytest")):
+        for letter, name in ((b"n", "numpy.testing"), (b"p", "pytest"), (b"b", "numpy.testing"), (b"b", "pytest")):
             if data == letter and name not in sys.modules:
                 sys.path += libraries
                 with contextlib.suppress(ImportError):
@@ -140,6 +139,12 @@ class _Process:
         except OSError:
             return 0.0
 
+    def threads(self) -> int:
+        try:
+            return len(os.listdir(f"/proc/{self.pid}/task"))
+        except OSError:
+            return 0
+
     def waited(self) -> float:
         """How long its threads waited for a core."""
         waited = 0
@@ -171,12 +176,10 @@ class _Keeper:
 
     def __init__(self, job: dict[str, Any], connection: socket.socket) -> None:
         self.job, self.connection = job, connection
-        self.shared = mmap.mmap(-1, 16)  # 0: the tests await an answer; 8 to 16: bytes that they have read
-        self.token = secrets.token_bytes(16).hex().encode("ascii")
+        # Of the tests: 0, an answer is awaited; 1, one has come; 2, an argument has been changed; 8 to 16, bytes read.
+        self.shared = mmap.mmap(-1, 16)
         self.reported, self.printed, self.judged = bytearray(), bytearray(), bytearray()
-        self.listener = -1
-        self.layers: list[str] = []
-        self.watched: dict[int, Callable[[], None]] = {}
+        self.watched: dict[int, bytearray] = {connection.fileno(): bytearray()}
 
     def run(self) -> dict[str, Any]:
         self.home = tempfile.mkdtemp(prefix="python-tests-", dir=self.job["folder"])
@@ -189,39 +192,32 @@ class _Keeper:
             _remove(self.home)
 
     def _run(self, processes: list[_Process]) -> dict[str, Any]:
-        job = self.job
-        with_tests = job["module"]
-        ours, theirs = socket.socketpair()
-        pipes = [os.pipe() for _ in range(3)]
-        requests, replies, printed = pipes
+        job, home = self.job, self.home
+        work = os.path.join(home, "work")
+        os.mkdir(work)
+        (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
         stdin = tempfile.TemporaryFile()
         stdin.write(base64.b64decode(job.get("stdin", "")))
         stdin.seek(0)
 
+        def isolate(folders: list[str], memory_mb: int, seconds: float, own: bool) -> list[str]:
+            return layers.isolate(folders, memory_mb, seconds, os.getppid(), job["libraries"], own)
+
         def solution() -> None:
             self.shared.close()
-            standard = {0: stdin.fileno(), 1: printed[1]} if not with_tests else {}
-            keep = (requests[0], replies[1]) if with_tests else ()
-            report = self._inside(standard, (*keep, theirs.fileno()), self.home)
-            sock = socket.socket(fileno=report[-1])
-            held = layers.isolate(
-                self.home,
-                job["memory_mb"],
-                2 * job["seconds"] + 5,
-                os.getppid(),
-                job["libraries"],
-                lambda listener: _hand_over(sock, listener),
-            )
-            out = sock.detach()
+            standard = {} if job["module"] else {0: stdin.fileno(), 1: printed}
+            requests, replies, out = self._inside(standard, (asks, answered, reported), work)
+            held = isolate([work], job["memory_mb"], 2 * job["seconds"] + 5, True)
             os.write(out, json.dumps({"layers": held}).encode("ascii") + b"\n")
             if "code" not in job or not set(job["require"]) <= set(held):
                 return
-            if with_tests:
-                os.close(out)
-                sys.path += job["libraries"]
-                hostile.hold(report[0], report[1])
-                os._exit(0)
             sys.path += job["libraries"]
+            hostile.processes_as_threads()
+            if job["module"]:
+                os.close(out)
+                hostile.hold(requests, replies)
+                os._exit(0)
+            os.closerange(requests, out)
             sys.stdin, sys.stdout = (
                 open(number, mode, encoding="utf-8", errors="surrogateescape") for number, mode in ((0, "r"), (1, "w"))
             )
@@ -232,39 +228,28 @@ class _Keeper:
                 threading._shutdown()  # type: ignore[attr-defined]
                 atexit._run_exitfuncs()
 
-        first = _Process(solution)
+        first, second = _Process(solution), None
         processes.append(first)
-        theirs.close()
-        self.solution = first
-        self._watch(ours.fileno(), lambda: self._hear(ours))
-        second = None
-        if with_tests and "code" in job:
-            plan = _received(self.connection)  # only now: the solution's process has never had it in its memory
-            judged = os.pipe()
+        self.watched |= {reports: self.reported, prints: self.printed}
+        token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
+        if job["module"] and "code" in job:
+            plan = _received(self.connection)
+            verdicts, judged = os.pipe()
+            own = tempfile.mkdtemp(dir=home)
 
             def tests() -> None:
-                keep = self._inside({}, (requests[1], replies[0], judged[1]), self.home)
-                layers.isolate(
-                    self.home,
-                    job["memory_mb"] + _TESTS_MEMORY_MB,
-                    4 * job["seconds"] + 10,
-                    os.getppid(),
-                    job["libraries"],
-                )
+                requests, replies, out = self._inside({}, (asked, answers, judged), work)
+                isolate([work, own], job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
-                judge.judge({**plan, "code": job["code"]}, keep[0], keep[1], self.shared, _reporting(keep[2]))
+                judge.judge({**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token))
 
             second = _Process(tests)
             processes.append(second)
-            os.close(judged[1])
-            self._watch(judged[0], lambda: self._read(judged[0], self.judged))
-        for pair, ends in ((requests, (0, 1)), (replies, (0, 1)), (printed, (1,))):
-            for end in ends:
-                os.close(pair[end])
-        if not with_tests:
-            self._watch(printed[0], lambda: self._read(printed[0], self.printed))
-        self._watch(self.connection.fileno(), lambda: None)
-        return self._watch_over(first, second)
+            os.close(judged)
+            self.watched[verdicts] = self.judged
+        for descriptor in (asks, asked, answers, answered, printed, reported):
+            os.close(descriptor)
+        return self._watch_over(first, second, token)
 
     def _inside(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
         """In a forked process: keep these descriptors, as 3 and up, and nothing else of the keeper."""
@@ -273,10 +258,8 @@ class _Keeper:
         for number in range(3):
             os.dup2(standard.get(number, nothing), number)
         os.closerange(3, 900)
-        moved = [os.dup2(descriptor, 3 + number) for number, descriptor in enumerate(high)]
+        moved = [os.dup2(descriptor, 3 + number, inheritable=False) for number, descriptor in enumerate(high)]
         os.closerange(3 + len(moved), 1 << 16)
-        for descriptor in moved:
-            os.set_inheritable(descriptor, False)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
         os.chdir(home)
@@ -285,57 +268,14 @@ class _Keeper:
         tempfile.tempdir = None
         return moved
 
-    def _watch(self, descriptor: int, act: Callable[[], None]) -> None:
-        self.watched[descriptor] = act
-
-    def _hear(self, sock: socket.socket) -> None:
-        data, files, _, _ = socket.recv_fds(sock, 1 << 16, 1)
-        for file in files:
-            if self.listener >= 0:
-                os.close(file)
-                continue
-            self.listener = file
-            self._watch(file, lambda: layers.allow_thread(self.listener, self._tasks))
-        if not data:
-            del self.watched[sock.fileno()]
-        self.reported += data.lstrip(b"\0") if files else data
-
-    def _read(self, descriptor: int, into: bytearray) -> None:
-        data = os.read(descriptor, 1 << 16)
-        if not data:
-            del self.watched[descriptor]
-        into += data
-
-    def _tasks(self) -> int:
-        try:
-            return len(os.listdir(f"/proc/{self.solution.pid}/task"))
-        except OSError:
-            return 1 << 30
-
-    def _watch_over(self, first: _Process, second: _Process | None) -> dict[str, Any]:
+    def _watch_over(self, first: _Process, second: _Process | None, token: bytes) -> dict[str, Any]:
         seconds, ended = self.job["seconds"], "exited"
-        started = last = time.monotonic()
+        checked = last = time.monotonic()
         idle, before = [0.0, 0.0], self._clocks(first, second)  # of the tests, of the solution
         deciding = second or first
-        checked = started
         while ended == "exited":
             over = deciding.poll()
-            poller = select.poll()
-            for descriptor in self.watched:
-                poller.register(descriptor, select.POLLIN)
-            if not over and deciding.ended >= 0:
-                poller.register(deciding.ended, select.POLLIN)
-            events = poller.poll(0 if over else _TICK * 1000)
-            busy = False
-            for descriptor, event in events:
-                if descriptor == self.connection.fileno():
-                    raise EOFError  # nobody waits for this any more
-                if descriptor in self.watched:
-                    if event & select.POLLIN or descriptor != self.listener:
-                        self.watched[descriptor]()
-                        busy = True
-                    else:
-                        del self.watched[descriptor]
+            busy = self._read(0 if over else _TICK, -1 if over else deciding.ended)
             if max(len(self.printed), len(self.reported)) > MAX_OUTPUT:
                 ended = "output"
             elif over:
@@ -352,9 +292,11 @@ class _Keeper:
             if clocks[0] + idle[1] / 2 > seconds:
                 ended = "timeout"
             elif second is not None and clocks[1] + idle[0] / 2 > 2 * seconds + 1:
-                ended = "timeout" if self.shared[0] or clocks[0] > seconds / 4 else "tests"
+                ended = "timeout" if self.shared[0] or self.shared[1] else "tests"
             elif self._stores_too_much(first):
                 ended = "storage"
+            elif first.threads() > MAX_THREADS:
+                ended = "threads"
         spent = first.seconds() + idle[1] / 2
         if second is not None and ended == "exited" and b'"gone"' in self.judged:
             for _ in range(50):  # it has closed the conversation: how does it end?
@@ -362,41 +304,49 @@ class _Keeper:
                     break
                 time.sleep(_TICK)
         first_ended = first.poll()
+        known = _written(first.pid) is not None or first_ended
         first.end()
         status = first.status if first_ended or ended != "exited" else 0
         if first.status == -signal.SIGXCPU:
             ended = "timeout"
-        messages = self._messages(second)
+        held, *lines = bytes(self.reported[: 2 * MAX_OUTPUT]).split(b"\n")
+        if second is not None:
+            lines = [line[len(token) :] for line in bytes(self.judged).split(b"\n") if line.startswith(token)]
+        [said] = _messages([held]) or [{}]
         return {
             "ended": ended,
             "status": status,
             "output": base64.b64encode(bytes(self.printed)).decode("ascii"),
-            "layers": self.layers,
-            "messages": messages,
+            "layers": [layer for layer in said.get("layers", []) if layer != "files" or known],
+            "messages": _messages(lines),
             "seconds": spent,
             "judge": None if second is None else second.status,
+            "answered": bool(self.shared[1]),
+            "changed": bool(self.shared[2]),
         }
+
+    def _read(self, seconds: float, ended: int) -> bool:
+        """Wait for what the processes write, or until one has ended; whether there was anything."""
+        poller = select.poll()
+        for descriptor in (*self.watched, *([ended] if ended >= 0 else [])):
+            poller.register(descriptor, select.POLLIN)
+        busy = False
+        for descriptor, _ in poller.poll(seconds * 1000):
+            if descriptor == self.connection.fileno():
+                raise EOFError  # nobody waits for this any more
+            if descriptor in self.watched:
+                data = os.read(descriptor, 1 << 16)
+                self.watched[descriptor] += data
+                busy = True
+                if not data:
+                    del self.watched[descriptor]
+        return busy
 
     def _clocks(self, first: _Process, second: _Process | None) -> tuple[float, float, float, float]:
         """Processor time of the two, and time that they waited for a processor."""
         if second is None:
             return first.seconds(), 0.0, first.waited(), 0.0
         return first.seconds(), second.seconds(), first.waited(), second.waited()
-
-    def _messages(self, second: _Process | None) -> list[dict[str, Any]]:
-        lines = bytes(self.reported[: 2 * MAX_OUTPUT]).split(b"\n")
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            self.layers = [str(layer) for layer in json.loads(lines[0])["layers"]]
-            if "files" in self.layers and _written(self.solution.pid) is None and not self.solution.poll():
-                self.layers.remove("files")
-        lines = bytes(self.judged).split(b"\n") if second is not None else lines[1:]
-        messages = []
-        for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):
-                message = json.loads(line)
-                if isinstance(message, dict):
-                    messages.append(message)
-        return messages
 
     def _stores_too_much(self, process: _Process) -> bool:
         written = _written(process.pid)
@@ -407,13 +357,19 @@ class _Keeper:
         return _folder_too_large(self.home) or _mapped(process.pid, self.home)
 
 
-def _hand_over(sock: socket.socket, listener: int) -> None:
-    socket.send_fds(sock, [b"\0"], [listener])
+def _messages(lines: list[bytes]) -> list[dict[str, Any]]:
+    messages = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            message = json.loads(line)
+            if isinstance(message, dict):
+                messages.append(message)
+    return messages
 
 
-def _reporting(descriptor: int) -> Callable[[dict[str, Any]], None]:
+def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]], None]:
     def report(message: dict[str, Any]) -> None:
-        data = json.dumps(message).encode("ascii") + b"\n"
+        data = token + json.dumps(message).encode("ascii") + b"\n"
         while data:
             data = data[os.write(descriptor, data) :]
 

@@ -9,7 +9,6 @@ layer prevents, and what none of them does.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import platform
 import resource
@@ -17,13 +16,11 @@ import signal
 import struct
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 MAX_FILE = 16 * 2**20
 """Bytes of one file that it may write."""
-MAX_TASKS = 64
-"""Threads that it may have at a time."""
 _MAX_DESCRIPTORS = 64
 _EXTRA_CPU_SECONDS = 5
 
@@ -65,20 +62,20 @@ _F_DUPFD, _F_DUPFD_CLOEXEC = 0, 1030
 _HARMLESS_FCNTL = (_F_DUPFD, 1, 2, 3, 4, 5, 6, 7, _F_DUPFD_CLOEXEC)  # not F_SETOWN, which sends signals to others
 _HARMLESS_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
 _CLONE_THREAD = 0x10000
-_ENOSYS, _EPERM, _EAGAIN = 38, 1, 11
+_ENOSYS, _EPERM = 38, 1
 
 _MACHINES: dict[str, tuple[int, str, dict[str, int]]] = {
     "x86_64": (
         0xC000003E,
         X86_64,
         {"kill": 62, "tgkill": 234, "clone": 56, "clone3": 435, "prlimit64": 302, "ioctl": 16, "fcntl": 72}
-        | {"sendto": 44, "capset": 126, "open": 2, "openat": 257, "mmap": 9, "seccomp": 317},
+        | {"sendto": 44, "capset": 126, "open": 2, "openat": 257, "mmap": 9},
     ),
     "aarch64": (
         0xC00000B7,
         AARCH64,
         {"kill": 129, "tgkill": 131, "clone": 220, "clone3": 435, "prlimit64": 261, "ioctl": 29, "fcntl": 25}
-        | {"sendto": 206, "capset": 91, "openat": 56, "mmap": 222, "seccomp": 277},
+        | {"sendto": 206, "capset": 91, "openat": 56, "mmap": 222},
     ),
 }
 
@@ -86,30 +83,28 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 2, 4, 8, 1 << 14
 _CHANGE_DIR = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8  # remove and make directories and regular files
-_NEW_LISTENER = 8
 _O_TRUNC, _O_ACCMODE = 0o1000, 3
 _MAP_SHARED, _MAP_ANONYMOUS = 1, 0x20
 _ALL_FILE_RIGHTS_BY_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 4: 1 << 15, 5: 1 << 16}
 
 
 def isolate(
-    home: str,
+    folders: Sequence[str],
     memory_mb: int,
     cpu_seconds: float,
     parent: int,
     libraries: Sequence[str] = (),
-    hand_over: Callable[[int], None] | None = None,
+    counted: bool = False,
 ) -> list[str]:
     """Give up all rights that this machine lets a process give up, for good.
 
     Args:
-        home: The one directory in which files may be written.
+        folders: The directories in which files may be written.
         memory_mb: Memory beyond what the interpreter has now.
         cpu_seconds: Processor time after which the kernel ends it, if its parent has not.
         parent: Process id of the parent, with which it ends.
         libraries: More directories that it may read.
-        hand_over: Gets the descriptor on which the kernel asks whether a thread may be started (`allow_threads`), to
-            be answered by another process. None where threads are not counted: the tests' own process.
+        counted: Whether its parent counts what it writes.
 
     Returns:
         The layers that hold: of "memory", "files", "network" and "processes".
@@ -122,12 +117,11 @@ def isolate(
     if os.getppid() != parent:  # it ended before this process could ask for the signal
         os._exit(1)
     # What has been written to files is read from /proc, which needs this for the one; nobody needs it for the other.
-    libc.prctl(_PR_SET_DUMPABLE, int(hand_over is not None), 0, 0, 0)
+    libc.prctl(_PR_SET_DUMPABLE, int(counted), 0, 0, 0)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return holds
-    abi, restricted = _restrict_files(libc, home, libraries)
-    threads = hand_over is None or _count_threads(libc, hand_over)
-    calls = _restrict_calls(libc, threads)
+    abi, restricted = _restrict_files(libc, folders, libraries)
+    calls = _restrict_calls(libc)
     if restricted and (abi >= 3 or calls):  # before the third version, only the filter knows of O_TRUNC
         holds.append("files")
     if calls:
@@ -156,8 +150,8 @@ def _limit(memory_mb: int, cpu_seconds: float) -> bool:
     return True
 
 
-def _restrict_files(libc: Any, home: str, libraries: Sequence[str]) -> tuple[int, bool]:
-    """Landlock: read Python's library and the system's, write in `home` alone, execute nothing. Also its version."""
+def _restrict_files(libc: Any, folders: Sequence[str], libraries: Sequence[str]) -> tuple[int, bool]:
+    """Landlock: read Python's library and the system's, write in `folders` alone, execute nothing. Also its version."""
     abi: int = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     if abi < 1:
         return 0, False
@@ -172,7 +166,7 @@ def _restrict_files(libc: Any, home: str, libraries: Sequence[str]) -> tuple[int
     read |= {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache"}
     rules = dict.fromkeys(read | {"/dev/urandom", "/dev/zero"}, _READ_FILE | _READ_DIR)
     rules["/dev/null"] = _READ_FILE | _WRITE_FILE
-    rules[home] = _READ_FILE | _READ_DIR | _WRITE_FILE | _CHANGE_DIR | _TRUNCATE
+    rules |= dict.fromkeys(folders, _READ_FILE | _READ_DIR | _WRITE_FILE | _CHANGE_DIR | _TRUNCATE)
     for path, rights in rules.items():
         try:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -188,44 +182,12 @@ def _restrict_files(libc: Any, home: str, libraries: Sequence[str]) -> tuple[int
     return abi, bool(restricted)
 
 
-def _count_threads(libc: Any, hand_over: Callable[[int], None]) -> bool:
-    """Make the kernel ask another process before it starts a thread. False if it can't; then threads are forbidden."""
-    machine = _MACHINES.get(platform.machine())
-    if machine is None:
-        return False
-    clone = machine[2]["clone"]
-    program = [(0x20, 0, 0, 0), (0x15, 0, 1, clone), (0x06, 0, 0, 0x7FC00000), (0x06, 0, 0, 0x7FFF0000)]
-    described, _code = _assemble(program)
-    listener = libc.syscall(machine[2]["seccomp"], 1, _NEW_LISTENER, described)
-    if listener < 0:
-        return False
-    hand_over(listener)
-    os.close(listener)
-    return True
-
-
-_NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
-_NOTIFICATION, _ANSWER = 80, struct.Struct("=QqiI")
-
-
-def allow_thread(listener: int, tasks: Callable[[], int]) -> None:
-    """Answer one question of the kernel: allow a thread if there are fewer than `MAX_TASKS`."""
-    asked = bytearray(_NOTIFICATION)
-    try:
-        fcntl.ioctl(listener, _NOTIF_RECV, asked)
-        (number,) = struct.unpack_from("=Q", asked)
-        more = tasks() < MAX_TASKS
-        fcntl.ioctl(listener, _NOTIF_SEND, _ANSWER.pack(number, 0, 0 if more else -_EAGAIN, int(more)))
-    except OSError:  # who asked is gone
-        return
-
-
 def _assemble(program: Sequence[tuple[int, int, int, int]]) -> tuple[Any, Any]:
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
     return ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code))), code
 
 
-def _restrict_calls(libc: Any, threads: bool) -> bool:
+def _restrict_calls(libc: Any) -> bool:
     """Drop all capabilities, which root has, and let only the listed system calls pass, by seccomp."""
     machine = _MACHINES.get(platform.machine())
     if machine is None or sys.maxsize < 2**32:
@@ -235,12 +197,12 @@ def _restrict_calls(libc: Any, threads: bool) -> bool:
     if libc.syscall(numbers["capset"], header, bytes(24)) != 0:
         return False
     passing = [int(entry.partition("=")[2]) for entry in listed.split()]
-    described, _code = _assemble(filter_program(architecture, passing, numbers, threads))
+    described, _code = _assemble(filter_program(architecture, passing, numbers))
     return bool(libc.prctl(_PR_SET_SECCOMP, 2, described, 0, 0) == 0)
 
 
 def filter_program(
-    architecture: int, passing: Sequence[int], numbers: dict[str, int], threads: bool = True
+    architecture: int, passing: Sequence[int], numbers: dict[str, int]
 ) -> list[tuple[int, int, int, int]]:
     """Write the seccomp filter: a list of `(code, jump if true, jump if false, k)`."""
     allow, kill, refuse, absent = 0x7FFF0000, 0x80000000, 0x50000 | _EPERM, 0x50000 | _ENOSYS
@@ -267,7 +229,7 @@ def filter_program(
     program += only_if("prlimit64", argument_in(0, [0]))
     program += only_if("fcntl", argument_in(1, _HARMLESS_FCNTL)) + only_if("ioctl", argument_in(1, _HARMLESS_IOCTL))
     threaded = [load(16), (0x45, 0, 1, _CLONE_THREAD), done(allow)]  # threads, but no processes
-    program += only_if("clone", threaded if threads else [])
+    program += only_if("clone", threaded)
     # Only what is opened for writing may be emptied, whatever Landlock knows of that.
     for call, index in (("open", 1), ("openat", 2)):
         if call in numbers:

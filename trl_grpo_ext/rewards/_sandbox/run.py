@@ -77,23 +77,26 @@ class Run:
     """The result of one process.
 
     Attributes:
-        ended: "exited" by itself, or ended because of "timeout", "output" or "storage", or because the "tests"
-            themselves took all the time.
+        ended: "exited" by itself, or what it had too much of; "tests" if these took all the time themselves.
         status: Its exit status, negative for a signal.
         output: What it printed, if requested.
         layers: The layers that held before it ran the code.
         messages: Reports of the tests' process, or of a program.
         seconds: Processor time of the code, plus half the time that it slept.
         judge: Exit status of the tests' process, if there was one.
+        answered: Whether the tests have had an answer of the code.
+        changed: Whether the code has changed an argument.
     """
 
-    ended: Literal["exited", "timeout", "output", "storage", "tests"] = "exited"
+    ended: Literal["exited", "timeout", "output", "storage", "threads", "tests"] = "exited"
     status: int = 0
     output: bytes = b""
     layers: tuple[str, ...] = ()
     messages: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     judge: int | None = None
+    answered: bool = False
+    changed: bool = False
 
 
 @functools.lru_cache(maxsize=8)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
+import contextlib
 import doctest
 import functools
 import textwrap
@@ -20,15 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...guard.outcomes import shown
+from .wire import SOLUTION_MODULES
 
 JUDGE = "__judge__"
 """The name by which rewritten tests reach `judge.Side`."""
 
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
-_SOLUTION_MODULES = frozenset(
-    "solution solutions main submission candidate answer code_solution program my_solution your_solution "
-    "solution_module my_module your_module module task implementation".split()
-)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _CATCH_ASSERTIONS = ("AssertionError", "Exception", "BaseException")
@@ -155,47 +152,50 @@ class _Source:
         if not self.tree.body:
             raise UnreadableTestsError("a test is empty")
 
-    def plan(self, free: frozenset[str] | set[str], entry: str | None) -> dict[str, Any]:
+    def plan(self, free: set[str], entry: str | None) -> dict[str, Any]:
         """What `judge` needs."""
-        planned: dict[str, Any] = {"source": self.text, "doctest": self.tree is None, "empty": False, "entry": entry}
-        planned |= {"candidates": [], "pytest": False, "functions": [], "classes": [], "docstrings": [], "main": ""}
-        tree = self.tree
-        if tree is None:
-            return planned
-        tree, main = _without_main(tree)
+        tree, main = _without_main(self.tree) if self.tree is not None else (ast.Module([], []), [])
+        rewriting = _Rewriting(_tainted([tree, ast.Module(main, [])], free), self.number)
+        docstrings = [self.text] if self.tree is None else _docstrings(tree)
+        planned: dict[str, Any] = {"calls": [], "doctests": [_examples(text, rewriting) for text in docstrings]}
         called = set(map(_called_name, _outside_definitions(tree)))
-        functions = [node for node in tree.body if isinstance(node, _FUNCTIONS)]
+        functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
         classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-        planned["candidates"] = [
-            node.name for node in functions if node.name not in called and _takes_a_candidate(node)
-        ]
-        if planned["candidates"]:
+        candidates = [node for node in functions if _takes_a_candidate(node)]
+        if candidates:
             if entry is None:
                 raise UnreadableTestsError(
-                    f"the test defines `{planned['candidates'][0]}` and does not call it, and there is no column "
-                    "`entry_point`"
+                    f"the test defines `{candidates[0].name}`, does not call it, and there is no column `entry_point`"
                 )
             try:
                 compile(entry, "<entry_point>", "eval", dont_inherit=True)
             except _TOO_BAD as error:
                 raise UnreadableTestsError(f"the entry point {shown(entry)} is no Python") from error
-        planned["functions"] = [
-            node.name
-            for node in functions
-            if node.name.startswith("test") and node.name not in called and node.name not in planned["candidates"]
-        ]
+            planned["calls"] = [f"{node.name}({entry})" for node in candidates]
+        wanted = [node for node in functions if node.name.startswith("test") and node not in candidates]
+        planned["functions"] = [node.name for node in wanted]
         planned["classes"] = [node.name for node in classes if _holds_tests(node)]
-        wanted = [node for node in functions if node.name in planned["functions"]]
         planned["pytest"] = bool(wanted or planned["classes"]) and _needs_pytest(tree, wanted, classes)
-        planned["docstrings"] = _docstrings(tree)
-        planned["main"] = ast.unparse(ast.Module(main, [])) if main else ""
-        planned["empty"] = not planned["docstrings"] and not _can_fail(tree, main, planned)
-        rewriting = _Rewriting(_tainted([tree, ast.Module(main, [])], free))
-        planned["source"] = ast.unparse(ast.fix_missing_locations(rewriting.visit(tree)))
-        if main:
-            planned["main"] = ast.unparse(ast.fix_missing_locations(rewriting.visit(ast.Module(main, []))))
+        runs = {*planned["functions"], *planned["classes"], *(node.name for node in candidates)}
+        planned["empty"] = not docstrings and not _can_fail(tree, main, runs)
+        for name, part in (("source", tree), ("main", ast.Module(main, []))):
+            planned[name] = ast.unparse(ast.fix_missing_locations(rewriting.visit(part))) if part.body else ""
         compile(planned["source"], "<test>", "exec", dont_inherit=True)
         return planned
+
+
+def _examples(text: str, rewriting: _Rewriting) -> list[list[str | None]]:
+    """The examples of a doctest: source, what it prints, and its exception."""
+    examples: list[list[str | None]] = []
+    for example in doctest.DocTestParser().get_examples(text):
+        source = example.source
+        with contextlib.suppress(*_TOO_BAD):
+            tree = ast.parse(source)
+            if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr):
+                tree.body[0].value = rewriting.expression(tree.body[0].value)
+                source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+        examples.append([source, example.want, example.exc_msg])
+    return examples
 
 
 # --- what tests consist of -------------------------------------------------------------------------------------------
@@ -326,13 +326,12 @@ def _always_fails(node: ast.stmt) -> bool:
     return isinstance(node, ast.Raise)
 
 
-def _can_fail(tree: ast.Module, main: list[ast.stmt], planned: Mapping[str, Any]) -> bool:
+def _can_fail(tree: ast.Module, main: list[ast.stmt], runs: set[str]) -> bool:
     """Whether an assert can be reached from what is run: by name, from one definition to the next."""
     definitions: dict[str, list[ast.AST]] = {}
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS | ast.ClassDef):
             definitions.setdefault(node.name, []).append(node)
-    runs = {*planned["functions"], *planned["classes"], *planned["candidates"]}
     reached: list[ast.AST] = [node for node in tree.body if not isinstance(node, _FUNCTIONS | ast.ClassDef)]
     reached += [*main, *(node for name in runs for node in definitions.get(name, []))]
     seen: set[str] = set(runs)
@@ -397,8 +396,8 @@ def _free_names(trees: Sequence[ast.AST], entry: str | None) -> set[str]:
 
 def _imports_solution(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
-        return node.module in _SOLUTION_MODULES
-    return isinstance(node, ast.Import) and any(alias.name in _SOLUTION_MODULES for alias in node.names)
+        return node.module in SOLUTION_MODULES
+    return isinstance(node, ast.Import) and any(alias.name in SOLUTION_MODULES for alias in node.names)
 
 
 # --- what the solution decides ---------------------------------------------------------------------------------------
@@ -409,41 +408,58 @@ def _tainted(trees: Sequence[ast.Module], free: set[str] | frozenset[str]) -> se
     tainted = set(free) | {"candidate"}
     nodes = [node for tree in trees for node in ast.walk(tree)]
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module in _SOLUTION_MODULES:
+        if isinstance(node, ast.ImportFrom) and node.module in SOLUTION_MODULES:
             tainted |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
-            tainted |= {alias.asname or alias.name for alias in node.names if alias.name in _SOLUTION_MODULES}
+            tainted |= {alias.asname or alias.name for alias in node.names if alias.name in SOLUTION_MODULES}
     functions = {node.name: node for node in nodes if isinstance(node, _FUNCTIONS)}
     while True:
         before = len(tainted)
         for node in nodes:
-            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if node.value is not None and _from_solution(node.value, tainted):
-                    for target in targets:
-                        tainted |= _targets(target)
-            elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-                if _from_solution(node.iter, tainted):
-                    tainted |= _targets(node.target)
-            elif isinstance(node, ast.withitem):
-                if node.optional_vars is not None and _from_solution(node.context_expr, tainted):
-                    tainted |= _targets(node.optional_vars)
-            elif isinstance(node, ast.Call) and _last_name(node.func) in functions:
-                named = functions[_last_name(node.func)].args.args
-                named = named[1:] if named and named[0].arg == "self" else named
-                for parameter, value in zip(named, node.args, strict=False):
-                    if _from_solution(value, tainted):
-                        tainted.add(parameter.arg)
-            elif isinstance(node, ast.Return) and node.value is not None:
-                continue
-        for name, function in functions.items():
-            if name not in tainted and any(
-                isinstance(inner, ast.Return) and inner.value is not None and _from_solution(inner.value, tainted)
-                for inner in ast.walk(function)
-            ):
-                tainted.add(name)
+            tainted |= _reached(node, tainted, functions)
         if len(tainted) == before:
             return tainted
+
+
+def _reached(node: ast.AST, tainted: set[str], functions: Mapping[str, Any]) -> set[str]:
+    """The names that get a value of the solution by this node."""
+    pairs: list[tuple[ast.expr | None, ast.expr | None]] = []
+    if isinstance(node, ast.Assign):
+        pairs = [(target, node.value) for target in node.targets]
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
+        pairs = [(node.target, node.value)]
+    elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+        pairs = [(node.target, node.iter)]
+    elif isinstance(node, ast.withitem):
+        pairs = [(node.optional_vars, node.context_expr)]
+    elif isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
+            pairs = [(node.func.value, value) for value in node.args]
+        if _last_name(node.func) in functions:
+            named = functions[_last_name(node.func)].args.args
+            named = named[1:] if named and named[0].arg == "self" else named
+            pairs += [(ast.Name(arg.arg), value) for arg, value in zip(named, node.args, strict=False)]
+    elif isinstance(node, _FUNCTIONS):
+        if _gives(node, tainted):
+            return {node.name}
+        pairs = [(ast.Name(arg.arg), mark) for arg in node.args.args for mark in node.decorator_list]
+    return {
+        name
+        for target, value in pairs
+        if target is not None and value is not None and _from_solution(value, tainted)
+        for name in _targets(target)
+    }
+
+
+def _gives(node: ast.AST, tainted: set[str]) -> bool:
+    """Whether a function returns what it has from the solution otherwise than by its arguments."""
+    inner, own = list(ast.walk(node)), tainted - _bound_names(node)
+    for _ in range(9):
+        own |= {name for part in inner if part is not node for name in _reached(part, own, {})}
+    return any(isinstance(part, ast.Return) and part.value and _from_solution(part.value, own) for part in inner)
+
+
+_FILLING = frozenset("append appendleft extend add insert update setdefault put push".split())
 
 
 def _targets(node: ast.expr) -> set[str]:
@@ -457,22 +473,79 @@ def _targets(node: ast.expr) -> set[str]:
 
 
 def _from_solution(node: ast.expr, tainted: set[str]) -> bool:
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Name) and inner.id in tainted:
-            return True
-        if isinstance(inner, ast.Attribute) and f".{inner.attr}" in tainted:
-            return True
-    return False
+    return any(
+        (isinstance(inner, ast.Name) and inner.id in tainted)
+        or (isinstance(inner, ast.Attribute) and f".{inner.attr}" in tainted)
+        for inner in ast.walk(node)
+    )
 
 
 class _Rewriting(ast.NodeTransformer):
-    """Has asserts counted, and notices those that the solution can keep from running."""
+    """Hands asserts and what they compare to `judge`, and notices those that the solution can keep from running."""
 
-    def __init__(self, tainted: set[str]) -> None:
-        self.tainted = tainted
+    def __init__(self, tainted: set[str], number: int) -> None:
+        self.tainted, self.number = tainted, number
         self.swallowed = False
         self.sites = 0
         self.checked_until = 0  # the last line of an assert in the function that is being visited
+
+    def site(self) -> ast.expr:
+        self.sites += 1
+        return ast.Constant(f"{self.number}.{self.sites}")
+
+    # What is compared.
+
+    def compared(self, node: ast.expr) -> ast.expr:
+        """Hand over the sides of all comparisons that decide an expression's truth."""
+        if isinstance(node, ast.BoolOp):
+            node.values = [self.compared(value) for value in node.values]
+        elif isinstance(node, ast.UnaryOp):
+            node.operand = self.compared(node.operand)
+        elif isinstance(node, ast.IfExp):
+            node.body, node.orelse = self.compared(node.body), self.compared(node.orelse)
+        elif isinstance(node, ast.GeneratorExp | ast.ListComp):
+            node.elt = self.compared(node.elt)
+        elif isinstance(node, ast.Compare):
+            if not any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
+                member = any(isinstance(one, ast.In | ast.NotIn) for one in node.ops)
+                node.left, *node.comparators = self.sides([node.left, *node.comparators], not member)
+        elif isinstance(node, ast.Call):
+            if len(node.args) == 1 and _last_name(node.func) in ("all", "any", "bool"):
+                node.args = [self.compared(node.args[0])]
+            elif isinstance(node.func, ast.Attribute) and not node.args:
+                node.func.value = self.compared(node.func.value)
+            elif isinstance(node.func, ast.Attribute) and len(node.args) == 1 and not node.keywords:
+                node.func.value, *node.args = self.sides([node.func.value, *node.args])
+            else:
+                self.arguments(node)
+        return node
+
+    def arguments(self, node: ast.Call) -> None:
+        """Hand over the first two arguments of a call."""
+        if not any(isinstance(value, ast.Starred) for value in node.args[:2]):
+            named = [keyword for keyword in node.keywords if keyword.arg in _SIDES][: max(0, 2 - len(node.args))]
+            count = len(node.args[:2])
+            handed = self.sides([*node.args[:2], *(keyword.value for keyword in named)])
+            node.args[:2] = handed[:count]
+            for keyword, value in zip(named, handed[count:], strict=True):
+                keyword.value = value
+
+    def sides(self, values: list[ast.expr], compares: bool = False) -> list[ast.expr]:
+        site = self.site()
+        handed: list[ast.expr] = []
+        for position, value in enumerate(values):
+            names = any(isinstance(inner, ast.Name | ast.Attribute) for inner in ast.walk(value))
+            kind = "s" if _from_solution(value, self.tainted) else "o" if names else "c"
+            kind = kind.upper() if compares else kind
+            mixed = _Mixed(self).visit(value) if kind in "sS" else value
+            handed.append(_call("op", site, ast.Constant(position), ast.Constant(kind), mixed))
+        return handed
+
+    def expression(self, node: ast.expr) -> ast.expr:
+        """The expression of a doctest's example."""
+        return _call("value", _call("begin"), _Vacuous(self).visit(self.compared(node)))
+
+    # Statements.
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         self.checked_until = _last_check(node)
@@ -489,25 +562,19 @@ class _Rewriting(ast.NodeTransformer):
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        test = _Vacuous(self).visit(node.test)
-        arguments = [test, ast.Constant(self.swallowed), *self._expected(node.test)]
+        test = _Vacuous(self).visit(self.compared(node.test))
         raised = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg is not None else [], [])
-        condition = ast.UnaryOp(ast.Not(), _call("check", *arguments))
+        condition = ast.UnaryOp(ast.Not(), _call("check", _call("begin"), test, ast.Constant(self.swallowed)))
         return ast.copy_location(ast.If(condition, [ast.Raise(raised, None)], []), node)
-
-    def _expected(self, test: ast.expr) -> list[ast.expr]:
-        """Of a comparison with what the solution gives, the other side, where it is computed from variables."""
-        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
-            return []
-        for given, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
-            if _from_solution(given, self.tainted) and _is_computed(other):
-                nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-                return [ast.Lambda(nothing, copy.deepcopy(other))]
-        return []
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         self.generic_visit(node)
         if isinstance(node.value, ast.Call) and _is_assertion_call(node.value):
+            if _last_name(node.value.func) in ("assertTrue", "assertFalse", "assert_"):
+                node.value.args[:1] = [self.compared(value) for value in node.value.args[:1]]
+            else:
+                self.arguments(node.value)
+            node.value = _Vacuous(self).visit(node.value)
             node.value.func = _call("checking", node.value.func)
         return node
 
@@ -519,25 +586,23 @@ class _Rewriting(ast.NodeTransformer):
 
     def visit_Try(self, node: ast.Try) -> ast.stmt:
         expected = any(map(_always_fails, node.body)) or any(map(_always_fails, node.orelse))
-        checks = any(_checks_something(inner) for part in node.body for inner in ast.walk(part))
         outer = self.swallowed
         fails = any(_always_fails(part) for part in node.orelse)
-        self.swallowed = outer or (checks and not fails and any(_swallows(handler) for handler in node.handlers))
+        self.swallowed = outer or (_has_checks(node.body) and not fails and any(map(_swallows, node.handlers)))
+        checks = _has_checks(node.body)
         node.body = self._block(node.body)
         self.swallowed = outer
         for handler in node.handlers:
-            quiet = not any(_checks_something(inner) for part in handler.body for inner in ast.walk(part))
+            quiet = not _has_checks(handler.body)
             handler.body = self._block(handler.body)
-            if expected and quiet:
-                handler.body.insert(0, ast.Expr(_call("passed")))
-            elif checks and quiet:
-                handler.body.insert(0, ast.Expr(_call("failed")))
+            if quiet and (expected or checks):
+                handler.body.insert(0, ast.Expr(_call("passed" if expected else "failed")))
         node.orelse, node.finalbody = self._block(node.orelse), self._block(node.finalbody)
         return node
 
     def visit_If(self, node: ast.If) -> ast.stmt:
         branches = [node.body, node.orelse]
-        checks = [any(_checks_something(inner) for part in branch for inner in ast.walk(part)) for branch in branches]
+        checks = [_has_checks(branch) for branch in branches]
         leaves = [
             any(isinstance(inner, ast.Return | ast.Continue | ast.Break) for part in branch for inner in ast.walk(part))
             for branch in branches
@@ -545,27 +610,26 @@ class _Rewriting(ast.NodeTransformer):
         later = self.checked_until > (node.end_lineno or 0)
         decided = _from_solution(node.test, self.tainted)
         test = self.visit(node.test)
+        if any(_always_fails(part) for branch in branches for part in branch):
+            test = _call("value", _call("begin"), self.compared(test))
         bodies = [self._block(branch) for branch in branches]
         if decided:
             for own, other in ((0, 1), (1, 0)):
-                if not checks[own] and (checks[other] or (leaves[own] and later)):
+                raises = branches[other] and all(map(_always_fails, branches[other]))
+                if not checks[own] and not raises and (checks[other] or (leaves[own] and later)):
                     bodies[own].insert(0, ast.Expr(_call("skipped")))
         return ast.copy_location(ast.If(test, bodies[0], bodies[1]), node)
 
     def visit_For(self, node: ast.For) -> ast.stmt:
-        checks = any(_checks_something(inner) for part in node.body for inner in ast.walk(part))
-        decided = _from_solution(node.iter, self.tainted)
+        decided = _has_checks(node.body) and _from_solution(node.iter, self.tainted)
         self.generic_visit(node)
-        if checks and decided:
-            node.iter = self.several(node.iter)
+        if decided:
+            node.iter = self.several(_Vacuous(self).visit(node.iter))
         return node
 
     def several(self, values: ast.expr) -> ast.expr:
         """Count whether there is anything in what the solution gives."""
-        self.sites += 1
-        if isinstance(values, ast.Call) and _called_name(values) == "zip":
-            values.func = _call("zipped").func
-        return _call("several", ast.Constant(self.sites), values)
+        return _call("several", self.site(), values)
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         block: list[ast.stmt] = []
@@ -575,44 +639,61 @@ class _Rewriting(ast.NodeTransformer):
         return block
 
 
-def _is_computed(node: ast.expr) -> bool:
-    """Whether it is computed from variables by Python's own functions alone, so that it can be computed twice."""
-    computed = False
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Call):
-            computed = True
-            if isinstance(inner.func, ast.Name) and inner.func.id not in _PURE:
-                return False
-            if isinstance(inner.func, ast.Attribute) and ast.unparse(inner.func.value) not in _PURE_MODULES:
-                return False
-        elif isinstance(inner, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.BinOp | ast.Slice):
-            computed = True
-        elif isinstance(inner, ast.NamedExpr | ast.Await | ast.Lambda | ast.Yield | ast.YieldFrom):
-            return False
-    return computed
+_SIDES = frozenset("first second actual desired expected x y a b left right list1 list2".split())
+"""Names of parameters that are compared."""
 
 
-_PURE = frozenset(
-    "sorted sum len max min set frozenset list tuple dict reversed abs round all any str range zip".split()
-)
-_PURE_MODULES = frozenset(("math", "np", "numpy", "statistics", "collections", "itertools", "functools", "operator"))
+class _Mixed(ast.NodeTransformer):
+    """Hands over what the tests put together with a value of the solution: `f(a) - sum(a)`."""
+
+    def __init__(self, rewriting: _Rewriting) -> None:
+        self.rewriting = rewriting
+
+    def mixed(self, values: list[ast.expr]) -> bool:
+        plain = not any(isinstance(value, ast.Starred) for value in values)
+        return plain and len({_from_solution(value, self.rewriting.tainted) for value in values}) > 1
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if not self.mixed([node.left, node.right]):
+            return self.generic_visit(node)
+        node.left, node.right = self.rewriting.sides([node.left, node.right])
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if _from_solution(node.func, self.rewriting.tainted):
+            return node
+        if not self.mixed(node.args):
+            return self.generic_visit(node)
+        node.args = self.rewriting.sides(node.args)
+        return node
 
 
 class _Vacuous(ast.NodeTransformer):
-    """In an assert: `all(... for x in f())`, which holds where there is no x."""
+    """Where there may be nothing to compare: `all(... for x in f())` of no x, `zip(f(), [1, 2])` of a short f()."""
 
     def __init__(self, rewriting: _Rewriting) -> None:
         self.rewriting = rewriting
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id == "all" and len(node.args) == 1:
+        tainted = self.rewriting.tainted
+        given = [number for number, value in enumerate(node.args) if _from_solution(value, tainted)]
+        if _called_name(node) == "zip" and given and len(given) < len(node.args):
+            node.func = _call("zipped").func
+            node.args.insert(0, ast.List([ast.Constant(number) for number in given], ast.Load()))
+        elif _called_name(node) == "all" and len(node.args) == 1 and given:
             inner = node.args[0]
             if isinstance(inner, ast.GeneratorExp | ast.ListComp):
                 first = inner.generators[0]
-                if _from_solution(first.iter, self.rewriting.tainted):
+                if _from_solution(first.iter, tainted):
                     first.iter = self.rewriting.several(first.iter)
+            else:
+                node.args = [self.rewriting.several(inner)]
         return node
+
+
+def _has_checks(statements: Sequence[ast.stmt]) -> bool:
+    return any(_checks_something(inner) for part in statements for inner in ast.walk(part))
 
 
 def _last_check(node: ast.AST) -> int:
@@ -623,7 +704,7 @@ def _swallows(handler: ast.ExceptHandler) -> bool:
     """Whether it catches a failed assert and lets the test go on as if nothing were."""
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     catches = any(kind is None or _last_name(kind) in _CATCH_ASSERTIONS for kind in kinds)
-    return catches and not any(_checks_something(inner) for part in handler.body for inner in ast.walk(part))
+    return catches and not _has_checks(handler.body)
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
