@@ -39,21 +39,16 @@ class PythonTests:
 
     The code is the completion's last fence marked python, else its last fence, else its whole text.
 
-    A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests,
-    in order and in one namespace (`rewards._sandbox.judge`); it asks the first for calls and attributes and gets values
-    as data. The standard library and installed packages are available. `rewards._sandbox.run` says what the processes
-    may do: with the layers required by default, they reach no files but their own, no network and no other process.
+    A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests, in
+    order and in one namespace; it asks the first for calls and attributes and gets values as data. With the layers that
+    are required by default, the code reaches no files but its own, no network and no other process. The table in
+    docs/rewards.md ("Code and its tests") says what is allowed, and the outcome of each.
 
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
     ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
     much; `timeout`, it took more processor time than `timeout` for all tests of the completion; `refused`, the
-    completion is too long; `scored`, with `partial`, some tests pass. `unparseable_reference`: the tests are in none of
-    the forms, or cannot judge this code: no assert ran, the code's result kept one from running, or one needs what only
-    the code could say, such as `==`, order or truth of an object of its own class.
-
-    Can the code forge its verdict? It never sees a test, and whatever it does to its process, it can only answer calls
-    with values, which are compared out of its reach. It can still exploit weak tests: a constant passes if only one
-    input is tested.
+    completion is too long, or failed and had tried to start a process; `scored`, with `partial`, some tests pass;
+    `unparseable_reference`, the tests are in none of the forms, or cannot judge this code.
 
     Args:
         partial: Score the share of tests that pass.

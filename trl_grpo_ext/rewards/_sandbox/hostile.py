@@ -15,6 +15,7 @@ import concurrent.futures
 import importlib
 import io
 import logging
+import multiprocessing.connection
 import multiprocessing.dummy
 import multiprocessing.pool
 import os
@@ -425,10 +426,20 @@ def processes_as_threads() -> None:
     for name in ("cpu_count", "freeze_support", "TimeoutError", "get_start_method", "set_start_method"):
         setattr(dummy, name, getattr(multiprocessing, name))
     dummy.get_context = lambda method=None: dummy
-    dummy.SimpleQueue, dummy.pool = dummy.Queue, multiprocessing.pool
+    dummy.SimpleQueue, dummy.pool, dummy.__path__ = _Queue, multiprocessing.pool, multiprocessing.__path__
+    multiprocessing.pool.get_context = dummy.get_context  # type: ignore[attr-defined]
     dummy.Process.is_alive, dummy.Process.terminate = threading.Thread.is_alive, lambda self: None
     sys.modules["multiprocessing"] = dummy
     concurrent.futures.ProcessPoolExecutor = _Executor  # type: ignore[assignment, misc]
+
+
+class _Queue:
+    def __init__(self) -> None:
+        self._reader, self._writer = multiprocessing.connection.Pipe(duplex=False)
+        self.put, self.get = self._writer.send, self._reader.recv
+
+    def empty(self) -> bool:
+        return not self._reader.poll()
 
 
 class _Executor(concurrent.futures.ThreadPoolExecutor):
