@@ -39,9 +39,9 @@ class PythonTests:
 
     The code is the completion's last fence marked python, else its last fence, else its whole text.
 
-    A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests, in
-    order and in one namespace; it asks the first for calls and attributes and gets values as data. With the layers that
-    are required by default, the code reaches no files but its own, no network and no other process. The table in
+    A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests,
+    in order and in one namespace; it asks the first for calls and attributes and gets values as data. With the layers
+    that are required by default, the code reaches no files but its own, no network and no other process. The table in
     docs/rewards.md ("Code and its tests") says what is allowed, and the outcome of each.
 
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
@@ -165,7 +165,7 @@ class PythonTests:
         passed = {message["test"] for message in run.messages if message.get("status") == "pass"}
         judgement = self._judgement(run, passed, checks)
         if judgement.outcome is not Outcome.RIGHT and run.changed:  # it may work in place
-            seen = next((message["seen"] for message in run.messages if "seen" in message), {})
+            seen: Any = next((message["seen"] for message in run.messages if "seen" in message), {})
             run = self._run(code, {**plan, "own_copies": False, "seen": seen}, self.timeout, b"", stop)
             judgement = self._judgement(run, passed, checks)
         return judgement

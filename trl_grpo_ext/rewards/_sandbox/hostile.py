@@ -406,8 +406,8 @@ def _forward_warnings_and_logs(side: Solution) -> None:
 
     warnings.simplefilter("always")
     warnings.showwarning = showwarning
-    logging.Logger.isEnabledFor = lambda logger, level: True  # type: ignore[method-assign]
-    logging.Logger.handle = forward  # type: ignore[method-assign]
+    logging.Logger.isEnabledFor = lambda logger, level: True  # type: ignore[method-assign, assignment]
+    logging.Logger.handle = forward  # type: ignore[method-assign, assignment]
 
 
 def watch_processes(report: Callable[[str], None]) -> None:

@@ -675,7 +675,7 @@ class Side(_Checks):
             elif what == "log" and type(kind) is tuple and type(kind[0]) is str and type(kind[1]) is int:
                 logger = logging.getLogger(kind[0])
                 if logger.isEnabledFor(kind[1]):
-                    logger.handle(logger.makeRecord(*kind, "solution.py", 0, text, (), None))
+                    logger.handle(logger.makeRecord(kind[0], kind[1], "solution.py", 0, text, (), None))
 
     def _serve(self, asked: Any) -> None:
         """Do what the solution requests with an object that it was lent."""
@@ -792,7 +792,8 @@ class Side(_Checks):
             held = self.decode(content)
             if type(held) is not base:
                 raise ViolationError("not what its class holds")
-            value = base.__new__(kind, held)
+            new: Any = base.__new__
+            value = new(kind, held)
         else:
             value = object.__new__(kind)
         object.__setattr__(value, "_number", number)

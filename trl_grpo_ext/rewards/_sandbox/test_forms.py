@@ -574,8 +574,8 @@ class _Rewriting(ast.NodeTransformer):
                 node.value.args[:1] = [self.compared(value) for value in node.value.args[:1]]
             else:
                 self.arguments(node.value)
-            node.value = _Vacuous(self).visit(node.value)
             node.value.func = _call("checking", node.value.func)
+            node.value = _Vacuous(self).visit(node.value)
         return node
 
     def visit_With(self, node: ast.With) -> Any:
