@@ -62,11 +62,6 @@ def same(old: PluginRecord | None, new: PluginRecord | None) -> bool:
     return (None in hashes or hashes[0] == hashes[1]) and json.dumps(first) == json.dumps(second)
 
 
-@given(MANIFESTS, MANIFESTS)
-def test_no_difference_is_seen_from_one_side_alone(old: Manifest, new: Manifest) -> None:
-    assert bool(differences(old, new)) == bool(differences(new, old))
-
-
 @given(MANIFESTS, st.data())
 def test_none_means_that_each_kind_has_the_same_plugins_in_the_same_order(old: Manifest, data: st.DataObject) -> None:
     # An oracle that matches by place and not by name, on manifests that are near each other.
@@ -94,14 +89,11 @@ FOCAL = PluginRecord(
     ("here", "sentence"),
     [
         ({"version": "0.2.0", "source_hash": "bb"}, "grpo-focal 0.1.0 in the checkpoint, 0.2.0 here"),
-        ({"version": None}, "grpo-focal 0.1.0 in the checkpoint, no version here"),
-        ({"distribution": "focal2"}, "grpo-focal 0.1.0 in the checkpoint, focal2 0.1.0 here"),
         ({"source_hash": "bb"}, "its source differs although the version 0.1.0 is the same"),
         ({"source_hash": None}, None),
         ({"target": "grpo_focal:Other"}, "it is grpo_focal:Focal in the checkpoint, grpo_focal:Other here"),
         ({"parameters": {"gamma": 2}}, None),
         ({"parameters": {"gamma": True}}, "parameter gamma 2.0 in the checkpoint, true here"),
-        ({"parameters": {}}, "parameter gamma 2.0 in the checkpoint, not set here"),
         ({"parameters": None}, "its parameters are known in the checkpoint, not known here"),
         ({"weight": 0.5}, "weight null in the checkpoint, 0.5 here"),
         ({"switches": {"skip_zero_variance": True}}, "skip_zero_variance not set in the checkpoint, true here"),
@@ -111,12 +103,6 @@ FOCAL = PluginRecord(
 def test_sentences(here: dict[str, Any], sentence: str | None) -> None:
     expected = [] if sentence is None else [f"loss aggregation focal: {sentence}"]
     assert differences(Manifest((FOCAL,)), Manifest((replace(FOCAL, **here),))) == expected
-
-
-def test_a_source_of_no_distribution_is_named_by_its_module() -> None:
-    mine = replace(FOCAL, distribution=None, version=None)
-    (sentence,) = differences(Manifest((mine,)), Manifest((replace(mine, source_hash="bb"),)))
-    assert sentence == "loss aggregation focal: its source differs (the module grpo_focal)"
 
 
 def test_two_of_one_name_are_told_apart_by_their_order() -> None:
@@ -150,11 +136,6 @@ def test_what_a_file_says_does_not_reach_the_terminal() -> None:
 # ---------------------------------------------------------------------------------------------- files
 
 
-@given(MANIFESTS)
-def test_what_is_written_is_read(manifest: Manifest) -> None:
-    assert Manifest.from_plain(json.loads(json.dumps(manifest.plain()))) == manifest
-
-
 def test_writing_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     file = tmp_path / "new" / "plugins.json"
     Manifest((replace(FOCAL, name="ä\u2028\ud800"),)).write(file)  # even what UTF-8 cannot hold
@@ -176,18 +157,12 @@ def with_record(**values: Any) -> dict[str, Any]:
     [
         ("", "JSONDecodeError"),
         ("[" * 100_000, "RecursionError"),
-        ("1" * 5000, "ValueError"),
-        ("[]", "the whole is"),
         ({**GOOD, "format": 2}, "its format is 2, and this version reads 1"),
-        ({**GOOD, "plugins": {}}, "plugins is"),
         ({**GOOD, "plugins": ["x"]}, r"plugins\[0\] is 'x'"),
-        ({**GOOD, "versions": None}, "versions is None"),
         ({**GOOD, "versions": {"trl": 1}}, "the version of 'trl' is 1"),
         ({**GOOD, "contract_version": True}, "contract_version is True"),
         (with_record(kind="optimizer"), r"plugins\[0\].kind is 'optimizer'"),
-        (with_record(name=3), r"plugins\[0\].name is 3"),
         (with_record(weight=True), r"plugins\[0\].weight is True"),
-        (with_record(parameters=[]), r"plugins\[0\].parameters is \[\]"),
         (with_record(more=1), r"plugins\[0\] lacks, or should not have, 'more'"),
         ({**GOOD, "plugins": [{"kind": "reward"}]}, "lacks, or should not have"),
     ],
@@ -282,14 +257,6 @@ def test_line_endings_and_places_do_not_count(package: Path, monkeypatch: pytest
         (package / name).rename(package / "elsewhere" / name)
     monkeypatch.syspath_prepend(str(package / "elsewhere"))
     assert hash_of("mine.plugin") == before
-
-
-def test_moving_a_line_between_modules_counts(package: Path) -> None:
-    (package / "mine" / "sub" / "__init__.py").write_text("x\n")
-    before = hash_of("mine.plugin")
-    (package / "mine" / "sub" / "__init__.py").write_text("")
-    (package / "mine" / "lazy.py").write_text("x\n")
-    assert hash_of("mine.plugin") != before
 
 
 def test_the_names_of_modules_count(package: Path) -> None:
@@ -462,9 +429,9 @@ def test_an_aggregation_is_known_only_while_it_is_the_one() -> None:
 # ---------------------------------------------------------------------------------------------- the model card
 
 HOSTILE = [
-    "x | y", "`code`", "a``b`c", "\\|", "<script>alert(1)</script>", "[click](http://evil)", "**bold**", "# title",
-    "line\n\n# two", "--> end", "\x1b[31m", "![i](http://evil)", " padded ", "http://evil.example", "&lt;", "~~no~~",
-]  # fmt: skip
+    *("x | y", "a``b`c", "<script>alert(1)</script>", "[click](http://evil)", "line\n\n# two", "--> end", "\x1b[31m"),
+    " padded ",
+]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -487,7 +454,7 @@ def test_hostile_names_are_shown_and_obeyed_nowhere(text: str) -> None:
     assert re.fullmatch(r"pip install( [\w.-]+==[\w.+-]+)+\n", install)
 
 
-@pytest.mark.parametrize("card", ["# T\n\ntext\n\n## Citations\n\nCite\n", "# T\n\ntext\n", "", "---\na: b\n---\n# T"])
+@pytest.mark.parametrize("card", ["# T\n\ntext\n\n## Citations\n\nCite\n", ""])
 def test_the_section_is_there_once_however_often_it_is_written(card: str) -> None:
     old = Manifest((FOCAL,), {"trl-grpo-ext": "0.1.0"})
     once = with_plugins(card, old)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..guard.untrusted import escape, printable
 from .console import messages, results
-from .replay import progress_if_slow, step_range
+from .replay import AsJson, Dataset, Limit, NumGenerations, Step, print_table, progress_if_slow, step_range
 
 if TYPE_CHECKING:
     from ..history.gradients import GradientQuality
@@ -59,14 +57,10 @@ def gradients_command(
         float, typer.Option(min=1e-6, help="Sampling temperature; the logits are divided by it.")
     ] = 1.0,
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer, path or hub id. Default: the model's.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt.")
-    ] = None,
-    step: Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most completions to use, in whole groups.")] = None,
-    num_generations: Annotated[
-        int | None, typer.Option("--num_generations", min=2, help="Completions per prompt, if the files don't say.")
-    ] = None,
+    dataset: Dataset = None,
+    step: Step = None,
+    limit: Limit = None,
+    num_generations: NumGenerations = None,
     dimensions: Annotated[
         int, typer.Option(min=2, help="Dimensions of the gradient sketch; it is exact with one per trained parameter.")
     ] = 4096,
@@ -85,7 +79,7 @@ def gradients_command(
         Path | None, typer.Option(help="Folder for intermediate results. Default: gradients/ beside the completions.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a page with the tables and the figure.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how much of each selection's gradient is signal, and where it points, without training.
 
@@ -139,10 +133,4 @@ def _print(found: GradientQuality, console: Console) -> None:
     for sentence in head(found):
         console.print(printable(sentence))
     for title, columns, lines in (main_table(found), *share_tables(found)):
-        table = Table(title=Text(printable(title)), title_justify="left", title_style="bold")
-        table.add_column("", overflow="fold")
-        for column in columns:
-            table.add_column(Text(printable(column)), justify="right", overflow="fold")
-        for name, cells in lines:
-            table.add_row(Text(printable(name)), *(Text(printable(cell)) for cell in cells))
-        console.print(table)
+        print_table(console, title, columns, lines)

@@ -71,4 +71,4 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(tmp_path: Path, selecti
     done = run_command("replay", two_groups(tmp_path), *selections, "--step", "a")
     assert (done.status, done.out) == (2, "")
     (line,) = done.err.splitlines()
-    assert "--step is 'a'; write one step, such as 10, or the first and last, such as 10..20." in line
+    assert "--step is 'a'; write one step, such as 10, or first and last, such as 10..20." in line

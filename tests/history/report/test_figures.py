@@ -15,19 +15,13 @@ import pyarrow.parquet
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from tests.history.report.trained import write_history
-from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import Run, load_run, load_runs
 from trl_grpo_ext.history.report.drawing import (
-    COLOURS,
-    DASHES,
     INK,
-    MARKERS,
     MOST_POINTS,
     Absent,
-    evenly,
     label,
     style,
     thin,
@@ -37,17 +31,12 @@ from trl_grpo_ext.history.report.svg import svg_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = {
-    "dollars": r"$\frac{1}{0}$ $x$",
-    "half a formula": "cost in $",
-    "markup": "</text><script>alert(1)</script><img src=x onerror=alert(1)>",
-    "entities": "a & b &lt; c \"d\" 'e'",
-    "control characters": "a\x00\x1b[31mb\x07\r\nc",
-    "hidden from legends": "_nolegend_",
+    "markup": "<script>alert(1)</script>&amp;",
+    "mathtext": "$\\frac{1}{0}$ and $$",
+    "controls": "a\x00b\x1b[31mc\nd",
     "right to left": "\u202eabc\u2066 אבג",
     "half a surrogate": "a\ud800b",
-    "emoji": "👩‍👩‍👧",
     "long": "x" * 5000,
-    "slashes": "a/b/mean",
 }
 
 
@@ -124,11 +113,7 @@ def test_rewards_are_as_logged_with_their_spread_and_the_held_out_points(
     [
         ("entropy", "entropy, nats", "entropy"),
         ("kl", "KL, nats per token", "kl"),
-        ("clip_shares", "share of the tokens clipped from above", "clip_ratio/high_mean"),
-        ("optimisation", "gradient norm before clipping", "grad_norm"),
         ("optimisation", "loss", "loss"),
-        ("lengths", "share cut off at the limit", "completions/clipped_ratio"),
-        ("lengths", "tokens of completions that ended by themselves", "completions/mean_terminated_length"),
         ("no_signal", "groups without spread in the reward", "frac_reward_zero_std"),
         ("tokens", "tokens seen in all, prompts included", "num_tokens"),
     ],
@@ -225,36 +210,7 @@ def test_pass_at_k_has_a_panel_per_reward_and_points_per_k(tmp_path: Path) -> No
     assert [*found] == ["pass@k"]
 
 
-def test_groups_that_teach_nothing_are_shown_by_why(tmp_path: Path) -> None:
-    run = a_run(tmp_path, *({"step": s, "groups/all_solved": s / 4, "groups/none_solved": 0.25} for s in (1, 2)))
-    found = panels(drawn([run], "no_signal"))["groups whose prompt was solved by"]
-    first, second = (str(line.get_label()) for line in found.get_lines())
-    assert points(found, first) == [(1, 0.25), (2, 0.5)]
-    assert points(found, second) == [(1, 0.25), (2, 0.25)]
-
-
-def test_one_step_alone_is_seen(tmp_path: Path) -> None:
-    run = a_run(tmp_path, {"step": 5, "loss": 1.0, "time/update": 2.0})
-    assert points(panels(drawn([run], "optimisation"))["loss"], run.name) == [(5, 1.0)]
-    area = drawn([run], "phase_times").axes[0].collections[0]
-    assert {(4.5, 2.0), (5.5, 2.0), (4.5, 0.0)} <= corners(area)
-
-
-def test_what_rounding_leaves_is_no_curve(tmp_path: Path) -> None:
-    run = a_run(tmp_path, *({"step": step, "loss": 1.0 + 1e-9 * step} for step in range(5)))
-    low, high = drawn([run], "optimisation").axes[0].get_ylim()
-    assert high - low == pytest.approx(0.1)
-
-
 # ---------------------------------------------------------------------------------------------- looks
-
-
-def test_runs_differ_by_more_than_colour(tmp_path: Path) -> None:
-    runs = load_runs([write_history(tmp_path / f"run{i}", [{"step": s, "loss": i} for s in (1, 2)]) for i in range(6)])
-    lines: list[Line2D] = drawn(runs, "optimisation").axes[0].get_lines()
-    assert [line.get_color() for line in lines] == list(COLOURS)
-    assert len({str(line.get_linestyle()) + str(line._unscaled_dash_pattern) for line in lines}) == len(DASHES)  # type: ignore[attr-defined]
-    assert [line.get_marker() for line in lines] == list(MARKERS[:6])
 
 
 def test_the_svg_obeys_a_strict_page_and_takes_its_colours(shown: list[PageFigure]) -> None:
@@ -304,13 +260,6 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
     assert save_pngs([run], tmp_path / "png")
 
 
-def test_labels_are_short_and_printable() -> None:
-    assert label("a\x1bb\u202e") == r"a\x1bb\u202e"
-    assert label("_x") == " _x"
-    assert label("") == "(no name)"
-    assert label("x" * 99) == "x" * 35 + "…"
-
-
 def test_a_long_training_keeps_its_peaks() -> None:
     steps = list(range(1, 50_001))
     values = [0.0] * len(steps)
@@ -322,12 +271,6 @@ def test_a_long_training_keeps_its_peaks() -> None:
     assert (33_334, -3.0) in list(zip(few, kept, strict=True))
     assert few[0] == 1
     assert thin([1, 2], [3.0, 4.0]) == ([1, 2], [3.0, 4.0])
-
-
-def test_of_many_record_files_some_are_read_evenly() -> None:
-    files = [Path(str(number)) for number in range(1000)]
-    chosen = evenly(files, 5)
-    assert [int(str(path)) for path in chosen] == [0, 250, 500, 749, 999]
 
 
 def test_where_nothing_is_there_each_figure_says_why(tmp_path: Path) -> None:
@@ -350,10 +293,3 @@ def test_the_users_own_settings_stay_as_they_are_and_change_nothing(two: list[Ru
 
 
 # ---------------------------------------------------------------------------------------------- pictures
-
-
-def test_pngs_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", {"step": 1, "loss": 1.0})
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigurationError, match=r"cannot be written to .*file"):
-        save_pngs([run], tmp_path / "file")

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,10 @@ from tests.history.report.make_big_run import (
 )
 from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.history.files import step_of
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
 from trl_grpo_ext.history.report.page import script_json, visible, write_page
 from trl_grpo_ext.history.report.page_data import _digits, page_data, plain_text, utf16_spans
-from trl_grpo_ext.records.token_records import write_records
 
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 KNOWN = (
@@ -246,20 +243,6 @@ def test_outcomes_come_from_trls_table_of_the_step(shown: Page, small: Path) -> 
             assert [row["right_answer"] for row in step["outcomes"]] == table.column("right_answer_outcome").to_pylist()
 
 
-def test_the_outcomes_of_a_record_are_its_own(small: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(small / "first", run)
-    file = sorted((run / "token_records").iterdir())[0]
-    rows = pyarrow.parquet.read_table(file).to_pylist()
-    for number, row in enumerate(rows[:2]):
-        row["outcomes"] = [("right_answer", f"said {number}"), ("other", "x" * 100)]
-    write_records(rows, str(run), step_of(file))
-    first = min(page_data([load_run(run)], 1000).index["runs"][0]["steps"], key=lambda step: step["step"])
-    told = [{"right_answer": f"said {number}", "other": "x" * 60 + "…"} for number in (0, 1)]
-    assert first["outcomes"][:2] == told
-    assert [set(row) for row in first["outcomes"][2:]] == [{"right_answer"}] * (len(rows) - 2)  # the table's
-
-
 def test_numbers_that_json_lacks_keep_their_meaning() -> None:
     values = numpy.array([1.234567, -3e-12, numpy.nan, numpy.inf, -numpy.inf, 0.0], numpy.float32)
     assert _digits(values, 6) == "[1.2346,-3e-12,null,1e999,-1e999,0]"  # 1e999 is Infinity to a browser
@@ -345,8 +328,7 @@ def test_json_in_a_script_cannot_end_it() -> None:
 
 
 def test_what_is_hidden_in_a_text_is_made_visible() -> None:
-    assert visible("a\x00\x1b[0m\x7f\x9b") == "a␀␛[0m␡⟨U+009B⟩"
-    assert visible("\u202eevil\u202c\u2028\U000e0041") == "⟨U+202E⟩evil⟨U+202C⟩⟨U+2028⟩⟨U+E0041⟩"
+    assert visible("a\x00\x1b[0m\x7f\x9b\u202eevil\u2028\U000e0041") == "a␀␛[0m␡⟨U+009B⟩⟨U+202E⟩evil⟨U+2028⟩⟨U+E0041⟩"
     kept = "a\tb\nc 👩‍👩‍👧 e\u0301 می‌خواهم ❤️"
     assert visible(kept) == kept
 

