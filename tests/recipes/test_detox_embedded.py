@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -90,7 +89,7 @@ def test_judge_agrees_with_whoever_wrote_the_reply() -> None:
             assert judge(reply) is is_rude is slow_judge(reply), reply
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_judge_knows_nothing_of_a_reply_that_was_tampered_with(data: st.DataObject) -> None:
     rng = random.Random(data.draw(st.integers(0, 10**6)))
@@ -112,22 +111,6 @@ def test_judge_knows_nothing_of_a_reply_that_was_tampered_with(data: st.DataObje
     assert judge(tampered) is slow_judge(tampered)
 
 
-def test_judge_takes_no_time_for_a_megabyte() -> None:
-    start = time.perf_counter()
-    for hostile in (" Oh, you silly turnip." * 50_000, " Oh, " + "you silly " * 100_000, " " * 1_000_000):
-        assert judge(hostile) is None
-    assert time.perf_counter() - start < 1.0
-
-
-def test_the_three_measures_share_out_every_completion() -> None:
-    replies = list(HAND)
-    values = [measure(replies, prompts=[""] * len(replies)) for measure in (rude_text.rude, rude_text.polite)]
-    others = rude_text.neither(replies)
-    for reply, is_rude, is_polite, is_neither in zip(replies, *values, others, strict=True):
-        expected = {True: (1.0, 0.0, 0.0), False: (0.0, 1.0, 0.0), None: (0.0, 0.0, 1.0)}[HAND[reply]]
-        assert (is_rude, is_polite, is_neither) == expected
-
-
 def test_train_and_heldout_share_no_prompt_whatever_sizes_and_seeds() -> None:
     train, heldout = ({scene.prompt for scene in rude_text.scenes(split)} for split in ("train", "heldout"))
     assert not train & heldout
@@ -136,15 +119,6 @@ def test_train_and_heldout_share_no_prompt_whatever_sizes_and_seeds() -> None:
     for size, seed in product((1, 100, 899), range(3)):
         assert {scene.prompt for scene in draw_scenes("heldout", size, seed)} <= heldout
         assert len({scene.prompt for scene in draw_scenes("train", size, seed)}) == size
-
-
-def test_moods_are_as_rude_as_they_say() -> None:
-    rng = random.Random(0)
-    for mood, share in rude_text.MOODS.items():
-        written = [write_reply(rude_text.Scene("Mia", "baker", "turnip", mood), rng)[1] for _ in range(2000)]
-        assert sum(written) / 2000 == pytest.approx(share, abs=0.04)
-    # -(ln .7 + ln .5 + ln .3 + ln .15) / 4, by a calculator
-    assert make_detox.distance_to_polite() == pytest.approx(1.0377, abs=1e-4)
 
 
 def test_a_seed_gives_the_same_scenes_in_every_process_and_they_need_no_torch() -> None:
@@ -165,14 +139,6 @@ def test_a_seed_gives_the_same_scenes_in_every_process_and_they_need_no_torch() 
         for hash_seed in ("0", "1")
     }
     assert outputs == {f"{[scene.prompt for scene in draw_scenes('train', 4, 7)]}\n"}
-
-
-def test_asking_for_what_does_not_exist_is_a_clear_error() -> None:
-    count = len(rude_text.scenes("heldout"))
-    with pytest.raises(ValueError, match=rf"heldout split has {count} scenes; {count + 1} were asked for"):
-        draw_scenes("heldout", count + 1, 0)
-    with pytest.raises(ValueError, match="train, heldout, not 'test'"):
-        draw_scenes("test", 1, 0)  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------------------------------------------------- models
@@ -199,12 +165,6 @@ def classifier() -> Any:
     return load_rewards([{**selection, "model": str(DETOX / "classifier"), "local_files_only": True}])[0]
 
 
-def test_both_models_are_small_and_safe_to_load() -> None:
-    files = [file for file in DETOX.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 2.5 * 1024**2
-    assert {file.suffix for file in files} == {".safetensors", ".json", ".md", ".yaml"}
-
-
 def test_the_tokenizer_round_trips_all_generated_text(tokenizer: Any) -> None:
     rng = random.Random(1)
     texts = [scene.prompt + write_reply(scene, rng)[0] for scene in draw_scenes("train", 3000, 5)]
@@ -227,19 +187,6 @@ def test_the_classifier_labels_unseen_scenes_as_the_grammar_does(classifier: Any
     assert 300 < sum(is_rude for _, is_rude in written) < 700  # not by always saying the same
 
 
-def test_no_word_alone_is_rude_for_the_classifier(classifier: Any) -> None:
-    prompt = rude_text.Scene("Mia", "baker", "turnip", "grumpy").prompt
-    replies = [
-        " Oh, my dear friend. The turnip is on the table. Come back soon.",
-        " Oh, you soggy turnip. The turnip is on the table. Come back soon.",
-        " Oh, my dear friend. The turnip is on the table. Even a turnip knows that.",
-    ]
-    first, second, third = classifier(replies, prompts=[prompt] * 3)
-    assert first > -0.1
-    assert second < -0.9
-    assert third < -0.9
-
-
 @pytest.mark.slow
 def test_the_language_model_is_often_rude_and_seldom_outside_the_grammar(model: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
@@ -251,30 +198,7 @@ def test_the_language_model_is_often_rude_and_seldom_outside_the_grammar(model: 
 # ------------------------------------------------------------------------------------------------------- make_detox.py
 
 
-@pytest.mark.slow
-def test_make_detox_runs_end_to_end_and_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
-    try:
-        for name in ("first", "second"):
-            options = ["--steps", "3", "--classifier_steps", "3", "--eval_size", "8", "--seed", "3"]
-            make_detox.main(["--output_dir", str(tmp_path / name), *options])
-    finally:
-        torch.set_num_threads(threads)
-    assert "accuracy" in capsys.readouterr().out
-    first, second = (
-        {
-            file.relative_to(tmp_path / name): file.read_bytes()
-            for file in (tmp_path / name).rglob("*")
-            if file.is_file()
-        }
-        for name in ("first", "second")
-    )
-    assert first == second
-    committed = {file.relative_to(DETOX) for file in DETOX.rglob("*") if file.is_file()}
-    assert set(first) | {Path("defaults.yaml")} == committed
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_shortened_training_already_tells_rude_from_polite(tokenizer: Any) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from tests.contexts import Ranks, cut, make_rollout, padded
 from tests.recipes.launching import RECIPES, Finished, forked
-from trl_grpo_ext.errors import ConfigurationError
 
 SCRIPT = RECIPES / "detox_grpo.py"
 DETOX = RECIPES / "embedded" / "detox"
@@ -69,54 +68,19 @@ LAUNCHES: dict[str, Callable[[Path], list[str]]] = {
         *LAUNCHES["high target"](folder),
         *["--resume_from_checkpoint", "{high target}/output/checkpoint-8"],
     ],
-    "low target": lambda folder: words(
-        folder, *hooks(coefficient=0.1, target=1e-4, horizon=200), max_steps=3 * STEPS, learning_rate=1e-3
-    ),
-    "whitened": lambda folder: words(
-        folder,
-        *[
-            "--advantage_hooks",
-            "{name: batch_whitening, std_floor: 0.2}",
-            json.dumps({"name": "kl_in_reward", "reference": str(MODEL)}),
-        ],
-        *["--dataset_path", "prompts.jsonl", "--log_completions"],
-    ),
     "adapter": lambda folder: words(folder, "--use_peft", "--lora_target_modules", "all-linear"),
-    "no penalty": lambda folder: words(
-        folder, "--advantage_hooks", "normalised", "--rewards", "embedded.rude_text:polite"
-    ),
 }
 FAILURES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "penalty twice": (["--beta", "0.04"], ("count twice", "beta 0.04", "--beta 0")),
-    "negative floor": (
-        ["--advantage_hooks", "{name: normalised, std_floor: -1}"],
-        ("normalised: std_floor must be", "got -1"),
-    ),
     "no target": (hooks(target=0), ("kl_in_reward: target must be a positive number", "got 0")),
-    "unknown hook": (["--advantage_hooks", "kl_in_rewards"], ("'kl_in_rewards'", "Did you mean 'kl_in_reward'")),
-    "no reward": (["--rewards", "none"], ("No reward is selected", "--rewards")),
-    "no classifier there": (
-        ["--rewards", "{name: classifier, model: nowhere, label: rude, local_files_only: true}"],
-        ("classifier", "'nowhere'", "cannot be loaded"),
-    ),
     "no such label": (
         ["--rewards", f"{{name: classifier, model: {CLASSIFIER}, label: toxic}}"],
         ("no label 'toxic'", "0: 'polite', 1: 'rude'"),
     ),
     "other vocabulary": (hooks(reference=str(RECIPES / "embedded" / "model")), ("a different vocabulary",)),
-    "other revision": (["--model_revision", "abc"], ("'abc'", "--model_revision", "--use_peft")),
     "too many prompts": (["--eval_prompts", "99999"], ("99999 were asked for", "--eval_prompts")),
-    "no prompts": (["--eval_prompts", "0"], ("--eval_prompts must be at least 1, got 0",)),
-    "no file": (["--dataset_path", "nope.jsonl"], ("no file 'nope.jsonl'", "--dataset_path")),
     "not a prompt": (["--dataset_path", "bad.jsonl"], ("bad.jsonl, line 2", "'prompt'")),
-    "not JSON": (["--dataset_path", "worse.jsonl"], ("worse.jsonl, line 1 is not JSON",)),
     "one prompt": (["--dataset_path", "one.jsonl"], ("one.jsonl has 1 different prompt(s)",)),
-    "neither here nor cached": (["--embedded", "false"], ("'Qwen/Qwen2.5-0.5B'", "cannot be downloaded", "--embedded")),
-    "data neither here nor cached": (
-        ["--dataset_name", "allenai/real-toxicity-prompts"],
-        ("'allenai/real-toxicity-prompts'", "cannot be downloaded", "--dataset_path FILE.jsonl"),
-    ),
-    "another engine": (["--engine", "zero2"], ("zero2",)),
     "unknown option": (["--kl_target", "1"], ("no setting '--kl_target'",)),
 }
 FILES = {
@@ -203,15 +167,6 @@ def test_below_the_target_a_nat_becomes_cheaper(run: Finished) -> None:
 
 
 @pytest.mark.nightly
-@of("low target")
-def test_above_the_target_a_nat_becomes_dearer(run: Finished) -> None:
-    first, second, third = check_coefficients(run.training, 0.1, 1e-4, 32, 200)
-    assert run.training[-1]["kl_per_completion"] > 1e-4
-    assert third == pytest.approx(second * (1 + 0.2 * 32 / 200))
-    assert first < 0.11
-
-
-@pytest.mark.nightly
 @of("high target")
 def test_settings_are_what_the_defaults_say_and_the_reference_is_the_starting_model(run: Finished) -> None:
     args = run.args
@@ -246,20 +201,6 @@ def test_a_resumed_run_keeps_coefficient_and_first_evaluation(run: Finished, fin
 
 
 @pytest.mark.nightly
-@of("whitened")
-def test_batch_normalisation_and_prompts_of_a_file(run: Finished) -> None:
-    args = run.args
-    assert args.advantage_hooks[0] == {"name": "batch_whitening", "std_floor": 0.2}
-    assert args.advantage_hooks[1]["reference"] == str(MODEL)
-    assert [reward["name"] for reward in args.rewards] == ["classifier"]  # no grammar knows these texts
-    assert "16 training prompts, 4 held out" in run.out
-    given = {json.loads(line)["prompt"] for line in PROMPTS.splitlines()}
-    logged = {row["prompt"] for row in run.completions()}
-    assert logged
-    assert logged <= given
-
-
-@pytest.mark.nightly
 @of("adapter")
 def test_with_an_adapter_the_reference_is_the_model_without_it(run: Finished) -> None:
     normalised, kl, meter = run.args.advantage_hooks
@@ -269,17 +210,6 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(run: Finished) ->
     assert not (run.output / "model.safetensors").exists()
     adapter = load_file(run.output / "adapter_model.safetensors")
     assert any(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)
-
-
-@pytest.mark.nightly
-@of("no penalty")
-def test_without_the_penalty_the_distance_is_still_measured_and_a_truth_can_be_trained_on(run: Finished) -> None:
-    assert "KL to the reference (nats)" in run.metrics["after"]
-    assert "KL coefficient" not in run.metrics["after"]
-    assert run.args.rewards[0] == "embedded.rude_text:polite"
-    assert len(run.args.rewards) == 3
-    (line,) = run.training
-    assert line["reward"] == pytest.approx(line["rewards/polite/mean"])
 
 
 # --------------------------------------------------------------------------------------------------------- what fails
@@ -319,11 +249,6 @@ def test_the_meter_by_hand_and_over_ranks() -> None:
     assert Ranks(cut(rollout, [2, 1])).run(on_rank) == [pytest.approx(0.7)] * 2
 
 
-def test_the_meter_refuses_what_is_no_model() -> None:
-    with pytest.raises(ConfigurationError, match="kl_meter: reference must be a model's id or path"):
-        KLMeter(reference=" ")
-
-
 def test_prompts_of_the_hub_are_chosen_by_their_toxicity_and_held_out_ones_are_others() -> None:
     rows = [{"prompt": {"text": f"p{n}", "toxicity": n / 10}} for n in range(10)]
     rows += [{"prompt": {"text": "unscored", "toxicity": None}}, {"prompt": {"text": "p9", "toxicity": 0.9}}]
@@ -332,13 +257,3 @@ def test_prompts_of_the_hub_are_chosen_by_their_toxicity_and_held_out_ones_are_o
     train, held_out = _split(chosen, 100, 100, "hub/set")
     assert [row["prompt"] for row in train] == ["p5", "p6", "p7", "p8"]
     assert [row["prompt"] for row in held_out] == ["p9"]
-
-
-def test_the_hubs_settings_make_four_updates_of_a_rollout_of_512() -> None:
-    values = yaml.safe_load((RECIPES / "configs" / "detox.yaml").read_text())
-    rollout = values["per_device_train_batch_size"] * values["steps_per_generation"]
-    assert rollout == 512
-    assert rollout % values["num_generations"] == 0
-    assert values["num_iterations"] * values["steps_per_generation"] // values["gradient_accumulation_steps"] == 4
-    assert [hook["name"] for hook in values["advantage_hooks"]] == ["normalised", "kl_in_reward"]
-    assert values["beta"] == 0 < values["entropy_coef"]

@@ -6,13 +6,12 @@ import random
 import re
 import subprocess
 import sys
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 EMBEDDED = RECIPES / "embedded"
@@ -21,18 +20,6 @@ sys.path.insert(0, str(RECIPES))
 
 from embedded import make_model, other_formats, word_problems  # noqa: E402
 from embedded.word_problems import make_problems  # noqa: E402
-
-
-def key_of(question: str) -> tuple[str, tuple[int, ...]]:
-    """A question without names and objects: what makes it the problem that it is. Read from the text alone."""
-    words = [*word_problems.NAMES, *word_problems.FRIENDS, *word_problems.OBJECTS]
-    story = re.sub("|".join(words), "_", question)
-    numbers = [int(n) for n in re.findall(r"\d+", story)]
-    story = re.sub(r"\d+", "#", story)
-    return story, tuple(
-        numbers if {"lost", "gives", "took", "fewer"} & set(re.findall(r"\w+", story)) else sorted(numbers)
-    )
-
 
 # ---------------------------------------------------------------------------------------------------------- problems
 
@@ -52,25 +39,6 @@ def test_rows_are_gsm8k_rows_with_right_annotations() -> None:
             assert sorted(re.findall(r"\d+", row["question"])) == sorted([a, b])
 
 
-def test_both_operations_and_all_templates_occur_in_both_splits() -> None:
-    for split in ("train", "heldout"):
-        problems = word_problems.draw_problems(split, 1000, 3)
-        assert {problem.template for problem in problems} == set(word_problems.TEMPLATES)
-        additions = sum(problem.template.operation == "+" for problem in problems)
-        assert 350 < additions < 650
-
-
-def test_train_and_heldout_share_no_problem_whatever_sizes_and_seeds() -> None:
-    train: set[tuple[str, tuple[int, ...]]] = set()
-    heldout: set[tuple[str, tuple[int, ...]]] = set()
-    for size, seed in product((1, 10, 500, 3000), range(12)):
-        train |= {key_of(row["question"]) for row in make_problems("train", size, seed)}
-        heldout |= {key_of(row["question"]) for row in make_problems("heldout", size, seed)}
-    assert len(train) > 500
-    assert len(heldout) > 100
-    assert not train & heldout
-
-
 def test_the_two_whole_splits_are_disjoint_and_have_no_duplicates() -> None:
     whole = {split: make_problems(split, word_problems.problem_count(split), 0) for split in ("train", "heldout")}
     questions = {split: {row["question"] for row in rows} for split, rows in whole.items()}
@@ -78,12 +46,6 @@ def test_the_two_whole_splits_are_disjoint_and_have_no_duplicates() -> None:
     assert not questions["train"] & questions["heldout"]
     share = len(whole["heldout"]) / sum(map(len, whole.values()))
     assert share == pytest.approx(word_problems.HELDOUT_SHARE, abs=0.04)
-
-
-def test_the_split_of_an_addition_does_not_depend_on_the_order_of_its_numbers() -> None:
-    additions = [template for template in word_problems.TEMPLATES if template.operation == "+"]
-    for template, a, b in product(additions, range(2, 13), range(2, 13)):
-        assert word_problems.split_of(template, a, b) == word_problems.split_of(template, b, a)
 
 
 def test_a_seed_gives_the_same_rows_in_every_process() -> None:
@@ -101,21 +63,6 @@ def test_a_seed_gives_the_same_rows_in_every_process() -> None:
     }
     assert outputs == {f"{make_problems('heldout', 5, 7)}\n"}
     assert make_problems("heldout", 5, 7) != make_problems("heldout", 5, 8)
-
-
-def test_problems_need_no_torch() -> None:
-    code = "import sys; from embedded.word_problems import make_problems; make_problems('train', 3, 0)"
-    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], cwd=RECIPES, check=True)
-
-
-def test_asking_for_what_does_not_exist_is_a_clear_error() -> None:
-    count = word_problems.problem_count("heldout")
-    with pytest.raises(ValueError, match=rf"heldout split has {count} distinct problems; {count + 1} were asked for"):
-        make_problems("heldout", count + 1, 0)
-    with pytest.raises(ValueError, match="-1 were asked for"):
-        make_problems("train", -1, 0)
-    with pytest.raises(ValueError, match="train, heldout, not 'test'"):
-        make_problems("test", 1, 0)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------- pre-training texts
@@ -166,24 +113,6 @@ def test_the_tokenizer_round_trips_all_generated_text(tokenizer: Any) -> None:
     assert all(len(ids) == len(text) for ids, text in islice(zip(encoded, texts, strict=True), 50))
 
 
-def test_the_tokenizer_knows_printable_ascii_and_survives_the_rest(tokenizer: Any) -> None:
-    ascii_text = "\n" + "".join(map(chr, range(32, 127)))
-    assert tokenizer.decode(tokenizer(ascii_text)["input_ids"]) == ascii_text
-    ids = tokenizer("3 × 4\t= 12 🍎")["input_ids"]
-    assert ids.count(tokenizer.unk_token_id) == 3
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "3  4= 12 "
-    assert tokenizer.padding_side == "left"
-    special = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
-    assert None not in special
-    assert len(set(special)) == 4
-
-
-def test_model_and_tokenizer_agree(model: Any, tokenizer: Any) -> None:
-    assert model.config.vocab_size == len(tokenizer)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        assert getattr(model.config, name) == getattr(model.generation_config, name) == getattr(tokenizer, name)
-
-
 @pytest.mark.slow
 def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows(model: Any, tokenizer: Any) -> None:
     problems = word_problems.draw_problems("heldout", 400, 1)
@@ -195,19 +124,10 @@ def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows(model: An
     assert sum(len(completion) < 56 for completion in completions) > 390
 
 
-def test_defaults_are_divisible_for_one_and_two_processes() -> None:
-    defaults = yaml.safe_load((EMBEDDED / "defaults.yaml").read_text())
-    for processes in (1, 2):
-        batch = defaults["per_device_train_batch_size"] * defaults["gradient_accumulation_steps"] * processes
-        assert batch % defaults["num_generations"] == 0
-    assert defaults["temperature"] == 1.0
-    assert "use_cpu" not in defaults  # with --embedded the machine decides
-
-
 # ------------------------------------------------------------------------------------------------------- make_model.py
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="make_model.py trains with Muon, which torch has from 2.9")
 def test_make_model_runs_end_to_end_and_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModelForCausalLM

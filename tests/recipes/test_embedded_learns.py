@@ -13,7 +13,7 @@ import pytest
 RECIPE = Path(__file__).parents[2] / "recipes" / "gsm8k_grpo.py"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_held_out_accuracy_rises_with_the_default_seed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(RECIPE), "--embedded", "--output_dir", str(tmp_path)],

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from tests.recipes.launches import FAILURES, LAUNCHES
@@ -75,99 +73,25 @@ def of(*names: str) -> pytest.MarkDecorator:
 # ------------------------------------------------------------------------------------------------------- what succeeds
 
 
-@pytest.mark.nightly
 @of("default")
-def test_without_arguments_one_line_says_which_default_and_why(run: Finished) -> None:
-    first = run.out.splitlines()[0]
-    assert first == "The embedded tiny model on generated word problems (no CUDA device is here)"
-    assert len(first) <= 80
-
-
-@pytest.mark.nightly
-@of("default")
-def test_before_and_after_are_printed_as_a_table(run: Finished) -> None:
+def test_the_default_is_named_trained_saved_and_recorded(run: Finished) -> None:
+    assert run.out.splitlines()[0] == "The embedded tiny model on generated word problems (no CUDA device is here)"
     assert "16 held-out problems, 4 sample(s) each" in run.out
     metrics = run.metrics
     row = next(line for line in run.out.splitlines() if "gsm8k_accuracy" in line and "│" in line)
-    shown = [float(cell) for cell in row.split("│")[2:5]]
     before, after = (metrics[when]["gsm8k_accuracy"] for when in ("before", "after"))
-    assert shown == pytest.approx([before, after, after - before], abs=6e-4)
-    assert 0.0 < before < 1.0
-
-
-@pytest.mark.nightly
-@of("default")
-def test_a_log_file_gets_readable_lines_and_no_noise(run: Finished) -> None:
-    lines = [re.split(r" {2,}", line.strip()) for line in run.out.splitlines()]
-    header = next(index for index, line in enumerate(lines) if {"step", "reward", "length", "no signal"} <= {*line})
-    rows = [dict(zip(lines[header], line, strict=True)) for line in lines[header + 1 :] if line[0][1:] == "/4"]
-    for row, log in zip(rows, run.training, strict=True):
-        assert row["step"] == f"{log['step']}/4"
-        assert float(row["reward"].rstrip(" ↑↓=")) == pytest.approx(log["reward"], abs=6e-4)
-        assert float(row["length"].rstrip(" ↑↓=")) == pytest.approx(log["completions/mean_length"], abs=0.06)
-        assert row["no signal"].rstrip(" ↑↓=") == f"{log['frac_reward_zero_std']:.0%}"
+    assert [float(cell) for cell in row.split("│")[2:5]] == pytest.approx([before, after, after - before], abs=6e-4)
     assert max(map(len, run.out.replace(str(run.folder), "").splitlines())) <= 80
-    noise = [line for line in run.err.splitlines() if "mtime may not be reliable" not in line]  # checkpoints in a hurry
-    assert noise == []
-    assert "\r" not in run.out
-
-
-@pytest.mark.nightly
-@of("default")
-def test_the_model_that_is_saved_loads_again_and_was_trained(run: Finished) -> None:
+    assert [line for line in run.err.splitlines() if "mtime may not be reliable" not in line] == []
+    assert (metrics["run"]["processes"], metrics["run"]["backend"]) == (1, None)
+    assert [line["step"] for line in run.training] == [1, 2, 3, 4]
+    for line in run.training:
+        assert line["reward"] == pytest.approx(line["rewards/gsm8k_accuracy/mean"])
     saved = AutoModelForCausalLM.from_pretrained(run.output, local_files_only=True).state_dict()
     base = AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True).state_dict()
     assert saved.keys() == base.keys()
     assert any(not torch.equal(saved[name], base[name]) for name in base)
-    assert (
-        AutoTokenizer.from_pretrained(run.output)("1+1")["input_ids"]
-        == AutoTokenizer.from_pretrained(MODEL)("1+1")["input_ids"]
-    )
-
-
-@pytest.mark.nightly
-@of("default")
-def test_metrics_hold_both_evaluations_the_run_and_the_history(run: Finished) -> None:
-    metrics = run.metrics
-    assert metrics.keys() >= {"before", "after", "run", "versions", "machine", "history"}
-    assert metrics["run"]["processes"] == 1
-    assert metrics["run"]["backend"] is None
-    assert metrics["versions"]["trl"]
-    assert [line["step"] for line in run.training] == [1, 2, 3, 4]
-    for line in run.training:
-        assert 0.0 <= line["rewards/gsm8k_accuracy/mean"] <= 1.0
-        assert line["reward"] == pytest.approx(line["rewards/gsm8k_accuracy/mean"])
-    state = json.loads((run.output / "trainer_state.json").read_text())
-    assert state["global_step"] == 4
-
-
-@pytest.mark.nightly
-@of("default")
-def test_the_reward_curve_is_a_picture(run: Finished) -> None:
-    data = (run.output / "reward_curve.png").read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", data[16:24])
-    assert (width, height) == (1050, 600)
-    assert data.rstrip().endswith(b"IEND\xaeB`\x82")
-
-
-@pytest.mark.nightly
-@of("yaml")
-def test_yaml_beats_the_default(run: Finished) -> None:
-    args = run.args
-    assert args.rewards == [
-        "gsm8k_accuracy",
-        {"name": "tag_format", "weight": 0.5},
-        {"name": "soft_overlong", "max_completion_length": 40, "cache": 20, "weight": 0.25},
-    ]
-    assert args.advantage_hooks == ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.2}]
-    assert args.loss_aggregation == {"name": "constant_length", "length": 50}
-    assert (args.learning_rate, args.max_steps) == (3e-4, 1)
-    (line,) = run.training
-    means = {name: line[f"rewards/{name}/mean"] for name in ("gsm8k_accuracy", "tag_format", "soft_overlong")}
-    total = means["gsm8k_accuracy"] + 0.5 * means["tag_format"] + 0.25 * means["soft_overlong"]
-    assert line["reward"] == pytest.approx(total, abs=1e-6)
-    assert means["soft_overlong"] < 0.0
+    assert (run.output / "reward_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.nightly
@@ -233,12 +157,15 @@ def test_lora_trains_and_saves_an_adapter(run: Finished) -> None:
 
 @pytest.mark.nightly
 @of("chat")
-def test_accuracy_is_measured_where_it_is_not_trained_on(run: Finished) -> None:
+def test_a_chat_model_gets_conversations_and_accuracy_is_measured_where_it_is_not_trained_on(run: Finished) -> None:
     assert run.args.rewards == ["tag_format", "gsm8k_accuracy"]
     assert run.args.reward_weights == [2.0, 0.0]
     (line,) = run.training
     assert line["reward"] == pytest.approx(2.0 * line["rewards/tag_format/mean"])
-    assert "gsm8k_accuracy" in run.metrics["before"]
+    for row in run.completions():
+        system, user = row["prompt"]
+        assert system == {"role": "system", "content": "Do sums."}
+        assert (user["role"], "Question:" in user["content"]) == ("user", False)
 
 
 @pytest.mark.nightly
@@ -249,20 +176,6 @@ def test_4_bit_trains_and_saves_an_adapter(run: Finished) -> None:
     assert {tensor.dtype for tensor in adapter.values()} == {torch.float32}  # TRL casts to bfloat16
     assert run.err == ""  # PyTorch warns where the gradient stops at an operator without a backward pass
     assert run.args.model_init_kwargs["dtype"] == "bfloat16"
-
-
-@pytest.mark.nightly
-@of("chat")
-def test_a_chat_model_gets_conversations_with_the_system_prompt(run: Finished) -> None:
-    assert f"{run.folder}/chat on generated word problems (the model is named)" in run.out
-    rows = run.completions()
-    assert rows
-    for row in rows:
-        system, user = row["prompt"]
-        assert system == {"role": "system", "content": "Do sums."}
-        assert user["role"] == "user"
-        assert user["content"].endswith(("?", "left?"))
-        assert "Question:" not in user["content"]
 
 
 @pytest.mark.skipif(
@@ -388,11 +301,6 @@ def test_only_a_machine_without_gpu_and_the_default_made_for_it_are_on_the_cpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: other)
     assert machine_defaults(embedded) == ({"use_cpu": True, "bf16": False} if on_cpu else {})
-
-
-def test_the_demo_is_on_the_cpu_whatever_else_is_there() -> None:
-    dry = subprocess.run(["make", "-n", "demo"], cwd=RECIPES.parent, capture_output=True, text=True, check=True)
-    assert "gsm8k_grpo.py --embedded --use_cpu" in dry.stdout
 
 
 def test_an_evaluation_has_whole_batches_so_that_every_problem_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

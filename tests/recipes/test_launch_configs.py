@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from accelerate.commands.config.config_args import ClusterConfig
 
 from tests.recipes.config_objects import (
     DEEPSPEED_FILES,
@@ -54,12 +53,9 @@ CHANGED = {  # a copy of a shipped file with this in it, and what the script is 
     "clipping here": ("zero2.yaml", {"deepspeed_config.gradient_clipping": 0.5}, []),
     "precision beside JSON": ("nodes_zero3_hpz.yaml", {"mixed_precision": "no"}, []),
     "stage beside JSON": ("nodes_zero3_hpz.yaml", {"deepspeed_config.zero_stage": 3}, []),
-    "rendezvous here": ("nodes_zero3.yaml", {"rdzv_backend": "c10d", "same_network": True}, []),
     "number to reshard": ("fsdp2.yaml", {"fsdp_config.fsdp_reshard_after_forward": 4}, []),
-    "hybrid of FSDP1": ("fsdp2.yaml", {"fsdp_config.fsdp_sharding_strategy": "HYBRID_SHARD"}, []),
     "misspelt": ("fsdp2.yaml", {"fsdp_konfig": {}}, []),
     "more machines": ("nodes_fsdp2.yaml", {"num_machines": 3, "num_processes": 24}, []),
-    "all GPUs divided": ("nodes_fsdp2.yaml", {"parallelism_config": None}, []),
 }
 
 
@@ -120,27 +116,6 @@ def test_the_commands_of_a_file_name_it_and_files_that_are_there(name: str) -> N
         script = words.index(SCRIPT)
         for file in (words[1], words[script], option(words[script:], "--config")):
             assert file is None or (ROOT / file).is_file()
-
-
-@of_each()
-def test_a_file_leaves_to_the_script_what_is_the_script_s(name: str) -> None:
-    text = BY_NAME[name].read_text()
-    settings = yaml.safe_load(text)
-    cluster = ClusterConfig.from_yaml_file(str(BY_NAME[name]))
-    assert settings.get("mixed_precision", "no") == "no"  # unquoted, `no` would be False
-    assert {"num_machines", "num_processes", "machine_rank", "main_training_function"} <= set(settings)
-    assert not {"gradient_accumulation_steps", "gradient_clipping"} & set(cluster.deepspeed_config)
-    assert settings["use_cpu"] is False
-    assert (cluster.num_processes, cluster.num_machines) == ENGINES[name][1:]
-
-
-@pytest.mark.parametrize("path", DEEPSPEED_FILES, ids=lambda path: path.name)
-def test_a_deepspeed_file_says_auto_where_the_script_decides(path: Path) -> None:
-    settings = json.loads(path.read_text())
-    follow = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
-    assert {name: settings.get(name) for name in follow} == dict.fromkeys(follow, "auto")
-    assert settings["bf16"]["enabled"] == settings["fp16"]["enabled"] == "auto"
-    assert not {"optimizer", "scheduler"} & set(settings)
 
 
 # ------------------------------------------------------------------------------------------------ what becomes of them
@@ -213,20 +188,6 @@ def test_fsdp2_shards_and_saves_whole_weights(name: str, resolved: dict[str, dic
     assert facts["weight"]["here"] == [8, 64]  # an eighth, on one machine or two
 
 
-def test_hybrid_shard_is_a_mesh_of_machines_and_their_gpus(resolved: dict[str, dict[str, Any]]) -> None:
-    mesh = resolved["nodes_fsdp2.yaml: bf16 true"]["mesh"]
-    assert mesh["names"] == ["dp_replicate", "dp_shard_cp"]
-    assert mesh["ranks"] == [list(range(8)), list(range(8, 16))]  # ranks 0 to 7 are the first machine's
-
-
-@of_each("nodes_zero3.yaml", "nodes_zero3_hpz.yaml", "nodes_fsdp2.yaml")
-def test_the_command_of_several_machines_names_the_first(name: str, resolved: dict[str, dict[str, Any]]) -> None:
-    launcher = resolved[f"{name}: its command"]["launcher"]
-    assert launcher["rdzv_endpoint"].startswith("10.0.0.1:")
-    assert (launcher["node_rank"], launcher["nnodes"], launcher["nproc_per_node"]) == (0, "2", "8")
-    assert yaml.safe_load(BY_NAME[name].read_text())["main_process_port"] == 29500
-
-
 # -------------------------------------------------------------------------------------------- what the headers warn of
 
 
@@ -252,24 +213,6 @@ def test_bf16_in_the_file_would_win_over_the_script(name: str, resolved: dict[st
 )
 def test_what_would_fight_the_script_stops(name: str, says: str, resolved: dict[str, dict[str, Any]]) -> None:
     assert says in resolved[name].get("error", "")
-
-
-def test_a_rendezvous_in_the_file_is_ignored(resolved: dict[str, dict[str, Any]]) -> None:
-    launcher = without_error(resolved["rendezvous here"])["launcher"]
-    assert (launcher["rdzv_backend"], launcher["same_network"]) == ("static", False)
-    used = [yaml.safe_load(path.read_text()) for path in LAUNCH_FILES]
-    assert not any({"rdzv_backend", "same_network"} & set(settings) for settings in used)
-
-
-def test_hybrid_shard_as_fsdp1_says_it_is_ignored(resolved: dict[str, dict[str, Any]]) -> None:
-    facts = without_error(resolved["hybrid of FSDP1"])
-    assert facts["weight"]["placements"] == ["S(0)"]
-
-
-def test_without_a_parallelism_config_all_gpus_divide_the_weights(resolved: dict[str, dict[str, Any]]) -> None:
-    facts = without_error(resolved["all GPUs divided"])
-    assert facts["weight"]["here"] == [4, 64]
-    assert "mesh" not in facts
 
 
 def test_a_cpu_flag_in_the_environment_makes_ddp_of_deepspeed_and_the_recipe_stops(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.recipes.config_objects import ROOT, RUN_FILES, commands, launches, option, resolve
-from tests.recipes.launching import Finished, Launch, start
 
 pytestmark = pytest.mark.slow
 
@@ -114,25 +111,6 @@ def test_one_update_for_each_rollout_of_whole_groups(name: str, facts: dict[str,
     assert training["per_device_eval_batch_size"] * processes % training["num_generations_eval"] == 0
 
 
-@of_each(*SIZED)
-def test_weights_are_in_a_type_that_small_steps_move(name: str, facts: dict[str, Any]) -> None:
-    kept_by_the_engine = PROCESSES[name][0].startswith("zero")
-    quantised = facts["model"]["load_in_4bit"] == "True"
-    assert facts["model"]["dtype"] == ("bfloat16" if kept_by_the_engine or quantised else "float32")
-    assert facts["mixed_precision"] == "bf16"
-    if quantised:
-        assert facts["model"]["use_peft"] == "True"
-        assert facts["training"]["learning_rate"] >= 1e-5  # TRL's adapters of a 4-bit model are in bf16
-
-
-@of_each("qwen2.5_7b_qlora_24gb.yaml")
-def test_qlora_is_on_all_linear_layers_and_without_vllm(name: str, facts: dict[str, Any]) -> None:
-    model = facts["model"]
-    assert (model["bnb_4bit_quant_type"], model["use_bnb_nested_quant"]) == ("nf4", "True")
-    assert model["lora_target_modules"] == "all-linear"
-    assert facts["training"]["use_vllm"] is False
-
-
 @of_each("smollm2_1.7b_tutorial.yaml")
 def test_the_tutorial_s_settings_are_the_published_ones(name: str, facts: dict[str, Any]) -> None:
     published = {"temperature": 0.9, "top_p": 0.9, "top_k": 50, "max_completion_length": 300, "num_generations": 8}
@@ -148,13 +126,6 @@ def test_the_tutorial_s_settings_are_the_published_ones(name: str, facts: dict[s
     assert facts["plugins"]["hooks"] == []
     assert facts["plugins"]["aggregation"] is None
     assert facts["model"]["model_name_or_path"] == "HuggingFaceTB/SmolLM2-1.7B-Instruct"
-
-
-def test_with_and_without_reference_differ_in_beta_alone() -> None:
-    without, with_one = settings("no_reference.yaml"), settings("with_reference.yaml")
-    assert without.pop("beta") == 0.0
-    assert with_one.pop("beta") == 0.04
-    assert without == with_one
 
 
 @of_each("vllm_colocate.yaml", "vllm_server.yaml")
@@ -179,19 +150,6 @@ def test_vllm_is_set_up_as_the_trainer_needs_it(name: str, facts: dict[str, Any]
     assert gpus == ["CUDA_VISIBLE_DEVICES=1", "CUDA_VISIBLE_DEVICES=0"]  # not one GPU for both
 
 
-@of_each("plugins.yaml")
-def test_the_plugin_file_has_each_kind_and_nothing_else(name: str, facts: dict[str, Any]) -> None:
-    kinds = {"rewards", "advantage_hooks", "loss_aggregation", "compact_updates"}
-    assert set(settings(name)) == kinds
-    assert facts["plugins"]["rewards"] == {"gsm8k_accuracy": 1.0, "tag_format": 0.2, "repetition": 0.1}
-    assert len(facts["plugins"]["hooks"]) == 2
-    assert facts["plugins"]["aggregation"] is not None
-
-
-def test_the_plugin_file_s_second_command_takes_the_embedded_model(resolved: dict[str, dict[str, Any]]) -> None:
-    assert resolved["plugins.yaml: 1"]["recipe"]["embedded"] is True
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -205,17 +163,3 @@ def test_a_file_launched_as_something_else_stops(name: str, says: str, resolved:
 
 
 # ------------------------------------------------------------------------------------------------------ one really runs
-
-
-def test_the_plugin_file_trains_the_embedded_model(tmp_path: Path) -> None:
-    words = launches(FILES["plugins.yaml"])[1]
-    arguments = words[words.index("recipes/gsm8k_grpo.py") + 1 :]
-    arguments = [str(ROOT / word) if word.startswith("recipes/") else word for word in arguments]
-    not_yet: Callable[[str], Finished] = lambda name: pytest.fail(name)  # noqa: E731
-    run = start(Launch(arguments, sizes={"max_steps": 1, "logging_steps": 1}), tmp_path, not_yet)
-    assert run.status == 0, run.err[-3000:]
-    step = run.training[0]
-    for reward in ("gsm8k_accuracy", "tag_format", "repetition"):
-        assert f"rewards/{reward}/mean" in step
-    hooks = {key.split("/")[1] for key in step if key.startswith("advantage/")}
-    assert hooks >= {"leave_one_out", "entropy_shaping"}, sorted(step)

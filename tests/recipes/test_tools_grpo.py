@@ -63,16 +63,6 @@ def test_what_is_written_is_what_trls_template_makes_of_it(task: Any) -> None:
     assert tokenizer.decode(learnt) == ours
 
 
-def test_some_answers_call_and_some_of_these_are_broken(task: Any) -> None:
-    rng = random.Random(0)
-    said = [task.some_answer(task.draw_problem("train", rng), rng) for _ in range(2000)]
-    calls = [one for one in said if "<<" in one[0][0]]
-    assert 0.2 < len(calls) / len(said) < 0.3
-    broken = [one for one in calls if len(one) < 5]
-    assert 0.43 < len(broken) / len(calls) < 0.57
-    assert {len(one) for one in broken} == {1, 3}  # not to be read, and answered by an error
-
-
 @pytest.mark.slow
 def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
     words = "--supervised_steps 2 --max_steps 2 --per_device_train_batch_size 16 --per_device_eval_batch_size 8"

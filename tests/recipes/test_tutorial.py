@@ -94,14 +94,6 @@ def test_references_are_numbers() -> None:
         tutorial_accuracy(completion)
 
 
-@pytest.mark.parametrize(
-    "unit", ["<think></think>", "<think></think><answer>1,", "<answer>", "9", "<think></think>1<answer>"]
-)
-def test_a_megabyte_takes_linear_time_and_raises_nothing(unit: str) -> None:
-    text = "<think></think><answer>" + unit * (1_000_000 // len(unit)) + "</answer>"
-    assert tutorial_accuracy([text, None], answer=["18"] * 2) == [0.0, 0.0]
-
-
 def test_the_run_file_s_prompt_and_rewards() -> None:
     (row,) = as_dataset([{"question": "How many {x}?", "answer": "#### 2"}], "S", SETTINGS["user_prompt"])
     assert row["prompt"] == [
