@@ -19,26 +19,28 @@ import itertools
 import json
 import math
 import os
-import platform
 import random
 import statistics
 import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says when it starts and stops
 
 import torch
-from rich.console import Console
 
 from bench.compact_rollouts import Cell, Script, Size
-from bench.compact_updates import EXACT, PLAIN, SHARED, Match, Meter, save_model, write_block
+from bench.compact_updates import EXACT, PLAIN, SHARED, Match, Meter, save_model
+from bench.tables import machine, show, versions
 
 LENGTHS = ("uniform short", "log-normal", "all equal")
+TITLES = (
+    *("completions", "prompt", "update, s: plain TRL", "compact", "shared", "shared against TRL", "against compact"),
+    *("floor against TRL", "computed / distinct", "peak memory, MB: plain TRL", "compact", "shared"),
+)
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,11 @@ class LongScript(Script):
         return [self.cell.prompt] * rows, completions
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
-    titles = ["completions", "prompt", "update, s: plain TRL", "compact", "shared", "shared against TRL"]
-    titles += ["against compact", "floor against TRL", "computed / distinct", "peak memory, MB: plain TRL", "compact"]
-    lines = [[*titles, "shared"], ["---"] + ["---:"] * len(titles)]
+def cells_of(results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rows = []
     for found in results:
         seconds = found["seconds"]
-        lines.append(
+        rows.append(
             [
                 found["completions"],
                 str(found["prompt"]),
@@ -87,7 +87,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 *(f"{found['peak'][arm] / 1e6:.0f}" for arm in (PLAIN, EXACT, SHARED)),
             ]
         )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return rows
 
 
 def measure(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
@@ -135,13 +135,11 @@ def main(given: Sequence[str] | None = None) -> None:
     said = (
         f"{size.rows} completions in groups of 8, all with signal, micro-batches of 8, `loss_type` dapo without a KL "
         f"penalty, AdamW. Best of {options.updates} updates of each arm in turns; time is {Meter().time_is}, "
-        f"and planning counts as update. Llama, 5.3M parameters, {options.threads} thread(s), {platform.machine()}; "
-        f"torch {version('torch')}, transformers {version('transformers')}, trl {version('trl')}. The gradient norms "
+        f"and planning counts as update. Llama, 5.3M parameters, {options.threads} thread(s), {machine()}; "
+        f"{versions('torch', 'transformers', 'trl')}. The gradient norms "
         f"differ by {max(found['norm_gap'] for found in results):.0e} at most, relatively."
     )
-    Console(width=200).print(table(results), said, sep="\n\n", highlight=False)
-    if options.markdown is not None:
-        write_block(options.markdown, "shared prompts on the CPU", f"{table(results)}\n\n{said}")
+    show("shared prompts on the CPU", TITLES, cells_of(results), said, options.markdown)
 
 
 if __name__ == "__main__":

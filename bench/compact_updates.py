@@ -21,7 +21,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import random
 import statistics
 import tempfile
@@ -31,7 +30,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +37,11 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says when it sta
 
 import torch
 from datasets import Dataset
-from rich.console import Console
-from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.compact_rollouts import PROFILES, SHARES, Cell, Script, Size
+from bench.tables import machine, show, versions
 from tests.support import arguments, save_tiny_model
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
@@ -301,28 +298,13 @@ def cells_of(result: Result) -> list[str]:
     ]
 
 
-def console_table(results: Sequence[Result], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(TITLES):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for result in results:
-        table.add_row(*cells_of(result))
-    return table
-
-
-def markdown(results: Sequence[Result]) -> str:
-    lines = [TITLES, ["---"] + ["---:"] * (len(TITLES) - 1), *map(cells_of, results)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def sentence(size: Size, updates: int, meter: Meter, machine: str) -> str:
+def sentence(size: Size, updates: int, meter: Meter, where: str) -> str:
     """What was measured, on what."""
     return (
         f"{size.rows} completions of up to {size.limit} tokens in groups of {size.members}, micro-batches of "
         f"{size.members}, `loss_type` dapo without a KL penalty, AdamW. Best of {updates} updates of each arm in "
         f"turns; time is {meter.time_is}, and planning counts as update. Memory is the most that torch's allocator "
-        f"held in an update, above what it held before. {machine}; Python {platform.python_version()}, torch "
-        f"{version('torch')}, transformers {version('transformers')}, trl {version('trl')}."
+        f"held in an update, above what it held before. {where}; {versions('torch', 'transformers', 'trl')}."
     )
 
 
@@ -333,26 +315,6 @@ def worst_norm(results: Sequence[Result]) -> str:
         if gap
         else ("The gradient norms that the two arms log are equal.")
     )
-
-
-def write_block(path: Path, name: str, text: str) -> None:
-    """Write generated text to a file: between `<!-- name -->` and `<!-- end of name -->`, or at its end with both."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    made = f"{begin}\n\n{text}\n\n{end}"
-    if begin in before and end in before:
-        made = before.split(begin, 1)[0] + made + before.split(end, 1)[1]
-    else:
-        made = f"{before}\n{made}\n" if before else f"{made}\n"
-    path.write_text(made, encoding="utf-8")
-
-
-def print_page(title: str, results: Sequence[Result], said: str, path: Path | None) -> None:
-    console = Console(width=150)
-    console.print(console_table(results, title))
-    console.print(said, worst_norm(results), highlight=False)
-    if path is not None:
-        write_block(path, title, f"{markdown(results)}\n\n{said} {worst_norm(results)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ cells
@@ -411,9 +373,9 @@ def main(given: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = run(cells, size, updates, Path(folder), tiny=options.quick)
         parameters = LlamaForCausalLM.from_pretrained(Path(folder) / "model").num_parameters()
-    machine = f"Llama, {parameters / 1e6:.2g}M parameters, {options.threads} thread(s), {platform.machine()}"
-    said = sentence(size, updates, Meter(), machine)
-    print_page("compact updates on the CPU", results, said, options.markdown)
+    where = f"Llama, {parameters / 1e6:.2g}M parameters, {options.threads} thread(s), {machine()}"
+    said = f"{sentence(size, updates, Meter(), where)} {worst_norm(results)}"
+    show("compact updates on the CPU", TITLES, [cells_of(result) for result in results], said, options.markdown)
 
 
 if __name__ == "__main__":

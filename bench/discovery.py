@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.tables import machine, versions
 from tests.cli.distributions import write_distribution
 from tests.cli.terminal import COMMAND
 
@@ -37,8 +36,7 @@ def main() -> None:
     options.add_argument("--plugins", type=int, default=200, help="third-party distributions, with a plugin each")
     options.add_argument("--repeats", type=int, default=5)
     asked = options.parse_args()
-    print(f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}")
-    print(", ".join(f"{name} {version(name)}" for name in ("trl-grpo-ext", "typer", "rich")))
+    print(f"{machine()}, load {os.getloadavg()[0]:.1f}", versions("trl-grpo-ext", "typer", "rich"), sep="\n")
     print(f"\n{'plugins':>8}  {'command':<22}  {'first':>6}  {'median':>6}  {'worst':>6}  {'CPU':>6}  seconds")
     with tempfile.TemporaryDirectory() as folder:
         for count in (0, asked.plugins):

@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.tables import machine, markdown  # noqa: E402
+
 RECIPE = ROOT / "recipes" / "gsm8k_grpo.py"
 
 
@@ -35,11 +38,10 @@ def main() -> None:
         rows.append((seed, before, after, results["run"]["training_seconds"]))
         versions = results["versions"]
 
-    print("\n| seed | before | after | gain | training, seconds |\n| --- | --- | --- | --- | --- |")
-    for seed, before, after, seconds in rows:
-        print(f"| {seed} | {before:.3f} | {after:.3f} | {after - before:+.3f} | {seconds:.0f} |")
-    print(f"\n{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, ", end="")
-    print(", ".join(f"{name} {number}" for name, number in versions.items()))
+    titles = ("seed", "before", "after", "gain", "training, seconds")
+    cells = [(f"{n}", f"{b:.3f}", f"{a:.3f}", f"{a - b:+.3f}", f"{seconds:.0f}") for n, b, a, seconds in rows]
+    print(f"\n{markdown(titles, cells)}\n")
+    print(f"{machine()}, {', '.join(f'{name} {number}' for name, number in versions.items())}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from bench import study, study_report
+from bench import study
+from bench.tables import write_block
 
 from sorting.choices import NAIVE, NEVER_CLIPS  # isort: skip (`study` puts the recipes on the path)
 from sorting.response_log import ResponseLog  # isort: skip
@@ -665,7 +666,7 @@ def draw(name: str, lines: Sequence[Line], docs: Path) -> None:
     said = f"{mean if len(seeds) > 1 else f'Seed {seeds[0]}'}. {len(lines)} runs, {minutes:.1f} minutes in all"
     where = f"one thread each, on {lines[0]['on']}, beside other work; {versions}."
     figure_line = f"![{experiment.about}](images/experiment_{name}.svg)"
-    study_report.write_block(docs / "experiments.md", name, f"{figure_line}\n\n{found}\n\n{said}, {where}")
+    write_block(docs / "experiments.md", name, f"{figure_line}\n\n{found}\n\n{said}, {where}")
     print(docs / "images" / f"experiment_{name}.svg")
 
 

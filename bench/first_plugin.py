@@ -8,15 +8,13 @@ nothing to download.
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.tables import machine, versions
 from tests.cli.scaffold.author import make_author
 from tests.first_plugin_walk import PAGE, make_clone, read_steps, walk
 
@@ -33,8 +31,7 @@ def main() -> None:
         if done.status:
             raise SystemExit(f"{done.step.text}exited with {done.status}:\n{done.err}")
     print(f"| total | {sum(done.seconds for done in walked):.1f} |\n")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    print(f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}, {versions}")
+    print(f"{machine()}, {versions(*PACKAGES)}")
 
 
 if __name__ == "__main__":

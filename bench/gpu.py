@@ -4,6 +4,7 @@
     python -m bench.gpu --learn                      # the trainings of `make gpu LEARN=1`
     python -m bench.gpu --only 3 5 --again           # two sections, also where they were measured
     python -m bench.gpu --page                       # write the page again from its own figures, and measure nothing
+    python -m bench.gpu --several                    # on a host with several GPUs (never run)
     python -m bench.gpu --tiny --device cpu --file outputs/gpu/tiny.md
 
 Each run is a process of its own, so that its peaks are its own and its crash ends nothing else. It hands its figures
@@ -31,12 +32,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.gpu_plan import DIFFER, HALF, LEARN, OURS, ROOT, SECTIONS, TIMES, Run, Section, all_sections, several
+
 PAGE = ROOT / "docs" / "gpu.md"
 CURVES = "gpu_learning.png"
 """Beside the page, once there are trainings."""
@@ -47,200 +49,6 @@ TINY_LIMIT = 300
 """Seconds of a run with tiny shapes."""
 GRACE = 40
 """Seconds in which a launcher ends its workers; Torch's gives them thirty."""
-
-Figures = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One process.
-
-    Attributes:
-        function: Of `gpu_runs` (or of `module`), which measures.
-        rows: Of the section's table that it fills.
-        seconds: That it may take on an H100, the start included: a guess until it was measured. Three times as long
-            is its limit.
-        keywords: For the function.
-        environment: Variables that have to be set before Python starts.
-        launcher: Words before the script's name, for runs of several processes.
-    """
-
-    function: str
-    rows: tuple[str, ...]
-    seconds: float
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    launcher: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return "; ".join(self.rows)
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table of the page. `against` names a column and the row that each row's figure is divided by in `TIMES`."""
-
-    name: str
-    title: str
-    text: str
-    columns: tuple[str, ...]
-    runs: tuple[Run, ...]
-    against: tuple[str, Mapping[str, str]] | None = None
-
-    @property
-    def rows(self) -> tuple[str, ...]:
-        return tuple(row for run in self.runs for row in run.rows)
-
-
-PLAIN, OURS = "plain TRL", "ours"
-TIMES = "speed / plain TRL's"
-DIFFER, EQUAL = "lengths differ, 40 % without signal", "lengths equal, all with signal"
-HALF = "qwen2.5_0.5b.yaml"
-MEMORY = ("seconds", "allocated, GB", "reserved, GB", "doctor's estimate, GB", "estimate / measured")
-
-
-def _pairs(*profiles: str) -> dict[str, str]:
-    return {f"{OURS}, {profile}": f"{PLAIN}, {profile}" for profile in profiles}
-
-
-SECTIONS = (
-    Section(
-        "1",
-        "The tests marked gpu",
-        "Parity with TRL in bf16, and every hook and aggregation against the CPU (`pytest -m gpu`).",
-        ("outcome", "seconds"),
-        (Run("gpu_tests", ("all of them",), 90),),
-    ),
-    Section(
-        "2",
-        "Compact updates against TRL's own cut",
-        "A tiny model on scripted completions of different lengths: ‖exact − off‖ / ‖off‖ of the gradient of an "
-        "optimizer step. Beside it the gap that the precision makes by itself: off in this precision against off in "
-        "float32.",
-        ("gradient gap", "gap of the precision itself"),
-        (Run("compact_against_off", ("float32", "bf16 with checkpointing", "QLoRA in bf16"), 45),),
-    ),
-    Section(
-        "3",
-        "An update of Qwen2.5-0.5B in full, at the shipped batch",
-        f"`{HALF}` as shipped: 16 x 8 completions of up to 512 tokens, scripted, so that nothing is generated. With "
-        "log-normal lengths 2 % are at the limit, and 40 % of the rows have no signal; with equal lengths there is "
-        "nothing to save. Seconds of an optimizer step without the generation; peaks of the allocator in it.",
-        ("update, s", "allocated, GB", "reserved, GB", "doctor's estimate, GB", "estimate / measured", TIMES),
-        tuple(
-            Run("scripted_updates", (f"{arm}, {DIFFER}", f"{arm}, {EQUAL}"), 60, {"arm": arm}) for arm in (PLAIN, OURS)
-        ),
-        ("update, s", _pairs(DIFFER, EQUAL)),
-    ),
-    Section(
-        "4",
-        "The same with generation",
-        "The recipe `gsm8k_grpo.py` on generated word problems, its second optimizer step. Random weights never end a "
-        "completion, so all have 512 tokens, and compact updates have nothing to save.",
-        ("step, s", "generation, s", "update, s", "tokens/s", "allocated, GB", "reserved, GB", TIMES),
-        tuple(Run("with_generation", (arm,), 65, {"arm": arm}) for arm in (PLAIN, OURS)),
-        ("step, s", {OURS: PLAIN}),
-    ),
-    Section(
-        "5",
-        "Qwen2.5-7B with QLoRA on 24 GB",
-        "`qwen2.5_7b_qlora_24gb.yaml` as shipped, torch's allocator held to 24 GiB: 64 completions of 512 tokens are "
-        "generated once, and two updates made of them; the second is measured. The estimate is the doctor's for the "
-        "stage; measured is what torch reserved at most and what CUDA takes beside it.",
-        MEMORY,
-        (
-            Run(
-                "stages",
-                ("load", "generation", "update"),
-                170,
-                {"config": "qwen2.5_7b_qlora_24gb.yaml", "shape": "7B", "gigabytes": 24},
-            ),
-        ),
-    ),
-    Section(
-        "6",
-        "Qwen2.5-1.5B with LoRA",
-        f"`{HALF}` with the larger model and `--use_peft`, adapters of rank 16 on all linear layers. Otherwise as 5.",
-        MEMORY,
-        (
-            Run(
-                "stages",
-                ("load", "generation", "update"),
-                80,
-                {"config": HALF, "shape": "1.5B", "lora": True},
-            ),
-        ),
-    ),
-    Section(
-        "7",
-        "What a step of ours costs beside TRL's",
-        "64 completions of 4,096 tokens, scripted, on two layers of Qwen2.5-0.5B's shape, so that what is not the "
-        "model weighs much. The best of three steps. Synchronisations are the times in a step in which Python waited "
-        "for the device, as torch counts them.",
-        ("step, s", "synchronisations", "allocated, GB", TIMES),
-        (
-            Run(
-                "overhead",
-                (PLAIN, "ours, nothing selected", "ours, `prompt_mean`", "ours, three hooks"),
-                90,
-            ),
-        ),
-        ("step, s", dict.fromkeys(("ours, nothing selected", "ours, `prompt_mean`", "ours, three hooks"), PLAIN)),
-    ),
-    Section(
-        "8",
-        "Batches of thirty shapes",
-        "Thirty generation batches of 0.5B in full with compact updates, each of other lengths, up to 1,024 tokens.",
-        ("seconds", "allocated, GB", "reserved, GB", "reserved / allocated"),
-        (
-            Run("shapes", ("as it is",), 60),
-            Run(
-                "shapes",
-                ("`expandable_segments:True`",),
-                60,
-                environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-            ),
-        ),
-    ),
-    Section(
-        "9",
-        "A teacher's log-probabilities",
-        "A teacher of Qwen2.5-0.5B's shape in bf16, as a hook with `teachers` has it scored: through TRL's head in "
-        "tiles, and through all logits, as before TRL 1.16. Memory above the model's own.",
-        ("seconds", "allocated, GB", "all logits in float32 would be, GB"),
-        (
-            Run(
-                "teacher",
-                ("16 x 512, in tiles", "16 x 512, all logits", "8 x 4,096, in tiles", "8 x 4,096, all logits"),
-                40,
-            ),
-        ),
-    ),
-    Section(
-        "10",
-        "Saved and resumed",
-        "Four steps with sampled completions against two steps, a checkpoint, and two more: ‖difference‖ / ‖weights‖ "
-        "at the end. Repeated is a second uninterrupted run: what the GPU itself does not repeat.",
-        ("gap of the weights",),
-        (Run("resume", ("repeated", "resumed"), 50),),
-    ),
-)
-
-LEARN = (
-    Section(
-        "L",
-        "Learning",
-        "`make gpu LEARN=1`: the two trainings of the start, with the shipped launch file `one_process.yaml`, on the "
-        "GPU and on the CPU of the same machine. Held-out accuracy before and after, and seconds of training.",
-        ("before", "after", "training, s"),
-        tuple(
-            Run("learn", (f"{task}, {where}",), seconds, {"task": task, "where": where})
-            for where, seconds in (("GPU", 90), ("CPU", 240))
-            for task in ("word problems, a warmed-up model", "sorting, from random weights")
-        ),
-    ),
-)
 
 
 # ------------------------------------------------------------------------------------------------------------- page
@@ -403,12 +211,6 @@ def quote_in_header(path: Path, found: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def all_sections() -> tuple[Section, ...]:
-    from bench.gpus import SECTIONS as SEVERAL_GPUS
-
-    return (*SECTIONS, *LEARN, *SEVERAL_GPUS)
-
-
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
@@ -450,7 +252,7 @@ def code_hash() -> str:
     """Of the package, the recipes and these scripts, but not of comments in YAML files, which quote the page."""
     digest = hashlib.sha256()
     files = [path for room in ("trl_grpo_ext", "recipes") for path in (ROOT / room).rglob("*")]
-    files += [ROOT / "bench" / name for name in ("gpu.py", "gpu_runs.py", "gpus.py", "compact_rollouts.py")]
+    files += [ROOT / "bench" / name for name in ("gpu.py", "gpu_plan.py", "gpu_runs.py", "compact_rollouts.py")]
     for path in sorted(files):
         if path.suffix in (".py", ".yaml", ".json"):
             lines = path.read_bytes().splitlines(keepends=True)
@@ -564,13 +366,22 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "/")[:300]
 
 
-def main(given: Sequence[str] | None = None, sections: Sequence[Section] | None = None) -> None:
+def gpus(device: str) -> int:
+    """How many this host has, asked in another process, because this one must hold nothing on them. On a CPU: two."""
+    if device == "cpu":
+        return 2  # only DDP can be shown there, and the other engines fail
+    asked = "import torch; print(torch.cuda.device_count())"
+    return int(subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout)
+
+
+def main(given: Sequence[str] | None = None) -> None:
     names = [section.name for section in SECTIONS]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=9.5, help="start nothing that would not end within these")
     parser.add_argument("--again", action="store_true", help="also what was measured on this device with this code")
     parser.add_argument("--only", nargs="+", choices=names, help="these sections")
     parser.add_argument("--learn", action="store_true", help="the trainings")
+    parser.add_argument("--several", action="store_true", help="engines on all GPUs of this host")
     parser.add_argument("--page", action="store_true", help="write the page again and measure nothing")
     parser.add_argument("--file", type=Path, default=PAGE, help="the page")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
@@ -584,10 +395,9 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] | None 
         return
     # A killed call ends what it started: `start_process` does it on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    wanted = sections or (LEARN if options.learn else SECTIONS)
+    wanted = several(gpus(options.device)) if options.several else LEARN if options.learn else SECTIONS
     chosen = [section for section in wanted if options.only is None or section.name in options.only]
-    module = "bench.gpu" if sections is None else "bench.gpus"
-    command = shlex.join(["python", "-m", module, *(sys.argv[1:] if given is None else given)])
+    command = shlex.join(["python", "-m", "bench.gpu", *(sys.argv[1:] if given is None else given)])
     until = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="gpu_") as folder:
         work = Work(options.file, everything, found, describe_here(options, command), options, until, Path(folder))

@@ -23,11 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
 from bench.compact_rollouts import PROFILES, SHARES, SPREAD
-from bench.compact_updates import write_block
+from bench.tables import show
 from trl_grpo_ext.trainer.compact.plan import Lengths, Plan, part_tokens, plan_block
 
 RANKS = (2, 4, 8, 16, 32)
@@ -160,11 +158,6 @@ def table_of(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
-def markdown(table: Sequence[Sequence[str]]) -> str:
-    rows = [table[0], ["---"] + ["---:"] * (len(table[0]) - 1), *table[1:]]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 def cost(lines: Sequence[Line]) -> str:
     """The exchange beside the update that it shortens."""
     worst = max(lines, key=lambda line: line.megabytes)
@@ -197,17 +190,8 @@ def main(given: Sequence[str] | None = None) -> None:
         f"FSDP); with DDP, where ranks wait once per window, the savings are at most {apart:.0f} points apart from "
         f"these. Live is the mean of the ranks, which no plan can be below. {cost(lines)}"
     )
-    rows = table_of(lines)
-    table = Table(title="balance between ranks", title_justify="left")
-    for number, column in enumerate(rows[0]):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for row in rows[1:]:
-        table.add_row(*row)
-    console = Console(width=150)
-    console.print(table)
-    console.print(said, highlight=False)
-    if options.markdown is not None:
-        write_block(options.markdown, "balance between ranks", f"{markdown(rows)}\n\n{said}")
+    titles, *rows = table_of(lines)
+    show("balance between ranks", titles, rows, said, options.markdown)
 
 
 if __name__ == "__main__":

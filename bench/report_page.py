@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -20,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.tables import machine
 from tests.history.report.browsing import browser, open_page, why_no_browser
 from tests.history.report.trained import train_thousand
 from tests.support import save_tiny_model
@@ -56,7 +55,7 @@ def main() -> None:
             console = driver.get_log("browser")
     lengths = [length for run in index["runs"] for step in run["steps"] for length in step["length"]]
     sys.stdout.write(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, Chromium {version}\n"
+        f"{machine()}, Chromium {version}\n"
         f"{len(lengths)} completions, {statistics.mean(lengths):.0f} tokens on average; "
         f"written in {wrote:.1f} s, {written.bytes / 1e6:.1f} MB\n"
         f"usable after {statistics.median(seconds):.2f} s (median of {rounds}, "

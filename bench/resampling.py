@@ -32,6 +32,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from bench.study import EVALUATION_SEEDS, TASKS, measure, model_of, prepare_worker, problems
 from bench.study_report import estimate
+from bench.tables import markdown, write_block
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -52,7 +53,6 @@ The learning rate is the one that was tuned for plain TRL above, for all. Interv
 seeds, and differences are paired by seed. "With signal" is the share of a batch's groups that teach something, in the
 mean over the updates. Measured is one sample for each problem of the test split. Made by `python -m bench.resampling`.
 """
-BEGIN, END = "<!-- resampling -->", "<!-- /resampling -->"
 
 
 class Measures(TrainerCallback):
@@ -159,7 +159,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def table(lines: Sequence[Mapping[str, Any]], task: str) -> str:
     """One row for each method at equal tokens and at equal updates; differences to plain TRL are paired by seed."""
     heads = ["at equal", "method", "seeds", "accuracy", "difference to plain TRL", "updates", "tokens", "with signal"]
-    rows = [heads, ["---"] * len(heads)]
+    rows = []
     for at in AT:
         by_method = {
             name: {x["seed"]: x[at] for x in lines if x["method"] == name and x["task"] == task} for name in METHODS
@@ -177,7 +177,7 @@ def table(lines: Sequence[Mapping[str, Any]], task: str) -> str:
                     *(f"{mean['steps']:.0f}", f"{mean['generated']:,.0f}", f"{mean['with_signal']:.0%}"),
                 ]
             )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown(heads, rows)
 
 
 def _interval(values: Sequence[float]) -> str:
@@ -212,12 +212,9 @@ def report(folder: Path, docs: Path) -> None:
     """Write the tables and the plot."""
     lines = read(folder)
     tasks = [task for task in TASKS if any(line["task"] == task for line in lines)]
-    page = docs / "study.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
     parts = [ABOUT.strip(), *(f"**{task.capitalize()}**\n\n{table(lines, task)}" for task in tasks)]
     parts.append("![Accuracy of each training, means and 95 % intervals](images/resampling.png)")
-    page.write_text("\n\n".join([f"{before}{BEGIN}", *parts, f"{END}{after or chr(10)}"]), encoding="utf-8")
+    write_block(docs / "study.md", "resampling", "\n\n".join(parts))
     plot(docs / "images" / "resampling.png", lines, tasks)
 
 

@@ -11,7 +11,6 @@ the same turn, with the quartiles. Time is that of the processor: other work on 
 from __future__ import annotations
 
 import argparse
-import platform
 import random
 import statistics
 import tempfile
@@ -20,7 +19,6 @@ import time
 import timeit
 import warnings
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
+from bench.tables import machine, markdown, versions
 from tests.support import arguments, length_reward, prompts, save_tiny_model, scripted_rollout
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.credit.flow import _unchanged
@@ -156,13 +155,13 @@ def main() -> None:
         seconds = measure(model, Path(folder) / "run", options.steps)
 
     print(f"\n{parameters / 1e6:.1f}M parameters, 16 completions of up to 128 tokens, KL penalty; ", end="")
-    print(f"{options.steps} steps of each; {options.threads} thread(s), {platform.machine()}, ", end="")
-    print(f"Python {platform.python_version()}, torch {version('torch')}, trl {version('trl')}\n")
-    print("| arm | step, ms: median | ratio to plain TRL: median | quartiles |\n| --- | --- | --- | --- |")
+    print(f"{options.steps} steps of each; {options.threads} thread(s), {machine()}, {versions('torch', 'trl')}\n")
+    rows = []
     for arm, times in seconds.items():
         ratios = [mine / theirs for mine, theirs in zip(times, seconds[PLAIN], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"| {arm} | {1000 * statistics.median(times):.0f} | {middle:.3f} | {low:.3f} to {high:.3f} |")
+        rows.append([arm, f"{1000 * statistics.median(times):.0f}", f"{middle:.3f}", f"{low:.3f} to {high:.3f}"])
+    print(markdown(("arm", "step, ms: median", "ratio to plain TRL: median", "quartiles"), rows))
     print("\nWatching the inputs, 64 completions of 1,024 tokens, microseconds a call: ", end="")
     print(", ".join(f"{what} {1e6 * cost:.0f}" for what, cost in fingerprint_seconds().items()))
 

@@ -17,7 +17,6 @@ import gc
 import json
 import multiprocessing
 import os
-import platform
 import random
 import statistics
 import sys
@@ -40,6 +39,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 from bench import sorting, study_report
+from bench.tables import machine
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
 
@@ -407,23 +407,13 @@ def check_settings(folder: Path) -> None:
         "tasks": {name: task.settings() for name, task in TASKS.items()},
         "methods": METHODS,
         "evaluation_seeds": EVALUATION_SEEDS,
-        "versions": versions(),
+        "versions": {name: version(name) for name in PACKAGES},
         "machine": machine(),
     }
     text, path = json.dumps(settings, indent=1, sort_keys=True), folder / "settings.json"
     if path.exists() and path.read_text() != text:
         raise SystemExit(f"error: {path} says that the results there were made with other settings or versions.")
     path.write_text(text)
-
-
-def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
-    return {name: version(name) for name in PACKAGES}
-
-
-def machine() -> str:
-    """This one, in words."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def run_missing(

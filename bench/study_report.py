@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.tables import write_block
 from trl_grpo_ext.history.gradients.statistics import holm, t_within
 
 KINDS = {"hook": ("#0072B2", "o"), "aggregation": ("#D55E00", "s"), "plain": ("#000000", "D")}
@@ -227,13 +228,3 @@ def write(
     plot(docs / "images" / "study.png", rows)
     write_block(docs / "study.md", "results", page(lines, rows, settings, start))
     print(f"{docs / 'study.md'}\n{docs / 'images' / 'study.png'}")
-
-
-def write_block(page: Path, name: str, content: str) -> None:
-    """Write between the markers that a page has under this name."""
-    marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, begin, rest = page.read_text(encoding="utf-8").partition(marks[0])
-    _, end, after = rest.partition(marks[1])
-    if not (begin and end):
-        raise SystemExit(f"error: {page} has no place for them: a line {marks[0]} and one {marks[1]} below it.")
-    page.write_text(f"{before}{begin}\n\n{content}\n\n{end}{after}", encoding="utf-8")

@@ -16,13 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.tables import machine, versions
 from tests.trained_tokenizers import BUILDERS, trained
 from trl_grpo_ext.credit import alignment
 from trl_grpo_ext.errors import AlignmentError
@@ -43,8 +42,7 @@ def main() -> None:
     options.add_argument("--vocabulary", type=int, default=32_000)
     options.add_argument("--repeats", type=int, default=3)
     asked = options.parse_args()
-    print(f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}")
-    print(", ".join(f"{name} {version(name)}" for name in ("trl-grpo-ext", "tokenizers", "transformers")))
+    print(f"{machine()}, load {os.getloadavg()[0]:.1f}, {versions('trl-grpo-ext', 'tokenizers', 'transformers')}")
     rows = asked.text.read_text(encoding="utf-8").splitlines()
     texts = ["\n".join(value for value in json.loads(row).values() if isinstance(value, str)) for row in rows]
     tokenizer = byte_level(texts, asked.vocabulary)

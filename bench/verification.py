@@ -21,13 +21,11 @@ import json
 import logging
 import multiprocessing
 import os
-import platform
 import random
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from trl.rewards import accuracy_reward
 
+from bench import tables
 from bench.college_expressions import college_pairs
 from tests.busy import busy
 from tests.rewards.hostile_texts import HOSTILE, ORDINARY
@@ -320,8 +319,7 @@ def main() -> None:
     under_load.add_argument("--busy", type=int, default=2, help="spinning processes per core, default %(default)s")
     under_load.add_argument("--each", type=int, default=18, help="expressions of a college form, default %(default)s")
     given = parser.parse_args()
-    packages = ", ".join(f"{name} {version(name)}" for name in ("trl", "math-verify", "sympy"))
-    CONSOLE.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {packages}")
+    CONSOLE.print(f"{tables.machine()}, {tables.versions('trl', 'math-verify', 'sympy')}")
     if given.command == "hostile":
         hostile(given.limit)
     elif given.command == "load":

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench import experiments, study
 from bench.experiments import EXPERIMENTS, LECTURE_PROMPTS, LECTURE_ROWS, LECTURE_SETTINGS, LECTURE_TASK, Cell
+from bench.tables import write_block
 
 from sorting.response_log import ResponseLog  # isort: skip (`bench.study` puts the recipes on the path)
 
@@ -180,4 +181,4 @@ def test_a_command_without_its_markers_on_the_page_stops(tmp_path: Path) -> None
     page = tmp_path / "page.md"
     page.write_text("nothing")
     with pytest.raises(SystemExit, match="has no place for them: a line <!-- naive -->"):
-        study.study_report.write_block(page, "naive", "x")
+        write_block(page, "naive", "x")

@@ -16,22 +16,8 @@ from typing import Any
 import pytest
 
 from bench import gpu
-from bench.gpu import (
-    LEARN,
-    PAGE,
-    QUOTED,
-    ROOT,
-    SECTIONS,
-    Here,
-    Run,
-    Section,
-    Work,
-    all_sections,
-    code_hash,
-    page,
-    quote_in_header,
-    read_figures,
-)
+from bench.gpu import PAGE, QUOTED, Here, Work, code_hash, page, quote_in_header, read_figures
+from bench.gpu_plan import LEARN, ROOT, SECTIONS, Run, Section, all_sections
 
 ANSWER = """
 import json, os, pathlib, signal, sys, time
@@ -86,7 +72,7 @@ def test_a_header_that_quotes_the_page_does_not_make_it_stale(monkeypatch: pytes
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     for room in ("trl_grpo_ext", "recipes", "bench"):
         (tmp_path / room).mkdir()
-    for name in ("gpu.py", "gpu_runs.py", "gpus.py", "compact_rollouts.py"):
+    for name in ("gpu.py", "gpu_plan.py", "gpu_runs.py", "compact_rollouts.py"):
         (tmp_path / "bench" / name).touch()
     file, codes = tmp_path / "recipes" / "a.yaml", []
     for text in ("# one\na: 1\n", "# two\na: 1\n", "# two\na: 2\n"):
