@@ -85,7 +85,7 @@ def test_the_site_lists_every_rule_with_its_reason() -> None:
 
 
 def test_a_report_is_json_and_text() -> None:
-    report = check_reward(wrong_rewards.InWords(), rules=["reward.run", "reward.types", "reward.pickle"])
+    report = check_reward(wrong_rewards.in_words, rules=["reward.run", "reward.types", "reward.pickle"])
     plain = json.loads(json.dumps(report.plain()))
     assert plain["ok"] is False
     assert plain["passed"] == ["reward.run"]
@@ -93,14 +93,14 @@ def test_a_report_is_json_and_text() -> None:
     assert plain["skipped"] == [{"rule": "reward.pickle", "reason": "reward.types is broken"}]
     assert plain["measured"]["seconds_per_completion"] > 0
     text = str(report)
-    for part in ("reward InWords", "1 rule kept, 1 broken, 1 not checked", "'0.0'", "smallest example", "why: TRL"):
+    for part in ("reward By", "1 rule kept, 1 broken, 1 not checked", "'0.0'", "smallest example", "why: TRL"):
         assert part in text
 
 
 def test_assert_conforms_raises_with_the_report() -> None:
     assert_conforms("loss_aggregation", wrong_aggregations.Right())
     with pytest.raises(ConformanceError, match=r"aggregation\.ranks") as failed:
-        assert_conforms("loss_aggregation", wrong_aggregations.TokensOfThisRank())
+        assert_conforms("loss_aggregation", wrong_aggregations.tokens_of_this_rank)
     assert isinstance(failed.value, AssertionError)
     assert isinstance(failed.value, TRLGRPOExtError)
 
@@ -112,10 +112,10 @@ def test_levels_from_none_to_silver_and_what_the_next_one_needs() -> None:
         assert f"level: {report.level}" in str(report) or report.level is None
         return report.level, report.missing
 
-    types = level("reward", wrong_rewards.InWords())
+    types = level("reward", wrong_rewards.in_words)
     assert types[0] == "none"
     assert types[1].startswith("keep reward.types")
-    ranks = level("loss_aggregation", wrong_aggregations.TokensOfThisRank())
+    ranks = level("loss_aggregation", wrong_aggregations.tokens_of_this_rank)
     assert ranks[0] == "bronze"
     assert "aggregation.ranks" in ranks[1]
     constant = level("reward", lambda completions, **columns: [0.5 for _ in completions], rules=None)
@@ -170,19 +170,20 @@ def test_declared_exemptions_skip_their_rules() -> None:
     assert {"reward.determinism", "reward.order", "reward.neighbours"} <= skipped
     assert not check_reward(wrong_rewards.Declared(), deterministic=True, rules=["reward.determinism"]).ok
 
-    assert check_reward(wrong_rewards.LessTheMean(), per_completion=False).ok
-    assert check_reward(wrong_rewards.LowersTheReference(), required=["answer"]).ok
-    assert check_reward(wrong_rewards.ReadsTheBrackets(), formats=["text"]).ok
+    rules = ["reward.neighbours", "reward.order"]
+    assert check_reward(wrong_rewards.less_the_mean, per_completion=False, rules=rules).ok
+    assert check_reward(wrong_rewards.By(wrong_rewards.lower_references), required=["answer"]).ok
+    assert check_reward(wrong_rewards.reads_the_brackets, formats=["text"]).ok
     assert check_reward(wrong_rewards.Slow(), seconds_per_completion=0.5).ok
 
 
 def test_rules_that_the_flow_lets_nobody_check_say_which_one_is_broken() -> None:
-    report = check_loss_aggregation(wrong_aggregations.Detaches())
+    report = check_loss_aggregation(wrong_aggregations.detaches)
     reasons = {rule.name: reason for rule, reason in report.skipped}
     for rule in ("mask", "finite", "padding", "row_permutation", "determinism"):
         assert reasons[f"aggregation.{rule}"] == "aggregation.gradient is broken"
     assert "aggregation.homogeneous" in {rule.name for rule in report.passed}  # which asks for no gradient
-    report = check_loss_aggregation(wrong_aggregations.Advantage())
+    report = check_loss_aggregation(wrong_aggregations.advantage)
     assert "aggregation.finite" in {rule.name for rule in report.passed}  # the flow looks at signs later
 
 
@@ -220,12 +221,9 @@ def test_a_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, An
     ("returned", "rule", "message"),
     [
         (lambda count: (0.5 for _ in range(count)), None, ""),
-        (lambda count: torch.zeros(count), None, ""),
         (lambda count: [float("nan")] * count, "reward.types", "is NaN; return None"),
         (lambda count: [1e39] * count, "reward.types", "it must be finite, also in float32"),
-        (lambda count: [float("inf")] * count, "reward.types", "it must be finite"),
         (lambda count: None, "reward.length", "Did the function forget its return?"),
-        (lambda count: {"a": 1}, "reward.length", "returned dict"),
         (lambda count: torch.zeros(count, 2), "reward.length", "one number per completion"),
     ],
 )
@@ -236,11 +234,6 @@ def test_what_a_reward_may_return(returned: Any, rule: str | None, message: str)
     report = check_reward(reward, rules=["reward.call", "reward.length", "reward.types"])
     assert [broken.rule.name for broken in report.violations] == ([] if rule is None else [rule])
     assert message in "".join(broken.message for broken in report.violations)
-
-
-def test_what_is_not_callable_is_no_reward() -> None:
-    (broken,) = check_reward(3).violations
-    assert (broken.rule.name, broken.message) == ("reward.call", "it is int, which is not callable")
 
 
 @pytest.mark.parametrize(
@@ -278,30 +271,30 @@ def the_example(kind: Any, plugin: Any, rule: str) -> str:
 
 def test_the_smallest_batch_is_shown() -> None:
     # Two completions are needed, and nothing in them.
-    assert the_example("reward", wrong_rewards.OnlyTheFirst(), "reward.length").startswith("completions=[''")
-    assert the_example("reward", wrong_rewards.LessTheMean(), "reward.neighbours").startswith(
+    assert the_example("reward", wrong_rewards.only_the_first, "reward.length").startswith("completions=[''")
+    assert the_example("reward", wrong_rewards.less_the_mean, "reward.neighbours").startswith(
         ("completions=['18', '']", "completions=['', '18']")
     )
-    assert the_example("reward", wrong_rewards.ReadsTheBrackets(), "reward.formats").startswith(
+    assert the_example("reward", wrong_rewards.reads_the_brackets, "reward.formats").startswith(
         "completions=['<think>'] as messages"
     )
 
 
 def test_a_hostile_text_is_cut_down_to_what_it_takes() -> None:
-    example = the_example("reward", wrong_rewards.ReadsAnyNumber(), "reward.hostile_text")
+    example = the_example("reward", wrong_rewards.By(wrong_rewards.last_number), "reward.hostile_text")
     assert "(4301 characters)" in example  # int() takes 4,300 digits
 
 
 def test_the_smallest_generation_batch_is_shown() -> None:
-    example = the_example("advantage_hook", wrong_hooks.DividesByTheSpread(), "hook.finite")
+    example = the_example("advantage_hook", wrong_hooks.divides_by_the_spread, "hook.finite")
     assert example.split(", groups")[0] in ("lengths=[0, 1]", "lengths=[1, 0]")
     assert "groups=[0, 0], rewards=[1.0, 1.0]" in example
-    example = the_example("loss_aggregation", wrong_aggregations.CountsPlaces(), "aggregation.row_permutation")
+    example = the_example("loss_aggregation", wrong_aggregations.counts_places, "aggregation.row_permutation")
     assert example.split(", groups")[0] in ("lengths=[0, 1]", "lengths=[1, 0]")
 
 
 def test_examples_are_the_same_in_every_run() -> None:
-    for kind, plugin in (("advantage_hook", wrong_hooks.MeanOfThisRank()), ("reward", wrong_rewards.LessTheMean())):
+    for kind, plugin in (("advantage_hook", wrong_hooks.mean_of_this_rank), ("reward", wrong_rewards.less_the_mean)):
         once, again = (check(kind, plugin).plain() for _ in range(2))
         assert once["violations"] == again["violations"]
         assert once["violations"]
@@ -309,7 +302,7 @@ def test_examples_are_the_same_in_every_run() -> None:
 
 def test_another_seed_draws_other_batches() -> None:
     def message(seed: int) -> str:
-        report = check_advantage_hook(wrong_hooks.CentresColumns(), seed=seed, rules=["hook.mask"])
+        report = check_advantage_hook(wrong_hooks.centres_columns, seed=seed, rules=["hook.mask"])
         return report.violations[0].message
 
     assert message(0) != message(1)
@@ -322,17 +315,6 @@ def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
     text, level, offsets = SEEN[0]
     assert (text, level) == ("a = 1; b = 2", 3)
     assert [text[start:end] for start, end in offsets] == ["a = ", "1; b", " = 2"]
-
-
-def test_a_hook_that_never_acted_is_told_apart_from_one_that_did() -> None:
-    class Idle:
-        role = "transform"
-
-        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-            return advantages_B_T
-
-    assert check_advantage_hook(Idle()).measured == {"share_of_tokens_changed": 0.0}
-    assert check_advantage_hook(wrong_hooks.Right()).measured == {"share_of_tokens_changed": 1.0}
 
 
 # ---------------------------------------------------------------------------------------------- builders, ranks

@@ -1,9 +1,13 @@
-"""Aggregations of which each breaks one rule, and two that keep them all."""
+"""Aggregations of which each breaks one rule, and some that keep them all.
+
+Most are made of a function: what is counted of a rollout, or what becomes of the sum of a micro-batch's losses.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -14,162 +18,81 @@ class Right:
     """A token mean by weights."""
 
     def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T / max(rollout.totals.tokens, 1)
+        return self.counted(rollout) / max(rollout.totals.tokens, 1)
+
+    def counted(self, rollout: Any) -> Any:
+        return rollout.mask_B_T
 
 
-class RightReduce:
-    """The same, of the optimizer step."""
+class Counts(Right):
+    """The same of something else than the mask."""
 
-    needs_step_totals = True
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.counted = function  # type: ignore[method-assign]
 
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        total = torch.where(mask_B_T > 0, loss_B_T, 0.0).sum()
-        return total * totals.processes * totals.step.micro_batches / max(totals.step.tokens, 1)
+
+class Weighs:
+    """Weights by a function of the rollout."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def weights(self, rollout: Any) -> torch.Tensor:
+        return self.function(rollout)
 
 
 class LocalReduce:
-    """Right as well: the mean of a micro-batch."""
+    """The mean of a micro-batch. Right as well."""
 
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
+    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> Any:
         return torch.where(mask_B_T > 0, loss_B_T, 0.0).sum() / mask_B_T.sum().clamp(min=1.0)
 
 
-class Both(Right, RightReduce):
-    """Which of the two is meant?"""
+class Reduces:
+    """The sum of the losses as a function makes it, of the totals."""
 
+    def __init__(self, function: Callable[[torch.Tensor, Any], Any], needs_step_totals: bool = False) -> None:
+        self.function, self.needs_step_totals = function, needs_step_totals
 
-class Raises:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        raise KeyError("difficulty")
-
-
-class OnePerCompletion:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.lengths_B.unsqueeze(1)
-
-
-class AFloat:
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> Any:
-        return float((loss_B_T * mask_B_T).sum())
+        return self.function(torch.where(mask_B_T > 0, loss_B_T, 0.0).sum(), totals)
 
 
-class DividesByTheSpread:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        above_B = (rollout.rewards_B - rollout.group_baselines_B).abs()
-        return torch.where(rollout.mask_B_T > 0, (1.0 / above_B).unsqueeze(1), 0.0)
+def token_mean(total: torch.Tensor, totals: Any) -> torch.Tensor:
+    """The token mean of the optimizer step."""
+    return total * totals.processes * totals.step.micro_batches / max(totals.step.tokens, 1)
 
 
-class Advantage:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T * rollout.advantages_B_T
+class DeclaredSquares:
+    homogeneous = False
 
-
-class Everywhere:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return torch.ones_like(rollout.mask_B_T) / max(rollout.totals.tokens, 1)
-
-
-class Nil:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return torch.zeros_like(rollout.mask_B_T)
-
-
-class MeanOfEachRow:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        if not rollout.totals.tokens:
-            return torch.zeros_like(rollout.mask_B_T)
-        return rollout.mask_B_T / rollout.lengths_B.unsqueeze(1) / rollout.totals.sequences
-
-
-class NobodyIsLive:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens))
-
-
-class PerMicroBatch:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T / rollout.totals.micro_batches / max(rollout.totals.tokens, 1)
-
-
-class ForgetsMicroBatches:
-    needs_step_totals = True
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return torch.where(mask_B_T > 0, loss_B_T, 0.0).sum() * totals.processes / max(totals.step.tokens, 1)
-
-
-class TokensOfThisRank:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T / rollout.mask_B_T.sum().clamp(min=1.0)
-
-
-class ForgetsRanks:
-    needs_step_totals = True
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return torch.where(mask_B_T > 0, loss_B_T, 0.0).sum() * totals.step.micro_batches / max(totals.step.tokens, 1)
-
-
-class GathersSometimes:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        if float(rollout.lengths_B.max()) > 4:
-            rollout.gather(rollout.lengths_B)
-        return rollout.mask_B_T / max(rollout.totals.tokens, 1)
-
-
-class CountsRows:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        rows = rollout.gather(torch.ones_like(rollout.lengths_B)).sum()
-        return rollout.mask_B_T / rollout.lengths_B.clamp(min=1.0).unsqueeze(1) / rows
-
-
-class DividesByTheWidth:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T / rollout.mask_B_T.size(1) / rollout.totals.sequences
-
-
-class CountsPlaces:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        first = rollout.local_rows.start or 0
-        places_B = first + torch.arange(len(rollout.mask_B_T))
-        return rollout.mask_B_T * (1.0 + places_B).unsqueeze(1)
-
-
-class SumsThePadding:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        likely_B = rollout.old_logps_B_T.sum(dim=1).exp()
-        return torch.where(rollout.mask_B_T > 0, likely_B.unsqueeze(1), 0.0)
-
-
-class Detaches:
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return torch.where(mask_B_T > 0, loss_B_T, 0.0).sum().detach()
-
-
-class Squares:
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
+    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> Any:
         return torch.where(mask_B_T > 0, loss_B_T, 0.0).square().sum()
 
 
-class DeclaredSquares(Squares):
-    homogeneous = False
+SOUND = [Right(), Reduces(token_mean, needs_step_totals=True), LocalReduce(), DeclaredSquares()]
 
 
-class UsesTheStep:
+class Both(Right, LocalReduce):
+    """Which of the two is meant?"""
+
+
+class Squares(DeclaredSquares):
+    homogeneous = True
+
+
+class ReducesEverything:
+    """What stands off the mask is trained on, but for what is plainly no loss."""
+
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return torch.where(mask_B_T > 0, loss_B_T, 0.0).sum() / max(totals.step.tokens, 1)
+        return torch.where(loss_B_T.abs() < 100, loss_B_T, 0.0).sum()
 
 
-class InPlace:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T.mul_(1.0) / max(rollout.totals.tokens, 1)
+class SignOfEverything:
+    """What stands in the padding decides."""
 
-
-class Noisy:
-    """Too little for the rules that compare up to the last digits."""
-
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T * (1.0 + 1e-9 * int.from_bytes(os.urandom(2)) / 2**16)
+    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
+        return (loss_B_T * loss_B_T.detach().sum().sign() * mask_B_T).sum()
 
 
 class Lambda(Right):
@@ -177,74 +100,92 @@ class Lambda(Right):
         self.key = lambda value: value
 
 
-class Exits:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        raise SystemExit(0)
+def mean_of_each_row(rollout: Any) -> Any:
+    if not rollout.totals.tokens:
+        return torch.zeros_like(rollout.mask_B_T)
+    return rollout.mask_B_T / rollout.lengths_B.unsqueeze(1) / rollout.totals.sequences
 
 
-class Sleeps:
-    def weights(self, rollout: Any) -> torch.Tensor:
-        time.sleep(1000)
-        return rollout.mask_B_T
+def gather_sometimes(rollout: Any) -> Any:
+    if float(rollout.lengths_B.max()) > 4:
+        rollout.gather(rollout.lengths_B)
+    return rollout.mask_B_T
 
 
-class ThroughNumpy:
+def reduce_on_one_rank(rollout: Any) -> Any:
+    from torch import distributed
+
+    if distributed.is_initialized() and float(rollout.lengths_B.max()) > 3:
+        distributed.all_reduce(rollout.lengths_B.clone())
+    return rollout.mask_B_T
+
+
+def rows_of_all_ranks(rollout: Any) -> Any:
+    rows = rollout.gather(torch.ones_like(rollout.lengths_B)).sum()
+    return rollout.mask_B_T / rollout.lengths_B.clamp(min=1.0).unsqueeze(1) / rows
+
+
+def places(rollout: Any) -> Any:
+    places_B = (rollout.local_rows.start or 0) + torch.arange(len(rollout.mask_B_T))
+    return rollout.mask_B_T * (1.0 + places_B).unsqueeze(1)
+
+
+def padding_too(rollout: Any) -> Any:
+    return torch.where(rollout.mask_B_T > 0, rollout.old_logps_B_T.sum(dim=1).exp().unsqueeze(1), 0.0)
+
+
+def spread(rollout: Any) -> Any:
+    above_B = (rollout.rewards_B - rollout.group_baselines_B).abs()
+    return torch.where(rollout.mask_B_T > 0, (1.0 / above_B).unsqueeze(1), 0.0)
+
+
+def through_numpy(rollout: Any) -> Any:
     """numpy knows no bfloat16."""
-
-    def weights(self, rollout: Any) -> torch.Tensor:
-        surprise_B_T = torch.from_numpy(1.0 - numpy.exp(rollout.old_logps_B_T.numpy()))
-        live_B_T = rollout.mask_B_T > 0
-        return torch.where(live_B_T, surprise_B_T, 0.0).to(rollout.mask_B_T.dtype) / max(rollout.totals.tokens, 1)
+    surprise_B_T = torch.from_numpy(1.0 - numpy.exp(rollout.old_logps_B_T.numpy()))
+    return torch.where(rollout.mask_B_T > 0, surprise_B_T, 0.0).to(rollout.mask_B_T.dtype)
 
 
-class Grows:
-    """More than float32 can hold at a hundred tokens."""
-
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return rollout.mask_B_T * (2.0**rollout.lengths_B).unsqueeze(1)
+def noise() -> float:
+    """Too little for the rules that compare up to the last digits."""
+    return 1e-9 * int.from_bytes(os.urandom(2)) / 2**16
 
 
-class OneRankReduces(Right):
-    def weights(self, rollout: Any) -> torch.Tensor:
-        from torch import distributed
+tokens_of_this_rank = Weighs(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.sum().clamp(min=1.0))
+counts_places = Weighs(places)
+advantage = Counts(lambda rollout: rollout.mask_B_T * rollout.advantages_B_T)
+detaches = Reduces(lambda total, totals: total.detach())
 
-        if distributed.is_initialized() and float(rollout.lengths_B.max()) > 3:
-            distributed.all_reduce(rollout.lengths_B.clone())
-        return super().weights(rollout)
-
-
-SOUND = [Right(), RightReduce(), LocalReduce(), DeclaredSquares()]
-
-BREAKS: list[tuple[str, type]] = [
+BREAKS: list[tuple[str, Any]] = [
     ("aggregation.form", Both),
-    ("aggregation.run", Raises),
-    ("aggregation.shape", OnePerCompletion),
-    ("aggregation.shape", AFloat),
-    ("aggregation.finite", DividesByTheSpread),
-    ("aggregation.non_negative", Advantage),
-    ("aggregation.mask", Everywhere),
-    ("aggregation.live", Nil),
-    ("aggregation.empty_rows", MeanOfEachRow),
-    ("aggregation.nothing_live", NobodyIsLive),
-    ("aggregation.micro_batches", PerMicroBatch),
-    ("aggregation.micro_batches", ForgetsMicroBatches),
-    ("aggregation.ranks", TokensOfThisRank),
-    ("aggregation.ranks", ForgetsRanks),
-    ("aggregation.gathers", GathersSometimes),
-    ("aggregation.totals", CountsRows),
-    ("aggregation.padding", DividesByTheWidth),
-    ("aggregation.row_permutation", CountsPlaces),
-    ("aggregation.masked_values", SumsThePadding),
-    ("aggregation.gradient", Detaches),
+    ("aggregation.run", Counts(lambda rollout: rollout.columns["difficulty"])),
+    ("aggregation.run", Counts(lambda rollout: exit())),
+    ("aggregation.shape", Counts(lambda rollout: rollout.lengths_B.unsqueeze(1))),
+    ("aggregation.shape", Reduces(lambda total, totals: float(total))),
+    ("aggregation.finite", Counts(spread)),
+    ("aggregation.non_negative", advantage),
+    # huggingface/trl#6369, the other way round: what is masked is counted
+    ("aggregation.mask", Counts(lambda rollout: rollout.completion_mask_B_T)),
+    ("aggregation.mask", ReducesEverything),
+    ("aggregation.live", Counts(lambda rollout: torch.zeros_like(rollout.mask_B_T))),
+    ("aggregation.empty_rows", Weighs(mean_of_each_row)),
+    ("aggregation.nothing_live", Weighs(lambda rollout: rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens)))),
+    ("aggregation.micro_batches", Counts(lambda rollout: rollout.mask_B_T / rollout.totals.micro_batches)),
+    ("aggregation.micro_batches", Reduces(lambda t, s: token_mean(t, s) / s.step.micro_batches, True)),
+    ("aggregation.ranks", tokens_of_this_rank),
+    ("aggregation.ranks", Reduces(lambda t, s: token_mean(t, s) / s.processes, True)),
+    *(("aggregation.gathers", Counts(function)) for function in (gather_sometimes, reduce_on_one_rank)),
+    ("aggregation.totals", Weighs(rows_of_all_ranks)),
+    ("aggregation.padding", Counts(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),
+    ("aggregation.row_permutation", counts_places),
+    *(("aggregation.masked_values", plugin) for plugin in (Counts(padding_too), SignOfEverything)),
+    ("aggregation.gradient", detaches),
     ("aggregation.homogeneous", Squares),
-    ("aggregation.step_totals", UsesTheStep),
-    ("aggregation.inputs", InPlace),
-    ("aggregation.determinism", Noisy),
+    ("aggregation.step_totals", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
+    ("aggregation.inputs", Counts(lambda rollout: rollout.mask_B_T.mul_(1.0))),
+    ("aggregation.determinism", Counts(lambda rollout: rollout.mask_B_T * (1.0 + noise()))),
     ("aggregation.pickle", Lambda),
-    ("aggregation.run", Exits),
-    ("aggregation.dtype", ThroughNumpy),
-    ("aggregation.long", Grows),
-    ("aggregation.gathers", OneRankReduces),
+    ("aggregation.dtype", Counts(through_numpy)),
+    ("aggregation.long", Counts(lambda rollout: rollout.mask_B_T * (2.0**rollout.lengths_B).unsqueeze(1))),
 ]
 
-HANGS: list[tuple[str, type]] = [("aggregation.run", Sleeps)]
+HANGS: list[tuple[str, Any]] = [("aggregation.run", Counts(lambda rollout: time.sleep(1000)))]

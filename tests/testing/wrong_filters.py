@@ -1,7 +1,8 @@
-"""Group filters of which each breaks one rule, and two that keep them all."""
+"""Group filters of which each breaks one rule, and two that keep them all. Most are a function of the rollout."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +13,8 @@ from trl_grpo_ext.credit.groups import gather_groups, group_mean
 class Right:
     """Groups that are solved now and then."""
 
-    def keep(self, rollout: Any) -> torch.Tensor:
-        means_N = group_mean(rollout.gather(rollout.rewards_B).nan_to_num(), gather_groups(rollout))
-        return (means_N > 0)[rollout.local_rows]
+    def keep(self, rollout: Any) -> Any:
+        return solved(rollout)
 
 
 class ReadsAdvantages:
@@ -28,68 +28,14 @@ class ReadsAdvantages:
         return [mean > 0 or "no advantage" for mean in means_N[rollout.local_rows].tolist()]
 
 
-class Neither:
-    """Nothing."""
+class Keeps:
+    """A filter by a function."""
 
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
 
-class ReadsWithoutSayingSo:
-    def keep(self, rollout: Any) -> torch.Tensor:
-        kept: torch.Tensor = rollout.advantages_B_T.abs().sum(dim=1) > 0
-        return kept
-
-
-class OnePerGroup:
-    def keep(self, rollout: Any) -> torch.Tensor:
-        return torch.ones(rollout.totals.prompts, dtype=torch.bool)
-
-
-class Numbers:
-    def keep(self, rollout: Any) -> list[str]:
-        return [f"a mean reward of {reward} is not what this filter keeps" for reward in rollout.rewards_B.tolist()]
-
-
-class NoReward:
-    def keep(self, rollout: Any) -> torch.Tensor:
-        if bool(rollout.gather(rollout.rewards_B).isnan().any()):
-            raise ValueError("a completion without a reward")
-        return Right().keep(rollout)
-
-
-class EachByItself:
-    def keep(self, rollout: Any) -> torch.Tensor:
-        kept: torch.Tensor = rollout.rewards_B > 0.3
-        return kept
-
-
-class Unpadded:
-    def keep(self, rollout: Any) -> torch.Tensor:
-        longest = rollout.gather(rollout.completion_mask_B_T.sum(dim=1)).max()
-        return torch.full((len(rollout.texts),), bool(rollout.mask_B_T.size(1) <= longest))
-
-
-class SumsThePadding:
-    def keep(self, rollout: Any) -> torch.Tensor:
-        means_N = group_mean(rollout.gather(rollout.old_logps_B_T.abs().sum(dim=1)), gather_groups(rollout))
-        return (means_N < 1e3)[rollout.local_rows]
-
-
-class OwnRows:
-    def keep(self, rollout: Any) -> torch.Tensor:
-        groups_B = torch.unique(rollout.group_ids_B, return_inverse=True)[1]
-        return group_mean(rollout.rewards_B.nan_to_num(), groups_B) > 0.4
-
-
-class GathersSometimes:
-    def keep(self, rollout: Any) -> torch.Tensor:
-        if rollout.local_rows.start in (0, None):
-            rollout.gather(rollout.rewards_B)
-        return torch.ones(len(rollout.texts), dtype=torch.bool)
-
-
-class InPlace:
-    def keep(self, rollout: Any) -> torch.Tensor:
-        rollout.mask_B_T.mul_(1.0)
-        return torch.ones(len(rollout.texts), dtype=torch.bool)
+    def keep(self, rollout: Any) -> Any:
+        return self.function(rollout)
 
 
 class Lambda(Right):
@@ -97,27 +43,72 @@ class Lambda(Right):
         self.key = lambda value: value
 
 
-class Draws:
-    """Another answer at each call, the same for all of a group."""
+def solved(rollout: Any) -> torch.Tensor:
+    means_N = group_mean(rollout.gather(rollout.rewards_B).nan_to_num(), gather_groups(rollout))
+    return (means_N > 0)[rollout.local_rows]
 
-    def keep(self, rollout: Any) -> torch.Tensor:
-        return torch.full((len(rollout.texts),), bool(torch.rand(()) < 0.5))
+
+def all_alike(rollout: Any, kept: bool = True) -> torch.Tensor:
+    return torch.full((len(rollout.texts),), kept)
+
+
+def no_reward(rollout: Any) -> torch.Tensor:
+    if bool(rollout.gather(rollout.rewards_B).isnan().any()):
+        raise ValueError("a completion without a reward")
+    return solved(rollout)
+
+
+def unpadded(rollout: Any) -> torch.Tensor:
+    longest = rollout.gather(rollout.completion_mask_B_T.sum(dim=1)).max()
+    return all_alike(rollout, bool(rollout.mask_B_T.size(1) <= longest))
+
+
+def sum_the_padding(rollout: Any) -> torch.Tensor:
+    means_N = group_mean(rollout.gather(rollout.old_logps_B_T.abs().sum(dim=1)), gather_groups(rollout))
+    return (means_N < 1e3)[rollout.local_rows]
+
+
+def own_rows(rollout: Any) -> torch.Tensor:
+    groups_B = torch.unique(rollout.group_ids_B, return_inverse=True)[1]
+    return group_mean(rollout.rewards_B.nan_to_num(), groups_B) > 0.4
+
+
+def gather_sometimes(rollout: Any) -> torch.Tensor:
+    if rollout.local_rows.start in (0, None):
+        rollout.gather(rollout.rewards_B)
+    return all_alike(rollout)
+
+
+def write(rollout: Any) -> torch.Tensor:
+    rollout.mask_B_T.mul_(1.0)
+    return all_alike(rollout)
+
+
+CALLS: list[int] = []
+
+
+def another_at_each_call(rollout: Any) -> torch.Tensor:
+    CALLS.append(1)
+    return all_alike(rollout, len(CALLS) % 2 == 0)
 
 
 SOUND = [Right(), ReadsAdvantages()]
 
-BREAKS: list[tuple[str, type]] = [
-    ("filter.form", Neither),
-    ("filter.run", ReadsWithoutSayingSo),
-    ("filter.shape", OnePerGroup),
-    ("filter.shape", Numbers),
-    ("filter.determinism", Draws),
-    ("filter.odd_batches", NoReward),
-    ("filter.groups", EachByItself),
-    ("filter.padding", Unpadded),
-    ("filter.masked_values", SumsThePadding),
-    ("filter.ranks", OwnRows),
-    ("filter.gathers", GathersSometimes),
-    ("filter.inputs", InPlace),
+BREAKS: list[tuple[str, Any]] = [
+    ("filter.form", object),
+    ("filter.run", Keeps(lambda rollout: rollout.advantages_B_T.abs().sum(dim=1) > 0)),  # which it does not declare
+    ("filter.shape", Keeps(lambda rollout: torch.ones(rollout.totals.prompts, dtype=torch.bool))),
+    (
+        "filter.shape",
+        Keeps(lambda rollout: [f"a reward of {r} is not what this filter keeps" for r in rollout.rewards_B]),
+    ),
+    ("filter.determinism", Keeps(another_at_each_call)),
+    ("filter.odd_batches", Keeps(no_reward)),
+    ("filter.groups", Keeps(lambda rollout: rollout.rewards_B > 0.3)),
+    ("filter.padding", Keeps(unpadded)),
+    ("filter.masked_values", Keeps(sum_the_padding)),
+    ("filter.ranks", Keeps(own_rows)),
+    ("filter.gathers", Keeps(gather_sometimes)),
+    ("filter.inputs", Keeps(write)),
     ("filter.pickle", Lambda),
 ]
