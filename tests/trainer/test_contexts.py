@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from tests.support import arguments, length_reward, prompts, scripted_completion, train
 from trl_grpo_ext import Forward, GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import AlignmentError, PluginOutputError
-from trl_grpo_ext.types import CONTRACT_VERSION, SpanScore, StepTotals, Totals, span_reward
+from trl_grpo_ext.types import SpanScore, StepTotals, Totals, span_reward
 
 
 class Watch:
@@ -61,10 +61,6 @@ def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None
     assert set(names) <= {*documented, *attributes}, set(names) - {*documented, *attributes}
 
 
-def test_the_contract_has_a_version() -> None:
-    assert CONTRACT_VERSION == 2
-
-
 # ---------------------------------------------------------------------------------------------- texts and tokens
 
 
@@ -83,15 +79,6 @@ def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
     assert bool(rollout.truncated_B.any())
     assert not bool(rollout.truncated_B.all())
     assert rollout.tool_mask_B_T is None
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_what_is_cut_away_still_has_its_tokens(tiny_model: Path, tmp_path: Path, masked: bool) -> None:
-    (rollout,) = watched(tiny_model, tmp_path, mask_truncated_completions=masked).rollouts
-    written_B = rollout.completion_mask_B_T.sum(1)
-    assert written_B.tolist() == [len(ids_of(prompt, row % 4)) for row, prompt in enumerate(rollout.prompts)]
-    expected = torch.where(rollout.truncated_B & masked, torch.zeros_like(written_B), written_B)
-    assert rollout.lengths_B.tolist() == expected.tolist()
 
 
 def test_what_a_tool_wrote(tiny_model: Path, tmp_path: Path) -> None:
@@ -115,35 +102,9 @@ def test_what_a_tool_wrote(tiny_model: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- groups
 
 
-def sometimes(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
-    """None for whole groups and for single completions."""
-    return [None if ids[0] % 3 == 0 else float(len(ids)) for ids in completion_ids]
-
-
 def alike(prompts: list[str], **columns: Any) -> list[float | None]:
     """The first prompt's completions get the same, the second's nothing at all, the others differ."""
     return [{"a": 0.7, "b": None}.get(prompt[0], float(row)) for row, prompt in enumerate(prompts)]
-
-
-def test_group_baselines(tiny_model: Path, tmp_path: Path) -> None:
-    watch = watched(
-        tiny_model,
-        tmp_path,
-        reward_funcs=[length_reward, sometimes],
-        per_device_train_batch_size=16,
-        reward_weights=[1.0, 2.0],
-    )
-    (rollout,) = watch.rollouts
-    for row in range(16):
-        group = [i for i in range(16) if rollout.prompts[i] == rollout.prompts[row]]
-        rewards = []
-        for i in group:
-            first, second = (
-                length_reward([ids_of(rollout.prompts[i], i % 4)])[0],
-                sometimes([ids_of(rollout.prompts[i], i % 4)])[0],
-            )
-            rewards.append(first + 2 * (second or 0.0))
-        assert rollout.group_baselines_B[row].item() == pytest.approx(sum(rewards) / 4, abs=1e-5)
 
 
 def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, tmp_path: Path) -> None:
@@ -209,19 +170,6 @@ def test_spans_that_rewards_return(tiny_model: Path, tmp_path: Path, function: A
     for row, text in enumerate(rollout.texts):
         wrote = [0.25 if start < 2 and end > start else 0.0 for start, end in rollout.offsets(row)]
         assert values_B_T[row, : len(wrote)].tolist() == wrote, text
-
-
-@span_reward
-async def first_two_awaited(completions: list[Any], **columns: Any) -> list[Any]:
-    await asyncio.sleep(0)
-    return [[(0, min(2, len(text)), 0.25)] if text else None for text in completions]
-
-
-def test_a_span_reward_may_be_async(tiny_model: Path, tmp_path: Path) -> None:
-    (rollout,) = watched(tiny_model, tmp_path, reward_funcs=[first_two_awaited]).rollouts
-    assert rollout.reward_names == ("first_two_awaited",)
-    expected = [[(0, min(2, len(text)), 0.25)] if text else None for text in rollout.texts]
-    assert rollout.reward_spans["first_two_awaited"] == expected
 
 
 def test_spans_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, tmp_path: Path) -> None:

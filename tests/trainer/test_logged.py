@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from tests.support import length_reward, prompts, train
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.records.token_records import COLUMNS, TokenRecorder, encodable, write_records
+from trl_grpo_ext.records.token_records import COLUMNS
 from trl_grpo_ext.trainer.reaggregation import LossForward
 
 CHAIN: list[Any] = [
@@ -238,39 +237,6 @@ def test_records_have_the_outcome_that_was_logged_of_their_completion(
         in_table = [value if isinstance(value, str) else None for value in texts["judge_outcome"]]
         assert in_table == [outcome(text) for text in texts["completion"]]
         assert set(texts["note"]) == {"no outcome"}
-
-
-def test_offsets_point_into_the_text(tiny_model: Path, tmp_path: Path) -> None:
-    run(tiny_model, tmp_path, token_records=8, max_steps=1)
-    for row in records(tmp_path, 1):
-        for token, start, end in zip(row["tokens"], row["starts"], row["ends"], strict=True):
-            written = row["completion"][start:end]
-            assert written.replace(" ", "") == ("" if token == "<eos>" else token.replace(" ", ""))
-
-
-def test_what_a_model_wrote_cannot_break_the_file(tmp_path: Path) -> None:
-    text = "\x00<script>\ud800 \u202e" + "x" * 1000
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {"group": 0, "member": 0, "completion": encodable(text), "rewards": [("a", None), ("b", 1.0)]}
-    path = write_records([row], str(tmp_path), 3)
-    assert path is not None
-    (read,) = pyarrow.parquet.read_table(path).to_pylist()
-    assert read["completion"] == text.replace("\ud800", "?")
-    assert dict(read["rewards"]) == {"a": None, "b": 1.0}
-    assert list(read) == list(COLUMNS)
-
-
-def test_nothing_recorded_writes_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    run(tiny_model, tmp_path, max_steps=1)
-    assert not (tmp_path / "token_records").exists()
-    assert write_records([], str(tmp_path), 1) is None
-    assert not TokenRecorder(4, 0).wants(torch.tensor([0]))
-
-
-@pytest.mark.parametrize("count", [-1, 2.5, True, "8"])
-def test_the_number_of_records_is_checked(tmp_path: Path, count: Any) -> None:
-    with pytest.raises(ConfigurationError, match="token_records must be a number from 0 up"):
-        GRPOExtConfig(output_dir=str(tmp_path), token_records=count)
 
 
 def test_the_columns_are_documented() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -99,13 +99,6 @@ def test_trls_own_are_used_where_it_has_them(tiny_model: Path, tmp_path: Path) -
     assert hook.rollouts[0].ref_logps_B_T is not None
 
 
-def test_a_hook_that_asks_changes_nothing_for_trl(tiny_model: Path, tmp_path: Path) -> None:
-    asked = train(tiny_model, tmp_path / "a", trainer_arguments={"advantage_hooks": [Needs("old_logps")]})
-    plain = train(tiny_model, tmp_path / "b", trainer_arguments={"advantage_hooks": [Needs()]})
-    for one, other in zip(asked.gradients, plain.gradients, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in other)
-
-
 @pytest.fixture
 def adapter() -> LoraConfig:
     return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
@@ -187,17 +180,6 @@ def test_the_old_policys_entropies(tiny_model: Path, tmp_path: Path) -> None:
         assert rollout.old_entropies_B_T is not None
         model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
         assert_equal_on_the_mask(rollout.old_entropies_B_T, slowly(model, rollout, entropies=True), rollout)
-
-
-def test_the_adapter_is_back_when_training_goes_on(tiny_model: Path, tmp_path: Path, adapter: LoraConfig) -> None:
-    runs = []
-    for name, needs in (("a", ()), ("b", ("ref_logps",))):
-        torch.manual_seed(0)
-        settings: dict[str, Any] = {"peft_config": adapter, "advantage_hooks": [Needs(*needs)]}
-        runs.append(train(tiny_model, tmp_path / name, trainer_arguments=settings, beta=0.0))
-    for one, other in zip(runs[0].gradients, runs[1].gradients, strict=True):
-        assert one
-        assert all(torch.equal(one[name], other[name]) for name in other)
 
 
 # ---------------------------------------------------------------------------------------------- teachers
@@ -322,17 +304,6 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
         made(tiny_model, tmp_path, hook)
 
 
-def test_a_teacher_may_know_more_tokens(tiny_model: Path, tmp_path: Path) -> None:
-    more = other_vocabulary(tiny_model, tmp_path / "more", neverseen=90)
-    assert made(tiny_model, tmp_path, Needs(teachers=(str(more),)))
-
-
-@pytest.mark.parametrize("hook", [{"name": "teacher_log_ratio", "teacher": "no/such-model"}])
-def test_a_teacher_that_is_not_there(tiny_model: Path, tmp_path: Path, hook: Any) -> None:
-    with pytest.raises(ConfigurationError, match="teacher 'no/such-model' of the advantage hook 'teacher_log_ratio'"):
-        made(tiny_model, tmp_path, hook)
-
-
 # ---------------------------------------------------------------------------------------------- refused
 
 
@@ -354,27 +325,3 @@ def test_a_teacher_that_is_not_there(tiny_model: Path, tmp_path: Path, hook: Any
 def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, hook: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         made(tiny_model, tmp_path, hook)
-
-
-@pytest.mark.parametrize("needs", ["old_logps", (1,)])
-def test_needs_are_a_sequence_of_strings(tiny_model: Path, tmp_path: Path, needs: Any) -> None:
-    hook = Needs()
-    hook.needs = needs
-    with pytest.raises(ConfigurationError, match="must be a sequence of strings"):
-        made(tiny_model, tmp_path, hook)
-
-
-def test_with_a_reference_it_is_built(tiny_model: Path, tmp_path: Path) -> None:
-    assert made(tiny_model, tmp_path, "kl_in_reward", beta=0.01)
-
-
-class _Unaligned:
-    needs: ClassVar = ("offsets",)
-    role = "transform"
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return advantages_B_T
-
-
-def test_a_tokenizer_that_can_be_aligned_is_accepted(tiny_model: Path, tmp_path: Path) -> None:
-    assert made(tiny_model, tmp_path, _Unaligned())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +11,12 @@ from typing import Any
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from tests.plugins_env import Environment, make_environment
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from tests.tiny_classifier import save_tiny_classifier
 from tests.trainer.launch import on_two_ranks
-from tests.trainer.manifest_worker import Attempt, SafeTrainer, run_attempts
-from trl_grpo_ext import GRPOExtTrainer, load_advantage_hooks, load_rewards
-from trl_grpo_ext.errors import ConfigurationError, ManifestError
+from tests.trainer.manifest_worker import SafeTrainer, run_attempts
+from trl_grpo_ext import GRPOExtTrainer, load_rewards
+from trl_grpo_ext.errors import ManifestError
 from trl_grpo_ext.records.manifest import FILE, Manifest, differences
 from trl_grpo_ext.trainer.plugin_records import ManifestWarning
 
@@ -83,37 +79,12 @@ def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
     assert not list(run.rglob(f".{FILE}*"))  # nothing unfinished
 
 
-def test_it_is_in_the_checkpoint_before_that_gets_its_name(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trl_grpo_ext.launch.checkpoints.safe import Staging
-
-    seen: list[bool] = []
-    publish = Staging.publish
-
-    def look_first(staging: Staging, *, check: bool) -> None:
-        seen.append((staging.checkpoint / FILE).is_file())
-        publish(staging, check=check)
-
-    monkeypatch.setattr(Staging, "publish", look_first)
-    made(tiny_model, tmp_path, SafeTrainer, hooks=["centred"]).train()
-    assert seen == [True, True]
-    assert names(tmp_path / "checkpoint-2") == ["length_reward", "centred"]
-
-
 def test_a_saved_model_has_it(tiny_model: Path, tmp_path: Path) -> None:
     trainer = made(tiny_model, tmp_path / "run", rewards=load_rewards("think_format"))
     trainer.save_model(str(tmp_path / "final"))
     assert names(tmp_path / "final") == ["think_format"]
     trainer.save_model()
     assert names(tmp_path / "run") == ["think_format"]
-
-
-def test_with_no_plugin_selected_it_has_the_reward_functions(tiny_model: Path, tmp_path: Path) -> None:
-    made(tiny_model, tmp_path, max_steps=1).train()
-    (record,) = Manifest.read(tmp_path / "checkpoint-1" / FILE).plugins
-    assert (record.kind, record.name, record.selected) == ("reward", "length_reward", False)
-    assert record.parameters is None
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
@@ -151,14 +122,6 @@ def test_what_load_rewards_made_is_recorded_as_selected(tiny_model: Path, tmp_pa
     assert records[3].parameters == {"pattern": "a"}
 
 
-def test_hooks_that_were_loaded_in_python_are_recorded_as_selected(tiny_model: Path, tmp_path: Path) -> None:
-    selection = {**WEIGHTS, "preserve_sum": True}
-    by_config = made(tiny_model, tmp_path, advantage_hooks=[selection]).plugin_manifest
-    in_python = made(tiny_model, tmp_path, hooks=load_advantage_hooks([selection])).plugin_manifest
-    assert in_python == by_config
-    assert by_config.plugins[1].switches == {"preserve_sum": True}
-
-
 def test_a_reward_model_is_recorded_by_where_it_came_from(tiny_model: Path, tmp_path: Path) -> None:
     path = save_tiny_classifier(tmp_path / "judge", tiny_model, labels=1)
     for reward in (str(path), AutoModelForSequenceClassification.from_pretrained(path)):
@@ -166,11 +129,6 @@ def test_a_reward_model_is_recorded_by_where_it_came_from(tiny_model: Path, tmp_
         assert record.parameters == {"name_or_path": str(path)}
         assert record.source_hash is None
         assert "it is a model" in record.source
-
-
-def test_weights_in_the_settings_are_the_ones_that_count(tiny_model: Path, tmp_path: Path) -> None:
-    trainer = made(tiny_model, tmp_path, rewards=load_rewards(["think_format", "repetition"]), reward_weights=[0.2, 3])
-    assert [record.weight for record in trainer.plugin_manifest.plugins] == [0.2, 3.0]
 
 
 # ---------------------------------------------------------------------------------------------- resuming
@@ -287,11 +245,6 @@ def test_other_versions_of_the_libraries_are_a_warning(tiny_model: Path, run: Pa
         assert resume(tiny_model, copy, tmp_path / "out").state.global_step == 2
 
 
-def test_a_setting_that_means_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="plugin_changes must be stop or warn, got 'maybe'"):
-        arguments(tmp_path, plugin_changes="maybe")
-
-
 def test_the_comparison_comes_before_the_states_of_hooks(tiny_model: Path, tmp_path: Path) -> None:
     adaptive = {"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40}
     made(tiny_model, tmp_path, hooks=[adaptive], beta=0.001, max_steps=1).train()
@@ -365,89 +318,3 @@ name = "grpo-focal"
 version = "{version}"
 entry-points."trl_grpo_ext.loss_aggregations" = {{ focal = "grpo_focal.focal:Focal" }}
 """
-
-
-@pytest.fixture(scope="module")
-def focal_wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Wheels of two versions of one small distribution."""
-    work = tmp_path_factory.mktemp("focal")
-    for version in ("0.1.0", "0.2.0"):
-        package = work / version / "grpo_focal"
-        package.mkdir(parents=True)
-        (work / version / "pyproject.toml").write_text(PROJECT.format(version=version))
-        (package / "__init__.py").write_text("")
-        (package / "focal.py").write_text(FOCAL)
-        (package / "shape.py").write_text("def power(x, gamma):\n    return x**gamma\n")
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", work]
-    for version in ("0.1.0", "0.2.0"):  # pip would take both in one go for a conflict
-        subprocess.run([str(part) for part in [*pip, work / version]], check=True, timeout=120)
-    return {version: next(work.glob(f"grpo_focal-{version}-*.whl")) for version in ("0.1.0", "0.2.0")}
-
-
-def swapped(environment: Environment, wheel: Path) -> None:
-    environment.pip("install", "-q", "--no-deps", "--no-index", "--force-reinstall", wheel)
-
-
-@pytest.mark.slow
-def test_two_versions_swapped_between_training_and_resuming(
-    tiny_model: Path, tmp_path: Path, focal_wheels: dict[str, Path]
-) -> None:
-    environment = make_environment(tmp_path / "venv")
-    worker = subprocess.Popen(
-        [environment.python, "-m", "tests.trainer.manifest_worker"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-
-    def attempts(*of: Attempt) -> list[dict[str, Any]]:
-        """The outcomes of trainings in a fork of the worker, whose imports are made."""
-        worker.stdin.write(json.dumps([of, str(tiny_model), str(tmp_path / "outcomes")]) + "\n")
-        worker.stdin.flush()
-        while (line := worker.stdout.readline()).strip() != "0":
-            assert line, "the worker has ended"
-            assert not line.strip().isdigit(), line
-        outcomes: list[dict[str, Any]] = json.loads((tmp_path / "outcomes").read_text())
-        return outcomes
-
-    run: Attempt = {"output_dir": str(tmp_path / "run"), "loss_aggregation": {"name": "focal", "gamma": 1.5}}
-    again: Attempt = {
-        **run,
-        "output_dir": str(tmp_path / "again"),
-        "resume": str(tmp_path / "run" / "checkpoint-1"),
-    }
-
-    swapped(environment, focal_wheels["0.1.0"])
-    other = {**again, "loss_aggregation": {"name": "focal", "gamma": 0.5}}
-    trained, parameter = attempts(run, other)
-    assert trained == {"steps": 2, "warnings": []}
-    assert parameter["error"] == "ManifestError"
-    assert "loss aggregation focal: parameter gamma 1.5 in the checkpoint, 0.5 here" in parameter["message"]
-
-    swapped(environment, focal_wheels["0.2.0"])
-    warn = {**again, "plugin_changes": "warn"}
-    stopped, newest, warned = attempts(again, {**run, "resume": True, "safe": True}, warn)
-    sentence = "loss aggregation focal: grpo-focal 0.1.0 in the checkpoint, 0.2.0 here"
-    for outcome in (stopped, newest):
-        assert outcome["error"] == "ManifestError"
-        assert sentence in outcome["message"]
-        assert "source" not in outcome["message"]  # said once: another version has another source
-    assert warned["steps"] == 2
-    assert len(warned["warnings"]) == 1
-    assert sentence in warned["warnings"][0]
-
-    swapped(environment, focal_wheels["0.1.0"])
-    shape = environment.site_packages / "grpo_focal" / "shape.py"  # not the plugin's module, but what it imports
-    shape.write_bytes(shape.read_bytes().replace(b"\n", b"\r\n"))
-    (same,) = attempts({**again, "output_dir": str(tmp_path / "same")})
-    assert same == {"steps": 2, "warnings": []}  # line endings are not the source
-    shape.write_text("def power(x, gamma):\n    return x ** (gamma + 1)\n")
-    (changed,) = attempts(again)
-    assert changed["error"] == "ManifestError"
-    assert "loss aggregation focal: its source differs although the version 0.1.0 is the same" in changed["message"]
-    worker.stdin.close()
-    worker.wait()

@@ -20,7 +20,6 @@ from trl_grpo_ext.records.prompt_rates import (
     RATES_FILE,
     PromptRates,
     PromptWeights,
-    key_of,
     read_prompt_weights,
     shares_of,
     solved_groups,
@@ -101,10 +100,6 @@ def test_a_file_that_is_not_there_and_other_settings_are_refused(tmp_path: Path)
     assert read_prompt_weights(None) is None
 
 
-def test_prompts_are_known_by_their_text() -> None:
-    assert key_of([{"a": 1, "b": object()}]) == key_of([{"b": object(), "a": 1}]) != key_of([{"a": 2, "b": object()}])
-
-
 class Asked:
     """A reward that keeps the prompts that it saw; all solve the first, none the second, some the others."""
 
@@ -158,11 +153,6 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_run(tmp_path: 
     with pytest.warns(UserWarning, match="cannot be written"):
         rates.on_train_begin(args, state, None)
     rates.write(0, ["a"], [(1, 2)])
-
-
-def test_a_file_that_changes_nothing_is_said_to(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="changes nothing"):
-        assert PromptWeights(written(tmp_path, {"prompt": "a", "rate": 0.5})).rows(["a", "b"], 0, 1) == [0, 1]
 
 
 def test_a_run_does_not_go_by_the_file_that_it_writes(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import functools
 import signal
 import subprocess
@@ -20,8 +19,8 @@ import torch
 from trl import GRPOTrainer
 
 from tests.support import length_reward, train
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
-from trl_grpo_ext.errors import ConfigurationError, PluginRunError, RewardError
+from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.reward_watch import RewardWatch, reward_limit
 
 
@@ -171,28 +170,3 @@ def test_only_runs_of_several_processes_have_a_limit_by_themselves(tmp_path: Pat
     for value in (0, -1.0, True, "5", float("nan")):
         with pytest.raises(ConfigurationError, match="reward_timeout must be a number of seconds above 0"):
             GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, reward_timeout=value)
-
-
-def raises_once(completions: list[str], **columns: Any) -> list[float]:
-    if len(completions) > 1:
-        raise ValueError("needs one at a time")
-    return [0.0]
-
-
-def test_an_exception_that_no_single_completion_causes_is_not_blamed_on_one(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(PluginRunError, match="no single one of the 8 completions is at fault") as raised:
-        train(tiny_model, tmp_path, max_steps=1, reward_funcs=raises_once)
-    chain, error = [], raised.value
-    while error is not None:
-        chain.append(type(error))
-        error = error.__cause__  # type: ignore[assignment]
-    assert ValueError in chain
-
-
-def test_the_trainer_arms_no_timer_of_the_process_without_a_limit(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    armed: list[Any] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *a, **k: armed.append(a))
-    train(tiny_model, tmp_path, GRPOExtTrainer, max_steps=1)
-    assert armed == []

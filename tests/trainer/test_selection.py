@@ -106,22 +106,6 @@ def test_command_line_beats_yaml_beats_default(tmp_path: Path) -> None:
     assert selected(args) == (["tag_format"], EVERYTHING[1], "token_mean")
 
 
-@pytest.mark.parametrize("word", ["none", "None", "null"])
-def test_none_switches_the_aggregation_of_a_yaml_off(tmp_path: Path, word: str) -> None:
-    assert selected(parsed(tmp_path, "--loss_aggregation", word, yaml=YAML)) == (*EVERYTHING[:2], None)
-
-
-def test_one_selection_need_not_be_a_list(tmp_path: Path) -> None:
-    yaml = "rewards: tag_format\nadvantage_hooks: {name: entropy_shaping, alpha: 0.3}\n"
-    expected = (["tag_format"], [{"name": "entropy_shaping", "alpha": 0.3}], None)
-    assert selected(parsed(tmp_path, yaml=yaml)) == expected
-
-
-def test_a_misspelt_field_in_the_yaml(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--advantage_hook'"):
-        parsed(tmp_path, yaml="advantage_hook: [leave_one_out]\n")
-
-
 @pytest.mark.parametrize(
     ("words", "suggestion"),
     [
@@ -175,38 +159,6 @@ def test_arguments_can_be_saved_and_copied(tmp_path: Path) -> None:
     assert selected(dataclasses.replace(args, **changes)) == EVERYTHING
 
 
-def test_what_a_checkpoint_keeps(tiny_model: Path, tmp_path: Path) -> None:
-    train(
-        tiny_model,
-        tmp_path,
-        rewards=["think_format"],
-        loss_aggregation="{name: constant_length, length: 8}",
-        max_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-    )
-    kept = torch.load(tmp_path / "checkpoint-1" / "training_args.bin", weights_only=False)
-    assert selected(kept) == (["think_format"], None, {"name": "constant_length", "length": 8})
-
-
-def test_the_same_arguments_for_two_trainers(tiny_model: Path, tmp_path: Path) -> None:
-    rewards, hooks, aggregation = EVERYTHING
-    args = arguments(tmp_path, rewards=rewards, advantage_hooks=hooks, loss_aggregation=aggregation, max_steps=1)
-    before = selected(copy.deepcopy(args))
-    reward_funcs = [length_reward]
-    trainers = [
-        GRPOExtTrainer(str(tiny_model), reward_funcs, args, train_dataset=prompts(), rollout_func=scripted_rollout)
-        for _ in range(2)
-    ]
-    for trainer in trainers:
-        assert trainer.reward_func_names == ["length_reward", "gsm8k_accuracy", "think_format", "tag_format"]
-        assert trainer.reward_weights.tolist() == pytest.approx([1.0, 1.0, 0.2, 1.0])
-        trainer.train()
-    assert trainers[0].advantage_hooks[0] is not trainers[1].advantage_hooks[0]
-    assert selected(args) == before
-    assert reward_funcs == [length_reward]  # TRL's users keep their list, so it must not grow
-
-
 # ---------------------------------------------------------------------------------------------- rewards in the trainer
 
 
@@ -231,35 +183,11 @@ def test_weights_stand_beside_the_rewards_that_they_belong_to(tiny_model: Path, 
     assert log["reward"] == pytest.approx(weighted, rel=1e-5)
 
 
-def test_weights_act_on_the_advantages(tiny_model: Path, tmp_path: Path) -> None:
-    def even(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        return [float(len(ids) % 2) for ids in completion_ids]
-
-    in_python = train(
-        tiny_model, tmp_path / "a", reward_funcs=[length_reward, even], reward_weights=[1.0, 0.3], max_steps=1
-    )
-    dotted = f"{__name__}:even_lengths"
-    in_config = train(tiny_model, tmp_path / "b", rewards=[{"name": dotted, "weight": 0.3}], max_steps=1)
-    assert in_config.trainer.reward_func_names == ["length_reward", "even_lengths"]
-    for name, gradient in in_python.gradients[0].items():
-        assert torch.equal(in_config.gradients[0][name], gradient)
-
-
-def even_lengths(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    return [float(len(ids) % 2) for ids in completion_ids]
-
-
 @pytest.mark.parametrize("reward_funcs", [None, length_reward, [length_reward]])
 def test_rewards_of_the_config_come_behind_those_of_python(tiny_model: Path, tmp_path: Path, reward_funcs: Any) -> None:
     args = arguments(tmp_path, rewards=["think_format"])
     trainer = GRPOExtTrainer(str(tiny_model), reward_funcs, args, train_dataset=prompts())
     assert trainer.reward_func_names == [*(["length_reward"] if reward_funcs else []), "think_format"]
-
-
-def test_reward_weights_of_trl_count_all_rewards(tiny_model: Path, tmp_path: Path) -> None:
-    args = arguments(tmp_path, rewards=["think_format"], reward_weights=[0.5, 2.0])
-    trainer = GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts())
-    assert trainer.reward_weights.tolist() == [0.5, 2.0]
 
 
 def test_reward_processing_classes_belong_to_the_rewards_of_python(tiny_model: Path, tmp_path: Path) -> None:
@@ -282,19 +210,6 @@ def test_reward_processing_classes_belong_to_the_rewards_of_python(tiny_model: P
         assert run.trainer.reward_weights.tolist() == [1.0, 1.0, 0.5]
 
 
-def test_one_reward_processing_class_that_is_no_list(tiny_model: Path, tmp_path: Path) -> None:
-    reward_model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
-    own = AutoTokenizer.from_pretrained(tiny_model)
-    trainer = GRPOExtTrainer(
-        str(tiny_model),
-        reward_model,
-        arguments(tmp_path, rewards=["think_format"]),
-        train_dataset=prompts(),
-        reward_processing_classes=own,
-    )
-    assert trainer.reward_processing_classes == [own, None]
-
-
 # ---------------------------------------------------------------------------------------------- a plain GRPOConfig
 
 
@@ -314,14 +229,6 @@ def test_a_plain_config_with_plugins_given_in_python(tiny_model: Path, tmp_path:
     assert {"rewards/length_reward/mean", "rewards/think_format/mean", "rewards/gsm8k_accuracy/mean"} <= log.keys()
     assert isinstance(trainer.loss_aggregation, ConstantLength)
     assert [type(hook) for hook in trainer.advantage_hooks] == [LeaveOneOut, EntropyShaping]
-
-
-def test_given_in_python_trains_like_given_in_the_config(tiny_model: Path, tmp_path: Path) -> None:
-    plugins: dict[str, Any] = {"advantage_hooks": ["leave_one_out"], "loss_aggregation": "seq_mean_token_sum"}
-    in_config = train(tiny_model, tmp_path / "config", max_steps=1, **plugins)
-    in_python = train(tiny_model, tmp_path / "python", max_steps=1, trainer_arguments=plugins)
-    for name, gradient in in_config.gradients[0].items():
-        assert torch.equal(in_python.gradients[0][name], gradient)
 
 
 def test_the_weights_of_load_rewards_come_along(tiny_model: Path, tmp_path: Path) -> None:

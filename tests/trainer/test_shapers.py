@@ -278,14 +278,6 @@ def test_tool_tokens_count_for_nothing(tiny_model: Path, tmp_path: Path) -> None
     assert torch.equal(ones.rollouts[0].mask_B_T, rollout.mask_B_T)
 
 
-def test_compact_updates_have_the_same_gradient(tiny_model: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"prompt_count": 8, "gradient_accumulation_steps": 2, "num_iterations": 2}
-    plain = shaped(tiny_model, tmp_path / "plain", ByTokens(), **settings)
-    compact = shaped(tiny_model, tmp_path / "compact", ByTokens(), compact_updates="exact", **settings)
-    for one, other in zip(compact.gradients, plain.gradients, strict=True):
-        assert relative_gap(one, other) < 1e-5
-
-
 # ---------------------------------------------------------------------------------------------- what is refused
 
 
@@ -327,13 +319,6 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
     run = shaped(tiny_model, tmp_path, ByTokens(), max_steps=1)
     with pytest.raises(UpstreamError, match=r"calls _calculate_rewards outside of _generate_and_score_completions"):
         run.trainer._calculate_rewards([{"prompt": "a"}], ["a"], ["b"], [[3]])
-
-
-def test_a_shaper_beside_an_estimator_that_does_not_read_the_total_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"'by_tokens' shapes the total reward, which the estimator 'process_rewards'"
-    ):
-        shaped(tiny_model, tmp_path, ByTokens(), "process_rewards")
 
 
 def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused(

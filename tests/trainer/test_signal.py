@@ -11,7 +11,6 @@ import torch
 from tests.support import Run, relative_gap, train
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.signal import has_signal
-from trl_grpo_ext.errors import ConfigurationError
 
 ZVP = {"name": "zero_variance_credit", "alpha": 0.1}
 
@@ -167,55 +166,4 @@ def test_a_mask_that_keeps_negative_advantages_keeps_them_after_the_forward_stag
         assert all((value == 0) == expected for value in cut)
 
 
-@pytest.mark.parametrize("hooks", [[ZVP], [ZVP, "truncation_masking"], [ZVP, "truncation_masking", "entropy_shaping"]])
-def test_compact_updates_take_it_apart_and_together(tiny_model: Path, tmp_path: Path, hooks: list[Any]) -> None:
-    settings: dict[str, Any] = {
-        "reward_funcs": lambda prompts, completion_ids, **columns: [
-            float(prompt[0] in "ac") * (0.5 if prompt[0] == "a" else row % 2) for row, prompt in enumerate(prompts)
-        ],
-        "prompt_count": 8,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 4,
-    }
-    plain = run(tiny_model, tmp_path / "plain", *hooks, **settings)
-    compact = run(tiny_model, tmp_path / "compact", *hooks, compact_updates="exact", **settings)
-    assert compact.trainer._trl_grpo_ext.compact.freedom.sort
-    assert compact.logs[0]["compact/computed_tokens"] < 16 * 10 + 16 * 3
-    assert relative_gap(compact.gradients[0], plain.gradients[0]) < 1e-5
-    assert not gradient_is_zero(plain)
-
-
 # ---------------------------------------------------------------------------------------------- refused, reordered
-
-
-REFUSED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
-    "two estimators": (["normalised", "batch_whitening"], {}, "'normalised' and 'batch_whitening' are both estimators"),
-    "an estimator by its mode": (["centred", "prefix_tree"], {}, "'centred' and 'prefix_tree' are both estimators"),
-    "skipping what it is for": (
-        [ZVP],
-        {"loss_aggregation": {"name": "token_mean", "skip_zero_variance": True}},
-        "'zero_variance_credit' gives groups of equal rewards an advantage, and .* 'token_mean, skip_zero_va",
-    ),
-    "twice": ([ZVP, ZVP], {}, "'zero_variance_credit' and 'zero_variance_credit' both give groups of equal"),
-}
-
-
-@pytest.mark.parametrize(("hooks", "settings", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_what_would_be_thrown_away_is_refused_at_construction(
-    tiny_model: Path, tmp_path: Path, hooks: list[Any], settings: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=sentence):
-        run(tiny_model, tmp_path, *hooks, **settings)
-
-
-PENALTY = {"name": "repetition_penalty", "ngram": 1, "penalty": 0.5}
-
-
-def test_the_order_of_a_selection_is_that_of_the_roles(tiny_model: Path, tmp_path: Path) -> None:
-    first = run(tiny_model, tmp_path / "first", PENALTY, "leave_one_out")
-    second = run(tiny_model, tmp_path / "second", "leave_one_out", PENALTY)
-    without = run(tiny_model, tmp_path / "without", "leave_one_out")
-    assert [hook.__name__ for hook in first.trainer.advantage_hooks] == ["leave_one_out", "repetition_penalty"]
-    assert relative_gap(first.gradients[0], second.gradients[0]) == 0
-    assert relative_gap(first.gradients[0], without.gradients[0]) > 1e-3
-    assert first.logs[0] == second.logs[0]

@@ -73,17 +73,6 @@ def test_the_mean_over_a_step_is_exact_for_each_step(tiny_model: Path, tmp_path:
         assert relative_gap(step, batch) > 0.01
 
 
-def test_the_token_sum_is_that_of_the_step(tiny_model: Path, tmp_path: Path) -> None:
-    for settings in (TWO_STEPS, {**TWO_STEPS, "steps_per_generation": 2}):
-        folder = tmp_path / str(settings["steps_per_generation"])
-        recording = Recording()
-        fixed = {**settings, "learning_rate": 0.0}
-        ours = train(tiny_model, folder / "ours", loss_aggregation="token_sum", **fixed)
-        theirs = train(tiny_model, folder / "sum", trainer_arguments={"loss_aggregation": recording}, **fixed)
-        for mine, half in zip(ours.gradients, theirs.gradients, strict=True):
-            assert relative_gap(mine, {name: gradient * 2 for name, gradient in half.items()}) < 1e-5
-
-
 def test_the_token_sum_does_not_grow_in_a_short_last_step(tiny_model: Path, tmp_path: Path) -> None:
     # Three micro-batches of 4 rows, each a generation batch: a step of two, and one of one, then the epoch is over.
     settings: dict[str, Any] = {
@@ -133,11 +122,3 @@ def test_a_step_of_two_generation_batches_counts_them_alike(tiny_model: Path, tm
     )
     first, second = parts.gradients
     assert relative_gap(run.gradients[0], {name: (first[name] + second[name]) / 2 for name in first}) < 1e-5
-
-
-def test_an_unknown_loss_type_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
-    nowhere = tmp_path / "no model here"
-    with pytest.raises(
-        ConfigurationError, match="loss_type 'ppo' cannot take a loss aggregation: trl-grpo-ext knows bnpo"
-    ):
-        train(nowhere, tmp_path, loss_aggregation="token_mean", loss_type="ppo")

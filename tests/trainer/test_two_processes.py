@@ -18,7 +18,6 @@ import torch
 from tests.support import OWN_AGGREGATION, relative_gap, trl_metrics
 from tests.trainer.launch import Results, launch
 from tests.trainer.process_worker import Job, run_job
-from tests.trainer.test_split import BY_WEIGHTS
 from trl_grpo_ext import Totals
 
 WEIGHTED = ["token_mean", "seq_mean_token_mean"]  # the others are in test_split
@@ -43,11 +42,6 @@ def split_groups(aggregation: str, rows: int) -> Job:
     return {**cut(rows, 1), "loss_aggregation": aggregation, "hooks": HOOKS, "max_steps": 1}
 
 
-def every_weights_with_split_groups(rows: int) -> Job:
-    # As above, the aggregation changing at each step.
-    return {**split_groups("token_mean", rows), "aggregations": BY_WEIGHTS, "beta": 0.04, "learning_rate": 0.01}
-
-
 def halves(rows: int, accumulation: int, steps_per_generation: int) -> Job:
     # Each optimizer step takes one part of the generation batch; at learning rate 0 the parts' mean is the whole.
     settings = {"steps_per_generation": steps_per_generation, "learning_rate": 0.0, "beta": 0.0, "max_steps": 2}
@@ -68,7 +62,6 @@ SAMPLED: Job = {**cut(4, 2), "scripted": False, "beta": 0.04, "num_iterations": 
 JOBS: dict[str, Job] = {
     **{f"{name} {rows}x{steps}": weighted(name, rows, steps) for name in WEIGHTED for rows, steps in CUTS},
     **{f"split groups {name}": split_groups(name, 6) for name in WEIGHTED},
-    "split groups": every_weights_with_split_groups(6),
     "halves": halves(2, 2, 4),
     "evaluated": evaluated(8),
     **{f"trl {name}": loss_type(name, stock=True) for name in OWN_AGGREGATION},
@@ -155,12 +148,6 @@ def test_a_group_that_is_split_between_processes(two: Results, one: One, aggrega
     assert split["advantages"] == pytest.approx(whole["advantages"], abs=1e-6)
 
 
-@pytest.mark.parametrize("aggregation", BY_WEIGHTS)
-def test_any_weights_where_a_group_is_split_between_processes(two: Results, one: One, aggregation: str) -> None:
-    whole = one(every_weights_with_split_groups(12))
-    assert gaps(two["split groups"], whole)[BY_WEIGHTS.index(aggregation)] < TOLERANCE
-
-
 def test_a_generation_batch_for_two_optimizer_steps(two: Results, one: One) -> None:
     (whole, _) = one({**halves(16, 1, 1), "max_steps": 2})["gradients"]
     first, second = two["halves"]["gradients"]
@@ -184,12 +171,6 @@ def test_own_aggregation_is_trls_with_two_processes(two: Results, name: str) -> 
     assert trl_metrics(two[f"ext {name}"]["logs"][0]) == pytest.approx(
         two[f"trl {name}"]["logs"][0], rel=1e-4, abs=1e-6
     )
-
-
-def test_trls_bnpo_depends_on_processes_and_cut(two: Results, one: One) -> None:
-    # The contrast that shows that the agreement above is not for want of something to disagree about.
-    job = {**loss_type("bnpo", stock=True), "beta": 0.0}
-    assert gaps(two["trl bnpo"], one({**job, **cut(16, 1)}))[0] > 0.05
 
 
 def test_nothing_selected_is_trl_to_the_bit(two: Results) -> None:

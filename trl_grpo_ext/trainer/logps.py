@@ -7,8 +7,8 @@ weights load.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from ..credit.alignment import check_alignment
 from ..credit.flow import plugin_label
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, is_out_of_memory
 from ..types import NEEDS, implements
 from .batch import whole_rows
 
@@ -226,31 +226,33 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
     """Check a teacher's vocabulary and load it without gradients."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        teachers = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code).get_vocab()
-    except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
-        raise ConfigurationError(
-            f"The teacher {name!r} of the advantage hook {hook!r} has no tokenizer that can be loaded: {error}. "
-            f"Without it nothing shows that its vocabulary is the policy's."
-        ) from error
+    label, options = f"The teacher {name!r} of the advantage hook {hook!r}", {"trust_remote_code": trust_remote_code}
+    with _unless_loaded(f"{label} has no tokenizer that can be loaded"):
+        teachers = AutoTokenizer.from_pretrained(name, **options).get_vocab()
     own = tokenizer.get_vocab()
     different = sorted(token for token, number in own.items() if teachers.get(token) != number)
     if different:
         example = different[0]
         raise ConfigurationError(
-            f"The teacher {name!r} of the advantage hook {hook!r} has a different vocabulary: {len(different)} of the "
-            f"policy's {len(own)} tokens differ, such as {example!r} with the number {own[example]} "
-            f"here and {teachers.get(example, 'none')} there. Its log-probabilities would be those of other texts."
+            f"{label} has a different vocabulary: {len(different)} of the policy's {len(own)} tokens differ, such as "
+            f"{example!r} with the number {own[example]} here and {teachers.get(example, 'none')} there. Its "
+            "log-probabilities would be those of other texts."
         )
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=trust_remote_code)
-    except Exception as error:  # as above
-        raise ConfigurationError(
-            f"The teacher {name!r} of the advantage hook {hook!r} cannot be loaded: {error}"
-        ) from error
+    with _unless_loaded(f"{label} cannot be loaded"):
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **options)
     if model.get_input_embeddings().num_embeddings <= max(own.values()):
         raise ConfigurationError(
-            f"The teacher {name!r} of the advantage hook {hook!r} has {model.get_input_embeddings().num_embeddings} "
-            f"embeddings, fewer than the policy's vocabulary needs ({max(own.values()) + 1})."
+            f"{label} has {model.get_input_embeddings().num_embeddings} embeddings, fewer than the policy's vocabulary "
+            f"needs ({max(own.values()) + 1})."
         )
     return model.requires_grad_(False)
+
+
+@contextmanager
+def _unless_loaded(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
+        if is_out_of_memory(error):
+            raise
+        raise ConfigurationError(f"{what}: {error}") from error

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
-from tests.support import prompts, relative_gap, train
+from tests.support import relative_gap, train
 from tests.trainer.pipelines.page import (
     Doubled,
     DoubledForward,
@@ -26,7 +26,7 @@ from tests.trainer.pipelines.page import (
     sequence_means,
     theirs,
 )
-from trl_grpo_ext.errors import ConfigurationError, SelfCheckError, UpstreamError
+from trl_grpo_ext.errors import ConfigurationError, SelfCheckError
 
 EXACT = 2e-5  # relative, in float32
 
@@ -128,22 +128,6 @@ def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_pa
     assert relative_gap(run.gradients[0], expected) < EXACT
 
 
-def test_without_the_check_it_would_train_every_completion_with_the_advantages_of_all(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    class Unchecked(theirs("PerCompletion")):  # type: ignore[misc]
-        """What happens where nobody looks: (B, T) handed to the same loss."""
-
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            width = inputs["completion_ids"].size(1)
-            tokens = inputs["advantages"].unsqueeze(1).repeat(1, width)
-            return super()._compute_loss(model, {**inputs, "advantages": tokens})
-
-    right = train(tiny_model, tmp_path / "right", theirs("PerCompletion"), max_steps=1)
-    wrong = train(tiny_model, tmp_path / "wrong", Unchecked, max_steps=1)
-    assert relative_gap(wrong.gradients[0], right.gradients[0]) > 0.5
-
-
 @pytest.mark.parametrize("hook", [Falling, FallingForward])
 def test_a_loss_per_completion_refuses_credit_for_tokens(tiny_model: Path, tmp_path: Path, hook: Any) -> None:
     plugins: dict[str, Any] = {"advantage_hooks": [hook()]}
@@ -215,29 +199,3 @@ def test_a_loss_per_completion_that_reads_too_early_refuses_forward_hooks(tiny_m
     assert train(tiny_model, tmp_path / "rollout", mixed(Early), **plugins(Doubled())).gradients
     with pytest.raises(SelfCheckError, match="reads the advantages before the policy's forward pass"):
         train(tiny_model, tmp_path / "forward", mixed(Early), **plugins(DoubledForward()))
-
-
-@pytest.mark.parametrize("plugins", [{"advantage_hooks": ["centred"]}, {"loss_aggregation": "token_mean"}])
-def test_a_loss_on_top_that_replaces_ours_is_refused(tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]) -> None:
-    with pytest.raises(UpstreamError, match="bypasses TRL's _compute_loss"):
-        train(tiny_model, tmp_path, on_top(theirs("PerCompletion")), trainer_arguments=plugins, max_steps=1)
-
-
-class RaisedByOne:
-    role = "transform"
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return advantages_B_T + 1.0
-
-
-def test_a_loss_per_completion_is_found_out_in_evaluation_too(tiny_model: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "max_steps": 1}
-    for hook, expected in (RaisedByOne(), -1.0), (Falling(), None):
-        plugins: dict[str, Any] = {"advantage_hooks": [hook], "eval_dataset": prompts(2)}
-        if expected is None:
-            with pytest.raises(ConfigurationError, match="takes one advantage for each completion"):
-                train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), trainer_arguments=plugins, **settings)
-            continue
-        run = train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), trainer_arguments=plugins, **settings)
-        losses = [log["eval_loss"] for log in run.logs if "eval_loss" in log]
-        assert losses == pytest.approx([expected, expected], abs=1e-5)  # the mean of the groups' advantages is 0

@@ -58,23 +58,6 @@ def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, c
     assert relative_gap(expected_gradient(tiny_model, rows, without, sequence_means(rows)), expected) > 0.1
 
 
-@pytest.mark.parametrize("compact", ["off", "exact"])
-def test_an_entry_of_the_batch_stays_with_its_row(tiny_model: Path, tmp_path: Path, compact: str) -> None:
-    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "compact_updates": compact, **ONE_STEP}
-    hooks: dict[str, Any] = {"advantage_hooks": [Falling()]}
-    run = train(tiny_model, tmp_path, mixed(theirs("Curriculum")), trainer_arguments=hooks, **settings)
-    known = {tuple(ids): difficulty(16)[row].item() for row, (_, ids) in enumerate(rows_of(tiny_model, 4))}
-    seen = 0
-    for micro_batch in run.trainer._buffered_inputs:
-        lengths = micro_batch["completion_mask"].sum(1).tolist()
-        for row, length in enumerate(lengths):
-            ids = tuple(micro_batch["completion_ids"][row, :length].tolist())
-            if ids and bool(micro_batch["advantages"][row].any()):
-                assert micro_batch["difficulty"][row].item() == known[ids]
-                seen += 1
-    assert seen == 12  # all but the solved group
-
-
 def test_a_hook_that_starts_from_the_rewards_forgets_changed_advantages(tiny_model: Path, tmp_path: Path) -> None:
     hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": ["centred"]}, "max_steps": 1}
     ours = train(tiny_model, tmp_path / "mixed", mixed(theirs("Curriculum")), **hooks)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
@@ -226,36 +225,6 @@ def test_environments(tool_model: Path, tmp_path: Path) -> None:
     asked = [0.5 * (len(turns) == 3) for turns in conversations]
     assert rollout.rewards_B_K[:, 1].tolist() == asked
     assert rollout.rewards_B.tolist() == pytest.approx((rollout.rewards_B_K.sum(1)).tolist())
-
-
-def test_credit_by_spans_in_a_conversation(tool_model: Path, tmp_path: Path) -> None:
-    hook = Falling()
-    hooks = [{"name": "span_credit"}, hook]
-    tool_run(tool_model, tmp_path, hooks, [answered, full_stops])
-    (rollout,), (advantages_B_T,) = hook.rollouts, hook.seen
-    rewards_Q_G_K = rollout.rewards_B_K.view(2, 4, 2)
-    credit_B_K = (rewards_Q_G_K - rewards_Q_G_K.mean(1, keepdim=True)).view(8, 2)
-    assert float(credit_B_K[:, 1].abs().max()) > 0.0
-    for row in range(8):
-        live = (rollout.mask_B_T[row] > 0).tolist()
-        last = max(t for t, (start, end) in enumerate(rollout.offsets(row)) if end > start)  # the full stop
-        whole, stop = credit_B_K[row].tolist()
-        expected = [(whole + stop * (t == last)) * one for t, one in enumerate(live)]
-        assert advantages_B_T[row].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_hooks_cannot_give_a_tool_credit_nor_aggregations_weight(tool_model: Path, tmp_path: Path) -> None:
-    class Everywhere:
-        role = "transform"
-
-        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-            return torch.ones_like(advantages_B_T)
-
-    trainer, _ = tool_run(tool_model, tmp_path, [Everywhere()], [answered])
-    (trained,) = trainer._buffered_inputs
-    live_B_T = (trained["completion_mask"] * trained["tool_mask"]).float()
-    assert torch.equal(trained["advantages"], live_B_T)
-    assert not torch.equal(live_B_T, trained["completion_mask"].float())
 
 
 @pytest.mark.parametrize("compact", ["off", "exact"])

@@ -3,7 +3,6 @@ again, checkpoints, environments' own rewards."""
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,8 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.support import Recorder, arguments, relative_gap
-from tests.trainer.pipelines.page import expected_gradient
 from tests.trainer.pipelines.test_tools import (
     ASKED,
-    END,
-    EXACT,
     RESPONSE,
     TEMPERATURE,
     Calculator,
@@ -31,7 +27,6 @@ from tests.trainer.pipelines.test_tools import (
     save_tool_model,
 )
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Rollout
-from trl_grpo_ext.credit.turns import true_runs
 from trl_grpo_ext.trainer.compact.shared import Price, SharedPrompts
 from trl_grpo_ext.types import TurnScores
 
@@ -199,9 +194,6 @@ def test_an_environments_own_rewards_by_turn(tool_model: Path, tmp_path: Path) -
     assert trainer.reward_func_names == ["answered", "CountingCalculator"]
 
 
-QUESTIONS = ("flat?", "flat or not?", "2+3?", "what is 2 and 3?", "3 and 2?", "flat, too?", "add 3 to 2?", "2 and 3?")
-
-
 def worth_of(messages: list[dict[str, Any]]) -> list[float]:
     """Of each turn: how long it is, and half off where its call raised."""
     after = [*messages[1:], {"content": ""}]
@@ -216,124 +208,3 @@ def worth(prompts: list[Any], completions: list[Any], **columns: Any) -> list[An
         1.0 if "flat" in text else TurnScores(worth_of(messages))
         for text, messages in zip(asked, completions, strict=True)
     ]
-
-
-class Rounds:
-    """A filter that keeps the groups that are not flat, and every round as it saw it."""
-
-    def __init__(self, reads_advantages: bool) -> None:
-        self.seen: list[Rollout] = []
-        self.reads_advantages = reads_advantages
-
-    def keep(self, rollout: Rollout) -> list[bool | str]:
-        self.seen.append(rollout)
-        flat = ["flat" in prompt[0]["content"] for prompt in rollout.prompts]
-        if rollout.advantages_B_T is not None:
-            assert rollout.advantages_B_T.view(2, -1).any(dim=1).tolist() == [not flat[0], not flat[4]]
-        return ["flat" if one else True for one in flat]
-
-
-class TokenMean:
-    """The mean over tokens, and the batches that are trained on."""
-
-    def __init__(self) -> None:
-        self.seen: list[Rollout] = []
-
-    def weights(self, rollout: Rollout) -> torch.Tensor:
-        self.seen.append(rollout)
-        return rollout.mask_B_T / rollout.totals.tokens
-
-
-def known_of(rollout: Rollout, row: int) -> dict[str, Any]:
-    """All that is known of a completion and its turns, without padding."""
-    size = int(rollout.completion_mask_B_T[row].sum())
-    assert rollout.tool_mask_B_T is not None
-    assert not bool(rollout.mask_B_T[row, size:].any())
-    assert set(rollout.turns_B_T[row, size:].tolist()) <= {-1}
-    ids, prompt_ids = rollout.completion_ids_B_T[row, :size], rollout.prompt_ids_B_P[row]
-    return {
-        "prompt_ids": prompt_ids[rollout.prompt_mask_B_P[row] > 0].tolist(),
-        "ids": ids.tolist(),
-        "counts": rollout.mask_B_T[row, :size].tolist(),
-        "tool_mask": rollout.tool_mask_B_T[row, :size].tolist(),
-        "cut_off": bool(rollout.truncated_B[row]),
-        "numbers": rollout.turns_B_T[row, :size].tolist(),
-        "turns": rollout.turns(row),
-        "worth": rollout.reward_turns["worth"][row] if "worth" in rollout.reward_turns else None,
-        "rewards": rollout.rewards_B_K[row].tolist(),
-        "messages": rollout.completions[row],
-        "offsets": rollout.offsets(row),
-    }
-
-
-def advantages_by_hand(group: list[dict[str, Any]]) -> list[list[float]]:
-    """`turn_rewards` on each token of a group: rewards to go, against those of all that got as far."""
-    returns = [[sum(one["worth"][turn:]) for turn in range(len(one["worth"]))] for one in group]
-    found = []
-    for one, row in zip(group, returns, strict=True):
-        columns = [[other[turn] for other in returns if len(other) > turn] for turn in range(len(row))]
-        by_turn = [
-            (value - statistics.mean(column)) / (statistics.stdev(column) + 1e-4)
-            for value, column in zip(row, columns, strict=True)
-        ]
-        found.append([0.0 if number < 0 else by_turn[int(number)] for number in one["numbers"]])
-    return found
-
-
-@pytest.mark.usefixtures("cheap_sharing")
-@pytest.mark.parametrize("reads_advantages", [False, True])
-def test_groups_sampled_again_keep_their_turns(tool_model: Path, tmp_path: Path, reads_advantages: bool) -> None:
-    common = {"max_steps": 3, "shuffle_dataset": False, "save_strategy": "steps", "save_steps": 1}
-    common |= {"max_completion_length": 103, "mask_truncated_completions": True}
-
-    def refilled(name: str, resume: str | None = None, **mode: Any) -> tuple[Any, Recorder, list[Rollout], Rounds]:
-        rounds, mean = Rounds(reads_advantages), TokenMean()
-        settings = {**common, **mode}
-        more = {"resample": {"filter": rounds}, "loss_aggregation": mean, "settings": settings}
-        done = run(tool_model, tmp_path / name, ["turn_rewards"], [worth], QUESTIONS, resume, **more)
-        return *done, mean.seen, rounds
-
-    trainer, recorder, batches, rounds = refilled("off")
-    sampled = [known_of(rollout, row) for rollout in rounds.seen for row in range(8)]
-    trained = [[known_of(rollout, row) for row in range(8)] for rollout in batches]
-    assert [log["groups/rounds"] for log in recorder.logs[:3]] == [2, 2, 2]
-    assert [log["groups/surplus"] for log in recorder.logs[:3]] == [0, 1, 0]
-    places = [[8, 12], [16, 24], [40, 44]]  # in what was sampled, of the groups that are trained on
-    for batch, starts in zip(trained, places, strict=True):
-        assert batch == [one for start in starts for one in sampled[start : start + 4]]
-    tokenizer = trainer.processing_class
-    for one in [one for batch in trained for one in batch]:
-        said = [message for message in one["messages"] if message["role"] == "assistant"]
-        runs = true_runs([number >= 0 for number in one["numbers"]])
-        assert [turn.tokens for turn in one["turns"]] == runs
-        assert one["counts"] == [float(number >= 0 and not one["cut_off"]) for number in one["numbers"]]
-        assert len(runs) == len(said) == 2
-        assert one["worth"] == worth_of(one["messages"])
-        assert one["rewards"] == [pytest.approx(sum(one["worth"]))]
-        for (first, end), message, turn in zip(runs, said, one["turns"], strict=True):
-            assert one["numbers"][first:end] == [turn.number] * (end - first)
-            text = "".join(tokenizer.convert_ids_to_tokens(one["ids"][first:end]))
-            assert text.startswith(message["content"])
-            assert text.endswith(END) or (one["cut_off"] and end == len(one["ids"]))
-            assert turn.text == text.removesuffix(END)
-    first = trained[0]
-    advantages = [values for start in (0, 4) for values in advantages_by_hand(first[start : start + 4])]
-    tokens = sum(sum(one["counts"]) for one in first)
-    weights = [[counts / tokens for counts in one["counts"]] for one in first]
-    rows = [(one["prompt_ids"], one["ids"]) for one in first]
-    expected = expected_gradient(tool_model, rows, advantages, weights, TEMPERATURE)
-    assert relative_gap(recorder.gradients[0], expected) < EXACT
-
-    assert {one["cut_off"] for batch in trained for one in batch} == {False, True}
-
-    if not reads_advantages:
-        other, shared, same, _ = refilled("shared", **MODES["shared"])
-        assert [[known_of(rollout, row) for row in range(8)] for rollout in same] == trained
-        assert max(relative_gap(*step) for step in zip(shared.gradients, recorder.gradients, strict=True)) < 1e-5
-        assert relative_gap(weights_of(other), weights_of(trainer)) < 1e-5
-        assert shared.logs[0]["compact/computed_tokens"] < shared.logs[0]["compact/live_tokens"]
-        return
-    checkpoint = tmp_path / "off" / "checkpoint-2"
-    again, _, last, _ = refilled("off", str(checkpoint))
-    assert [known_of(last[-1], row) for row in range(8)] == trained[-1]
-    assert relative_gap(weights_of(again), weights_of(trainer)) < 1e-6

@@ -1,0 +1,207 @@
+"""Whose name is it: ours are few and refused elsewhere, so a user's trainer may use every other."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.support import arguments, length_reward, prompts, scripted_rollout, train
+from tests.trainer.pipelines.page import mixed, on_top
+from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
+from trl_grpo_ext.errors import ConfigurationError, is_out_of_memory
+from trl_grpo_ext.trainer import mixin, upstream
+from trl_grpo_ext.trainer.batch import BatchKeys
+from trl_grpo_ext.trainer.config import OurSettings
+from trl_grpo_ext.trainer.extension import Extension
+from trl_grpo_ext.trainer.own_loss import try_out
+
+HOOKS = ["centred", "entropy_shaping"]
+EVERYTHING: dict[str, Any] = {"loss_aggregation": "token_mean", "token_records": 4, "resample": "signal", "beta": 0.01}
+
+
+def test_the_table_of_the_adapter_is_what_it_overrides() -> None:
+    assert GRPOExtMixin.__mro__ == (GRPOExtMixin, object)
+    assert not {name for name in vars(GRPOExtTrainer) if not name.startswith("__")}
+    own = {name for name in vars(GRPOExtMixin) if name == "__init__" or not name.startswith("__")}
+    rows = [row.split("|")[1] for row in (mixin.__doc__ or "").splitlines() if row.startswith("| `")]
+    overridden = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert own - overridden == mixin.OURS - {"_trl_grpo_ext"}
+    assert overridden - {"__init__"} == upstream.METHODS.keys() - upstream.CALLED
+
+
+def test_every_key_of_ours_says_whose_it_is() -> None:
+    keys = [value for name, value in vars(BatchKeys).items() if not name.startswith("__")]
+    assert len(set(keys)) == len(keys) >= 8
+    assert all(key.startswith("trl_grpo_ext_") for key in keys)
+
+
+# ---------------------------------------------------------------------------------------------- in front of others
+
+
+@pytest.fixture(scope="module")
+def ours(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("ours")
+    return GRPOExtTrainer(str(tiny_model), length_reward, arguments(folder, **EVERYTHING), train_dataset=prompts())
+
+
+@pytest.fixture(scope="module")
+def theirs(ours: Any) -> type:
+    """A trainer that has a use of its own for every name that `Extension` has, short or private."""
+    names = {name.lstrip("_") for name in (*vars(ours._trl_grpo_ext), *vars(Extension)) if not name.startswith("__")}
+    names |= {"sample", "record", "models", "chain", "facts", "places", "rows", "state_of", "warn", "batch", "scorer"}
+    taken = {*dir(GRPOTrainer), *vars(ours), *mixin.OURS}
+    free = sorted({name for one in names for name in (one, f"_{one}")} - taken)
+    assert {"_sample", "_facts", "_chain", "_recorder", "settings"} <= {*free}
+    attributes, methods = free[::2], free[1::2]
+
+    class Theirs(GRPOTrainer):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            vars(self).update(dict.fromkeys(attributes, "theirs"))
+
+        def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
+            assert all(vars(self)[name] == "theirs" for name in attributes)
+            assert all(getattr(self, name)() == "theirs" for name in methods)
+            return super().compute_loss(*arguments, **keywords)
+
+    for name in methods:
+        setattr(Theirs, name, lambda self: "theirs")
+    return Theirs
+
+
+@pytest.mark.parametrize("order", [mixed, on_top])
+def test_a_trainer_may_have_every_short_name(tiny_model: Path, tmp_path: Path, theirs: type, order: Any) -> None:
+    plain = train(tiny_model, tmp_path / "plain", GRPOTrainer, max_steps=2)
+    nothing = train(tiny_model, tmp_path / "nothing", order(theirs), max_steps=2)
+    assert all(torch.equal(nothing.weights[name], plain.weights[name]) for name in plain.weights)
+    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": HOOKS}}
+    without = train(tiny_model, tmp_path / "without", max_steps=2, **hooks, **EVERYTHING)
+    run = train(tiny_model, tmp_path / "run", order(theirs), max_steps=2, **hooks, **EVERYTHING)
+    assert all(torch.equal(run.weights[name], without.weights[name]) for name in without.weights)
+    ours, of_trl = vars(nothing.trainer).keys(), vars(plain.trainer).keys()
+    assert {name for name in ours - of_trl if vars(nothing.trainer)[name] != "theirs"} == {"_trl_grpo_ext"}
+
+
+@pytest.mark.parametrize("name", sorted(mixin.OURS))
+def test_names_that_are_ours_are_refused(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    for order in (mixed, on_top):
+        with pytest.raises(ConfigurationError, match=f"Theirs has an attribute '{name}' of its own"):
+            order(type("Theirs", (GRPOTrainer,), {name: 1}))
+    if name == "_trl_grpo_ext":
+        return
+
+    class Sets(GRPOTrainer):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            setattr(self, name, 1)
+
+    with pytest.raises(ConfigurationError, match=f"attribute '{name}' of its own.* Rename that attribute"):
+        mixed(Sets)(str(tiny_model), length_reward, arguments(tmp_path), train_dataset=prompts())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("order", [mixed, on_top])
+def test_trl_cgrpo(tiny_model: Path, tmp_path: Path, order: Any) -> None:
+    """C-GRPO, which has a `_sample` of its own (pip install --no-deps trl-cgrpo==0.2.0; TRL 1.14)."""
+    cgrpo = pytest.importorskip("trl_cgrpo", reason="trl-cgrpo is not installed")
+    data = prompts(4).map(lambda row: {"answer": str(row["answer"])})
+
+    def run(trainer_class: type, name: str, **plugins: Any) -> Any:
+        torch.manual_seed(0)
+        random.seed(0)
+        settings = {"budget_grid": [2, 4], "max_steps": 2, "per_device_train_batch_size": 8, "temperature": 1.0}
+        args = arguments(tmp_path / name, cgrpo.CGRPOConfig, **settings)
+        extractor: Any = {"calibration_dataset": data, "answer_extractor": lambda text: text[:1]}
+        trainer = trainer_class(str(tiny_model), length_reward, args=args, train_dataset=data, **extractor, **plugins)
+        trainer.train()
+        return trainer
+
+    plain, nothing = run(cgrpo.CGRPOTrainer, "plain"), run(order(cgrpo.CGRPOTrainer), "nothing")
+    weights = dict(plain.model.named_parameters())
+    assert all(torch.equal(value, weights[name]) for name, value in nothing.model.named_parameters())
+    selected = run(order(cgrpo.CGRPOTrainer), "hooks", advantage_hooks=HOOKS, loss_aggregation="token_mean")
+    assert selected.state.global_step == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("order", [mixed, on_top])
+def test_pace_of_aligntune(tiny_model: Path, tmp_path: Path, order: Any) -> None:
+    """PACE, which makes advantages of its own (pip install --no-deps aligntune==0.1.28, and what it imports)."""
+    pace = pytest.importorskip("aligntune.backends.trl.rl.pace.pace", reason="aligntune is not installed")
+    runs = []
+    for name in ("plain", "nothing", "hooks"):
+        base = pace.PaceGRPOTrainer.create_trainer_class(pace.UnifiedBaseline(), 4)
+        hooks = {"trainer_arguments": {"advantage_hooks": HOOKS[1:]}} if name == "hooks" else {}
+        trainer_class = base if name == "plain" else order(base)
+        runs.append(train(tiny_model, tmp_path / name, trainer_class, max_steps=3, **hooks))
+    plain, nothing, selected = runs
+    assert all(torch.equal(nothing.weights[name], plain.weights[name]) for name in plain.weights)
+    assert any(not torch.equal(selected.weights[name], plain.weights[name]) for name in plain.weights)
+
+
+# ---------------------------------------------------------------------------------------------- nothing silently off
+
+
+def test_a_setting_that_a_plain_config_lacks_is_ours_and_a_misspelt_one_no_setting(tmp_path: Path) -> None:
+    plain, own = OurSettings(GRPOConfig(str(tmp_path), use_cpu=True)), OurSettings(arguments(tmp_path, token_records=8))
+    assert (plain.token_records, plain.plugin_changes, OurSettings(None).compact_updates) == (0, "stop", "off")
+    assert own.token_records == 8
+    with pytest.raises(AttributeError, match="adds no setting 'token_record'"):
+        _ = plain.token_record
+
+
+@pytest.mark.parametrize("given", ["rewards", "prompt_rates", "pass_at_k", "nothing"])
+def test_phases_are_timed_wherever_anything_of_ours_is_used(tiny_model: Path, tmp_path: Path, given: str) -> None:
+    rewards: Any = load_rewards(["think_format"]) if given == "rewards" else length_reward
+    thresholds = {"pass_thresholds": {"length_reward": 0.5}}
+    settings: dict[str, Any] = {"prompt_rates": {"prompt_rates": True, **thresholds}}.get(given, {})
+    settings = {"pass_at_k": [1], **thresholds} if given == "pass_at_k" else settings
+    data = {"eval_dataset": prompts(2)} if given == "pass_at_k" else {}
+    run = train(tiny_model, tmp_path, reward_funcs=rewards, max_steps=1, trainer_arguments=data, **settings)
+    timed = [name for log in run.trainer.state.log_history for name in log if name.startswith("time/")]
+    assert bool(timed) == (given != "nothing")
+
+
+def test_out_of_memory_says_nothing_about_a_loss() -> None:
+    inputs = {"completion_mask": torch.ones(2, 3), "advantages": torch.ones(2)}
+
+    def full(batch: dict[str, Any], forward_pass: Any) -> torch.Tensor:
+        logps_B_T, *_ = forward_pass()
+        if batch["advantages"].dim() == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return -(logps_B_T * batch["advantages"].unsqueeze(1)).sum()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        try_out(inputs, full, full)
+    assert is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match the size of tensor b (2)"))
+
+
+def test_a_teacher_for_which_no_memory_is_left_is_not_called_unloadable(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(tiny_model)
+
+    def full(*arguments: Any, **keywords: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", full)
+    hooks = [{"name": "teacher_log_ratio", "teacher": str(tiny_model)}]
+    with pytest.raises(torch.OutOfMemoryError):
+        GRPOExtTrainer(
+            policy,
+            length_reward,
+            arguments(tmp_path),
+            train_dataset=Dataset.from_dict({"prompt": ["a"] * 4}),
+            rollout_func=scripted_rollout,
+            advantage_hooks=hooks,
+        )
