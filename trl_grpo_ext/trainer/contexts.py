@@ -109,11 +109,7 @@ class Sampling:
         return self.generated[2] if self.generated is not None and len(self.generated) > 2 else None
 
     def take(self) -> ScoredBatch:
-        """What was scored; once.
-
-        Raises:
-            UpstreamError: Nothing was scored, or it has been taken.
-        """
+        """What was scored; once."""
         if self.scored is None or self._taken:
             what = "were taken twice" if self._taken else "were never seen"
             raise UpstreamError(
@@ -157,11 +153,7 @@ def make_rollout(
     reward_weights_K: torch.Tensor,
     gather: Callable[[torch.Tensor], torch.Tensor],
 ) -> Rollout:
-    """The context of one generation batch, with TRL's tensors and, in `scores`, what hooks need beyond them.
-
-    Raises:
-        ConfigurationError: The rewards were seen for other rows.
-    """
+    """The context of one generation batch, with TRL's tensors and, in `scores`, what hooks need beyond them."""
     _check_rows(facts, batch, scored)
     rows, sequences = len(scored.prompts), scored.rewards_N_K.size(0)
     first = facts.rank * rows

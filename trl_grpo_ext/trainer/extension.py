@@ -88,16 +88,7 @@ class Rewards:
 
 
 class Extension:
-    """Everything of ours in one trainer: the plugins, their collaborators, and what each override adds.
-
-    Args:
-        trainer: Not constructed yet by TRL; `attach` completes this object once it is.
-        between: Its classes between our mixin and TRL's trainer.
-        args: As given to the trainer.
-        advantage_hooks: As given to the trainer, like the next two.
-        loss_aggregation: As above.
-        resample: As above.
-    """
+    """Everything of ours in one trainer: the plugins, their collaborators, and what each override adds."""
 
     def __init__(
         self,

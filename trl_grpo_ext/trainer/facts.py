@@ -14,25 +14,13 @@ import torch
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What stays the same from the trainer's construction to its end.
+    """What stays the same from the trainer's construction to its end; `gather` is in rank order.
 
     Attributes:
         trainer: Qualified name of the trainer's class, for messages.
-        tokenizer: Of the policy.
         end_ids: Tokens that end a completion, padding among them.
-        reward_names: Of the reward functions, each once.
-        num_generations: Completions of a prompt in training.
-        num_generations_eval: In evaluation.
-        max_completion_length: The generation limit, in tokens.
         accumulation: Micro-batches of an optimizer step.
         steps_per_generation: Micro-batches of a generation batch.
-        rows_per_pass: Completions of one forward pass in training.
-        rows_per_pass_eval: In evaluation.
-        rank: Of this process.
-        ranks: Number of processes.
-        gather: Concatenates equally shaped tensors over all ranks, in rank order.
-        sum_over_ranks: Adds equally shaped tensors over all ranks.
-        device: The training's device.
         async_tools: Names of the asynchronous tools.
     """
 
@@ -84,17 +72,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What decides about TRL's loss, read at each loss because callbacks may change it.
-
-    Attributes:
-        loss_type: TRL's name of the loss and its reduction.
-        beta: Coefficient of the KL penalty.
-        importance_sampling_level: `token` or `sequence`.
-        bias_correction_kl: Whether the KL estimate is multiplied by the importance ratio.
-        entropy_bonus: Whether TRL adds one.
-        auxiliary_loss: Whether TRL adds a router's.
-        top_entropy_quantile: Share of tokens with the highest entropy that count; 1.0 for all.
-    """
+    """What decides about TRL's loss, read at each loss because callbacks may change it."""
 
     loss_type: str
     beta: float

@@ -31,11 +31,7 @@ class AdvantageHookStates(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"saved": [_state_of(hook) for hook in self.hooks]}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Restore each hook's state from the checkpoint; without a checkpoint hooks keep what they have.
-
-        Raises:
-            ConfigurationError: The checkpoint was written with other hooks.
-        """
+        """Restore each hook's state from the checkpoint; without a checkpoint hooks keep what they have."""
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved", [])
         here, there = [plugin_label(hook) for hook in self.hooks], [entry["hook"] for entry in saved]
         if saved and here != there:

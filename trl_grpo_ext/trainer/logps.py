@@ -63,16 +63,7 @@ class Models:
 
 
 class Scorer:
-    """Computes what the selected hooks need.
-
-    Args:
-        hooks: Advantage hooks.
-        models: The run's.
-        tokenizer: The policy's.
-
-    Raises:
-        ConfigurationError: A hook needs what this run does not have; the message names the hook and what to do.
-    """
+    """Computes what the selected hooks need."""
 
     def __init__(self, hooks: Sequence[Any], models: Models, tokenizer: Any) -> None:
         self._models = models
@@ -118,16 +109,9 @@ class Scorer:
 
 
 def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
-    """Log-probabilities of the last `length` tokens by TRL's own head, which never materialises all logits of a row.
+    """Log-probabilities of the last `length` tokens by TRL's head, which never makes all logits of a row.
 
-    Args:
-        model: With that head, which applies the temperature.
-        ids: `(B, P + T)`, prompts padded on the left.
-        attention_mask: Of the same shape.
-        length: `T`.
-
-    Returns:
-        `(B, T)` in float32, 0 where the mask is 0.
+    `ids` and the mask are `(B, P + T)`, prompts padded on the left; the result is `(B, T)` in float32, 0 off the mask.
     """
     labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token that follows each labelled place
     labels[:, :-length] = -100
@@ -140,17 +124,9 @@ def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, len
 def completion_logps(
     model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int, temperature: float = 1.0
 ) -> torch.Tensor:
-    """Log-probabilities of the last `length` tokens under a causal language model, in float32, from its logits.
+    """Log-probabilities of the last `length` tokens under a causal language model, from its logits.
 
-    Args:
-        model: Takes `input_ids` and `attention_mask` and returns `logits`.
-        ids: `(B, P + T)`, prompts padded on the left.
-        attention_mask: Of the same shape.
-        length: `T`.
-        temperature: The logits are divided by it, as TRL does for the policy.
-
-    Returns:
-        `(B, T)`.
+    Shapes are those of `tiled_logps`. As TRL does for the policy, the logits are divided by the temperature.
     """
     extra: dict[str, Any] = _positions(model, attention_mask)
     if "logits_to_keep" in _takes(model):

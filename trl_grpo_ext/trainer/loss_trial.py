@@ -19,13 +19,7 @@ LossOf = Callable[[dict[str, Any], ForwardPass], torch.Tensor]
 
 
 class LossTrial:
-    """A batch like `inputs` with invented log-probabilities; importance ratios are 1 or, by default, near it.
-
-    Args:
-        inputs: A real micro-batch.
-        at_ratio_one: All log-probabilities are -1.
-        all_tokens: Let every token count.
-    """
+    """A batch like `inputs` with invented log-probabilities; importance ratios are 1 or, by default, near it."""
 
     def __init__(self, inputs: Mapping[str, Any], *, at_ratio_one: bool = False, all_tokens: bool = False) -> None:
         mask_B_T = inputs["completion_mask"]
@@ -44,13 +38,7 @@ class LossTrial:
         self.batch["old_per_token_logps"] = old_B_T  # TRL leaves it out if the policy itself has just sampled
 
     def loss(self, loss_of: LossOf, before: torch.Tensor, during: torch.Tensor) -> torch.Tensor:
-        """The loss with advantages that the policy's forward pass changes, as forward hooks do.
-
-        Args:
-            loss_of: The loss to try.
-            before: Advantages in the batch before that pass.
-            during: From that pass on.
-        """
+        """The loss with advantages that the policy's forward pass changes, as forward hooks do."""
         batch = {**self.batch, "advantages": before}
         output = (self.logps_B_T, torch.ones_like(self.logps_B_T), self.logps_B_T.new_zeros(()))
 

@@ -66,15 +66,7 @@ class LossNeeds:
 
 
 class OwnLoss:
-    """The loss of a user's classes between our mixin and TRL's trainer.
-
-    Args:
-        between: Those classes, nearest first.
-        wanted: What the run needs of its loss.
-
-    Raises:
-        ConfigurationError: An override is known to be inexact.
-    """
+    """The loss of a user's classes between our mixin and TRL's trainer."""
 
     def __init__(self, between: Sequence[type], wanted: LossNeeds) -> None:
         self.owners = [owner for owner in between if not upstream.LOSS_METHODS.isdisjoint(vars(owner))]
@@ -104,11 +96,7 @@ class OwnLoss:
         return advantages if self.per_token else one_per_completion(advantages, mask_B_T, self._names)
 
     def try_out(self, inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> None:
-        """Find out what the loss can take on a real micro-batch, compared with TRL's own.
-
-        Raises:
-            ConfigurationError, SelfCheckError: That is less than the run needs.
-        """
+        """Find out what the loss can take on a real micro-batch, compared with TRL's own."""
         if any(upstream.reason_per_completion(owner) for owner in self.owners):
             self._kind = LossKind(as_trl=False, per_token=False)
             return
@@ -143,14 +131,7 @@ class OwnLoss:
 def constructor_arguments(
     given: Sequence[Any], sources: Sequence[Any], more: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments of the trainer below ours: by name, because a subclass may take fewer, or only keywords.
-
-    Args:
-        given: `model`, `reward_funcs` and `args`.
-        sources: The four arguments of TRL after them. A subclass may lack them, so by name only those not None.
-        more: Positional arguments after these; with any, all are positional.
-        keywords: Other arguments by name.
-    """
+    """The arguments of the trainer below ours: by name, because a subclass may take fewer, or only keywords."""
     if more:
         return [*given, *sources, *more], dict(keywords)
     present = {name: value for name, value in zip(_SOURCES, sources, strict=True) if value is not None}
@@ -158,11 +139,7 @@ def constructor_arguments(
 
 
 def reward_positions(given: Sequence[Any], functions: Sequence[Any], weights: Sequence[float]) -> list[int]:
-    """The positions of the given reward functions in the trainer: a subclass may put its own before them.
-
-    Raises:
-        ConfigurationError: One of them cannot be found.
-    """
+    """The positions of the given reward functions in the trainer: a subclass may put its own before them."""
     free, places = list(range(len(functions))), list[int]()
     for function, weight in zip(given, weights, strict=True):
         same = [place for place in free if functions[place] is function]
@@ -224,11 +201,7 @@ def try_out(inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) ->
 
 
 def one_per_completion(advantages: torch.Tensor, mask_B_T: torch.Tensor, loss: str) -> torch.Tensor:
-    """Reduce advantages `(B, T)` that are constant per completion to `(B,)`, 0 where no token counts.
-
-    Raises:
-        ConfigurationError: The tokens of a completion have different advantages.
-    """
+    """Reduce advantages `(B, T)` that are constant per completion to `(B,)`, 0 where no token counts."""
     if advantages.dim() == 1:
         return advantages
     live_B_T = mask_B_T > 0

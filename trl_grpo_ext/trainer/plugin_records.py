@@ -33,12 +33,7 @@ class PluginRecords:
         self._stops, self._main_process = on_changes == "stop", args.process_index == 0
 
     def begin(self, resume_from_checkpoint: str | bool | None, write_settings: Callable[[Path], None]) -> None:
-        """Compare with the checkpoint to resume from, and write this run's records.
-
-        Raises:
-            ManifestError: The plugins differ and `plugin_changes` is `stop`; the checkpoint's record of them cannot be
-                read; or this run's cannot be written.
-        """
+        """Compare with the checkpoint to resume from, and write this run's records."""
         if resume_from_checkpoint:
             self._compare(resume_from_checkpoint)
         with self._agreement.section():

@@ -39,10 +39,6 @@ class Reaggregation:
     """The selected aggregation in place of TRL's reduction.
 
     In the context `section` a plugin that fails on one rank stops all.
-
-    Raises:
-        ConfigurationError: The loss type is unknown, or the aggregation needs the counts of an optimizer step and TRL
-            cuts generation batches across steps.
     """
 
     def __init__(

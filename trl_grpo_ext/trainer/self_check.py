@@ -30,15 +30,7 @@ RELATIVE_TOLERANCE = 1e-3
 
 
 class SelfCheck:
-    """Compares TRL's loss with its pieces.
-
-    Args:
-        loss_of: TRL's loss, without entropy bonus and auxiliary loss; calls leave no trace.
-        facts: Of the run.
-        settings: Of the loss.
-        progress: Now.
-        slope_at_ratio_one: |∂l/∂A| of one token's loss at importance ratio 1.
-    """
+    """Compares TRL's loss with its pieces."""
 
     def __init__(
         self, loss_of: LossOf, facts: RunFacts, settings: LossSettings, progress: Progress, slope_at_ratio_one: float
@@ -52,9 +44,6 @@ class SelfCheck:
         With forward hooks and no aggregation only the first half matters: that the advantages handed over are used. If
         no token of the micro-batch counts, all are made to count, so that there is something to compare. TRL's loss
         gathers metrics over all ranks, so every rank calls it equally often.
-
-        Raises:
-            SelfCheckError: Names the mismatch, with both values.
         """
         if not bool((mask_B_T > 0).any()):
             mask_B_T = torch.ones_like(mask_B_T)

@@ -34,15 +34,7 @@ class Shaping:
         self._facts, self._shape = facts, shape
 
     def batch(self, sampling: Sampling | None, has_reference: bool) -> dict[str, Any]:
-        """The batch that TRL will make of what was generated, as far as a `Rollout` needs it.
-
-        Args:
-            sampling: So far.
-            has_reference: Whether TRL computes the reference's log-probabilities.
-
-        Raises:
-            UpstreamError: What was generated is unknown.
-        """
+        """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
         if sampling is None or sampling.generated is None:
             raise UpstreamError(
                 f"Rewards of {self._facts.trainer} were computed for completions that were never seen: a base class "
@@ -80,11 +72,7 @@ class Shaping:
         return made
 
     def refuse_images(self, sampling: Sampling, missing: Sequence[str]) -> None:
-        """Refuse log-probabilities, `missing` in TRL's batch, that need a pass with images.
-
-        Raises:
-            ConfigurationError: Some are needed, and the batch has images.
-        """
+        """Refuse log-probabilities, `missing` in TRL's batch, that need a pass with images."""
         assert sampling.generated and sampling.scored  # noqa: PT018
         made, row = sampling.generated[6] if len(sampling.generated) > 6 else None, sampling.scored.rows[0]
         if missing and (made is not None or any(row.get(key) for key in ("image", "images"))):
@@ -95,11 +83,7 @@ class Shaping:
             )
 
     def check(self, sampling: Sampling, batch: dict[str, Any]) -> Rollout:
-        """Check that TRL made the batch that the shapers saw, and return the rollout after the shapers.
-
-        Raises:
-            UpstreamError: It made a different one.
-        """
+        """Check that TRL made the batch that the shapers saw, and return the rollout after the shapers."""
         for key in _COMPARED:
             seen, made = sampling.tensors.get(key), batch.get(key)
             if seen is not made and (seen is None or made is None or not _same(seen, made)):

@@ -176,11 +176,7 @@ class UpstreamWarning(UserWarning):
 
 
 def check_version(installed: str | None = None) -> None:
-    """Refuse a TRL that cannot work and warn about an untested one.
-
-    Raises:
-        UpstreamError: Older than `OLDEST_TESTED`, or a new major version.
-    """
+    """Refuse a TRL that cannot work and warn about an untested one."""
     installed = version("trl") if installed is None else installed
     release = Version(installed)
     if release < Version(OLDEST_TESTED) or release.major > Version(NEWEST_TESTED).major:
@@ -198,15 +194,7 @@ def check_version(installed: str | None = None) -> None:
 
 
 def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHODS) -> None:
-    """Check that a trainer class has the methods that we wrap, with the parameters that we pass on.
-
-    Args:
-        trainer_class: The class after ours in the method resolution order.
-        methods: `METHODS`, or `SAVING`.
-
-    Raises:
-        UpstreamError: Names what is missing or different.
-    """
+    """Check that a trainer class has the methods that we wrap, with the parameters that we pass on."""
     problems = []
     for name, expected in methods.items():
         method = getattr(trainer_class, name, None)
@@ -220,22 +208,14 @@ def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHO
 
 
 def check_instance(trainer: Any) -> None:
-    """Check that a constructed trainer has the attributes and arguments that we read.
-
-    Raises:
-        UpstreamError: Names what is missing.
-    """
+    """Check that a constructed trainer has the attributes and arguments that we read."""
     problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
     problems += [f"argument {name} is gone" for name in ARGUMENTS if not hasattr(trainer.args, name)]
     _raise(problems, type(trainer))
 
 
 def check_loss_type(loss_type: str | None) -> None:
-    """Check that we know a loss type's reduction; None passes.
-
-    Raises:
-        ConfigurationError: Names it and the known ones.
-    """
+    """Check that we know a loss type's reduction; None passes."""
     if loss_type is not None and loss_type not in LOSS_TYPES:
         raise ConfigurationError(
             f"loss_type {loss_type!r} cannot take a loss aggregation: trl-grpo-ext knows "
@@ -249,11 +229,7 @@ def reason_per_completion(owner: type) -> str | None:
 
 
 def check_own_loss(owner: type, wanted: str) -> None:
-    """Refuse, at construction, what the loss of a known trainer below `GRPOTrainer` cannot give.
-
-    Raises:
-        ConfigurationError: Names the trainer and why.
-    """
+    """Refuse, at construction, what the loss of a known trainer below `GRPOTrainer` cannot give."""
     if (why := reason_per_completion(owner)) is not None:
         raise ConfigurationError(
             f"{wanted} cannot be exact with the loss of {owner.__qualname__}: {why}. Remove it, or train with "
@@ -262,11 +238,7 @@ def check_own_loss(owner: type, wanted: str) -> None:
 
 
 def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
-    """A user's classes between our mixin and TRL's trainer, nearest first.
-
-    Raises:
-        ConfigurationError: The class is no `GRPOTrainer`.
-    """
+    """A user's classes between our mixin and TRL's trainer, nearest first."""
     order = trainer_class.__mro__
     if GRPOTrainer not in order:
         raise ConfigurationError(
@@ -277,11 +249,7 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
 
 
 def check_batch(batch: dict[str, Any]) -> None:
-    """Check that a scored generation batch has the entries that we read.
-
-    Raises:
-        UpstreamError: Names what is missing.
-    """
+    """Check that a scored generation batch has the entries that we read."""
     _raise([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
 
 
@@ -341,11 +309,7 @@ def progress_of(trainer: Any) -> Progress:
 
 
 def weighted_prompts(dataset: Any, weights: PromptWeights, args: Any) -> Any:
-    """The training data with each row as often as its prompt's weight says.
-
-    Raises:
-        ConfigurationError: The data has no rows to choose from, or no column `prompt`.
-    """
+    """The training data with each row as often as its prompt's weight says."""
     if not hasattr(dataset, "select") or "prompt" not in (dataset.column_names or ()):
         raise ConfigurationError(
             f"prompt_weights chooses rows by their column `prompt`, but train_dataset is {type(dataset).__name__}"
@@ -378,11 +342,7 @@ class TrainingData:
 
 
 def refuse_stream(dataset: Any) -> None:
-    """Refuse data that has no rows to draw.
-
-    Raises:
-        ConfigurationError: It has no rows to choose from.
-    """
+    """Refuse data that has no rows to draw."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigurationError(
             f"resample draws further prompts from train_dataset, but {type(dataset).__name__} has no rows to choose "
@@ -391,11 +351,7 @@ def refuse_stream(dataset: Any) -> None:
 
 
 def training_data_of(trainer: Any) -> TrainingData:
-    """The data of a trainer; the rows are those of its own data loader, without unused columns.
-
-    Raises:
-        ConfigurationError: There are fewer prompts than a generation batch has.
-    """
+    """The data of a trainer; the rows are those of its own data loader, without unused columns."""
     args, rows = trainer.args, trainer._remove_unused_columns(trainer.train_dataset, "training")
     sampler = partial(trainer._get_train_sampler, rows)
     batch_size, repeats = int(args.generation_batch_size), int(args.num_iterations) * int(args.steps_per_generation)
@@ -486,14 +442,6 @@ def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
 
     TRL makes one if `beta` is above 0, and uses it as the reference. With `beta` 0 it makes none, and a hook would get
     the bare model instead of the policy at the start of training. For a new adapter (`peft_config`) the two are equal.
-
-    Args:
-        model: What the trainer was given.
-        args: Its arguments.
-        peft_config: Of a new adapter.
-
-    Raises:
-        ConfigurationError: PEFT cannot put a second adapter beside it.
     """
     beta = getattr(args, "beta", 0.0)
     if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
@@ -570,11 +518,7 @@ def pad_rows(
 
 @contextmanager
 def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
-    """A context in which TRL's reward functions, names and weights match the columns of rewards.
-
-    Yields:
-        A function that takes the names of the columns beyond the reward functions, of weight 1.
-    """
+    """A context in which TRL's reward functions, names and weights match the columns of rewards."""
     names, functions, weights = trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights
 
     def more(added: Sequence[str]) -> None:
