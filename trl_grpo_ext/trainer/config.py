@@ -19,8 +19,8 @@ from .resampling import read_resample
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
 
 
 @dataclass
@@ -77,40 +77,63 @@ class GRPOExtConfig(GRPOConfig):
         AmbiguousPluginError: Two distributions do.
     """
 
-    rewards: list[str] | None = _option(None, f"Reward plugins. {_HOW} A reward's mapping may also hold `weight`.")
-    advantage_hooks: list[str] | None = _option(
-        None, f"Advantage hooks; they run in order of their roles, then in this order. {_HOW}"
+    rewards: list[str] | None = field(
+        default=None, metadata=_help(f"Reward plugins. {_HOW} A reward's mapping may also hold `weight`.")
     )
-    loss_aggregation: dict[str, Any] | str | None = _option(
-        None, f"One loss aggregation in place of TRL's own reduction. {_HOW}"
+    advantage_hooks: list[str] | None = field(
+        default=None, metadata=_help(f"Advantage hooks; they run in order of their roles, then in this order. {_HOW}")
     )
-    resample: dict[str, Any] | str | None = _option(
-        None,
-        "Resample until a group filter has kept enough groups to fill the batch: the filter's name, or "
-        "'{filter: signal, max_rounds: 4, count_dropped: false}'.",
+    loss_aggregation: dict[str, Any] | str | None = field(
+        default=None, metadata=_help(f"One loss aggregation in place of TRL's own reduction. {_HOW}")
     )
-    reward_timeout: float | None = _option(None, "Seconds that the reward functions may take for one generation batch.")
-    compact_updates: str = _option("off", "off, or exact: cheaper updates with the same gradient.")
-    balance_ranks: bool = _option(False, "Balance the rows of a compact update between ranks.")
-    max_tokens_per_micro_batch: int | None = _option(
-        None, "Most tokens that a forward pass of a compact update may compute."
+    resample: dict[str, Any] | str | None = field(
+        default=None,
+        metadata=_help(
+            "Resample until a group filter has kept enough groups to fill the batch: the filter's name, or "
+            "'{filter: signal, max_rounds: 4, count_dropped: false}'."
+        ),
     )
-    share_prompts: bool = _option(False, "Compute each prompt once for its completions in a compact update.")
-    token_records: int = _option(0, "Completions of each generation batch to record token by token, in whole groups.")
-    plugin_changes: str = _option("stop", "stop or warn, if a resumed run's plugins differ from the checkpoint's.")
-    summary_steps: int = _option(0, "Optimizer steps between summaries on the console; 0: transformers' own lines.")
-    pass_at_k: list[int] | None = _option(
-        None, "Values of k for pass@k in evaluations, each at most num_generations_eval."
+    reward_timeout: float | None = field(
+        default=None, metadata=_help("Seconds that the reward functions may take for one generation batch.")
     )
-    mean_at_k: bool = _option(False, "Report the mean reward over num_generations_eval completions in evaluations.")
-    pass_thresholds: dict[str, Any] | str | None = _option(
-        None, "By reward, the least value that passes for pass_at_k, as YAML: '{gsm8k_accuracy: 1.0}'."
+    compact_updates: str = field(
+        default="off", metadata=_help("off, or exact: cheaper updates with the same gradient.")
     )
-    prompt_rates: bool = _option(False, "Write how often each prompt was solved, as prompt_rates.jsonl.")
-    prompt_weights: dict[str, Any] | str | None = _option(
-        None,
-        "prompt_rates.jsonl of an earlier run, to leave out solved prompts, or a mapping: '{file: ..., solved: 0.1, "
-        "unsolved: 0.5, mixed: 2}'.",
+    balance_ranks: bool = field(default=False, metadata=_help("Balance the rows of a compact update between ranks."))
+    max_tokens_per_micro_batch: int | None = field(
+        default=None, metadata=_help("Most tokens that a forward pass of a compact update may compute.")
+    )
+    share_prompts: bool = field(
+        default=False, metadata=_help("Compute each prompt once for its completions in a compact update.")
+    )
+    token_records: int = field(
+        default=0, metadata=_help("Completions of each generation batch to record token by token, in whole groups.")
+    )
+    plugin_changes: str = field(
+        default="stop", metadata=_help("stop or warn, if a resumed run's plugins differ from the checkpoint's.")
+    )
+    summary_steps: int = field(
+        default=0, metadata=_help("Optimizer steps between summaries on the console; 0: transformers' own lines.")
+    )
+    pass_at_k: list[int] | None = field(
+        default=None, metadata=_help("Values of k for pass@k in evaluations, each at most num_generations_eval.")
+    )
+    mean_at_k: bool = field(
+        default=False, metadata=_help("Report the mean reward over num_generations_eval completions in evaluations.")
+    )
+    pass_thresholds: dict[str, Any] | str | None = field(
+        default=None,
+        metadata=_help("By reward, the least value that passes for pass_at_k, as YAML: '{gsm8k_accuracy: 1.0}'."),
+    )
+    prompt_rates: bool = field(
+        default=False, metadata=_help("Write how often each prompt was solved, as prompt_rates.jsonl.")
+    )
+    prompt_weights: dict[str, Any] | str | None = field(
+        default=None,
+        metadata=_help(
+            "prompt_rates.jsonl of an earlier run, to leave out solved prompts, or a mapping: '{file: ..., solved: 0.1, "
+            "unsolved: 0.5, mixed: 2}'."
+        ),
     )
 
     def __post_init__(self) -> None:
