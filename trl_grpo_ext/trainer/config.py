@@ -131,8 +131,8 @@ class GRPOExtConfig(GRPOConfig):
     prompt_weights: dict[str, Any] | str | None = field(
         default=None,
         metadata=_help(
-            "prompt_rates.jsonl of an earlier run, to leave out solved prompts, or a mapping: '{file: ..., solved: 0.1, "
-            "unsolved: 0.5, mixed: 2}'."
+            "prompt_rates.jsonl of an earlier run, to leave out solved prompts, or a mapping: "
+            "'{file: ..., solved: 0.1, unsolved: 0.5, mixed: 2}'."
         ),
     )
 
