@@ -51,7 +51,6 @@ def guarded(
     workers: int | None = None,
     batch_size: int | Literal["auto"] | None = "auto",
     memory_mb: int | None = None,
-    budget: float | None = None,
     tokenizer: Any = None,
     name: str | None = None,
 ) -> Guarded:
@@ -87,9 +86,6 @@ def guarded(
             1, or the whole batch for models. The reward gets `log_extra` and `log_metric` only if one call in this
             process has the whole batch.
         memory_mb: Address space that a worker process may add to what it started with, in MiB.
-        budget: Seconds of CPU time and sleep that all calls of a batch without a result may use together in worker
-            processes; retries get the same again. Once it is spent, calls that have had a turn of a quarter of a second
-            end, and the others get one such turn. Calls that end in time do not count.
         tokenizer: The tokenizer of a reward model.
         name: The name in metrics and messages; None means the name that TRL gives the reward.
 
@@ -103,9 +99,8 @@ def guarded(
     label = reward_name(reward) if name is None else name
     if not callable(reward):
         raise ConfigurationError(f"guarded: the reward must be callable, got {reward!r:.80}")
-    for parameter, seconds in (("timeout", timeout), ("budget", budget)):
-        if seconds is not None:
-            checked_number(f"{label}: {parameter}", seconds, "a positive number of seconds", lambda x: x > 0)
+    if timeout is not None:
+        checked_number(f"{label}: timeout", timeout, "a positive number of seconds", lambda x: x > 0)
     for parameter, number, least in (
         ("retries", retries, 0),
         ("cache", cache, 0),
@@ -124,12 +119,11 @@ def guarded(
     elif outcomes is None:
         outcomes = {"error": on_error}
     in_workers = not model and not is_awaited and workers != 0 and (timeout, workers) != (None, None)
-    for parameter, value in (("memory_mb", memory_mb), ("budget", budget)):
-        if value is not None and not in_workers:
-            raise ConfigurationError(
-                f"{label}: {parameter} is for worker processes, and this reward runs in none: async rewards, models "
-                "and workers=0 run in this process, and so does a reward with neither timeout nor workers."
-            )
+    if memory_mb is not None and not in_workers:
+        raise ConfigurationError(
+            f"{label}: memory_mb is for worker processes, and this reward runs in none: async rewards, models and "
+            "workers=0 run in this process, and so does a reward with neither timeout nor workers."
+        )
     if batch_size == "auto":
         batch_size = None if model else 1
     own_fault: Consequence = 0.0 if in_workers and batch_size == 1 else None
@@ -147,7 +141,6 @@ def guarded(
         retries=retries,
         workers=workers,
         batch_size=batch_size,
-        budget=budget,
         cache=cache,
     )
 
@@ -170,13 +163,11 @@ class Guarded:
         retries: int,
         workers: int | None,
         batch_size: int | None,
-        budget: float | None,
         cache: int,
     ) -> None:
         self.reward, self.__name__ = reward, name
         self.policy, self.timeout, self.retries, self.workers = policy, timeout, retries, workers
-        self.batch_size, self.budget = batch_size, budget
-        self._function, self._pool = function, pool
+        self.batch_size, self._function, self._pool = batch_size, function, pool
         self._cache: Recent[Judgement] = Recent(cache)
         self._abandoned: threading.Thread | None = None
 
@@ -244,9 +235,7 @@ class Guarded:
     def _in_workers(self, pool: WorkerPool, calls: _Calls, due: Sequence[int]) -> list[_Result]:
         limit = _NO_LIMIT if self.timeout is None else float(self.timeout)
         # What waits for a network or a disk uses no CPU time, so the limit holds for its sleep too.
-        # And without a budget nobody makes way: to suspend what talks to a server may break its connection.
-        turn = limit if self.budget is None else None
-        dones = pool.run(_Jobs(calls, due), allowance=limit, patience=limit, budget=self.budget, turn=turn)
+        dones = pool.run(_Jobs(calls, due), allowance=limit, patience=limit)
         return [_from_worker(done, len(calls.rows[call]), self.__name__) for call, done in zip(due, dones, strict=True)]
 
     def _in_this_process(self, calls: _Calls, call: int) -> _Result:

@@ -1,7 +1,7 @@
 """The parent's side of a `WorkerPool`: sockets and pidfds of the server and its workers.
 
-Nothing here waits for a worker. A worker is suspended, resumed and killed by its pidfd, which never refers to another
-process that reuses the pid. Without pidfds the server does it: its children keep their pids until it collects them.
+Nothing here waits for a worker. A worker is killed by its pidfd, which never refers to another process that reuses the
+pid. Without pidfds the server does it: its children keep their pids until it collects them.
 
 A worker's time is the CPU time of its process, so it does not depend on what else the machine does. Linux shows it to
 any process of the same user; on other systems it is the wall clock.
@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import pickle
-import resource
 import select
 import signal
 import socket
@@ -27,18 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RewardError
-from .worker_server import (
-    COMMAND,
-    FORK,
-    HEADER,
-    KILL,
-    LOAD,
-    LONGEST_REPLY,
-    ORIGINAL_PATH,
-    RESUME,
-    SIGNALS,
-    SUSPEND,
-)
+from .worker_server import COMMAND, FORK, HEADER, KILL, LOAD, LONGEST_REPLY, ORIGINAL_PATH
 
 _LOADING_LIMIT = 300.0  # seconds that the task's imports may take
 _FORK_LIMIT = 60.0
@@ -68,11 +56,7 @@ class Processes:
         return self._server
 
     def take(self, task: Callable[[Any], Any], memory_mb: int | None) -> Worker:
-        """An idle worker, or a fresh one.
-
-        Raises:
-            RewardError: The task cannot be loaded, or no more processes can be started.
-        """
+        """An idle worker, or a fresh one."""
         while self._idle:
             worker = self._idle.pop()
             if worker.is_quiet():
@@ -101,19 +85,10 @@ class Processes:
         else:
             self.drop(worker)
 
-    def suspend(self, worker: Worker) -> None:
-        """Suspend a worker. Its CPU time stands still; its socket may still hold an answer."""
-        self._signal(worker, SUSPEND)
-        worker.rest()
-
-    def resume(self, worker: Worker) -> None:
-        """Let a suspended worker go on."""
-        worker.wake()
-        self._signal(worker, RESUME)
-
     def drop(self, worker: Worker) -> None:
         """Kill a worker."""
-        self._signal(worker, KILL)
+        if not worker.kill() and self._server is not None:
+            self._server.kill(worker.pid)
         worker.close()
         self._all.discard(worker)
 
@@ -131,10 +106,6 @@ class Processes:
             self.drop(worker)
         self._end_server()
 
-    def _signal(self, worker: Worker, command: bytes) -> None:
-        if not worker.signal(SIGNALS[command]) and self._server is not None:
-            self._server.signal(worker.pid, command)
-
     def _end_server(self) -> None:
         server, self._server = self._server, None
         if server is not None:
@@ -149,11 +120,7 @@ class Processes:
 
 
 class Server:
-    """The process that loads the task and forks workers.
-
-    Raises:
-        RewardError: The task cannot be pickled, or the process cannot be started.
-    """
+    """The process that loads the task and forks workers."""
 
     def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
         self._name, self._ready = name, False
@@ -185,12 +152,7 @@ class Server:
                 socket.send_fds(self._sock, [COMMAND.pack(LOAD, memory_mb or 0)], [file.fileno()])
 
     def fork(self) -> Worker:
-        """Make one more worker.
-
-        Raises:
-            LostError: The server has died.
-            RewardError: The task cannot be loaded, or the system has no more processes.
-        """
+        """Make one more worker."""
         if not self._ready:
             reply, *_ = self._receive(_LOADING_LIMIT)
             if "error" in reply:
@@ -208,10 +170,10 @@ class Server:
             raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
         return Worker(pid, files)
 
-    def signal(self, pid: int, command: bytes) -> None:
-        """Have the server send a signal to a worker for which there is no pidfd."""
+    def kill(self, pid: int) -> None:
+        """Have the server kill a worker for which there is no pidfd."""
         with contextlib.suppress(OSError):
-            self._sock.sendall(COMMAND.pack(command, pid))
+            self._sock.sendall(COMMAND.pack(KILL, pid))
 
     def _receive(self, limit: float) -> tuple[dict[str, Any], int, list[int]]:
         self._sock.settimeout(limit)
@@ -254,51 +216,33 @@ class Worker:
         self._out = memoryview(b"")
         self._in = bytearray()
         self._closed = False
-        self._resident = _resident_bytes(pid)
-        self._cpu_before = self._cpu = 0.0
-        self._queued_before = self._queued = 0.0
-        self._awake, self._awake_since = 0.0, 0.0
+        self._begun = self._cpu_before = self._cpu = self._queued_before = self._queued = 0.0
 
     def begin(self, job: bytes) -> None:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
         self._serial += 1
         self._cpu = self._cpu_before = _cpu_seconds(self.pid) or 0.0
         self._queued = self._queued_before = queued_seconds(self.pid) or 0.0
-        self._awake, self._awake_since = 0.0, time.monotonic()
+        self._begun = time.monotonic()
         self._out = memoryview(HEADER.pack(self._serial, len(job)) + job)
         self._in.clear()
         self._write()
 
     @property
     def seconds(self) -> float:
-        """CPU seconds that the job has used so far; other than on Linux, wall-clock seconds while not suspended."""
+        """CPU seconds that the job has used so far; other than on Linux, wall-clock seconds."""
         if not _HAS_CPU_CLOCK:
-            return self._awake_seconds()
+            return time.monotonic() - self._begun
         self._cpu = _cpu_seconds(self.pid) or self._cpu  # of a dead process: what was last seen
         return self._cpu - self._cpu_before
 
     def idle_seconds(self) -> float:
-        """Seconds in which the job neither ran, nor waited for a core, nor was suspended by us."""
-        off_core = self._awake_seconds() - self.seconds
+        """Seconds in which the job neither ran nor waited for a core."""
+        off_core = time.monotonic() - self._begun - self.seconds
         if not _HAS_QUEUE_CLOCK:
             return off_core / _UNKNOWN_SLEEP
         self._queued = queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
         return off_core - (self._queued - self._queued_before)
-
-    def extra_memory(self) -> int:
-        """Bytes of memory in use beyond those that the worker was forked with; 0 if unknown."""
-        return max(0, _resident_bytes(self.pid) - self._resident)
-
-    def rest(self) -> None:
-        """Stop the clock of `idle_seconds`."""
-        self._awake, self._awake_since = self._awake_seconds(), 0.0
-
-    def wake(self) -> None:
-        """Let the clock of `idle_seconds` go on."""
-        self._awake_since = time.monotonic()
-
-    def _awake_seconds(self) -> float:
-        return self._awake + (time.monotonic() - self._awake_since if self._awake_since else 0.0)
 
     def watched(self) -> list[tuple[int, int]]:
         """File descriptors and the events to wait for."""
@@ -309,17 +253,10 @@ class Worker:
 
     def is_quiet(self) -> bool:
         """Whether it is alive and has sent nothing."""
-        poll = select.poll()
-        for descriptor, _ in self.watched():
-            poll.register(descriptor, select.POLLIN)
-        return not poll.poll(0)
+        return not _readable(*(descriptor for descriptor, _ in self.watched()))
 
     def advance(self) -> dict[str, Any] | None:
-        """Write and read what is possible without waiting; return the reply once it is complete.
-
-        Raises:
-            LostError: The worker has died, or did not send a valid reply.
-        """
+        """Write and read what is possible without waiting; return the reply once it is complete."""
         alive = self._is_alive()  # asked before reading: what it wrote before it died counts
         self._write()
         try:
@@ -357,20 +294,16 @@ class Worker:
         return reply  # type: ignore[no-any-return]
 
     def _is_alive(self) -> bool:
-        if self._pidfd is None:
-            return True  # only the socket shows it
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return not poll.poll(0)
+        return self._pidfd is None or not _readable(self._pidfd)  # without a pidfd only the socket shows it
 
-    def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to the process; False if only the server can, because there is no pidfd."""
+    def kill(self) -> bool:
+        """Kill the process; False if only the server can, because there is no pidfd."""
         if self._closed:
             return True
         if self._pidfd is None:
             return False
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         return True
 
     def close(self) -> None:
@@ -380,6 +313,13 @@ class Worker:
             self._sock.close()
             if self._pidfd is not None:
                 os.close(self._pidfd)
+
+
+def _readable(*descriptors: int) -> bool:
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _cpu_seconds(pid: int) -> float | None:
@@ -403,13 +343,6 @@ def queued_seconds(pid: int) -> float | None:
 
 
 _HAS_QUEUE_CLOCK = queued_seconds(os.getpid()) is not None
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def pickle_by_value(value: Any) -> bytes:

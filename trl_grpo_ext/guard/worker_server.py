@@ -31,10 +31,9 @@ from typing import Any, NoReturn
 HEADER = struct.Struct("!QQ")
 """Before every job and every reply: a serial number, which the reply repeats, and the length of the body."""
 COMMAND = struct.Struct("!cQ")
-"""What the parent sends to the server: `LOAD` with the memory limit and a file, `FORK`, or, without pidfds, `KILL`,
-`SUSPEND` or `RESUME` with a worker's pid."""
-LOAD, FORK, KILL, SUSPEND, RESUME = b"L", b"F", b"K", b"S", b"R"
-SIGNALS = {KILL: signal.SIGKILL, SUSPEND: signal.SIGSTOP, RESUME: signal.SIGCONT}
+"""What the parent sends to the server: `LOAD` with the memory limit and a file, `FORK`, or, without pidfds, `KILL` with
+a worker's pid."""
+LOAD, FORK, KILL = b"L", b"F", b"K"
 
 ORIGINAL_PATH = "TRL_GRPO_EXT_ORIGINAL_PYTHONPATH"
 """The environment variable with the PYTHONPATH for processes that a task starts."""
@@ -151,7 +150,7 @@ class _Server:
         if command == FORK:
             self._fork()
         elif pid in self._workers:  # not reaped yet, so the number is still this worker's
-            os.kill(pid, SIGNALS[command])
+            os.kill(pid, signal.SIGKILL)
         return True
 
     def _call_prctl(self, option: int, value: int) -> None:
@@ -159,11 +158,7 @@ class _Server:
             self._prctl(option, value, 0, 0, 0)
 
     def _reap(self) -> bool:
-        """Collect the dead, after killing what they have started: until then their group's number is not given away.
-
-        Returns:
-            Whether there are others that live.
-        """
+        """Collect the dead, after killing what they started (their group's number is free then); are there others?"""
         while True:
             try:
                 dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -24,7 +24,7 @@ from .kinds import FACTS, KINDS, LABELS, Kind, with_article
 
 GUARD_PARAMETERS = (
     *("timeout", "retries", "on_error", "outcomes", "cache"),
-    *("workers", "batch_size", "memory_mb", "budget", "tokenizer"),
+    *("workers", "batch_size", "memory_mb", "tokenizer"),
 )
 """The keys of a reward's `guard`: the parameters of `trl_grpo_ext.guard.guarded.guarded` except `name`."""
 
