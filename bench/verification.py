@@ -193,7 +193,7 @@ def spellings(solution: str) -> dict[str, Pair]:
 def _compare(solutions: list[str]) -> tuple[dict[str, list[int]], list[Any]]:
     """By spelling, the number of pairs, of those that are right, and of differences; and the first differences."""
     warnings.simplefilter("ignore")
-    reward = MathAccuracy(timeout=10.0, budget=600.0, workers=1)
+    reward = MathAccuracy(timeout=10.0, workers=1)
     counts: dict[str, list[int]] = {}
     examples: list[Any] = []
     for start in range(0, len(solutions), 64):

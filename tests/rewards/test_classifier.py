@@ -62,11 +62,6 @@ def test_the_score_is_the_softmax_probability_of_the_label_whatever_the_neighbou
         assert scored(reward, TEXTS[::-1]) == pytest.approx(toxic[::-1], abs=1e-6)
 
 
-def test_the_logit_may_be_the_score(bert: Path) -> None:
-    wanted = logits_one_by_one(bert, TEXTS)[:, 2].tolist()
-    assert scored(Classifier(bert, label="rude", score="logit"), TEXTS) == pytest.approx(wanted, abs=1e-5)
-
-
 def test_labels_that_do_not_exclude_each_other_have_a_sigmoid_each(tmp_path: Path, tiny_model: Path) -> None:
     folder = save_tiny_classifier(tmp_path, tiny_model, problem_type="multi_label_classification")
     wanted = logits_one_by_one(folder, TEXTS).sigmoid()[:, 1].tolist()
@@ -139,13 +134,6 @@ def test_the_model_is_loaded_at_the_first_call_once_and_does_not_pickle(bert: Pa
     assert scored(pickle.loads(pickled), TEXTS) == scored(first, TEXTS)
 
 
-def test_the_dtype_may_be_chosen(bert: Path) -> None:
-    exact = scored(Classifier(bert, label=1), TEXTS)
-    rough = scored(Classifier(bert, label=1, dtype="bfloat16"), TEXTS)
-    assert rough != exact
-    assert rough == pytest.approx(exact, abs=0.05)
-
-
 def test_a_label_that_the_model_lacks_is_an_error_that_lists_those_it_has(bert: Path) -> None:
     for label in ("Toxic", 3, -1):
         with pytest.raises(
@@ -216,28 +204,3 @@ def test_on_a_gpu_it_runs_on_that_of_this_process(bert: Path) -> None:
     [loaded] = classifier._LOADED.values()
     assert loaded.device.type == "cuda"
     assert here == pytest.approx(scored(Classifier(bert, label=1, device="cpu"), TEXTS), abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"model": ""}, "model must be a string, got ''"),
-        ({"label": True}, "label must be a label's name or index, got True"),
-        ({"sign": math.inf}, "sign must be a finite number, got inf"),
-        ({"batch_size": 0}, "batch_size must be .* got 0"),
-        ({"max_length": 12.5}, "max_length must be .* got 12.5"),
-        ({"device": 0}, "device must be a string, got 0"),
-        ({"text": "prompt"}, "text must be 'completion' or 'prompt_and_completion', got 'prompt'"),
-        ({"score": "logits"}, "score must be 'probability' or 'logit', got 'logits'"),
-        ({"dtype": "int8"}, "dtype must be 'float32' or 'bfloat16' or 'float16', got 'int8'"),
-        ({"trust_remote_code": 1}, "trust_remote_code must be true or false, got 1"),
-    ],
-)
-def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Classifier(**{"model": "some/model", **parameters})
-
-
-def test_it_says_what_it_is() -> None:
-    reward = Classifier("some/model", label="toxic", sign=-1.0)
-    assert (reward.__name__, repr(reward)) == ("classifier", "Classifier('some/model', label='toxic', sign=-1.0)")

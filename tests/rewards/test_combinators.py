@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,14 +74,6 @@ def test_permuting_the_rows_permutes_the_scores(name: str, rows: list[Any], data
     assert run([rows[i] for i in order]) == [run(rows)[i] for i in order]
 
 
-@pytest.mark.parametrize("reward", EVERY.values(), ids=EVERY)
-def test_each_pickles_and_takes_an_empty_batch(reward: Reward) -> None:
-    copy = pickle.loads(pickle.dumps(reward))
-    assert scored(copy, [], task=[]) == []
-    columns = {"second": [1.0, 1.0], "task": ["a", "b"]}
-    assert scored(copy, [0.5, -3.0], **columns) == scored(reward, [0.5, -3.0], **columns)
-
-
 # --- weighted --------------------------------------------------------------------------------------------------------
 
 
@@ -90,16 +81,6 @@ def test_weighted_is_the_sum_over_those_that_said_something() -> None:
     reward = Weighted([first, second], weights=[2.0, -0.5])
     nan = math.nan
     assert scored(reward, [1.0, None, 3.0, None, nan], [4.0, 4.0, None, None, 2.0]) == [0.0, -2.0, 6.0, None, -1.0]
-
-
-def test_weighted_is_trls_own_sum() -> None:
-    import torch
-
-    rows = [(1.0, 0.25), (None, -3.0), (0.5, None)]
-    scores = torch.tensor([[math.nan if value is None else value for value in row] for row in rows])
-    theirs = (scores * torch.tensor([0.3, 0.7])).nansum(dim=1)
-    ours = scored(Weighted([first, second], [0.3, 0.7]), [row[0] for row in rows], [row[1] for row in rows])
-    torch.testing.assert_close(torch.tensor(ours), theirs)
 
 
 def test_weighted_takes_the_weights_of_selections() -> None:
@@ -139,21 +120,6 @@ def test_gated_counts_only_where_the_gate_holds(lazy: bool) -> None:
     assert (type(outside), outside) == (float, 0.0)
 
 
-@pytest.mark.parametrize(("lazy", "seen"), [(False, [["0", "1", "2"]]), (True, [["0", "2"]])])
-def test_a_lazy_gate_spares_the_reward_the_rows_where_it_does_not_hold(lazy: bool, seen: list[list[str]]) -> None:
-    calls = []
-
-    def reward(completions: list[str], completion_ids: list[list[int]], first: list[float], **columns: Any) -> Any:
-        calls.append(completions)
-        assert [[int(text)] for text in completions] == completion_ids
-        return first
-
-    assert scored(Gated(reward, second, lazy=lazy), [5.0, 6.0, 7.0], [1.0, 0.0, 1.0]) == [5.0, 0.0, 7.0]
-    assert calls == seen
-    scored(Gated(reward, second, lazy=True), [5.0], [0.0])
-    assert calls == seen, "where the gate holds nowhere, a lazy one does not call it at all"
-
-
 # --- product ---------------------------------------------------------------------------------------------------------
 
 
@@ -178,12 +144,6 @@ def test_clip_keeps_within_the_bounds() -> None:
     [kept, changed] = scored(Clip(spanned, high=2.0), [1.0, 3.0])
     assert kept.spans == ((0, 1, 1.0),)
     assert (type(changed), changed) == (float, 2.0)
-
-
-@given(st.lists(_scores, max_size=6), st.floats(-50, 50), st.floats(0, 50))
-def test_clipping_twice_is_clipping_once(values: list[float | None], low: float, width: float) -> None:
-    once = Clip(first, low=low, high=low + width)
-    assert scored(Clip(once, low=low, high=low + width), values) == scored(once, values)
 
 
 # --- per_column ------------------------------------------------------------------------------------------------------
@@ -264,23 +224,6 @@ def test_async_rewards_are_waited_for() -> None:
     assert scored(Gated(later, later), [9.0, 9.0], [2.0, 0.5]) == [2.0, 0.0]
 
 
-def test_what_is_logged_reaches_the_trainer() -> None:
-    def logs(completions: list[str], log_metric: Any, **columns: Any) -> list[float]:
-        log_metric("mine", 1.0)
-        return [1.0] * len(completions)
-
-    for reward in (
-        Weighted([logs]),
-        Product([logs]),
-        Clip(logs, low=0.0),
-        Gated(logs, logs),
-        PerColumn("t", {1: logs}),
-    ):
-        metrics: dict[str, float] = {}
-        scored(reward, [0.0], t=[1], log_metric=metrics.__setitem__)
-        assert metrics["mine"] == 1.0
-
-
 def test_a_child_that_raises_or_breaks_its_contract_is_an_error_that_names_it() -> None:
     def short(**columns: Any) -> list[float]:
         return [1.0]
@@ -303,39 +246,3 @@ def test_a_child_that_raises_or_breaks_its_contract_is_an_error_that_names_it() 
         ):
             with pytest.raises(kind, match=message):
                 scored(make(child), [1.0, 1.0], task=["a", "a"])
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: Weighted([]), r"weighted: rewards must be a list of at least one reward, got \[\]"),
-        (
-            lambda: Weighted("think_format"),
-            "weighted: rewards must be a list of at least one reward, got 'think_format'",
-        ),
-        (lambda: Weighted(["think_format"]), r"weighted: rewards\[0\] must be a reward function, got 'think_format'"),
-        (lambda: Weighted([Clip]), r"weighted: rewards\[0\] must be a reward function"),
-        (lambda: Weighted([first], weights=[1.0, 2.0]), "one number for each of the 1 rewards, got"),
-        (lambda: Weighted([first], weights=2.0), "one number for each of the 1 rewards, got 2.0"),
-        (lambda: Weighted([first], weights=[True]), r"weighted: weights\[0\] must be a finite number, got True"),
-        (lambda: Weighted([first], weights=[math.nan]), "must be a finite number, got nan"),
-        (lambda: Product([]), "product: rewards must be a list of at least one reward"),
-        (lambda: Gated(first, None), "gated: gate must be a reward function, got None"),
-        (lambda: Gated(first, first, threshold="1"), "gated: threshold must be a finite number, got '1'"),
-        (lambda: Gated(first, first, threshold=math.inf), "gated: threshold must be a finite number, got inf"),
-        (lambda: Gated(first, first, otherwise=True), "gated: otherwise must be a finite number, got True"),
-        (lambda: Gated(first, first, lazy=1), "gated: lazy must be true or false, got 1"),
-        (lambda: Clip(first), "clip: give low, high or both"),
-        (lambda: Clip(first, low=1.0, high=0.0), "clip: low must not be above high, got low=1.0 and high=0.0"),
-        (lambda: Clip(first, low=math.nan), "clip: low must be a finite number, got nan"),
-        (lambda: PerColumn("", {"a": first}), "per_column: column must be the name of a dataset column, got ''"),
-        (lambda: PerColumn("t", {}), "per_column: rewards must map values"),
-        (lambda: PerColumn("t", [first]), "per_column: rewards must map values"),
-        (lambda: PerColumn("t", {1: first, "1": first}), "are the value '1'"),
-        (lambda: PerColumn("t", {"a": "b"}), r"per_column: rewards\['a'\] must be a reward function"),
-        (lambda: PerColumn("t", {"a": first}, default=3), "per_column: default must be a reward function, got 3"),
-    ],
-)
-def test_parameters_that_cannot_work_are_refused_at_construction(make: Any, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        make()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rewards.test_final_answer import HOSTILE
 from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.guard.messages import completion_text
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
@@ -28,56 +25,30 @@ def score(completion: Any, answer: Any = SOLUTION) -> float | None:
 
 
 RIGHT = [
-    ("#### 18", SOLUTION),
-    ("#### 18.00", "18"),
-    ("The answer is $18.", "$18"),
-    ("18%", 18),
-    ("36/2", 18.0),
-    ("The answer is 1,234 eggs", "#### 1234"),
-    ("The answer is 1234 eggs", "#### 1,234"),
-    ("one half is 0.5", "1/2"),
-    (r"\boxed{\frac{1}{2}}", 0.5),
-    ("The answer is 17.999999999999996", 18),
-    ("#### 0.30000000000000004", 0.3),
-    ("The answer is 33.33", "33.33"),
-    ("The club has $60 million.", "#### 60"),
-    ("The club has $60 million.", "#### 60,000,000"),
-    ("The answer is -5", "#### -5"),
-    ("0 are left", 0),
+    *(("#### 18", SOLUTION), ("#### 18.00", "18"), ("The answer is $18.", "$18"), ("18%", 18), ("36/2", 18.0)),
+    *(("The answer is 1,234 eggs", "#### 1234"), ("The answer is 1234 eggs", "#### 1,234"), ("one half is 0.5", "1/2")),
+    *((r"\boxed{\frac{1}{2}}", 0.5), ("The answer is 17.999999999999996", 18), ("#### 0.30000000000000004", 0.3)),
+    *(("The answer is 33.33", "33.33"), ("The answer is -5", "#### -5"), ("0 are left", 0)),
+    *(("The club has $60 million.", "#### 60"), ("The club has $60 million.", "#### 60,000,000")),
     ("The answer is 17. No: the answer is 18.", 18),
 ]
 WRONG = [
-    ("#### 17", SOLUTION),
-    ("The answer is 7.41", "7"),
-    ("The answer is 7", "7.41"),
-    ("The answer is 33.333", "33.33"),
-    ("The answer is 17.99", 18),
-    ("The answer is -18", 18),
-    ("The answer is 181", 18),
+    *(("#### 17", SOLUTION), ("The answer is 7.41", "7"), ("The answer is 7", "7.41"), ("The answer is 17.99", 18)),
+    *(("The answer is 33.333", "33.33"), ("The answer is -18", 18), ("The answer is 181", 18), ("", SOLUTION)),
+    *(("The answer is 1,800", 18), ("The answer is 18.5", 18), ("The answer is 12:30", 12), ("", 0)),
+    *(("The answer is 1e-30", 0), ("9" * 200_000, 18), ("I don't know.", SOLUTION), ("\x00\ud800", SOLUTION)),
     ("The answer is 18. No: the answer is 17.", 18),
-    ("The answer is 1,800", 18),
-    ("The answer is 18.5", 18),
-    ("The answer is 12:30", 12),
-    ("The answer is 1e-30", 0),
-    ("9" * 200_000, 18),
-    ("I don't know.", SOLUTION),
-    ("", SOLUTION),
-    ("", 0),
-    ("\x00\ud800", SOLUTION),
 ]
 
 
-@pytest.mark.parametrize(("completion", "answer"), RIGHT)
-def test_the_same_number_scores_one(completion: str, answer: object) -> None:
-    assert score(completion, answer) == 1.0
+def test_the_same_number_scores_one_another_or_none_scores_zero() -> None:
+    assert [pair for pair in RIGHT if score(*pair) != 1.0] == []
+    assert [pair for pair in WRONG if score(*pair) != 0.0] == []
 
 
-@pytest.mark.parametrize(("completion", "answer"), WRONG)
-def test_another_number_or_none_scores_zero(completion: str, answer: object) -> None:
-    assert score(completion, answer) == 0.0
-
-
-@pytest.mark.parametrize("answer", ["", "#### none", "blue", "9 eggs for 18 dollars", None, float("nan"), True, [18]])
+@pytest.mark.parametrize(
+    "answer", ["", "#### none", "9 eggs for 18 dollars", "#### 18!", "#### 18j", None, float("nan"), True, [18]]
+)
 def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> None:
     with pytest.warns(UserWarning, match=r"not one number: .*\(1 of 2 in this batch\)"):
         scores = gsm8k_accuracy(completions=["#### 18", "#### 18"], answer=[answer, "#### 18"])
@@ -89,20 +60,14 @@ def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> N
 
 def test_a_missing_column_or_one_of_another_length_is_an_error() -> None:
     columns = {"prompts": ["?"], "completion_ids": [[1]], "question": ["?"], "solution": ["18"], "trainer_state": None}
-    with pytest.raises(RewardError, match=r"needs the dataset column 'answer'.*\['question', 'solution'\]"):
+    with pytest.raises(RewardError, match=r"needs the column 'answer'.*\['question', 'solution'\]"):
         gsm8k_accuracy(completions=["18"], **columns)
     for answer in ([], ["18"], ["18"] * 3):
         with pytest.raises(RewardError, match=f"2 completions but {len(answer)} entries"):
             gsm8k_accuracy(completions=["18", "18"], answer=answer)
-
-
-def test_it_takes_what_trl_passes_and_pickles() -> None:
-    reward = pickle.loads(pickle.dumps(gsm8k_accuracy))
-    extras = {"trainer_state": object(), "log_extra": print, "log_metric": print, "environments": [None]}
-    scores = reward(prompts=["?"], completions=["18"], completion_ids=[[1]], answer=["18"], question=["?"], **extras)
-    assert scores == [1.0]
-    assert gsm8k_accuracy(completions=[], answer=[]) == []
-    assert gsm8k_accuracy.__name__ == "gsm8k_accuracy"
+    for odd in (18, (number for number in "12"), {"a": 1, "b": 2}, "18", {1, 2}):
+        with pytest.raises(RewardError, match=f"2 completions but {type(odd).__name__}, no list of entries"):
+            gsm8k_accuracy(completions=["18", "18"], answer=odd)  # type: ignore[arg-type]
 
 
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calculator"}}]}
@@ -128,10 +93,10 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize(("completion", "text"), MESSAGES)
-def test_the_text_of_a_completion_is_what_the_assistant_wrote_last(completion: object, text: str) -> None:
-    assert completion_text(completion) == text
-    assert score(completion) == float("18" in text)
+def test_the_text_of_a_completion_is_what_the_assistant_wrote_last() -> None:
+    for completion, text in MESSAGES:
+        assert completion_text(completion) == text
+        assert score(completion) == float("18" in text)
 
 
 ANYTHING = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)
@@ -144,15 +109,6 @@ def test_no_completion_raises(completions: list[Any]) -> None:
     scores = gsm8k_accuracy(completions=completions, answer=[18] * len(completions))
     assert all(value in (0.0, 1.0) for value in scores)
     assert len(scores) == len(completions)
-
-
-def test_hostile_completions_neither_stall_nor_touch_their_neighbours() -> None:
-    hostile = [*HOSTILE.values(), *HOSTILE.values()][:64]
-    completions = [text for pair in zip(hostile, ["#### 18", "#### 17"] * 32, strict=True) for text in pair]
-    started = time.perf_counter()
-    scores = gsm8k_accuracy(completions=completions, answer=["#### 18"] * 128)
-    assert time.perf_counter() - started < 5.0
-    assert scores[1::2] == [1.0, 0.0] * 32
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

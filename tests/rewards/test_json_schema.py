@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,13 +135,6 @@ def test_references_inside_the_schema_and_to_the_standard_work() -> None:
     assert outcomes({"$ref": "#"}, ["1"]) == ["refused"]  # to itself, without end
 
 
-def test_the_schema_may_be_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "person.json"
-    path.write_text(json.dumps(PERSON))
-    assert outcomes(str(path), ['{"name": "Ada"}']) == ["right"]
-    assert outcomes(path, ["{}"]) == ["wrong"]
-
-
 # ------------------------------------------------------------------------------------------------------ hostile JSON
 
 
@@ -184,17 +174,6 @@ def test_hostile_json_has_an_outcome() -> None:
     assert [repr(row)[:80] for row, seen in zip(HOSTILE, found, strict=True) if row[1] != seen] == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("extract", ["fence", "last"])
-def test_half_a_megabyte_is_searched_in_linear_time(extract: str) -> None:
-    units = ["{", "}", '"', "\\", '\\"', "{}", '{"', "```", "```json\n", "` ", "\n", '{"a":', "[{"]
-    texts = [unit * (500_000 // len(unit)) for unit in units]
-    began = time.monotonic()
-    found = outcomes(True, texts, extract, timeout=60, budget=600)
-    assert {*found} <= {"no_answer", "right", "refused"}
-    assert time.monotonic() - began < 30
-
-
 def test_a_schema_that_takes_for_ever_on_a_completion_is_a_timeout() -> None:
     texts = ['"' + "a" * 50 + '!"', '"aaa"', '"' + "a" * 60 + '!"', '"b"']
     assert outcomes({"pattern": "^(a+)+$"}, texts, timeout=0.5) == ["timeout", "right", "timeout", "wrong"]
@@ -224,26 +203,3 @@ def test_schemas_that_cannot_work_are_refused_and_nothing_is_fetched(
     monkeypatch.setattr("socket.socket.connect", None)
     with pytest.raises(ConfigurationError, match=message):
         JSONSchema(schema)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"extract": "first"}, "extract must be 'fence' or 'whole' or 'last', got 'first'"),
-        ({"partial": True}, "partial must be a finite number, got True"),
-        ({"max_characters": 1.5}, "max_characters must be .* got 1.5"),
-        ({"timeout": -1}, "timeout must be a positive number, got -1"),
-        ({"outcomes": {"scored": 1}}, "json_schema has no outcome 'scored'"),
-    ],
-)
-def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        JSONSchema(PERSON, **parameters)
-
-
-def test_it_has_a_name_and_pickles() -> None:
-    reward = pickle.loads(pickle.dumps(JSONSchema(PERSON, extract="last", partial=0.1)))
-    assert reward(completions=['{"name": "Ada"}', "{}", ""]) == [1.0, 0.1, 0.0]
-    assert reward.__name__ == "json_schema"
-    assert repr(reward) == "JSONSchema(extract='last', partial=0.1)"
-    assert reward(completions=[]) == []

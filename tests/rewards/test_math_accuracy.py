@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 import threading
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy, ReasoningAccuracy, math_accuracy, reasoning_accuracy
 
@@ -24,7 +23,7 @@ NEVER_ENDS = "9^{9^{9^9}}"
 
 @pytest.fixture(scope="module")
 def reward(with_math_workers: Any) -> MathAccuracy:
-    made: MathAccuracy = with_math_workers(timeout=1.0, budget=3.0)
+    made: MathAccuracy = with_math_workers(timeout=1.0)
     return made
 
 
@@ -60,12 +59,11 @@ VERDICTS: list[tuple[Any, Any, Outcome]] = [
 ]
 
 
-@pytest.mark.parametrize(("reference", "completion", "expected"), VERDICTS)
-def test_every_way_to_end_has_its_outcome(
-    reward: MathAccuracy, reference: Any, completion: Any, expected: Outcome
-) -> None:
-    [judgement] = reward.judge(completions=[completion], solution=[reference])
-    assert judgement.outcome is expected
+def test_every_way_to_end_has_its_outcome_alone_and_in_any_batch(reward: MathAccuracy) -> None:
+    references, completions, expected = zip(*VERDICTS, strict=True)
+    for order in (1, -1):
+        judged = reward.judge(completions=completions[::order], solution=references[::order])
+        assert [one.outcome for one in judged][::order] == list(expected)
 
 
 @pytest.mark.slow
@@ -76,20 +74,6 @@ def test_neither_side_is_blamed_for_the_other(reward: MathAccuracy) -> None:
         judgements = reward.judge(completions=completions, solution=references)
     found = [judgement.outcome for judgement in judgements]
     assert found == [Outcome.TIMEOUT, Outcome.UNPARSEABLE, Outcome.RIGHT, Outcome.UNPARSEABLE]
-
-
-def test_a_batch_of_any_size_has_one_score_per_completion(reward: MathAccuracy) -> None:
-    assert reward(prompts=[], completions=[], completion_ids=[], solution=[]) == []
-    completions = ["\\boxed{x+1}", "\\boxed{2}", "none"] * 50
-    assert reward(completions=completions, solution=["$1+x$"] * 150, trainer_state=None) == [1.0, 0.0, 0.0] * 50
-
-
-def test_the_policy_changes_what_outcomes_become() -> None:
-    completions, references = ["\\boxed{18}", "\\boxed{17}", "none"], ["18"] * 3
-    reward = MathAccuracy(outcomes={"right": 2, "wrong": -1.0, "no_answer": None})
-    assert reward(completions=completions, solution=references) == [2.0, -1.0, None]
-    with pytest.raises(RewardError, match=r"math_accuracy: the outcome at row 2 is 'no_answer'.*which raises"):
-        MathAccuracy(outcomes={"no_answer": "raise"})(completions=completions, solution=references)
 
 
 def test_outcomes_and_what_was_read_are_logged(reward: MathAccuracy) -> None:
@@ -113,31 +97,13 @@ def test_outcomes_and_what_was_read_are_logged(reward: MathAccuracy) -> None:
 
 
 def test_a_missing_column_is_an_error_that_names_the_columns_present() -> None:
-    with pytest.raises(RewardError, match=r"needs the dataset column 'solution'.*present are \['answer'\]"):
+    with pytest.raises(RewardError, match=r"needs the column 'solution'.*present are \['answer'\]"):
         math_accuracy(prompts=["?"], completions=["18"], completion_ids=[[1]], trainer_state=None, answer=["18"])
-    with pytest.raises(RewardError, match="2 completions but 1 entries in the column 'solution'"):
+    with pytest.raises(RewardError, match="2 completions but 1 entries in 'solution'"):
         math_accuracy(completions=["18", "19"], solution=["18"])
-    with pytest.raises(RewardError, match="reasoning_accuracy needs the dataset column 'solution'"):
-        reasoning_accuracy(completions=["18"], answer=["18"])
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
-        ({"timeout": float("nan")}, "timeout must be .* got nan"),
-        ({"budget": "4"}, "budget must be .* got '4'"),
-        ({"workers": 0}, "workers must be a whole number, 1 or more, got 0"),
-        ({"memory_mb": 1.5}, "memory_mb must be a whole number, 1 or more, got 1.5"),
-        ({"max_characters": 0}, "max_characters must be a whole number, 1 or more, got 0"),
-        ({"cache": False}, "cache must be a whole number, 0 or more, got False"),
-        ({"outcomes": {"scored": 1.0}}, "has no outcome 'scored' to set"),
-        ({"outcomes": {"wrong": float("inf")}}, "must become a finite number"),
-    ],
-)
-def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"math_accuracy.*{message}"):
-        MathAccuracy(**parameters)
+    for solution in ("18", {"a": 1}, iter(["18"]), 18):
+        with pytest.raises(RewardError, match=r"reasoning_accuracy got 1 completions but .* in 'solution'"):
+            reasoning_accuracy(completions=["18"], solution=solution)  # type: ignore[arg-type]
 
 
 def test_a_verdict_is_asked_for_once_and_the_oldest_are_forgotten(
@@ -156,24 +122,6 @@ def test_a_verdict_is_asked_for_once_and_the_oldest_are_forgotten(
         boxed = [f"\\boxed{{{text}}}" for text in completions]
         assert reward(completions=boxed, solution=["$x$"] * len(boxed)) == [float(text == "x") for text in completions]
         assert asked == [1] * times
-
-
-def test_the_longer_limit_of_characters_is_the_users() -> None:
-    reward = MathAccuracy(max_characters=100)
-    completions = ["x" * 90 + "\\boxed{18}", "x" * 91 + "\\boxed{18}"]
-    judged = reward.judge(completions=completions, solution=["18"] * 2)
-    assert [one.outcome for one in judged] == [Outcome.RIGHT, Outcome.REFUSED]
-
-
-@pytest.mark.slow
-def test_it_pickles_and_works_afterwards(reward: MathAccuracy) -> None:
-    copy = pickle.loads(pickle.dumps(reward))
-    assert copy(completions=["\\boxed{1+x}", "\\boxed{18}"], solution=["$x+1$", "18"]) == [1.0, 1.0]
-    assert (copy.__name__, copy.timeout, copy.budget) == ("math_accuracy", 1.0, 3.0)
-    copy.close()
-    other = pickle.loads(pickle.dumps(ReasoningAccuracy(reasoning_delimiters=["#"], outcomes={"wrong": -1})))
-    assert other(completions=["#\\boxed{17}", "# \\boxed{18}"], solution=["18", "18"]) == [-1.0, 1.0]
-    assert other.__name__ == "reasoning_accuracy"
 
 
 def test_it_works_in_other_threads(reward: MathAccuracy) -> None:
@@ -230,7 +178,7 @@ AFTER_REASONING: list[tuple[Any, Any, Outcome]] = [
 
 
 def test_only_what_follows_the_reasoning_counts(with_math_workers: Any) -> None:
-    reward = with_math_workers(ReasoningAccuracy, timeout=5.0, budget=20.0)
+    reward = with_math_workers(ReasoningAccuracy, timeout=5.0)
     references, completions, expected = zip(*AFTER_REASONING, strict=True)
     judged = reward.judge(completions=completions, solution=references)
     assert [one.outcome for one in judged] == list(expected)
@@ -255,7 +203,7 @@ parts = st.sampled_from(
     reference=st.sampled_from(["18", "$x$", "none", "$18$"]),
     delimiters=st.sampled_from([None, ["</think>"], ["<answer>", "</think>"], ["</think>", "<answer>"]]),
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_it_is_trls_verdict(
     with_math_workers: Any, completion: str, reference: str, delimiters: list[str] | None
 ) -> None:
@@ -263,9 +211,3 @@ def test_it_is_trls_verdict(
     ours = with_math_workers(ReasoningAccuracy, reasoning_delimiters=delimiters)
     theirs = rewards.reasoning_accuracy_reward([[{"content": completion}]], [reference], delimiters)
     assert ours(completions=[completion], solution=[reference]) == theirs
-
-
-@pytest.mark.parametrize("delimiters", [[], "</think>", [""], ["</think>", None], 3, True])
-def test_delimiters_that_cannot_work_are_refused_at_construction(delimiters: Any) -> None:
-    with pytest.raises(ConfigurationError, match="reasoning_delimiters must be a list of strings that are not empty"):
-        ReasoningAccuracy(reasoning_delimiters=delimiters)

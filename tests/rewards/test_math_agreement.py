@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:math_accuracy cannot read the re
 
 @pytest.fixture(scope="module")
 def reward(with_math_workers: Any) -> MathAccuracy:
-    made: MathAccuracy = with_math_workers(timeout=10.0, budget=60.0)
+    made: MathAccuracy = with_math_workers(timeout=10.0)
     return made
 
 
@@ -94,7 +94,7 @@ def test_departure_the_last_message_with_text_counts_and_a_completion_may_be_a_s
 
 
 def test_departure_a_reference_that_never_ends_is_none_and_not_zero(with_math_workers: Any) -> None:
-    reward = with_math_workers(timeout=0.3, budget=2.0)
+    reward = with_math_workers(timeout=0.3)
     assert reward(completions=["\\boxed{5}"], solution=["$9^{9^{9^9}}$"]) == [None]
 
 

@@ -6,11 +6,9 @@ import contextlib
 import os
 import random
 import re
-import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def reward(with_math_workers: Any) -> MathAccuracy:
-    made: MathAccuracy = with_math_workers()
+    made: MathAccuracy = with_math_workers(timeout=0.5)
     return made
 
 
@@ -63,20 +61,6 @@ def verdicts_on_ordinary(reward: MathAccuracy) -> list[float | None]:
     return reward(completions=[row[1] for row in ORDINARY], solution=[row[0] for row in ORDINARY])
 
 
-def cpu_seconds(run: Callable[[MathAccuracy], Any], **parameters: Any) -> float:
-    """What all processes of a reward use, but for what they use to start."""
-    used = []
-    for turn in (lambda _: None, run):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        reward = MathAccuracy(**parameters)
-        reward(completions=["\\boxed{x}"], solution=["$x$"])
-        turn(reward)
-        reward.close()
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return used[1] - used[0]
-
-
 def test_a_batch_of_hostile_completions_ends_and_the_next_one_is_as_before(reward: MathAccuracy) -> None:
     right = [row[2] for row in ORDINARY]
     assert verdicts_on_ordinary(reward) == right
@@ -89,23 +73,22 @@ def test_a_batch_of_hostile_completions_ends_and_the_next_one_is_as_before(rewar
     assert verdicts_on_ordinary(reward) == right
 
 
-@pytest.mark.parametrize("spinning", [0, 2])
-def test_hostile_completions_cost_their_budget_of_cpu_time_also_on_a_busy_machine(spinning: int) -> None:
-    def judge(reward: MathAccuracy) -> None:
-        judged = reward(completions=[*HOSTILE, *(row[1] for row in ORDINARY)], solution=references)
-        assert judged[len(HOSTILE) :] == [row[2] for row in ORDINARY]
-
-    references = ["18"] * len(HOSTILE) + [row[0] for row in ORDINARY]
-    with busy(spinning * (os.cpu_count() or 1)):
-        # The batch is twice 64 completions. Beside the budget there are the last turns, and what kills and forks cost.
-        assert cpu_seconds(judge, budget=4.0) < 2 * 4.0 + 4.0
+SLOW = [
+    ("$\\frac{\\pi}{4}$", "\\boxed{\\int_0^1 \\frac{1}{1+x^2} dx}", 1.0),
+    ("$\\frac{\\pi^2}{6}$", "\\boxed{\\sum_{k=1}^{\\infty} \\frac{1}{k^2}}", 1.0),
+]
+"""Honest, and about a second of CPU time each."""
 
 
-@pytest.mark.slow
-def test_ordinary_completions_among_hostile_ones_have_their_right_verdicts(with_math_workers: Any) -> None:
-    reward = with_math_workers(budget=8.0)
-    rows = [row for pair in zip(ORDINARY, HOSTILE, strict=True) for row in (pair[0], ("18", pair[1], 0.0))]
-    scores = reward(completions=[row[1] for row in rows], solution=[row[0] for row in rows])
+@pytest.mark.parametrize("order", [1, -1])
+def test_honest_completions_among_hostile_ones_have_the_verdicts_that_they_have_alone(order: int) -> None:
+    honest = [*SLOW, *ORDINARY]
+    rows = [*(("18", text, 0.0) for text in HOSTILE[:16]), *honest][::order]
+    reward = MathAccuracy(timeout=3.0, cache=0)
+    with contextlib.closing(reward), busy(2 if order == 1 else 0):
+        for reference, completion, score in SLOW:
+            assert reward(completions=[completion], solution=[reference]) == [score]
+        scores = reward(completions=[row[1] for row in rows], solution=[row[0] for row in rows])
     assert scores == [row[2] for row in rows]
 
 
@@ -120,19 +103,8 @@ def test_hostile_references_are_nobodys_fault(reward: MathAccuracy) -> None:
     assert found.count(Outcome.UNPARSEABLE) >= 16
 
 
-def test_one_hostile_completion_alone_ends_with_its_allowance() -> None:
-    texts = (HOSTILE[0], HOSTILE[-1], HOSTILE[40], "\\boxed{" + "\\frac{1}{" * 50)
-
-    def judge(reward: MathAccuracy) -> None:
-        for text in texts:
-            [judgement] = reward.judge(completions=[text], solution=["18"])
-            assert judgement.outcome is not Outcome.RIGHT
-
-    assert cpu_seconds(judge, timeout=0.5) < 0.5 * len(texts) + 2.0
-
-
 def test_a_worker_that_is_killed_from_outside_again_and_again_is_an_outcome(with_math_workers: Any) -> None:
-    reward = with_math_workers(timeout=20.0, budget=40.0)
+    reward = with_math_workers(timeout=20.0)
     over = threading.Event()
 
     def kill_workers() -> None:
@@ -165,7 +137,7 @@ mathematics = st.text("0123456789+-*/^_=<>(){}[]\\$%,.! xyi\n") | st.lists(
 
 
 @given(reference=st.text() | mathematics, completion=st.text() | mathematics, boxed=st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_no_text_raises(reward: MathAccuracy, reference: str, completion: str, boxed: bool) -> None:
     text = f"\\boxed{{{completion}}}" if boxed else completion
     [judgement] = reward.judge(completions=[text], solution=[f"${reference}$" if boxed else reference])
@@ -183,11 +155,10 @@ def random_texts(seed: int, count: int) -> list[str]:
     return made
 
 
-@pytest.mark.slow
-def test_two_thousand_random_completions_leave_no_process_behind() -> None:
-    reward = MathAccuracy(cache=0)
+def test_a_thousand_random_completions_leave_no_process_behind() -> None:
+    reward = MathAccuracy(cache=0, timeout=0.5)
     others = set(children())
-    for batch in range(4):
+    for batch in range(2):
         completions = random_texts(batch, 500)
         judgements = reward.judge(completions=completions, solution=["18", "$x+1$"] * 250)
         assert Outcome.ERROR not in {judgement.outcome for judgement in judgements}

@@ -27,156 +27,74 @@ def value(number: object) -> Fraction | None:
     return None if number is None else number.value  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("reference", "number"),
-    [
-        ("18", 18),
-        ("-18", -18),
-        ("1,234", 1234),
-        ("#### 1,234", 1234),
-        (" 18\n", 18),
-        ("12.50", Fraction(25, 2)),
-        ("$18$", 18),
-        ("$\\boxed{18}$", 18),
-        ("\\boxed{-1,234.5}", Fraction(-2469, 2)),
-        ("3/4", Fraction(3, 4)),
-        ("-\\frac{3}{4}", Fraction(-3, 4)),
-        ("\\frac{-3}{4}", Fraction(-3, 4)),
-        ("-\\frac{-3}{4}", Fraction(3, 4)),
-        ("$\\dfrac{6}{8}$", Fraction(3, 4)),
-    ],
-)
-def test_references_that_are_plain_numbers_are_read(reference: str, number: object) -> None:
-    assert value(plain_reference(reference)) == number
+REFERENCES = {
+    "18": 18,
+    "-18": -18,
+    "1,234": 1234,
+    "#### 1,234": 1234,
+    " 18\n": 18,
+    "12.50": Fraction(25, 2),
+    "$18$": 18,
+    "$\\boxed{18}$": 18,
+    "\\boxed{-1,234.5}": Fraction(-2469, 2),
+    "3/4": Fraction(3, 4),
+    "-\\frac{3}{4}": Fraction(-3, 4),
+    "\\frac{-3}{4}": Fraction(-3, 4),
+    "-\\frac{-3}{4}": Fraction(3, 4),
+    "$\\dfrac{6}{8}$": Fraction(3, 4),
+}
+OTHER_REFERENCES = [
+    *("", "18.", "+18", "12,34", "0,5", "50%", "\\$18", "$18", "1 234", "\\dfrac{3}{4}", "3/0", "0/3", "x", "18 cm"),
+    *("\uff12", "9" * 31, "0.1234567", "2\\frac{1}{2}", "$\\frac34$", "1/2/3", "#### 3/4", "a $18$", "18\n19", "1e5"),
+    *(".5", "007", "-01", "00"),
+]
+COMPLETIONS = {
+    "She makes 9*2 = $18 per day. The answer is \\boxed{18}.": 18,
+    "costs $5 and $6, \\boxed{11}, change $3": 11,
+    "$$x = \\boxed{ 18 }$$": 18,
+    "\\boxed{\\$1,234.50}": Fraction(2469, 2),
+    "\\boxed{$18}": 18,
+    "\\boxed{18\\text{ apples}}": 18,
+    "\\boxed{\\$18 \\text{ dollars}}": 18,
+    "50% of 36 is \\boxed{18}": 18,
+    "\\boxed{-\\dfrac{3}{4}} and a set {1}": Fraction(-3, 4),
+}
+OTHER_COMPLETIONS = [
+    *("", "18", "$18$", "\\boxed{17} \\boxed{18}", "\\boxed{18} \\boxed", "\\boxed{18} \\fbox{17}", "\\boxed {18}"),
+    *("\\boxed{18", "\\boxed{}", "\\boxed{18} The final answer is $17$. I hope it is right.", "$\\boxed{18}$ %"),
+    *("$\\boxed{18}$ percent", "\\boxed{18\\%}", "\\boxed{18\\text{ percent}}", "\\boxed{18\\text{ or so}}"),
+    *("\\boxed{18 cm}", "\\boxed{18\\text{ cm}^2}", "\\boxed{x=18}", "\\boxed{{18}}", "\\boxed{1 234}"),
+    *("\\boxed{\u0663}", "\\boxed{18\x00}", "\\boxed{" + "9" * 200 + "}"),
+]
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [
-        "",
-        "18.",
-        "+18",
-        "12,34",
-        "0,5",
-        "50%",
-        "\\$18",
-        "$18",
-        "1 234",
-        "\\dfrac{3}{4}",
-        "3/0",
-        "0/3",
-        "x",
-        "18 cm",
-        "２",
-        "9" * 31,
-        "0.1234567",
-        "2\\frac{1}{2}",
-        "$\\frac34$",
-        "1/2/3",
-        "#### 3/4",
-        "a $18$",
-        "18\n19",
-        "1e5",
-        ".5",
-        "007",
-        "-01",
-        "00",
-    ],
-)
-def test_references_that_math_verify_may_read_otherwise_are_left_to_it(reference: str) -> None:
-    assert plain_reference(reference) is None
+def test_plain_numbers_are_read_and_everything_else_is_left_to_math_verify() -> None:
+    assert {text: value(plain_reference(text)) for text in REFERENCES} == REFERENCES
+    assert [text for text in OTHER_REFERENCES if plain_reference(text) is not None] == []
+    assert {text: value(plain_answer(text)) for text in COMPLETIONS} == COMPLETIONS
+    assert [text for text in OTHER_COMPLETIONS if plain_answer(text) is not None] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("She makes 9*2 = $18 per day. The answer is \\boxed{18}.", 18),
-        ("costs $5 and $6, \\boxed{11}, change $3", 11),
-        ("$$x = \\boxed{ 18 }$$", 18),
-        ("\\boxed{\\$1,234.50}", Fraction(2469, 2)),
-        ("\\boxed{$18}", 18),
-        ("\\boxed{18\\text{ apples}}", 18),
-        ("\\boxed{\\$18 \\text{ dollars}}", 18),
-        ("\\boxed{-\\dfrac{3}{4}} and a set {1}", Fraction(-3, 4)),
-        ("50% of 36 is \\boxed{18}", 18),
-    ],
-)
-def test_the_only_box_with_a_plain_number_is_read(text: str, number: object) -> None:
-    assert value(plain_answer(text)) == number
+def test_numbers_are_compared_exactly_and_near_decimals_are_left() -> None:
+    right, wrong = Outcome.RIGHT, Outcome.WRONG
+    for reference, answer, outcome in (
+        *(("18", "18", right), ("18", "18.00", right), ("18", "36/2", right), ("1,234", "1234", right)),
+        *(("0.75", "\\frac{3}{4}", right), ("18", "17", wrong), ("18", "-18", wrong), ("1/3", "0.3333", wrong)),
+        *(("1/3", "333333/1000000", wrong), ("1/3", "0.333333", None), ("2", "2.000001", None)),
+        ("2", "2.000003", wrong),
+    ):
+        gold, found = plain_reference(reference), plain_answer(f"\\boxed{{{answer}}}")
+        assert gold is not None
+        assert found is not None
+        assert verdict(gold, found) == outcome
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "18",
-        "$18$",
-        "\\boxed{17} \\boxed{18}",
-        "\\boxed{18} \\boxed",
-        "\\boxed{18} \\fbox{17}",
-        "\\boxed {18}",
-        "\\boxed{18",
-        "\\boxed{}",
-        "\\boxed{18} The final answer is $17$. I hope it is right.",
-        "$\\boxed{18}$ %",
-        "$\\boxed{18}$ percent",
-        "\\boxed{18\\%}",
-        "\\boxed{18\\text{ percent}}",
-        "\\boxed{18\\text{ or so}}",
-        "\\boxed{18 cm}",
-        "\\boxed{18\\text{ cm}^2}",
-        "\\boxed{x=18}",
-        "\\boxed{{18}}",
-        "\\boxed{1 234}",
-        "\\boxed{٣}",
-        "\\boxed{18\x00}",
-        "\\boxed{" + "9" * 200 + "}",
-    ],
-)
-def test_other_texts_are_left_to_math_verify(text: str) -> None:
-    assert plain_answer(text) is None
-
-
-@pytest.mark.parametrize(
-    ("reference", "answer", "outcome"),
-    [
-        ("18", "18", Outcome.RIGHT),
-        ("18", "18.00", Outcome.RIGHT),
-        ("18", "36/2", Outcome.RIGHT),
-        ("1,234", "1234", Outcome.RIGHT),
-        ("0.75", "\\frac{3}{4}", Outcome.RIGHT),
-        ("18", "17", Outcome.WRONG),
-        ("18", "-18", Outcome.WRONG),
-        ("1/3", "0.3333", Outcome.WRONG),
-        ("1/3", "333333/1000000", Outcome.WRONG),
-        ("1/3", "0.333333", None),
-        ("2", "2.000001", None),
-        ("2", "2.000003", Outcome.WRONG),
-    ],
-)
-def test_numbers_are_compared_exactly_and_near_decimals_are_left(reference: str, answer: str, outcome: object) -> None:
-    gold, found = plain_reference(reference), plain_answer(f"\\boxed{{{answer}}}")
-    assert gold is not None
-    assert found is not None
-    assert verdict(gold, found) == outcome
-
-
-@pytest.mark.parametrize(
-    ("text", "nothing"),
-    [
-        ("", True),
-        ("18", True),
-        ("the answer is 18", True),
-        ("$18$", True),
-        ("\\boxed 18", True),
-        ("the answer is $18$", False),
-        ("ANSWER: \\frac{1}{2}", False),
-        ("an\u017fwer: $18$", False),  # a long s is an s to a regular expression that ignores case
-        ("\\boxed{}", False),
-    ],
-)
-def test_a_text_has_no_answer_where_nothing_can_begin_one(text: str, nothing: bool) -> None:
-    assert has_no_answer(text) == nothing
+def test_a_text_has_no_answer_where_nothing_can_begin_one() -> None:
+    for text in ("", "18", "the answer is 18", "$18$", "\\boxed 18"):
+        assert has_no_answer(text)
+    # A long s is an s to a regular expression that ignores case.
+    for text in ("the answer is $18$", "ANSWER: \\frac{1}{2}", "an\u017fwer: $18$", "\\boxed{}"):
+        assert not has_no_answer(text)
 
 
 # Against math-verify -----------------------------------------------------------------------------------------------
@@ -241,7 +159,7 @@ def pairs(draw: st.DrawFn) -> tuple[str, str]:
 @example(pair=("1.5", "\\boxed{3/2}"))
 @example(pair=("2/3", "\\boxed{0.666667}"))
 @example(pair=("-01", "boxed{-01}"))
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_what_is_decided_here_is_math_verifys_verdict(pair: tuple[str, str]) -> None:
     accuracy_rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
     reference, completion = pair
@@ -260,22 +178,16 @@ def test_what_is_decided_here_is_math_verifys_verdict(pair: tuple[str, str]) -> 
 # Limits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
+def test_the_only_box_is_found_by_its_braces() -> None:
+    for text, content in (
         ("a \\boxed{18} b", "18"),
         ("\\boxed{\\frac{1}{2}} {x}", "\\frac{1}{2}"),
         ("\\boxed{}", ""),
-        ("\\boxed{1", None),
-        ("\\boxed{1}\\boxed{2}", None),
-        ("\\boxed{1} \\fbox{2}", None),
+        *(("\\boxed{1", None), ("\\boxed{1}\\boxed{2}", None), ("\\boxed{1} \\fbox{2}", None), ("1", None)),
         ("final answer is $1$. I hope \\boxed{2}", None),
-        ("1", None),
-    ],
-)
-def test_the_only_box_is_found_by_its_braces(text: str, content: str | None) -> None:
-    box = only_box(text)
-    assert (None if box is None else text[slice(*box)]) == content
+    ):
+        box = only_box(text)
+        assert (None if box is None else text[slice(*box)]) == content
 
 
 def test_a_box_is_too_deep_only_beyond_the_limit() -> None:

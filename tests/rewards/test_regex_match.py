@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import pickle
 import re
 import time
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards._text.regex_cost import RegexCost
 from trl_grpo_ext.rewards.regex_match import RegexMatch
@@ -97,12 +95,6 @@ def test_hostile_completions_score_like_others(pattern: str) -> None:
     assert (score, score.spans) == (1.0, ((0, 81, 1.0),))
 
 
-def test_a_megabyte_is_refused() -> None:
-    [judgement] = RegexMatch("x").judge(["x" * 1_000_000])
-    assert judgement.outcome is Outcome.REFUSED
-    assert "1000000 characters, more than max_characters, 100000" in judgement.detail
-
-
 # ------------------------------------------------------------------------------------------------ the bound on steps
 
 QUICK = ["abc", r"^\s*<think>", r"[^<]*<", r"(?:ab|cd)e", r"\d{1,3}", "", "(?i)abc", r"(?m)^a", r"(?=a)b", "[ab]?c"]
@@ -124,11 +116,6 @@ def test_a_literal_beginning_bounds_the_places_where_a_match_begins() -> None:
     assert RegexCost("^x*y").steps("x" * 1000) < 10_000
     assert RegexCost("(?m)^x*y").steps("x" * 1000) > 1_000_000
     assert RegexCost("x*y", full=True).steps("x" * 1000) < 10_000
-
-
-def test_what_the_parser_of_another_python_calls_otherwise_counts_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("re._parser.parse")
-    assert RegexCost("abc").steps("x") == math.inf
 
 
 atoms = st.sampled_from(["a", "b", ".", "[ab]", r"\w", "(?:ab)", "(a|b)", "(?:a|aa)", "^", "$"])
@@ -199,31 +186,3 @@ def _class(name: str, argument: Any) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- the rest
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"pattern": "("}, r"pattern must be a regular expression, got '\(': missing \)"),
-        ({"pattern": b"a"}, "pattern must be a string, got b'a'"),
-        ({"pattern": "a{99999999999999}"}, "pattern must be a regular expression"),
-        ({"pattern": "(" * 5000 + ")" * 5000}, "pattern must be a regular expression"),
-        ({"pattern": "a", "flags": "q"}, "flags must be letters out of 'aimsx', got 'q'"),
-        ({"pattern": "a", "full": 1}, "full must be true or false, got 1"),
-        ({"pattern": "a", "value": math.nan}, "value must be a finite number, got nan"),
-        ({"pattern": "a", "count": 0}, "count must be a whole number, 1 or more, got 0"),
-        ({"pattern": "a", "count": 2, "full": True}, "count must be 1 with full, got 2"),
-        ({"pattern": "a", "timeout": 0}, "timeout must be a positive number, got 0"),
-        ({"pattern": "a", "outcomes": {"wrong": 0}}, "regex_match has no outcome 'wrong'"),
-    ],
-)
-def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        RegexMatch(**parameters)
-
-
-def test_it_has_a_name_and_pickles() -> None:
-    reward = pickle.loads(pickle.dumps(RegexMatch(r"(a+)+b|[0-9]", flags="i")))
-    assert scored(reward, "7", "AAB") == [1.0, 1.0]
-    assert reward.__name__ == "regex_match"
-    assert repr(reward) == "RegexMatch('(a+)+b|[0-9]', full=False, flags='i', count=1)"

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.rewards.turns import ToolUse, TurnLength
 from trl_grpo_ext.types import TurnScores
 
@@ -73,18 +72,3 @@ def test_turn_length_by_hand() -> None:
         (0.0,),
     ]
     assert turns(TurnLength(longest=20), ["x" * 20, "x" * 21]) == [(0.0,), (-1.0,)]
-
-
-@pytest.mark.parametrize(
-    ("reward", "parameters", "message"),
-    [
-        (ToolUse, {"returned": 0, "failed": 0}, "must not be 0, got 0 for all three"),
-        (ToolUse, {"at_most": -1}, "tool_use: at_most"),
-        (ToolUse, {"marker": ""}, "tool_use: marker"),
-        (TurnLength, {"longest": 0}, "turn_length: longest"),
-        (TurnLength, {"longest": 5, "cache": 6}, r"turn_length: cache must be from 0 to longest \(5\), got 6"),
-    ],
-)
-def test_wrong_parameters_are_refused(reward: Any, parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        reward(**parameters)

@@ -45,8 +45,11 @@ def exchanges(completion: Any) -> list[Exchange]:
 
 
 def tool_calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tool calls of an assistant message, each as its function: `name` and `arguments`."""
-    return [call.get("function", call) for call in message.get("tool_calls") or []]
+    """The tool calls of an assistant message, each as its function: `name` and `arguments`; others are left out."""
+    calls = message.get("tool_calls")
+    calls = calls if isinstance(calls, list | tuple) else []
+    functions = [call.get("function", call) for call in calls if isinstance(call, Mapping)]
+    return [function for function in functions if isinstance(function, Mapping)]
 
 
 def true_runs(wrote: Sequence[bool]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Checks for plugins' parameters and rewards' columns, with uniform messages."""
+"""Checks for plugins' parameters and rewards' columns, with uniform messages. A `label` is `<plugin>: <parameter>`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ from .calls import PASSED_BY_TRL
 
 
 def checked_number(label: str, value: object, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> float:
-    """Return a parameter that must be a finite number.
-
-    Args:
-        label: `<plugin>: <parameter>`.
-        value: The parameter's value.
-        wanted: What it must be, in words.
-        accept: Whether a finite number is in range.
-
-    Raises:
-        ConfigurationError: It is not a number (booleans are not), not finite, or out of range.
-    """
+    """Return a parameter that must be a finite number (booleans are none) in the range that `wanted` describes."""
     highest = sys.float_info.max  # `isfinite` raises for whole numbers that no float can hold
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
     if number is not None and -highest <= number <= highest and accept(number):
@@ -32,22 +22,14 @@ def checked_number(label: str, value: object, wanted: str, accept: Callable[[flo
 
 
 def checked_whole(label: str, value: object, lowest: int) -> int:
-    """Return a parameter that must be a whole number, `lowest` or more.
-
-    Raises:
-        ConfigurationError: It is not an integer (booleans are not), or too low.
-    """
+    """Return a parameter that must be a whole number, `lowest` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
         raise ConfigurationError(f"{label} must be a whole number, {lowest} or more, got {value!r}.")
     return value
 
 
 def checked_choice(label: str, value: object, choices: Sequence[str]) -> str:
-    """Return a parameter that must be one of a few words.
-
-    Raises:
-        ConfigurationError: It is none of them.
-    """
+    """Return a parameter that must be one of a few words."""
     if not isinstance(value, str) or value not in choices:
         wanted = " or ".join(repr(choice) for choice in choices)
         raise ConfigurationError(f"{label} must be {wanted}, got {value!r}.")
@@ -55,22 +37,14 @@ def checked_choice(label: str, value: object, choices: Sequence[str]) -> str:
 
 
 def checked_flag(label: str, value: object) -> bool:
-    """Return a parameter that must be true or false.
-
-    Raises:
-        ConfigurationError: It is neither.
-    """
+    """Return a parameter that must be true or false."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{label} must be true or false, got {value!r}.")
     return value
 
 
 def checked_text(label: str, value: object) -> str:
-    """Return a parameter that must be a non-empty string.
-
-    Raises:
-        ConfigurationError: It is not a string, or empty.
-    """
+    """Return a parameter that must be a non-empty string."""
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{label} must be a text that is not empty, got {value!r}.")
     return value
@@ -87,27 +61,23 @@ def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advic
         advice: What to do if it is missing, as a sentence.
 
     Raises:
-        RewardError: It is missing, or has the wrong number of entries.
+        RewardError: It is missing, or is no sequence of that many entries.
     """
     values = columns.get(name)
     if values is None:
-        present = sorted(columns.keys() - PASSED_BY_TRL)
+        present = sorted(columns.keys() - PASSED_BY_TRL - {name})
         raise RewardError(f"{reward} needs the column {name!r}; the columns present are {present}. {advice}".rstrip())
-    if not isinstance(values, Sized) or isinstance(values, str) or len(values) != count:
-        entries = len(values) if isinstance(values, Sized) and not isinstance(values, str) else "no"
+    listed = isinstance(values, Sized) and hasattr(values, "__getitem__") and not isinstance(values, str | Mapping)
+    if not listed or len(values) != count:
+        entries = len(values) if listed else f"{type(values).__name__}, no list of"
         raise RewardError(
             f"{reward} got {count} completions but {entries} entries in {name!r}; it needs one per completion."
         )
-    found: Sequence[Any] = values  # type: ignore[assignment]
-    return found
+    return values  # type: ignore[no-any-return]
 
 
 def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns: Mapping[str, Any]) -> list[int]:
-    """The completions' numbers of tokens.
-
-    Raises:
-        RewardError: `completion_ids` is missing, or does not have one entry per completion.
-    """
+    """The completions' numbers of tokens; a `RewardError` without one entry of `completion_ids` per completion."""
     if completion_ids is None:
         raise RewardError(f"{reward} needs 'completion_ids', the tokens; it was called with {sorted(columns)}.")
     completions = columns.get("completions")
@@ -120,11 +90,7 @@ def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns
 
 
 def optional_module(reward: str, name: str) -> ModuleType:
-    """Import a module of the extra `rewards` when it is first needed.
-
-    Raises:
-        ConfigurationError: It is not installed; the message says how to install it.
-    """
+    """Import a module of the extra `rewards` when it is first needed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -8,12 +8,11 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, RewardError
-from ..guard.messages import completion_text
+from ..guard.messages import completion_text, content_text
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole, column
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -23,8 +22,7 @@ _LOADING = threading.Lock()
 _LOADED: dict[_Source, _Loaded] = {}
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """A model's source; instances with the same source share one model per process."""
 
     model: str
@@ -37,8 +35,7 @@ class _Source:
     trust_remote_code: bool
 
 
-@dataclass(frozen=True)
-class _Loaded:
+class _Loaded(NamedTuple):
     model: Any
     tokenizer: Any
     device: Any
@@ -130,14 +127,7 @@ class Classifier:
         return f"Classifier({self.model!r}, label={self.label!r}, sign={self.sign})"
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Score `B` completions.
-
-        Args:
-            completions: `B` completions, strings or lists of messages.
-            **columns: The other columns; `prompts` is read for "prompt_and_completion".
-
-        Returns:
-            `B` scores; None where the tokenizer gives no tokens (some do for an empty text).
+        """`B` scores; None where the tokenizer gives no tokens (some do for an empty text).
 
         Raises:
             RewardError: The model cannot be loaded, has no trained head, or gives a score that is not finite; or
@@ -149,7 +139,10 @@ class Classifier:
         prompts: Sequence[Any] | None = None
         if self.text == "prompt_and_completion":
             prompts = column("classifier", "prompts", columns, len(completions))
-        loaded = _load(self._source)
+        with _LOADING:
+            if self._source not in _LOADED:
+                _LOADED[self._source] = _load(self._source)
+            loaded = _LOADED[self._source]
         texts = _texts(completions, prompts, loaded.tokenizer)
         return self._scores(loaded, [self._shortened(text) for text in texts])
 
@@ -210,7 +203,7 @@ def _texts(completions: Sequence[Any], prompts: Sequence[Any] | None, tokenizer:
             texts.append(prompt + completion_text(completion))
             continue
         messages = [
-            {"role": str(m.get("role", "user")), "content": completion_text([{**m, "role": "assistant"}])}
+            {"role": str(m.get("role", "user")), "content": content_text(m.get("content"))}
             for m in prompt
             if isinstance(m, Mapping)
         ]
@@ -223,13 +216,6 @@ def _texts(completions: Sequence[Any], prompts: Sequence[Any] | None, tokenizer:
 
 
 def _load(source: _Source) -> _Loaded:
-    with _LOADING:
-        if source not in _LOADED:
-            _LOADED[source] = _loaded(source)
-        return _LOADED[source]
-
-
-def _loaded(source: _Source) -> _Loaded:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     shared = {"local_files_only": source.local_files_only, "trust_remote_code": source.trust_remote_code}
     own_tokenizer = source.tokenizer == source.model
@@ -263,12 +249,9 @@ def _loaded(source: _Source) -> _Loaded:
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id  # where a decoder finds a text's last token
-    device = torch.device(source.device or _own_device(torch))
+    own = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}" if torch.cuda.is_available() else "cpu"
+    device = torch.device(source.device or own)
     return _Loaded(model.to(device).eval().requires_grad_(False), tokenizer, device)
-
-
-def _own_device(torch: Any) -> str:
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}" if torch.cuda.is_available() else "cpu"
 
 
 @contextlib.contextmanager

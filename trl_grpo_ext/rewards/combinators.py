@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..errors import ConfigurationError, PluginOutputError
 from ..guard.calls import call, check_scores, reward_name, select_rows
 from ..guard.outcomes import shown
-from ..guard.parameters import checked_flag, checked_number
+from ..guard.parameters import checked_flag, checked_number, checked_text
 from ..guard.parameters import column as checked_column
 from ..types import SpanScore
 
@@ -64,11 +64,7 @@ class Weighted:
         ]
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` sums, or None where all rewards gave None. All rewards get all columns.
-
-        Raises:
-            PluginOutputError: A reward broke its contract, or the sum is too large for a float.
-        """
+        """`B` sums, or None where all rewards gave None. All rewards get all columns."""
         return [self._sum(said, row) for row, said in enumerate(_all_child_scores(self.rewards, completions, kwargs))]
 
     def _sum(self, scores: Sequence[float | None], row: int) -> float | None:
@@ -109,14 +105,9 @@ class Product:
         self.factor = math.prod(getattr(rewards, "weights", [1.0]))
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` products, or None where a reward gave None. All rewards get all columns.
-
-        Raises:
-            PluginOutputError: A reward broke its contract, or the product is too large for a float.
-        """
-        return [
-            self._product(said, row) for row, said in enumerate(_all_child_scores(self.rewards, completions, kwargs))
-        ]
+        """`B` products, or None where a reward gave None. All rewards get all columns."""
+        all_scores = _all_child_scores(self.rewards, completions, kwargs)
+        return [self._product(scores, row) for row, scores in enumerate(all_scores)]
 
     def _product(self, scores: Sequence[float | None], row: int) -> float | None:
         numbers = [float(score) for score in scores if score is not None]
@@ -250,14 +241,12 @@ class PerColumn:
     def __init__(
         self, column: str, rewards: Mapping[Any, Callable[..., Any]], default: Callable[..., Any] | None = None
     ) -> None:
-        if not isinstance(column, str) or not column:
-            raise ConfigurationError(f"per_column: column must be the name of a dataset column, got {column!r}")
         if not isinstance(rewards, Mapping) or not rewards:
             raise ConfigurationError(
                 f"per_column: rewards must map values of the column to rewards, as in {{math: gsm8k_accuracy}}, got "
                 f"{rewards!r}"
             )
-        self.column = column
+        self.column = checked_text("per_column: column", column)
         self.rewards: dict[str, Callable[..., Any]] = {}
         for value, reward in rewards.items():
             if str(value) in self.rewards:
@@ -266,20 +255,21 @@ class PerColumn:
         self.default = None if default is None else _checked_child("per_column", "default", default)
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` scores, or None where there is no reward or the reward gave None.
-
-        Raises:
-            RewardError: The column is missing, or has not one entry per completion.
-            PluginOutputError: A reward broke its contract.
-        """
+        """`B` scores, or None where there is no reward or the reward gave None."""
         count = len(completions)
         values = [str(value) for value in checked_column("per_column", self.column, kwargs, count)]
         others = [row for row, value in enumerate(values) if value not in self.rewards]
         if kwargs.get("log_metric") is not None and count:
             kwargs["log_metric"](f"per_column/{self.column}/unrouted", len(others) / count)
         if others and self.default is None:
-            self._warn(sorted({values[row] for row in others}))
-
+            unknown = sorted({values[row] for row in others})
+            listed = ", ".join(map(shown, unknown[:_VALUES_SHOWN]))
+            more = f" and {len(unknown) - _VALUES_SHOWN} more" if len(unknown) > _VALUES_SHOWN else ""
+            warnings.warn(
+                f"per_column: no reward for {listed}{more} in the column {self.column!r}; these completions get None. "
+                f"There are rewards for {sorted(self.rewards)}; add one, or a default.",
+                stacklevel=2,
+            )
         scores: list[float | None] = [None] * count
         some = _SomeRows({"completions": completions, **kwargs}, count)
         routes = [(reward, [row for row in range(count) if values[row] == v]) for v, reward in self.rewards.items()]
@@ -288,15 +278,6 @@ class PerColumn:
                 scores[row] = score
         some.flush()
         return scores
-
-    def _warn(self, values: Sequence[str]) -> None:
-        listed = ", ".join(shown(value) for value in values[:_VALUES_SHOWN])
-        more = f" and {len(values) - _VALUES_SHOWN} more" if len(values) > _VALUES_SHOWN else ""
-        warnings.warn(
-            f"per_column: no reward for {listed}{more} in the column {self.column!r}; these completions get None. "
-            f"There are rewards for {sorted(self.rewards)}; add one, or a default.",
-            stacklevel=3,
-        )
 
 
 def _checked_child(owner: str, parameter: str, child: Any) -> Callable[..., Any]:
@@ -337,8 +318,7 @@ def _in_range(owner: str, value: float, row: int) -> float:
 class _SomeRows:
     """Calls each reward with some of a batch's rows, as if those were the batch.
 
-    Values logged with `log_extra` go back to their rows, the others get None, and `flush` logs each column once. Values
-    logged with `log_metric` are logged unchanged and refer to the rows of that call.
+    What is logged with `log_extra` goes back to its rows, others get None, and `flush` logs each column once.
     """
 
     def __init__(self, columns: Mapping[str, Any], count: int) -> None:
@@ -346,7 +326,7 @@ class _SomeRows:
         self._extra: dict[str, list[Any]] = {}
 
     def scores(self, child: Callable[..., Any], rows: Sequence[int]) -> list[float | None]:
-        """A child's scores of these rows, in order; it is not called without rows."""
+        """A reward's scores of these rows, in order; it is not called without rows."""
         if not rows:
             return []
 

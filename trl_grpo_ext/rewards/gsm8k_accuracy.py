@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from ..errors import RewardError
-from ..guard.calls import PASSED_BY_TRL
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
+from ..guard.parameters import column
 from ._text.final_answer import final_number, parse_reference
 
 _ROUNDING = Fraction(1, 10**9)
+_UNREAD = "the reference is not one number"
+_ADVICE = "Rename the column that holds the reference answers to 'answer'."
 
 
 class GSM8KAccuracy:
@@ -66,11 +67,10 @@ class GSM8KAccuracy:
                 to "raise".
         """
         judgements = self.judge(completions=completions, answer=answer, **kwargs)
-        unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
-        if unread and answer is not None:
+        unread = [judged.detail for judged in judgements if judged.outcome is Outcome.UNPARSEABLE]
+        if unread:
             warnings.warn(
-                f"gsm8k_accuracy: {_UNREAD}: {shown(str(answer[unread[0]])[-80:])} ({len(unread)} of {len(answer)} in "
-                "this batch); these completions get None unless `outcomes` says otherwise. A reference is "
+                f"gsm8k_accuracy: {unread[0]} ({len(unread)} of {len(judgements)} in this batch). A reference is "
                 "'... #### 18' or a number.",
                 stacklevel=2,
             )
@@ -78,26 +78,9 @@ class GSM8KAccuracy:
         return self._policy.scores(judgements)
 
     def judge(self, completions: Sequence[Any], answer: Sequence[Any] | None = None, **kwargs: Any) -> list[Judgement]:
-        """The outcome of each completion.
-
-        Raises:
-            RewardError: The column `answer` is missing or does not have one entry per completion.
-        """
-        if answer is None:
-            columns = sorted(kwargs.keys() - PASSED_BY_TRL)
-            raise RewardError(
-                f"gsm8k_accuracy needs the dataset column 'answer' with the reference answers; the columns present are "
-                f"{columns}. Rename the column that holds them to 'answer'."
-            )
-        if len(answer) != len(completions):
-            raise RewardError(
-                f"gsm8k_accuracy got {len(completions)} completions but {len(answer)} entries in the column 'answer'; "
-                "it needs one per completion."
-            )
-        return [_judged(*pair) for pair in zip(completions, answer, strict=True)]
-
-
-_UNREAD = "the reference is not one number"
+        """The outcome of each completion; arguments and errors as in a call."""
+        references = column("gsm8k_accuracy", "answer", {**kwargs, "answer": answer}, len(completions), _ADVICE)
+        return [_judged(*pair) for pair in zip(completions, references, strict=True)]
 
 
 def _judged(completion: Any, answer: Any) -> Judgement:

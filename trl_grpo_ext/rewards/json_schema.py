@@ -40,7 +40,6 @@ class JSONSchema:
         max_characters: Longer JSON is refused, and so is a completion more than ten times as long.
         max_depth: JSON with deeper nesting is refused.
         timeout: CPU seconds that one completion may take.
-        budget: CPU seconds that a batch's completions without a result may use together; after that they time out.
         outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `refused` (also for too large
             numbers), `timeout`, `died` and `error`.
 
@@ -63,8 +62,7 @@ class JSONSchema:
         partial: float = 0.0,
         max_characters: int = 100_000,
         max_depth: int = 50,
-        timeout: float = 5.0,
-        budget: float = 60.0,
+        timeout: float = 2.0,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
         self.schema = _checked_schema(_loaded(schema))
@@ -73,7 +71,6 @@ class JSONSchema:
         self.max_characters = checked_whole("json_schema: max_characters", max_characters, 1)
         self.max_depth = checked_whole("json_schema: max_depth", max_depth, 1)
         self.timeout = checked_number("json_schema: timeout", timeout, "a positive number", lambda x: x > 0)
-        self.budget = checked_number("json_schema: budget", budget, "a positive number", lambda x: x > 0)
         self.policy = OutcomePolicy("json_schema", _OUTCOMES, outcomes, {Outcome.WRONG: self.partial})
         task = functools.partial(verdict, json.dumps(self.schema), self.extract, self.max_characters, self.max_depth)
         self._pool = WorkerPool(task, name="json_schema")
@@ -82,18 +79,7 @@ class JSONSchema:
         return f"JSONSchema(extract={self.extract!r}, partial={self.partial})"
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Score `B` completions.
-
-        Args:
-            completions: `B` completions, strings or lists of messages.
-            **columns: The other columns; not used.
-
-        Returns:
-            `B` scores. No completion raises.
-
-        Raises:
-            RewardError: An outcome's policy is "raise".
-        """
+        """`B` scores. No completion raises."""
         judgements = self.judge(completions)
         self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
         return self.policy.scores(judgements)
@@ -102,23 +88,18 @@ class JSONSchema:
         """The outcomes of `B` completions."""
         texts = [completion_text(completion) for completion in completions]
         longest = self.max_characters if self.extract == "whole" else 10 * self.max_characters
-        judgements = {
-            row: Judgement(Outcome.REFUSED, f"a completion of {len(text)} characters, more than {longest}")
-            for row, text in enumerate(texts)
-            if len(text) > longest
-        }
-        rows = [row for row in range(len(texts)) if row not in judgements]
-        if rows:
-            done = self._pool.run([texts[row] for row in rows], allowance=self.timeout, budget=self.budget)
-            judgements.update(zip(rows, map(_judged, done), strict=True))
-        return [judgements[row] for row in range(len(texts))]
+        jobs = [text for text in dict.fromkeys(texts) if len(text) <= longest]
+        judged = dict(zip(jobs, map(_judged, self._pool.run(jobs, allowance=self.timeout)), strict=True))
+        return [
+            judged.get(text)
+            or Judgement(Outcome.REFUSED, f"a completion of {len(text)} characters, more than {longest}")
+            for text in texts
+        ]
 
 
 def _judged(done: Done) -> Judgement:
-    if done.status == "done":
-        name, detail = done.value
-        return Judgement(Outcome(name), detail)
-    return Judgement(Outcome(done.status), done.detail)
+    name, detail = done.value if done.status == "done" else (done.status, done.detail)
+    return Judgement(Outcome(name), detail)
 
 
 def verdict(schema: str, extract: str, max_characters: int, max_depth: int, completion: str) -> tuple[str, str]:
@@ -161,19 +142,16 @@ def _build(schema: Any) -> Any:
 
 
 def _loaded(schema: object) -> Any:
-    if isinstance(schema, str | Path):
-        try:
+    wanted = "json_schema: schema must be a mapping of JSON values or the path of a JSON file"
+    try:
+        if isinstance(schema, str | Path):
             return json.loads(Path(schema).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigurationError(
-                f"json_schema: schema must be a mapping or the path of a JSON file, got {str(schema)!r}: {error}."
-            ) from error
-    if isinstance(schema, Mapping | bool):
-        try:
+        if isinstance(schema, Mapping | bool):
             return json.loads(json.dumps(schema, default=_plain, allow_nan=False))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigurationError(f"json_schema: schema must be of JSON values only: {error}.") from error
-    raise ConfigurationError(f"json_schema: schema must be a mapping or the path of a JSON file, got {schema!r}.")
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        got = f", got {str(schema)!r}" if isinstance(schema, str | Path) else ""
+        raise ConfigurationError(f"{wanted}{got}: {error}.") from error
+    raise ConfigurationError(f"{wanted}, got {schema!r}.")
 
 
 def _plain(value: object) -> Any:
@@ -184,12 +162,10 @@ def _plain(value: object) -> Any:
 
 def _checked_schema(schema: Any) -> Any:
     exceptions = optional_module("json_schema", "jsonschema.exceptions")
-    if isinstance(schema, dict) and schema.get("$schema", _DRAFT) != _DRAFT:
-        validators = optional_module("json_schema", "jsonschema.validators")
-        if validators.validator_for(schema, default=None) is None:
-            raise ConfigurationError(
-                f"json_schema: $schema must name a draft that jsonschema knows, got {schema['$schema']!r}."
-            )
+    validators = optional_module("json_schema", "jsonschema.validators")
+    named = schema.get("$schema", _DRAFT) if isinstance(schema, dict) else _DRAFT
+    if named != _DRAFT and validators.validator_for(schema, default=None) is None:
+        raise ConfigurationError(f"json_schema: $schema must name a draft that jsonschema knows, got {named!r}.")
     made = _build(schema)
     try:
         type(made).check_schema(schema, format_checker=type(made).FORMAT_CHECKER)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text
 from ..guard.outcomes import shown
-from ..guard.parameters import checked_flag, checked_whole, column, optional_module
+from ..guard.parameters import checked_flag, checked_text, checked_whole, column, optional_module
 
 _LOADING = threading.Lock()
 
@@ -72,9 +72,7 @@ class Language:
                 raise ConfigurationError(
                     f"language: language must be a code of py3langid's, got {language!r}.{hint} It knows: {known}."
                 )
-        if not isinstance(column, str) or not column:
-            raise ConfigurationError(f"language: column must be the name of a column, got {column!r}.")
-        self.column = column
+        self.column = checked_text("language: column", column)
         self.probability = checked_flag("language: probability", probability)
         self.min_characters = checked_whole("language: min_characters", min_characters, 1)
         self.max_characters = checked_whole("language: max_characters", max_characters, 1)
@@ -84,15 +82,7 @@ class Language:
         return f"Language({where}, probability={self.probability})"
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Score `B` completions.
-
-        Args:
-            completions: `B` completions, strings or lists of messages.
-            **columns: The other columns; the one with the languages is read if no language is fixed.
-
-        Returns:
-            `B` scores from 0.0 to 1.0; None where too few letters are left, or the language is None. No completion
-            raises, and the time is linear in the characters read.
+        """`B` scores from 0.0 to 1.0; None where too few letters are left, or the language is None.
 
         Raises:
             RewardError: The column is missing, does not have one entry per completion, or has an unknown code.
@@ -108,15 +98,11 @@ class Language:
         ]
 
     def _entry(self, row: int, entry: object) -> str | None:
-        if entry is None:
-            return None
-        code = _code(entry)
-        if code is None:
-            raise RewardError(
-                f"language: {self.column!r} at row {row} must be a code of py3langid's, such as 'en', got "
-                f"{shown(entry)}."
-            )
-        return code
+        if entry is None or (code := _code(entry)) is not None:
+            return None if entry is None else code
+        raise RewardError(
+            f"language: {self.column!r} at row {row} must be a code of py3langid's, such as 'en', got {shown(entry)}."
+        )
 
     def _score(self, text: str, language: str) -> float | None:
         prose = prose_of(text)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ..errors import ConfigurationError, RewardError
 from ..guard.calls import call, check_scores, reward_name
 from ..guard.outcomes import shown
-from ..guard.parameters import checked_choice, checked_number, checked_whole, column, lengths
+from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole, column, lengths
 
 
 class SoftOverlong:
@@ -58,9 +58,7 @@ class SoftOverlong:
         free = self.max_completion_length - self.cache
         if length <= free:
             return 0.0
-        if length > self.max_completion_length:
-            return -1.0
-        return (free - length) / self.cache
+        return -1.0 if length > self.max_completion_length else (free - length) / self.cache
 
 
 class LengthTarget:
@@ -103,9 +101,7 @@ class LengthTarget:
         tolerance: int = 0,
     ) -> None:
         self.target = None if target is None else checked_whole("length_target: target", target, 0)
-        if not isinstance(column, str) or not column:
-            raise ConfigurationError(f"length_target: column must be the name of a column, got {column!r}.")
-        self.column = column
+        self.column = checked_text("length_target: column", column)
         self.mode = checked_choice("length_target: mode", mode, ("exact", "max"))
         self.alpha = checked_number("length_target: alpha", alpha, "a positive number", lambda x: x > 0)
         self.delta = checked_number("length_target: delta", delta, "a number from 0 to 1", lambda x: 0 <= x <= 1)
@@ -120,12 +116,7 @@ class LengthTarget:
         return f"LengthTarget({where}, mode={self.mode!r}, alpha={self.alpha})"
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
-        """`B` scores; at most 0 in mode "exact", from 0 to 1 in mode "max"; None where the target is None.
-
-        Raises:
-            RewardError: The column is missing, does not have one entry per completion, or a target is not a whole
-                number of tokens.
-        """
+        """`B` scores; at most 0 in mode "exact", from 0 to 1 in mode "max"; None where the target is None."""
         tokens = lengths("length_target", completion_ids, columns)
         if self.target is not None:
             return [self._score(self.target, length) for length in tokens]
@@ -190,7 +181,6 @@ class CosineLength:
     conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"max_length": 32, "reward": "gsm8k_accuracy"}}
 
     takes_rewards = ("reward",)
-    """Parameters that are rewards themselves: a selection in their place is resolved first."""
 
     def __init__(
         self,
@@ -212,21 +202,15 @@ class CosineLength:
             raise ConfigurationError(f"cosine_length: reward must be a reward function, got {reward!r}.")
         self.reward = reward
         self.threshold = number("threshold", threshold)
-        self.min_value_wrong = number("min_value_wrong", min_value_wrong)
-        self.max_value_wrong = number("max_value_wrong", max_value_wrong)
-        self.min_value_correct = number("min_value_correct", min_value_correct)
-        self.max_value_correct = number("max_value_correct", max_value_correct)
+        self.wrong = number("min_value_wrong", min_value_wrong), number("max_value_wrong", max_value_wrong)
+        self.correct = number("max_value_correct", max_value_correct), number("min_value_correct", min_value_correct)
         self.exceeded_value = None if exceeded_value is None else number("exceeded_value", exceeded_value)
 
     def __repr__(self) -> str:
         return f"CosineLength(max_length={self.max_length}, reward={reward_name(self.reward)})"
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
-        """`B` scores, None where `reward`, which gets all columns, gave None or NaN.
-
-        Raises:
-            PluginOutputError: `reward` returned something other than one number or None per completion.
-        """
+        """`B` scores, None where `reward`, which gets all columns, gave None or NaN."""
         tokens = lengths("cosine_length", completion_ids, columns)
         returned = call(self.reward, {"completion_ids": completion_ids, **columns})
         scores = check_scores(returned, len(tokens), reward_name(self.reward))
@@ -237,9 +221,6 @@ class CosineLength:
             return None
         if self.exceeded_value is not None and length >= self.max_length:
             return self.exceeded_value
-        if score >= self.threshold:
-            low, high = self.min_value_correct, self.max_value_correct
-        else:
-            low, high = self.max_value_wrong, self.min_value_wrong
+        short, long = self.correct if score >= self.threshold else self.wrong
         progress = min(length / self.max_length, 1.0)
-        return low + 0.5 * (high - low) * (1.0 + math.cos(progress * math.pi))
+        return long + 0.5 * (short - long) * (1.0 + math.cos(progress * math.pi))

@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigurationError, RewardError
-from ..guard.calls import PASSED_BY_TRL
+from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from ..guard.parameters import checked_number, checked_whole
+from ..guard.parameters import checked_number, checked_whole, column
 from ._math.plain_answers import (
     excess_of_completion,
     excess_of_reference,
@@ -31,13 +30,13 @@ _OUTCOMES = (
     *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
     *(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR),
 )
+_ADVICE = "Rename the column that holds the reference answers to 'solution'."
 _LONGEST_SHOWN = 500
 
 
 @dataclass(frozen=True)
 class _Question:
-    """A question to the workers about a completion: only about its reference, if the completion is `refused` unless the
-    reference is unreadable."""
+    """What the workers are asked about a completion. It is `refused` unless its reference proves to be unreadable."""
 
     pair: Pair
     refused: str = ""
@@ -63,19 +62,14 @@ class MathAccuracy:
     The outcomes and their default values: `right` 1.0; `wrong`, `no_answer` 0.0; `unparseable_reference` None (the
     reference parses to nothing, is too large, or cannot be compared even with a plain number in time); `timeout`,
     `died` (twice, or out of memory) and `refused` (too large) 0.0; `error` raises. If a pair has no verdict, the
-    reference is tried alone, once, for the whole `timeout`, to find which of the two is at fault.
+    reference is tried alone, once, to find which of the two is at fault.
 
-    All times are CPU seconds of the worker, so a verdict does not depend on what else the machine does. A slow pair is
-    suspended while others are judged, then resumes.
+    All times are CPU seconds of a worker, and each completion has its own, so a verdict depends neither on the rest of
+    the batch nor on what else the machine does.
 
     Args:
-        timeout: CPU seconds for one completion, parsing and comparing. An ordinary pair takes 1 to 20 milliseconds,
-            the solution of a differential equation up to 4 seconds.
-        budget: CPU seconds that completions without a verdict may use together over all workers, per 64 completions (in
-            proportion for larger batches). Once it is spent, completions that have had a turn get `timeout`; each gets
-            at least a turn of 50 milliseconds. Completions with a verdict do not count. It matters if many completions
-            are hostile: then a slow but honest one can get `timeout` too, or `unparseable_reference` if its reference
-            alone takes longer than the pair had.
+        timeout: CPU seconds for one completion, parsing and comparing. An ordinary pair takes 1 to 20 milliseconds, an
+            integral about a second, the solution of a differential equation up to 4.
         workers: Number of processes; None means the number of cores divided among this machine's ranks, at most 8. They
             start with the first completion that needs one.
         memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
@@ -110,22 +104,18 @@ class MathAccuracy:
         self,
         *,
         timeout: float = 4.0,
-        budget: float = 9.0,
         workers: int | None = None,
         memory_mb: int | None = 512,
         max_characters: int = 200_000,
         outcomes: Mapping[str, Any] | None = None,
         cache: int = 10_000,
     ) -> None:
-        positive = "a positive number of seconds"
-        self.timeout = checked_number(f"{self.__name__}: timeout", timeout, positive, lambda seconds: seconds > 0)
-        self.budget = checked_number(f"{self.__name__}: budget", budget, positive, lambda seconds: seconds > 0)
-        self.max_characters = checked_whole(f"{self.__name__}: max_characters", max_characters, 1)
-        checked_whole(f"{self.__name__}: cache", cache, 0)
-        self._policy = OutcomePolicy(self.__name__, _OUTCOMES, outcomes)
-        self._verifier = Verifier(
-            self.__name__, timeout=timeout, budget=budget, workers=workers, memory_mb=memory_mb, cache=cache
-        )
+        name = self.__name__
+        checked_number(f"{name}: timeout", timeout, "a positive number of seconds", lambda seconds: seconds > 0)
+        self.timeout, self.max_characters = timeout, checked_whole(f"{name}: max_characters", max_characters, 1)
+        checked_whole(f"{name}: cache", cache, 0)
+        self._policy = OutcomePolicy(name, _OUTCOMES, outcomes)
+        self._verifier = Verifier(name, timeout=timeout, workers=workers, memory_mb=memory_mb, cache=cache)
 
     def __call__(
         self,
@@ -179,24 +169,22 @@ class MathAccuracy:
         """The part of a completion that counts; None where it has none."""
         return text
 
-    def _read(self, completions: Sequence[Any], solution: Sequence[Any] | None, columns: Any) -> list[Reading]:
-        if solution is None:
-            raise RewardError(
-                f"{self.__name__} needs the dataset column 'solution' with the reference answers; the columns present "
-                f"are {sorted(columns.keys() - PASSED_BY_TRL)}. Rename the column that holds them to 'solution'."
-            )
-        if len(solution) != len(completions):
-            raise RewardError(
-                f"{self.__name__} got {len(completions)} completions but {len(solution)} entries in the column "
-                "'solution'; it needs one per completion."
-            )
-        rows = [
-            self._decided(completion_text(c), reference) for c, reference in zip(completions, solution, strict=True)
-        ]
-        pairs = dict.fromkeys(row.pair for row in rows if isinstance(row, _Question))
-        answers = self._verifier.readings(list(pairs))
+    def _read(self, completions: Sequence[Any], solution: Any, columns: Mapping[str, Any]) -> list[Reading]:
+        references = column(self.__name__, "solution", {**columns, "solution": solution}, len(completions), _ADVICE)
+        pairs = zip(completions, references, strict=True)
+        rows = [self._decided(completion_text(completion), reference) for completion, reference in pairs]
+        asked = dict.fromkeys(row.pair for row in rows if isinstance(row, _Question))
+        answers = self._verifier.readings(list(asked))
         readings = [row if isinstance(row, Reading) else row.settled(answers[row.pair]) for row in rows]
-        self._warn(readings, solution)
+        unread = [row for row, reading in enumerate(readings) if reading.judgement.outcome is Outcome.UNPARSEABLE]
+        if unread:
+            first, detail = references[unread[0]], readings[unread[0]].judgement.detail
+            quoted = shown(first) if isinstance(first, str) else f"of type {type(first).__name__}"
+            warnings.warn(
+                f"{self.__name__} cannot read the reference {quoted}{detail and f' ({detail})'} "
+                f"({len(unread)} of {len(references)} in this batch).",
+                stacklevel=3,
+            )
         return readings
 
     def _decided(self, text: str, reference: Any) -> Reading | _Question:
@@ -224,16 +212,6 @@ class MathAccuracy:
             return _Question((reference, None), refused=excess)
         return Reading(Judgement(Outcome.REFUSED, excess), gold.text)
 
-    def _warn(self, readings: Sequence[Reading], solution: Sequence[Any]) -> None:
-        rows = [row for row, reading in enumerate(readings) if reading.judgement.outcome is Outcome.UNPARSEABLE]
-        if rows:
-            detail = readings[rows[0]].judgement.detail
-            warnings.warn(
-                f"{self.__name__} cannot read the reference {_quoted(solution[rows[0]])}{detail and f' ({detail})'} "
-                f"({len(rows)} of {len(solution)} in this batch).",
-                stacklevel=4,
-            )
-
 
 class ReasoningAccuracy(MathAccuracy):
     """Score like `math_accuracy`, but only the text after the reasoning; 0.0 where the reasoning does not end.
@@ -245,7 +223,6 @@ class ReasoningAccuracy(MathAccuracy):
     Args:
         reasoning_delimiters: What ends the reasoning; None means `["</think>"]`.
         timeout: As for `math_accuracy`, and so are the others.
-        budget: CPU seconds that 64 completions without a verdict may use together.
         workers: Number of processes.
         memory_mb: Memory that a worker may use, in MiB.
         max_characters: The longest text after the reasoning that is judged.
@@ -265,7 +242,6 @@ class ReasoningAccuracy(MathAccuracy):
         *,
         reasoning_delimiters: Sequence[str] | None = None,
         timeout: float = 4.0,
-        budget: float = 9.0,
         workers: int | None = None,
         memory_mb: int | None = 512,
         max_characters: int = 200_000,
@@ -280,15 +256,8 @@ class ReasoningAccuracy(MathAccuracy):
                 f"{reasoning_delimiters!r}"
             )
         self.reasoning_delimiters = tuple(delimiters)
-        super().__init__(
-            timeout=timeout,
-            budget=budget,
-            workers=workers,
-            memory_mb=memory_mb,
-            max_characters=max_characters,
-            outcomes=outcomes,
-            cache=cache,
-        )
+        limits: dict[str, Any] = {"timeout": timeout, "workers": workers, "memory_mb": memory_mb}
+        super().__init__(**limits, max_characters=max_characters, outcomes=outcomes, cache=cache)
 
     def _answer_text(self, text: str) -> str | None:
         for delimiter in self.reasoning_delimiters:
@@ -308,7 +277,3 @@ reasoning_accuracy = ReasoningAccuracy()
 def _printable(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text[:_LONGEST_SHOWN].encode(errors="backslashreplace").decode()
-
-
-def _quoted(reference: Any) -> str:
-    return shown(reference) if isinstance(reference, str) else f"of type {type(reference).__name__}"

@@ -37,8 +37,7 @@ class RegexMatch:
         count: How many non-overlapping matches earn the whole `value`. With fewer, the score lies between `otherwise`
             and `value` in proportion.
         max_characters: Longer completions are refused. Cutting them would make `$` and `full` wrong.
-        timeout: CPU seconds that a match may take in a worker.
-        budget: CPU seconds that a batch's completions without a result may use together; after that they time out.
+        timeout: CPU seconds that the match of one completion may take in a worker.
         outcomes: Values of the outcomes `refused`, `timeout`, `died` and `error`: 0.0 each, except that the last
             raises.
 
@@ -59,8 +58,7 @@ class RegexMatch:
         otherwise: float = 0.0,
         count: int = 1,
         max_characters: int = 100_000,
-        timeout: float = 1.0,
-        budget: float = 30.0,
+        timeout: float = 0.25,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(pattern, str):
@@ -68,9 +66,9 @@ class RegexMatch:
         if not isinstance(flags, str) or not set(flags) <= _FLAGS.keys():
             raise ConfigurationError(f"regex_match: flags must be letters out of 'aimsx', got {flags!r}.")
         self.pattern, self.flags = pattern, flags
-        self._bits = functools.reduce(lambda bits, letter: bits | _FLAGS[letter], flags, 0)
+        bits = functools.reduce(lambda bits, letter: bits | _FLAGS[letter], flags, 0)
         try:
-            re.compile(pattern, self._bits)
+            re.compile(pattern, bits)
         except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise ConfigurationError(
                 f"regex_match: pattern must be a regular expression, got {pattern!r}: {error}."
@@ -83,28 +81,16 @@ class RegexMatch:
             raise ConfigurationError(f"regex_match: count must be 1 with full, got {count!r}.")
         self.max_characters = checked_whole("regex_match: max_characters", max_characters, 1)
         self.timeout = checked_number("regex_match: timeout", timeout, "a positive number", lambda x: x > 0)
-        self.budget = checked_number("regex_match: budget", budget, "a positive number", lambda x: x > 0)
         self.policy = OutcomePolicy("regex_match", _OUTCOMES, outcomes)
-        self._cost = RegexCost(pattern, self._bits, full=full)
-        self._find = functools.partial(find_matches, pattern, self._bits, full, self.count)
+        self._cost = RegexCost(pattern, bits, full=full)
+        self._find = functools.partial(find_matches, pattern, bits, full, self.count)
         self._pool = WorkerPool(self._find, name="regex_match")
 
     def __repr__(self) -> str:
         return f"RegexMatch({self.pattern!r}, full={self.full}, flags={self.flags!r}, count={self.count})"
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Score `B` completions.
-
-        Args:
-            completions: `B` completions, strings or lists of messages.
-            **columns: The other columns; not used.
-
-        Returns:
-            `B` scores. Their spans are the matches that count, with their shares of `value`.
-
-        Raises:
-            RewardError: An outcome's policy is "raise".
-        """
+        """`B` scores; their spans are the matches that count, with their shares of `value`."""
         judgements = self.judge(completions)
         self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
         return self.policy.scores(judgements)
@@ -112,26 +98,22 @@ class RegexMatch:
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions."""
         texts = [completion_text(completion) for completion in completions]
-        judgements: dict[int, Judgement] = {}
-        slow: list[int] = []
-        for row, text in enumerate(texts):
+        judged: dict[str, Judgement] = {}
+        slow: list[str] = []
+        for text in dict.fromkeys(texts):
             if len(text) > self.max_characters:
                 detail = f"{len(text)} characters, more than max_characters, {self.max_characters}"
-                judgements[row] = Judgement(Outcome.REFUSED, detail)
+                judged[text] = Judgement(Outcome.REFUSED, detail)
             elif self._cost.steps(text) <= _FEW_STEPS:
-                judgements[row] = self._scored(self._find(text))
+                judged[text] = self._scored(self._find(text))
             else:
-                slow.append(row)
+                slow.append(text)
         if slow:
-            jobs = [texts[row] for row in slow]
-            done = self._pool.run(jobs, allowance=self.timeout, budget=self.budget)
-            judgements.update(zip(slow, map(self._judged, done), strict=True))
-        return [judgements[row] for row in range(len(texts))]
+            judged.update(zip(slow, map(self._judged, self._pool.run(slow, allowance=self.timeout)), strict=True))
+        return [judged[text] for text in texts]
 
     def _judged(self, done: Done) -> Judgement:
-        if done.status == "done":
-            return self._scored(done.value)
-        return Judgement(Outcome(done.status), done.detail)
+        return self._scored(done.value) if done.status == "done" else Judgement(Outcome(done.status), done.detail)
 
     def _scored(self, matches: Sequence[Sequence[int]]) -> Judgement:
         share = len(matches) / self.count

@@ -46,26 +46,14 @@ class Repetition:
         return f"Repetition(n={self.n}, max_penalty={self.max_penalty}, units={self.units!r})"
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Score `B` completions.
+        """`B` scores from `max_penalty` to 0.0, in linear time. Over tokens, `completion_ids` is read.
 
-        Args:
-            completions: `B` completions, strings or lists of messages.
-            **columns: The other columns. Over tokens, `completion_ids` is read: `B` lists of ids, without padding.
-
-        Returns:
-            `B` scores from `max_penalty` to 0.0. Over words they have spans: each word that ends a repeated n-gram,
-            with its share of the penalty. No completion raises; time and memory are linear in its length.
-
-        Raises:
-            RewardError: Over tokens, `completion_ids` is missing or does not have one entry per completion.
+        Over words they have spans: each word that ends a repeated n-gram, with its share of the penalty.
         """
         if self.units == "words":
             return [self._of_words(completion_text(completion)) for completion in completions]
         ids = column("repetition", "completion_ids", columns, len(completions), "Or set units: words.")
-        return [self._of_tokens(row) for row in ids]
-
-    def _of_tokens(self, ids: Sequence[int]) -> float:
-        return self._penalty(repeats(ids, self.n))
+        return [self._penalty(repeats(row, self.n)) for row in ids]
 
     def _of_words(self, text: str) -> SpanScore:
         words = list(_WORD.finditer(text))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.parameters import checked_number, checked_whole
+from ..guard.parameters import checked_number, checked_text, checked_whole
 from ..types import TurnScores
 
 
@@ -65,9 +65,7 @@ class ToolUse:
         self.failed = checked_number("tool_use: failed", failed, "a number")
         self.made = checked_number("tool_use: made", made, "a number")
         self.at_most = None if at_most is None else checked_whole("tool_use: at_most", at_most, 0)
-        if marker is not None and (not isinstance(marker, str) or not marker):
-            raise ConfigurationError(f"tool_use: marker must be a text with something in it or null, got {marker!r}.")
-        self.marker = marker
+        self.marker = None if marker is None else checked_text("tool_use: marker", marker)
         if not (self.returned or self.failed or self.made):
             raise ConfigurationError("tool_use: returned, failed or made must not be 0, got 0 for all three.")
 
@@ -75,10 +73,7 @@ class ToolUse:
         return f"ToolUse(returned={self.returned}, failed={self.failed}, made={self.made})"
 
     def __call__(
-        self,
-        completions: Sequence[Any],
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
+        self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **columns: Any
     ) -> list[TurnScores]:
         """`B` scores; logs `tool_use/calls`, `tool_use/returned` and `tool_use/failed`, each per completion."""
         counts = [[self._counts(exchange) for exchange in _turns_of(completion)] for completion in completions]
@@ -94,7 +89,7 @@ class ToolUse:
         if not calls:
             unparsed = int(self.marker is not None and self.marker in completion_text(message))
             return unparsed, 0, unparsed
-        errors = sum(is_tool_error(answer.get("content")) for answer in answers)
+        errors = min(sum(is_tool_error(answer.get("content")) for answer in answers), calls)
         return calls, min(len(answers), calls) - errors, errors
 
     def _scored(self, turns: Sequence[tuple[int, int, int]]) -> TurnScores:
@@ -102,10 +97,8 @@ class ToolUse:
         values = []
         for calls, returned, failed in turns:
             earning = min(calls, left)
-            value = failed * self.failed if self.failed < 0 else min(failed, earning) * self.failed
-            value += min(returned, earning) * self.returned if self.returned > 0 else returned * self.returned
-            value += earning * self.made if self.made > 0 else calls * self.made
-            values.append(value)
+            parts = ((self.made, calls), (self.returned, returned), (self.failed, failed))
+            values.append(sum(each * (min(count, earning) if each > 0 else count) for each, count in parts))
             left -= earning
         return TurnScores(values)
 
@@ -159,11 +152,12 @@ class TurnLength:
 
 
 def _turns_of(completion: Any) -> list[Exchange]:
-    """The turns of a completion in any form."""
+    """The turns of a completion in any form; what is neither text nor messages has none."""
     if isinstance(completion, str):
         return [({"role": "assistant", "content": completion}, [])]
     messages = [completion] if isinstance(completion, Mapping) else completion
-    return exchanges([one for one in messages or () if isinstance(one, Mapping)])
+    messages = messages if isinstance(messages, list | tuple) else []
+    return exchanges([one for one in messages if isinstance(one, Mapping)])
 
 
 def _written(message: Mapping[str, Any]) -> int:
@@ -171,5 +165,9 @@ def _written(message: Mapping[str, Any]) -> int:
     texts = [completion_text(message)]
     texts += [text for key in ("reasoning_content", "thinking") if isinstance(text := message.get(key), str)]
     for function in tool_calls(message):
-        texts += [str(function.get("name", "")), json.dumps(function.get("arguments"), default=str, ensure_ascii=False)]
+        texts.append(str(function.get("name", "")))
+        try:
+            texts.append(json.dumps(function.get("arguments"), default=str, ensure_ascii=False))
+        except (TypeError, ValueError, RecursionError):  # nothing that a model wrote
+            continue
     return sum(map(len, texts))

@@ -12,12 +12,13 @@ from ...guard.outcomes import Judgement, Outcome
 from ...guard.workers import Done, WorkerPool
 from .plain_answers import plain_reference
 
-_SHORTEST_TURN, _LONGEST_TURN = 0.05, 0.25  # CPU seconds; an ordinary pair takes 1 to 20 ms
-_BATCH = 64  # completions that `budget` is for; larger batches have more
 _MOST_REFERENCES = 10_000
 # Where short expressions have their large values from.
 _COSTLY = re.compile(r"\^|!|\\(?:sum|prod|int|lim|binom)|[0-9]{7}")
 _COST_OF_OPERATOR = 50
+
+Pair = tuple[str, str | None]
+"""A reference, and the text in which the answer is looked for; None asks for the reference alone."""
 
 
 @dataclass(frozen=True)
@@ -29,101 +30,53 @@ class Reading:
     found: str = ""
 
 
-@dataclass(frozen=True)
-class _Alone:
-    """The judgement of a reference by itself, and the CPU seconds that it takes."""
-
-    judgement: Judgement
-    seconds: float
-
-
-Pair = tuple[str, str | None]
-"""A reference, and the text in which the answer is looked for; None asks for the reference alone."""
-
-
 class Verifier:
-    """Judges pairs of a reference and a text with math-verify, in workers that are suspended if they take long.
+    """Judges pairs of a reference and a text with math-verify, in workers that are killed if they take too long."""
 
-    Args:
-        name: For messages.
-        timeout: CPU seconds for one pair.
-        budget: CPU seconds that pairs without a verdict may use together, for 64 pairs, of all workers.
-        workers: Number of processes; None is as many as there are cores, at most 8.
-        memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
-        cache: Number of verdicts that are kept.
-    """
-
-    def __init__(
-        self, name: str, *, timeout: float, budget: float, workers: int | None, memory_mb: int | None, cache: int
-    ) -> None:
-        self._timeout, self._budget = timeout, budget
+    def __init__(self, name: str, *, timeout: float, workers: int | None, memory_mb: int | None, cache: int) -> None:
+        self._timeout = timeout
         self.pool = WorkerPool(_MathVerify(), workers=workers, memory_mb=memory_mb, name=name)
         self._verdicts: Recent[Reading] = Recent(cache)
-        self._references: Recent[_Alone] = Recent(_MOST_REFERENCES)
+        self._references: Recent[Judgement] = Recent(_MOST_REFERENCES)
 
     def readings(self, pairs: Sequence[Pair]) -> dict[Pair, Reading]:
         """Judge distinct pairs: cached verdicts first, workers for the others."""
-        readings: dict[Pair, Reading] = {}
-        jobs: list[Pair] = []
-        for pair in pairs:
-            known = self._verdicts.get(digest(pair))
-            if known is None:
-                jobs.append(pair)
-            else:
-                readings[pair] = known
-        if not jobs:
-            return readings
-        jobs.sort(key=_expected_cost)
-        failed: dict[Pair, Done] = {}
-        for pair, done in zip(jobs, self._run(jobs, self._budget * max(1.0, len(jobs) / _BATCH)), strict=True):
+        readings = {pair: known for pair in pairs if (known := self._verdicts.get(digest(pair))) is not None}
+        jobs = sorted((pair for pair in pairs if pair not in readings), key=_expected_cost)
+        failed: dict[Pair, Judgement] = {}
+        for pair, done in zip(jobs, self._run(jobs), strict=True):
             if done.status == "done":
-                readings[pair] = _reading(done.value)
+                readings[pair] = _reading(done)
                 self._verdicts.put(digest(pair), readings[pair])
             else:
-                failed[pair] = done
+                failed[pair] = Judgement(Outcome(done.status), done.detail)
         alone = self._references_alone([reference for reference, _ in failed])
-        for pair, done in failed.items():
-            readings[pair] = Reading(_verdict_on_failure(done, alone.get(pair[0])))
+        for pair, judgement in failed.items():
+            of_reference = alone.get(pair[0])
+            at_fault = of_reference is not None and of_reference.outcome is not Outcome.SCORED
+            readings[pair] = Reading(of_reference if of_reference is not None and at_fault else judgement)
         return readings
 
-    def _references_alone(self, references: Sequence[str]) -> dict[str, _Alone]:
-        """The judgements of references by themselves, each with its full time; plain numbers and bugs are left out."""
-        alone: dict[str, _Alone] = {}
+    def _references_alone(self, references: Sequence[str]) -> dict[str, Judgement]:
+        """The judgements of references by themselves; plain numbers and bugs are left out."""
+        alone: dict[str, Judgement] = {}
         unknown: list[Pair] = []
         for reference in dict.fromkeys(references):
-            known = self._references.get(digest(reference))
-            if known is not None:
+            if (known := self._references.get(digest(reference))) is not None:
                 alone[reference] = known
             elif plain_reference(reference) is None:
                 unknown.append((reference, None))
-        for (reference, _), done in zip(unknown, self._run(unknown, None), strict=True):
+        for (reference, _), done in zip(unknown, self._run(unknown), strict=True):
             if done.status == "error":
                 continue  # a bug, and no property of the reference
             judgement = Judgement(Outcome.UNPARSEABLE, f"the reference alone: {done.detail}")
-            if done.status == "done":
-                judgement = _reading(done.value).judgement
-            alone[reference] = _Alone(judgement, done.seconds)
+            alone[reference] = _reading(done).judgement if done.status == "done" else judgement
             self._references.put(digest(reference), alone[reference])
         return alone
 
-    def _run(self, pairs: Sequence[Pair], budget: float | None) -> list[Done]:
-        if not pairs:
-            return []
+    def _run(self, pairs: Sequence[Pair]) -> list[Done]:
         jobs = [{"reference": r} if answer is None else {"reference": r, "answer": answer} for r, answer in pairs]
-        # So short that each job has had its first turn within half of the budget, even if all of them are hostile.
-        turn = _LONGEST_TURN if budget is None else budget / 2 / len(jobs)
-        turn = min(max(turn, _SHORTEST_TURN), _LONGEST_TURN)
-        return self.pool.run(jobs, allowance=self._timeout, budget=budget, turn=turn)
-
-
-def _verdict_on_failure(done: Done, alone: _Alone | None) -> Judgement:
-    """Decide who is at fault if a pair has no verdict."""
-    if alone is not None and alone.judgement.outcome is not Outcome.SCORED:
-        return alone.judgement
-    if alone is not None and not done.whole and done.seconds <= alone.seconds:
-        detail = f"the batch's budget was spent while the reference was read, which takes {alone.seconds:.1f} s"
-        return Judgement(Outcome.UNPARSEABLE, detail)
-    return Judgement(Outcome(done.status), done.detail)
+        return self.pool.run(jobs, allowance=self._timeout) if jobs else []
 
 
 class _MathVerify:
@@ -143,11 +96,11 @@ def _math_verify() -> Callable[[Mapping[str, Any]], dict[str, str]]:
 
 
 def _expected_cost(pair: Pair) -> int:
-    """The sort key of jobs: short and simple ones first, so that they never wait for slow ones."""
+    """The sort key of jobs: short and simple ones first, so that progress shows early."""
     texts = (pair[0], pair[1] or "")
     return sum(len(text) + _COST_OF_OPERATOR * len(_COSTLY.findall(text)) for text in texts)
 
 
-def _reading(value: Mapping[str, str]) -> Reading:
-    outcome = Outcome(value["outcome"])
-    return Reading(Judgement(outcome), value.get("gold", ""), value.get("found", ""))
+def _reading(done: Done) -> Reading:
+    value = done.value
+    return Reading(Judgement(Outcome(value["outcome"])), value.get("gold", ""), value.get("found", ""))

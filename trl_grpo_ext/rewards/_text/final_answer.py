@@ -139,7 +139,7 @@ def parse_reference(reference: Any) -> Fraction | None:
         except (ValueError, ZeroDivisionError, TypeError):
             return None
     text = fold(reference).rpartition("####")[2].strip()
-    number = _direct(text, 0)
+    number = _direct(text, 0, is_box=True)  # `18!` and `18j` are mathematics here, not an exclamation and a unit
     if number is None or next(numbers_from_end(text, number.end, len(text)), None):
         return None
     return number.value

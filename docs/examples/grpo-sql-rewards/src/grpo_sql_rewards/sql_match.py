@@ -36,7 +36,6 @@ class SQLMatch(SQLReward):
         dialect: The one in which both queries are written, as sqlglot calls it.
         max_characters: Longer queries are refused, and so is a completion twenty times as long.
         timeout: CPU seconds that one completion may take.
-        budget: CPU seconds that completions without a result may use in a batch; then they have run out of time.
         memory_mb: Memory that a process may add to what it started with, in MiB.
         outcomes: What becomes of a completion that is `right` (1.0), `wrong`, without a query that parses
             (`no_answer`), `refused`, out of time (`timeout`), `died` (0.0 each), of an `unparseable_reference` (None)
@@ -54,7 +53,6 @@ class SQLMatch(SQLReward):
         dialect: str = "sqlite",
         max_characters: int = 5_000,
         timeout: float = 5.0,
-        budget: float = 60.0,
         memory_mb: int = 256,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
@@ -64,7 +62,6 @@ class SQLMatch(SQLReward):
             needs_context=False,
             max_characters=max_characters,
             timeout=timeout,
-            budget=budget,
             memory_mb=memory_mb,
             outcomes=outcomes,
         )

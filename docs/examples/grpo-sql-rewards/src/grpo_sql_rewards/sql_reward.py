@@ -40,7 +40,6 @@ class SQLReward:
         needs_context: Whether the column `context` has to be there.
         max_characters: Longer queries are refused, and so is a completion twenty times as long as that.
         timeout: CPU seconds that one completion may take.
-        budget: CPU seconds that completions without a result may use in a batch; then they have run out of time.
         memory_mb: Memory that a process may add to what it started with, in MiB.
         outcomes: What outcomes become, where that is not the default.
     """
@@ -69,7 +68,6 @@ class SQLReward:
         needs_context: bool,
         max_characters: int,
         timeout: float,
-        budget: float,
         memory_mb: int,
         outcomes: Mapping[str, Any] | None,
     ) -> None:
@@ -78,10 +76,10 @@ class SQLReward:
             raise ConfigurationError(
                 f"{name}: max_characters must be a whole number, 1 or more, got {max_characters!r}."
             )
-        for label, seconds in (("timeout", timeout), ("budget", budget)):
+        for label, seconds in (("timeout", timeout),):
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
                 raise ConfigurationError(f"{name}: {label} must be a positive number of seconds, got {seconds!r}.")
-        self.max_characters, self.timeout, self.budget = max_characters, timeout, budget
+        self.max_characters, self.timeout = max_characters, timeout
         self.needs_context = needs_context
         self._policy = OutcomePolicy(name, _OUTCOMES, outcomes)
         self._pool = WorkerPool(functools.partial(_job, compare, max_characters), memory_mb=memory_mb, name=name)
@@ -133,7 +131,7 @@ class SQLReward:
             else:
                 jobs.append((row, (text[: _LONGEST_TEXT * self.max_characters + 1], reference, context)))
         if jobs:
-            done = self._pool.run([job for _, job in jobs], allowance=self.timeout, budget=self.budget)
+            done = self._pool.run([job for _, job in jobs], allowance=self.timeout)
             judgements.update((row, _judged(one)) for (row, _), one in zip(jobs, done, strict=True))
         return [judgements[row] for row in range(len(completions))]
 
