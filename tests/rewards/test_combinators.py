@@ -100,11 +100,11 @@ def test_weighted_scales_and_merges_spans() -> None:
 
 
 def test_a_sum_or_product_that_no_float_can_hold_is_an_error() -> None:
-    for scores in ((1e308, 1e308), (1e308, -1e308)):
+    for scores in ((1e38, 1e38), (1e38, -1e38)):
         with pytest.raises(PluginOutputError, match=r"weighted: the score at row 1 is inf; .* are too large"):
-            scored(Weighted([first, second], [10.0, 10.0]), [0.0, scores[0]], [0.0, scores[1]])
+            scored(Weighted([first, second], [1e300, 1e300]), [0.0, scores[0]], [0.0, scores[1]])
     with pytest.raises(PluginOutputError, match="product: the score at row 0 is inf"):
-        scored(Product([first, second]), [1e200], [1e200])
+        scored(Product([first] * 9), [1e38])
 
 
 # --- gated -----------------------------------------------------------------------------------------------------------

@@ -191,9 +191,9 @@ def test_a_schema_that_takes_for_ever_on_a_completion_is_a_timeout() -> None:
         ({"$ref": "https://example.org/other.json"}, "refers to 'https://example.org/other.json', which it does not"),
         ({"properties": {"a": {"$ref": "#/$defs/missing"}}}, "refers to '#/\\$defs/missing'"),
         ({"$schema": "https://example.org/draft"}, r"\$schema must name a draft"),
-        ({"const": float("nan")}, "schema must be of JSON values only"),
-        ({"const": {1, 2}}, "schema must be of JSON values only"),
-        (3, "schema must be a mapping or the path of a JSON file, got 3"),
+        ({"const": float("nan")}, "schema must be a mapping of JSON values"),
+        ({"const": {1, 2}}, "schema must be a mapping of JSON values"),
+        (3, "schema must be a mapping of JSON values or the path of a JSON file, got 3"),
         ("missing.json", "got 'missing.json': .*No such file"),
     ],
 )

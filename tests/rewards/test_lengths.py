@@ -117,12 +117,8 @@ def test_bounds_threshold_and_the_papers_penalty_for_the_limit_may_be_chosen() -
 
 def test_the_correctness_may_be_async_and_is_checked() -> None:
     assert scored(CosineLength(100, given_scores_later), [0, 50], scores=[1.0, 0.0]) == pytest.approx([1.0, -0.75])
-    with pytest.raises(PluginOutputError, match="'one' returned 1 values for 2 completions"):
-
-        def one(**columns: Any) -> list[float]:
-            return [1.0]
-
-        scored(CosineLength(100, one), [1, 2])
+    with pytest.raises(PluginOutputError, match="'given_scores' returned 1 values for 2 completions"):
+        scored(CosineLength(100, given_scores), [1, 2], scores=[1.0])
 
 
 @settings(max_examples=20)
