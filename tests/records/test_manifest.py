@@ -188,83 +188,65 @@ def test_bytes_and_folders_are_refused_and_nothing_is_nothing(tmp_path: Path) ->
 # ---------------------------------------------------------------------------------------------- sources
 
 
+FILES = {
+    "mine/__init__.py": "",
+    "mine/plugin.py": "from . import direct\nfrom .sub.deep import thing\ndef f():\n    import mine.lazy\n",
+    "mine/direct.py": "import beside\nimport os, torch\n",
+    "mine/sub/__init__.py": "",
+    "mine/sub/deep.py": "from ..circle import *\nthing = 1\n",
+    "mine/circle.py": "import mine.plugin\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+    "    from mine import typed\ntry:\n    from mine import broken\nexcept SyntaxError:\n    pass\n",
+    "mine/lazy.py": "",
+    "mine/broken.py": "def (",
+    "beside.py": "import trl_grpo_ext\n",
+}
+OTHERS = ("mine/typed.py", "mine/unused.py", "other.py", "mine/data.json")
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the path with a package and modules beside it."""
-    files = {
-        "mine/__init__.py": "",
-        "mine/plugin.py": "from . import direct\nfrom .sub.deep import thing\ndef f():\n    import mine.lazy\n",
-        "mine/direct.py": "import beside\nimport os, torch\n",
-        "mine/sub/__init__.py": "",
-        "mine/sub/deep.py": "from ..circle import *\nthing = 1\n",
-        "mine/circle.py": "import mine.plugin\n",
-        "mine/lazy.py": "",
-        "mine/typed.py": "",
-        "mine/unused.py": "",
-        "mine/broken.py": "def (",
-        "beside.py": "import trl_grpo_ext\n",
-        "other.py": "",
-    }
-    for name, text in files.items():
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    with (tmp_path / "mine" / "circle.py").open("a") as circle:
-        circle.write("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mine import typed\n")
-        circle.write("try:\n    from mine import broken\nexcept SyntaxError:\n    pass\n")
+    for name, text in {**FILES, **dict.fromkeys(OTHERS, "")}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
-def hash_of(module: str, owner: str | None = None) -> str:
+def hash_of(module: str = "mine.plugin", owner: str | None = None) -> str:
     found = SourceReader().of_module(module, owner)
     assert found.hash is not None, found.covers
     return found.hash
 
 
-COVERED = [
-    *("mine/__init__.py", "mine/plugin.py", "mine/direct.py", "mine/sub/__init__.py", "mine/sub/deep.py"),
-    *("mine/circle.py", "mine/lazy.py", "mine/broken.py", "beside.py"),
-]
-
-
-@pytest.mark.parametrize("name", COVERED)
-def test_a_source_is_its_module_and_all_that_it_imports_of_its_own(package: Path, name: str) -> None:
-    before = hash_of("mine.plugin")
-    file = package / name
-    file.write_text(file.read_text() + "# another line\n")
-    assert hash_of("mine.plugin") != before
+def test_a_source_is_its_module_and_all_that_it_imports_of_its_own_and_nothing_else(package: Path) -> None:
+    before = hash_of()
+    for name in [*FILES, *OTHERS]:
+        whole = (package / name).read_text()
+        (package / name).write_text(whole + "# another line\n")
+        assert (hash_of() == before) == (name in OTHERS), name
+        (package / name).write_text(whole)
+    for ending in ("\r\n", "\r"):
+        (package / "mine" / "direct.py").write_bytes(FILES["mine/direct.py"].replace("\n", ending).encode())
+        assert hash_of() == before
     assert "mine" not in sys.modules
-
-
-@pytest.mark.parametrize("name", ["mine/typed.py", "mine/unused.py", "other.py", "mine/data.json"])
-def test_a_source_is_nothing_else(package: Path, name: str) -> None:
-    before = hash_of("mine.plugin")
-    (package / name).write_text("# another line\n")
-    assert hash_of("mine.plugin") == before
     covers = SourceReader().of_module("mine.plugin", None).covers
-    assert covers == f"the module mine.plugin and {len(COVERED) - 1} that it needs"
+    assert covers == f"the module mine.plugin and {len(FILES) - 1} that it needs"
 
 
-def test_line_endings_and_places_do_not_count(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = hash_of("mine.plugin")
-    file = package / "mine" / "direct.py"
-    for ending in (b"\r\n", b"\r"):
-        file.write_bytes(file.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", ending))
-        assert hash_of("mine.plugin") == before
+def test_places_do_not_count_and_names_do(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = hash_of()
     package.joinpath("elsewhere").mkdir()
     for name in ("mine", "beside.py"):
         (package / name).rename(package / "elsewhere" / name)
     monkeypatch.syspath_prepend(str(package / "elsewhere"))
-    assert hash_of("mine.plugin") == before
-
-
-def test_the_names_of_modules_count(package: Path) -> None:
-    (package / "mine" / "plugin.py").write_text("try:\n    from . import a\nexcept ImportError:\n    from . import b\n")
-    (package / "mine" / "a.py").write_text("x = 1\n")
-    before = hash_of("mine.plugin")
-    (package / "mine" / "a.py").rename(package / "mine" / "b.py")
-    assert hash_of("mine.plugin") != before
+    assert hash_of() == before
+    mine = package / "elsewhere" / "mine"
+    (mine / "plugin.py").write_text("try:\n    from . import a\nexcept ImportError:\n    from . import b\n")
+    (mine / "a.py").write_text("x = 1\n")
+    before = hash_of()
+    (mine / "a.py").rename(mine / "b.py")
+    assert hash_of() != before
 
 
 def test_this_package_is_no_part_of_a_module_that_lies_beside_it() -> None:
@@ -278,9 +260,9 @@ def test_an_extension_module_counts_with_its_bytes(package: Path) -> None:
     (package / "mine" / "lazy.py").unlink()
     extension = package / "mine" / f"lazy{EXTENSION_SUFFIXES[0]}"
     extension.write_bytes(b"\x7fELF\r\n")
-    before = hash_of("mine.plugin")
+    before = hash_of()
     extension.write_bytes(b"\x7fELF\n")
-    assert hash_of("mine.plugin") != before
+    assert hash_of() != before
 
 
 def test_what_lies_in_site_packages_beside_it_is_of_others(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,19 +271,18 @@ def test_what_lies_in_site_packages_beside_it_is_of_others(package: Path, monkey
     for name in ("mine", "beside.py"):
         (package / name).rename(site / name)
     monkeypatch.syspath_prepend(str(site))
-    assert f"{len(COVERED) - 2} that it needs" in SourceReader().of_module("mine.plugin", None).covers
+    assert f"{len(FILES) - 2} that it needs" in SourceReader().of_module("mine.plugin", None).covers
     info = site / "mine_dist-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: mine-dist\nVersion: 1\n")
     (info / "RECORD").write_text("mine/__init__.py,,\nmine/plugin.py,,\nbeside.py,sha256=x,3\n")
-    assert f"{len(COVERED) - 1} that it needs" in SourceReader().of_module("mine.plugin", "mine-dist").covers
+    assert f"{len(FILES) - 1} that it needs" in SourceReader().of_module("mine.plugin", "mine-dist").covers
 
 
 def test_no_source_has_a_reason() -> None:
     for module in ("itertools", "no_such_module", "mine.no", "sys"):
         found = SourceReader().of_module(module, None)
-        assert found.hash is None
-        assert found.covers == f"not hashed: {module} has no source file"
+        assert (found.hash, found.covers) == (None, f"not hashed: {module} has no source file")
     typed: dict[str, Any] = {}
     exec("def reward(**columns): return []", typed)  # as at a prompt
     found = of_text(typed["reward"])
@@ -309,7 +290,7 @@ def test_no_source_has_a_reason() -> None:
     assert found.covers.startswith("not hashed: reward was typed in")
 
 
-def test_a_scripts_own_function_is_its_text_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scripts_own_function_is_its_text_alone(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     hashes = []
     for steps, body in ((1, "return [1.0]"), (2, "return [1.0]"), (2, "return [2.0]")):

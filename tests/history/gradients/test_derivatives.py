@@ -66,7 +66,12 @@ def slow_gradient(policy: Policy, group: Group, coefficients_n: torch.Tensor) ->
     return torch.cat([one.flatten() for one in gradients])
 
 
-@pytest.mark.parametrize("name", SELECTIONS)
+DAILY = ("grpo", "chain", "tail mean")
+
+
+@pytest.mark.parametrize(
+    "name", [*DAILY, *(pytest.param(name, marks=pytest.mark.nightly) for name in SELECTIONS if name not in DAILY)]
+)
 def test_the_batch_gradient_from_groups_is_the_trainers(
     tiny_model: Path, tmp_path: Path, recorded: Path, name: str
 ) -> None:

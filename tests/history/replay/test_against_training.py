@@ -70,7 +70,12 @@ def assert_as_recorded(compared: Comparison, name: str, folder: Path) -> None:
     assert live > 20
 
 
-@pytest.mark.parametrize("case", CASES)
+DAILY = ("dapo", "bnpo, no scale", "cispo, tokens", "chain", "old policy", "tail mean", "shaped, each normalised")
+
+
+@pytest.mark.parametrize(
+    "case", [*DAILY, *(pytest.param(name, marks=pytest.mark.nightly) for name in CASES if name not in DAILY)]
+)
 def test_records_replayed_with_the_selection_of_the_run(tiny_model: Path, tmp_path: Path, case: str) -> None:
     settings = {"max_completion_length": 10, **CASES[case]}
     train(tiny_model, tmp_path, token_records=8, **settings)

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from tests.history.replay.support import two_groups, write_lines, write_table
-from trl_grpo_ext.errors import AlignmentError, ConfigurationError, PluginRunError, RewardError, TRLGRPOExtError
+from trl_grpo_ext.errors import AlignmentError, ConfigurationError, RewardError, TRLGRPOExtError
 from trl_grpo_ext.history.gradients import load_policy
 from trl_grpo_ext.history.replay import replay
 from trl_grpo_ext.history.replay.selections import load_selection
@@ -295,17 +295,10 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "column checked inside": ({"rewards": ["math_accuracy"]}, "column.*--dataset FILE"),
     "saved": ({"rewards": ["saved:other"]}, "no saved reward 'other'; it has r."),
     "weights": ({"rewards": ["saved:r"], "reward_weights": [1, 2]}, "2 reward_weights for 1 rewards"),
-    "loss type": ({"loss_type": "nope"}, "loss_type is 'nope'; it must be one of dapo"),
+    "loss type": ({"loss_type": "nope"}, "loss_type is 'nope'; it must be one of .*dapo"),
     "masking": ({"mask_truncated_completions": True}, "mask_truncated_completions needs to know"),
     "unknown": ({"advantage_hooks": ["nope"]}, "nope"),
 }
-
-
-@pytest.mark.parametrize("case", SELECTIONS)
-def test_a_selection_that_cannot_be_replayed_is_told_why(tmp_path: Path, case: str) -> None:
-    selection, message = SELECTIONS[case]
-    with pytest.raises(TRLGRPOExtError, match=message):
-        replay(trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0]), [{}, selection])
 
 
 LAUGHS = "a: &a [x, x]\n" + "".join(
@@ -341,45 +334,25 @@ def strict(completions: list[str], **columns: Any) -> list[float]:
     raise RewardError("the reference of row 2 cannot be read")
 
 
-ASKED: dict[str, tuple[list[Any], dict[str, Any], type[Exception], str]] = {
-    "a crash names the completion": (
-        *([{"rewards": [fragile]}], {}, PluginRunError),
-        r"step 10: .*'fragile' raised ZeroDivisionError.*at row 3 of 4, .*'no'",
-    ),
-    "an error of a reward keeps its kind": (
-        *([{"rewards": [strict]}], {}, RewardError),
-        r"completions_00010.parquet, step 10: the reference of row 2 cannot be read",
-    ),
-    "no selection": ([], {}, ConfigurationError, "give at least one selection"),
-    "correct by nothing": (
-        *([{}], {"correct": "x"}, ConfigurationError),
-        r"--correct 'x' is no reward .* there are: r, word",
-    ),
-    "correct by a text": (
-        *([{}], {"correct": "word"}, ConfigurationError),
-        "--correct 'word': the column holds 'a'",
-    ),
-    "dataset without prompts": (
-        *([{}], {"dataset": [{"a": 1}]}, ConfigurationError),
-        "has neither a column 'prompt' nor 'question'",
-    ),
-    "dataset of others": (
-        *([{}], {"dataset": [{"prompt": "other", "answer": 1}]}, ConfigurationError),
-        r"1 of the saved prompts are not in --dataset .* 'Q: 2\+3",
-    ),
-    "no tokenizer": (
-        *([{}], {"tokenizer": Path("nowhere")}, ConfigurationError),
-        r"--tokenizer '.*nowhere' cannot be loaded",
-    ),
+ASKED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
+    **{name: ([{}, selection], {}, message) for name, (selection, message) in SELECTIONS.items()},
+    "a crash": ([{"rewards": [fragile]}], {}, r"step 10: .*'fragile' raised ZeroDivisionError.*at row 3 of 4, .*'no'"),
+    "an error": ([{"rewards": [strict]}], {}, r"completions_00010.parquet, step 10: the reference of row 2 cannot"),
+    "no selection": ([], {}, "give at least one selection"),
+    "correct by nothing": ([{}], {"correct": "x"}, r"--correct 'x' is no reward .* there are: r, word"),
+    "correct by a text": ([{}], {"correct": "word"}, "--correct 'word': the column holds 'a'"),
+    "no prompts": ([{}], {"dataset": [{"a": 1}]}, "has neither a column 'prompt' nor 'question'"),
+    "others": ([{}], {"dataset": [{"prompt": "other"}]}, r"1 of the saved prompts are not in --dataset .* 'Q: 2\+3"),
+    "no tokenizer": ([{}], {"tokenizer": Path("nowhere")}, r"--tokenizer '.*nowhere' cannot be loaded"),
 }
 
 
 @pytest.mark.parametrize("case", ASKED)
 def test_what_cannot_be_done_is_refused_by_its_name(tmp_path: Path, case: str) -> None:
-    selections, options, kind, message = ASKED[case]
+    selections, options, message = ASKED[case]
     if isinstance(options.get("dataset"), list):
         options = {"dataset": write_lines(tmp_path / "d.jsonl", options["dataset"])}
-    with pytest.raises(kind, match=message):
+    with pytest.raises(TRLGRPOExtError, match=message):
         replay(trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], word=list("abcd")), selections, **options)
 
 

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ from tests.history.report.make_big_run import (
 )
 from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.history.files import step_of
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
 from trl_grpo_ext.history.report.page import script_json, visible, write_page
 from trl_grpo_ext.history.report.page_data import _digits, page_data, plain_text, utf16_spans
+from trl_grpo_ext.records.token_records import write_records
 
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 KNOWN = (
@@ -241,6 +244,20 @@ def test_outcomes_come_from_trls_table_of_the_step(shown: Page, small: Path) -> 
                 small / run["name"] / "completions" / f"completions_{step['step']:05d}.parquet"
             )
             assert [row["right_answer"] for row in step["outcomes"]] == table.column("right_answer_outcome").to_pylist()
+
+
+def test_the_outcomes_of_a_record_are_its_own(small: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(small / "first", run)
+    file = sorted((run / "token_records").iterdir())[0]
+    rows = pyarrow.parquet.read_table(file).to_pylist()
+    for number, row in enumerate(rows[:2]):
+        row["outcomes"] = [("right_answer", f"said {number}"), ("other", "x" * 100)]
+    write_records(rows, str(run), step_of(file))
+    first = min(page_data([load_run(run)], 1000).index["runs"][0]["steps"], key=lambda step: step["step"])
+    told = [{"right_answer": f"said {number}", "other": "x" * 60 + "…"} for number in (0, 1)]
+    assert first["outcomes"][:2] == told
+    assert [set(row) for row in first["outcomes"][2:]] == [{"right_answer"}] * (len(rows) - 2)  # the table's
 
 
 def test_numbers_that_json_lacks_keep_their_meaning() -> None:
