@@ -56,56 +56,41 @@ def advantages(selection: Any, rewards: Sequence[float], groups: Sequence[int] |
 
 # ---------------------------------------------------------------------------------------------- by hand
 
-
-def test_rewards_1_0_0_3_by_hand() -> None:
+ROOT2 = 2**0.5
+FEW, MANY = [1.0] * 2 + [0.0] * 6, [1.0] * 6 + [0.0] * 2
+PAIRS = [0.0, 1.0, 2.0, 6.0], [0, 0, 1, 1]
+BY_HAND: list[tuple[Any, list[float], list[int] | None, list[float]]] = [
     # μ = 1; deviations 0, -1, -1, 2; their squares sum to 6, so σ = √(6/3) = √2.
-    rewards = [1.0, 0.0, 0.0, 3.0]
-    assert advantages("raw_reward", rewards) == [1, 0, 0, 3]
-    assert advantages("centred", rewards) == [0, -1, -1, 2]
-    assert advantages("max_only", rewards) == [0, 0, 0, 3]
-    assert advantages("leave_one_out", rewards) == pytest.approx([1 - 3 / 3, 0 - 4 / 3, 0 - 4 / 3, 3 - 1 / 3])
-    assert advantages({"name": "normalised", "epsilon": 1e-12}, rewards) == pytest.approx(
-        [0, -1 / 2**0.5, -1 / 2**0.5, 2**0.5]
-    )
-    assert advantages("normalised", rewards)[3] == pytest.approx(2 / (2**0.5 + 1e-4), rel=1e-12)
-    assert advantages("mean_relative", rewards) == [0, -1, -1, 2]
+    ("raw_reward", [1, 0, 0, 3], None, [1, 0, 0, 3]),
+    ("centred", [1, 0, 0, 3], None, [0, -1, -1, 2]),
+    ("max_only", [1, 0, 0, 3], None, [0, 0, 0, 3]),
+    ("leave_one_out", [1, 0, 0, 3], None, [1 - 3 / 3, 0 - 4 / 3, 0 - 4 / 3, 3 - 1 / 3]),
+    ("normalised", [1, 0, 0, 3], None, [a / (ROOT2 + 1e-4) for a in (0, -1, -1, 2)]),
+    ("mean_relative", [1, 0, 0, 3], None, [0, -1, -1, 2]),
+    ("mean_relative", [1, -0.0], None, [1, -1]),
+    ("best_margin", [1, 0, 0, 3], None, [0, 0, 0, 2 / (ROOT2 + 1e-6)]),
+    ({"name": "best_margin", "scale": False}, [3, 0, 0, 3], None, [0, 0, 0, 0]),
+    ({"name": "best_margin", "scale": False}, [NAN, -4, -1, NAN], None, [0, 0, 3, 0]),
+    # Two of eight: μ = 1/4; squares 2 · 9/16 + 6 · 1/16 = 3/2, so σ = √(3/14): .75/σ and -.25/σ.
+    ({"name": "normalised", "epsilon": 1e-12}, FEW, None, [0.75 / (3 / 14) ** 0.5] * 2 + [-0.25 / (3 / 14) ** 0.5] * 6),
+    ("mean_relative", FEW, None, [3] * 2 + [-1] * 6),
+    # The place of the quantile 0.4 is 2.8 of 0 .. 7: a failure of FEW, a success of MANY.
+    ({"name": "quantile_baseline", "scale": False}, FEW, None, [1] * 2 + [0] * 6),
+    ({"name": "quantile_baseline", "scale": False}, MANY, None, [0] * 6 + [-1] * 2),
+    ("quantile_baseline", FEW, None, [1 / ((3 / 14) ** 0.5 + 1e-4)] * 2 + [0] * 6),
+    # r - μ = ∓.5 and ∓2, squares sum to 8.5; over the batch μ = 2.25, and squares sum to 20.75.
+    ("batch_whitening", *PAIRS, [d / (8.5 / 3) ** 0.5 for d in (-0.5, 0.5, -2, 2)]),
+    (
+        {"name": "batch_whitening", "baseline": "batch"},
+        *PAIRS,
+        [d / (20.75 / 3) ** 0.5 for d in (-2.25, -1.25, -0.25, 3.75)],
+    ),
+]
 
 
-def test_two_successes_in_eight_by_hand() -> None:
-    # μ = 1/4; squares 2 · 9/16 + 6 · 1/16 = 3/2, so σ = √(3/14) = .46291: .75/σ and -.25/σ.
-    rewards = [1.0, 1.0, *[0.0] * 6]
-    exact = advantages({"name": "normalised", "epsilon": 1e-12}, rewards)
-    assert exact == pytest.approx([1.62019] * 2 + [-0.54006] * 6, abs=5e-6)
-    assert advantages("mean_relative", rewards) == pytest.approx([3.0] * 2 + [-1.0] * 6)
-
-
-def test_a_quantile_learns_from_the_rare_outcome_alone() -> None:
-    # Two successes of eight: the place of 0.4 is 2.8 of 0 .. 7, among the failures; of six, 1.2 behind them, at 1.
-    few, many = [1.0] * 2 + [0.0] * 6, [1.0] * 6 + [0.0] * 2
-    unscaled = {"name": "quantile_baseline", "quantile": 0.4, "scale": False}
-    assert advantages(unscaled, few) == [1] * 2 + [0] * 6
-    assert advantages(unscaled, many) == [0] * 6 + [-1] * 2
-    # As the authors divide: σ of two in eight is √(3/14).
-    assert advantages("quantile_baseline", few)[0] == pytest.approx(1 / ((3 / 14) ** 0.5 + 1e-4))
-
-
-def test_the_best_alone_has_a_margin() -> None:
-    unscaled = {"name": "best_margin", "scale": False}
-    assert advantages(unscaled, [1.0, 0.0, 0.0, 3.0]) == [0, 0, 0, 2]
-    assert advantages(unscaled, [3.0, 0.0, 0.0, 3.0]) == [0, 0, 0, 0]
-    assert advantages(unscaled, [NAN, -4.0, -1.0, NAN]) == [0, 0, 3, 0]
-    assert advantages("best_margin", [1.0, 0.0, 0.0, 3.0])[3] == pytest.approx(2 / (2**0.5 + 1e-6))
-
-
-def test_batch_whitening_by_hand() -> None:
-    # Groups [0, 1] and [2, 6]: r - μ = ∓.5 and ∓2, squares sum to 8.5, σ = √(8.5/3) over four completions.
-    rewards, groups = [0.0, 1.0, 2.0, 6.0], [0, 0, 1, 1]
-    sigma = (8.5 / 3) ** 0.5
-    assert advantages("batch_whitening", rewards, groups) == pytest.approx([d / sigma for d in (-0.5, 0.5, -2, 2)])
-    # Over the batch: μ = 2.25, deviations -2.25, -1.25, -.25, 3.75, squares sum to 20.75.
-    whole = {"name": "batch_whitening", "baseline": "batch"}
-    sigma = (20.75 / 3) ** 0.5
-    assert advantages(whole, rewards, groups) == pytest.approx([d / sigma for d in (-2.25, -1.25, -0.25, 3.75)])
+@pytest.mark.parametrize(("selection", "rewards", "groups", "expected"), BY_HAND)
+def test_by_hand(selection: Any, rewards: list[float], groups: list[int] | None, expected: list[float]) -> None:
+    assert advantages(selection, rewards, groups) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_optimal_baseline_by_hand() -> None:
@@ -154,69 +139,52 @@ def test_equals_a_slow_loop_on_any_number_of_ranks(case: Case, data: st.DataObje
 
 # ---------------------------------------------------------------------------------------------- hostile batches
 
-BASELINES = [case for case in CASES.values() if case.name not in ("raw_reward", "constant_baseline", "max_only")]
-every_baseline = pytest.mark.parametrize("case", BASELINES, ids=[n for n, c in CASES.items() if c in BASELINES])
-
-
-@every_baseline
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3, 1e-30, 12345.678])
-def test_equal_rewards_give_exactly_nothing(case: Case, reward: float, dtype: torch.dtype) -> None:
-    rollout = make_rollout([1, 2, 3, 1, 2, 3, 1], [reward] * 7)
-    result = on_tokens(case.selection, replace(rollout, rewards_B=rollout.rewards_B.to(dtype)))
-    assert not result.any()  # nor what rounding would leave, which a small divisor would blow up
+WITHOUT_BASELINE = ("raw_reward", "constant_baseline", "max_only")
 
 
 @every_case
-def test_an_unscored_completion_gets_nothing_and_changes_nothing(case: Case) -> None:
+def test_equal_and_missing_rewards_and_half_precision(case: Case) -> None:
+    for reward in (0.1, 1e-30, 12345.678) if case.name not in WITHOUT_BASELINE else ():
+        for dtype in (torch.float32, torch.float64):
+            rollout = make_rollout([1, 2, 3, 1, 2, 3, 1], [reward] * 7)
+            rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype))
+            assert not on_tokens(case.selection, rollout).any()  # nor what rounding would leave
     rewards = [2.0, 0.0, 0.0, 1.5]
     with_holes = advantages(case.selection, [NAN, *rewards[:2], NAN, *rewards[2:], NAN])
     assert [with_holes[i] for i in (0, 3, 6)] == [0, 0, 0]
     assert [with_holes[i] for i in (1, 2, 4, 5)] == pytest.approx(advantages(case.selection, rewards))
-
-
-@every_case
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_every_precision_keeps_its_dtype_and_is_computed_in_float32_at_least(case: Case, dtype: torch.dtype) -> None:
+    assert advantages(case.selection, [NAN] * 4, [0, 0, 1, 1]) == [0] * 4
     # In bfloat16 counting stops at 256. All of these rewards and lengths are exact in it.
-    rows = [Row(float(i % 3 == 0) * 2, i % 2, i % 4) for i in range(600)]
-    if case.name == "pass_at_k":  # its slow loop would build millions of sets
-        rows = rows[:40]
-    rollout = rollout_of(rows)
-    rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype), mask_B_T=rollout.mask_B_T.to(dtype))
-    result = on_tokens(case.selection, rollout, dtype)
-    assert result.dtype == dtype
-    expected = torch.tensor(case.slow(rows), dtype=torch.float64)
-    live = rollout.mask_B_T > 0
-    expected_B_T = torch.where(live, expected.unsqueeze(1), 0.0)
-    # Rounding is relative to the largest number that took part, which the highest reward is.
-    torch.testing.assert_close(result.double(), expected_B_T, rtol=2 * torch.finfo(dtype).eps, atol=2e-6)
+    rows = [Row(float(i % 3 == 0) * 2, i % 2, i % 4) for i in range(40 if case.name == "pass_at_k" else 600)]
+    for dtype in (torch.bfloat16, torch.float16):
+        rollout = rollout_of(rows)
+        rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype), mask_B_T=rollout.mask_B_T.to(dtype))
+        result = on_tokens(case.selection, rollout, dtype)
+        assert result.dtype == dtype
+        expected_B = torch.tensor(case.slow(rows), dtype=torch.float64)
+        expected_B_T = torch.where(rollout.mask_B_T > 0, expected_B.unsqueeze(1), 0.0)
+        # Rounding is relative to the largest number that took part, which the highest reward is.
+        torch.testing.assert_close(result.double(), expected_B_T, rtol=2 * torch.finfo(dtype).eps, atol=2e-6)
 
-
-# ---------------------------------------------------------------------------------------------- relations
 
 # ---------------------------------------------------------------------------------------------- refused
 
 
-def test_mean_relative_names_a_negative_reward_on_every_rank() -> None:
-    rollout = make_rollout([1] * 4, [1.0, 0.0, -0.25, NAN])
-    hooks = load_advantage_hooks(["mean_relative"])
-
+def refused_on_all_ranks(selection: Any, rollout: Rollout, sizes: list[int], says: str) -> None:
     def refuses(part: Rollout) -> bool:
-        incoming = torch.zeros(len(part.prompts), dtype=torch.float64)
-        with pytest.raises(PluginOutputError, match=r"mean_relative: rewards must not be negative, got -0\.25\."):
-            flow.apply_rollout_hooks(incoming, hooks, part)
+        with pytest.raises(PluginOutputError, match=says):
+            on_tokens(selection, part)
         return True
 
-    assert Ranks(cut(rollout, [2, 1, 1])).run(refuses) == [True] * 3
+    assert all(Ranks(cut(rollout, sizes)).run(refuses))
 
 
-@pytest.mark.parametrize("reward", [math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["raw_reward", "centred", "normalised", "leave_one_out", "optimal_baseline"])
-def test_an_infinite_reward_stops_the_run(name: str, reward: float) -> None:
-    hooks = load_advantage_hooks([name])
-    with pytest.raises(PluginOutputError, match=f"advantage hook '{name}': on_rollout must return finite advantages"):
-        flow.apply_rollout_hooks(torch.zeros(3), hooks, make_rollout([1] * 3, [1.0, reward, 0.0]))
+def test_rewards_that_an_estimator_cannot_take_stop_every_rank() -> None:
+    says = r"mean_relative: rewards must not be negative, got -0\.25\."
+    refused_on_all_ranks("mean_relative", make_rollout([1] * 4, [1.0, 0.0, -0.25, NAN]), [2, 1, 1], says)
+    for name in ("raw_reward", "normalised", "optimal_baseline"):
+        with pytest.raises(PluginOutputError, match=f"hook '{name}': on_rollout must return finite advantages"):
+            on_tokens(name, make_rollout([1] * 3, [1.0, math.inf, 0.0]))
 
 
 # ---------------------------------------------------------------------------------------------- pass@k
@@ -260,22 +228,20 @@ def test_pass_at_k_equals_the_published_formula_in_groups_of_any_size(data: st.D
         assert success_and_failure(n, c, k) == pytest.approx(expected, rel=1e-6, abs=1e-140)
 
 
-@pytest.mark.parametrize(("n", "c", "k"), [(8, 0, 2), (8, 8, 2), (8, 7, 2), (8, 5, 4), (4, 1, 4), (1, 1, 1), (1, 0, 1)])
-def test_pass_at_k_is_nothing_where_all_sets_are_worth_the_same(n: int, c: int, k: int) -> None:
-    assert success_and_failure(n, c, k) == (0, 0)
+def test_pass_at_k_is_nothing_where_all_sets_are_worth_the_same() -> None:
+    for n, c, k in [(8, 0, 2), (8, 8, 2), (8, 7, 2), (8, 5, 4), (4, 1, 4), (1, 1, 1), (1, 0, 1)]:
+        assert success_and_failure(n, c, k) == (0, 0)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_k_that_no_group_can_have_stops_every_rank_in_training(training: bool) -> None:
-    rollout = make_rollout([1] * 6, [1.0, 0.0, 0.0, 1.0, 0.0, NAN], [0, 0, 0, 1, 1, 1], training=training)
-    if not training:  # evaluation may have smaller groups
-        assert pass_at_k(4, rollout).tolist() == [[0.0]] * 6
-        return
+def test_pass_at_k_goes_by_the_rewards_before_any_shaper() -> None:
+    shaped = [0.4, 0.9, 0.9, 0.9]  # a penalty, and what would be three successes
+    rollout = make_rollout([1] * 4, shaped, raw_rewards_B=torch.tensor([1.0, 0.0, 0.0, NAN], dtype=torch.float64))
+    assert pass_at_k(2, rollout).squeeze(1).tolist() == pytest.approx([0.5**0.5, -(0.125**0.5), -(0.125**0.5), 0])
+
+
+def test_a_k_that_no_group_can_have_stops_every_rank_in_training() -> None:
+    rewards, groups = [1.0, 0.0, 0.0, 1.0, 0.0, NAN], [0, 0, 0, 1, 1, 1]
     says = r"pass_at_k: k=4 completions cannot be drawn from a group of 3\. Lower k"
-
-    def refuses(part: Rollout) -> bool:
-        with pytest.raises(PluginOutputError, match=says):
-            pass_at_k(4, part)
-        return True
-
-    assert Ranks(cut(rollout, [3, 2, 1])).run(refuses) == [True] * 3
+    refused_on_all_ranks({"name": "pass_at_k", "k": 4}, make_rollout([1] * 6, rewards, groups), [3, 2, 1], says)
+    smaller = make_rollout([1] * 6, rewards, groups, training=False)  # as groups in evaluation may be
+    assert pass_at_k(4, smaller).tolist() == [[0.0]] * 6

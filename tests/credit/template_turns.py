@@ -1,6 +1,6 @@
 """Chat templates with tools, a tokenizer for each, and how a model writes in each of them.
 
-Templates are those that TRL ships, plus Hermes' and Mistral's forms in our own words, and one that leaves the thoughts
+Templates are those that TRL ships, plus Mistral's form in our own words, and one that leaves the thoughts
 of earlier turns out. The tokenizers are byte-level, with a special token for every marker that is one in the models.
 """
 
@@ -19,14 +19,6 @@ from trl.chat_template_utils import add_response_schema
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 CHATML = ["<|im_start|>", "<|im_end|>"]
-HERMES = (
-    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}{% if m.role == 'tool' %}<|im_start|>tool\n<tool_response>\n"
-    '{"name": {{ m.name | tojson }}, "content": {{ m.content | tojson }}}\n</tool_response><|im_end|>\n'
-    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 MISTRAL = (
     "<s>{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}"
     "{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]{% elif m.role == 'tool' %}"
@@ -150,7 +142,6 @@ FAMILIES = {
         lfm_calls,
         broken=None,
     ),
-    "hermes": Family(HERMES, "<|im_end|>", CHATML[:1], hermes_calls, TAGS[:2]),
     "mistral": Family(
         MISTRAL,
         "</s>",
