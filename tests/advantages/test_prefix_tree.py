@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.advantages.token_batches import Rows, after_rollout, hook, live_places, on_ranks, rollouts
+from tests.advantages.token_batches import Rows, after_rollout
 from tests.contexts import make_rollout
 from trl_grpo_ext.types import Rollout
 
@@ -52,45 +49,3 @@ def test_what_changes_at_a_tools_tokens_goes_to_the_next_live_one() -> None:
 def test_equal_rewards_give_zero_to_the_bit() -> None:
     rows = credit(of_texts(["ABC", "ABD", "AEF"], [0.1, 0.1, 0.1]))
     assert rows == [[0, 0, 0]] * 3
-
-
-def expected_credit(rollout: Rollout) -> Rows:
-    """Every prefix as a tuple, its value the mean over the completions that start with it."""
-    rewards, groups = rollout.rewards_B.tolist(), rollout.group_ids_B.tolist()
-    lengths = rollout.completion_mask_B_T.sum(dim=1).long().tolist()
-    tokens = [tuple(ids[:length]) for ids, length in zip(rollout.completion_ids_B_T.tolist(), lengths, strict=True)]
-
-    def value(row: int, length: int) -> float:
-        if length == lengths[row]:
-            return float(rewards[row])
-        sharing = [
-            rewards[other]
-            for other in range(len(tokens))
-            if groups[other] == groups[row]
-            and lengths[other] >= length
-            and tokens[other][:length] == tokens[row][:length]
-            and not math.isnan(rewards[other])
-        ]
-        return float(sum(sharing) / len(sharing))
-
-    table = [[0.0] * rollout.mask_B_T.size(1) for _ in tokens]
-    for row, reward in enumerate(rewards):
-        live = live_places(rollout, row)
-        if math.isnan(reward) or not live:
-            continue
-        for place in range(lengths[row]):
-            receiver = next((other for other in live if other >= place), live[-1])
-            table[row][receiver] += value(row, place + 1) - value(row, place)
-    return table
-
-
-@given(rollouts(most_rows=6), st.data())
-@settings(max_examples=100)
-def test_equals_a_loop_over_prefixes_on_any_number_of_ranks(rollout: Rollout, data: st.DataObject) -> None:
-    count = len(rollout.prompts)
-    first = data.draw(st.integers(1, count))
-    second = data.draw(st.integers(0, count - first))
-    sizes = [size for size in (first, second, count - first - second) if size]
-    rows = on_ranks(rollout, sizes, [9.0] * count, [hook("prefix_tree") for _ in sizes])
-    for row, expected in zip(rows, expected_credit(rollout), strict=True):
-        assert row == pytest.approx(expected, abs=1e-9)

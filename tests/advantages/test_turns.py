@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from trl_grpo_ext.advantages.turns import GiGPO, MaskedTurns, ToolErrors, TurnRewards
 from trl_grpo_ext.credit.flow import apply_rollout_hooks
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.testing.builders import Ranks, cut, make_rollout, padded, turns_between
+from trl_grpo_ext.testing.builders import make_rollout, padded, turns_between
 from trl_grpo_ext.types import Rollout
 
 NAN = math.nan
@@ -121,79 +120,6 @@ def test_gigpo_by_hand() -> None:
     # Turns of one completion that saw the same are compared, too: states in which it was twice.
     again = rollout_of([[1, 0, 1, 0, 1]], [[0.0, 1.0, 0.0]], [0.0], ids=[[1, 7, 1, 7, 1]])
     assert advantages(GiGPO(gamma=1.0), again) == [[0.0, 0.5, -0.5]]
-
-
-def random_rollout(seed: int) -> tuple[Rollout, list[list[int]]]:
-    drawn = random.Random(seed)
-    wrote, turns, outcomes, ids = [], [], [], []
-    for _ in range(12):
-        lengths = [drawn.randint(1, 3) for _ in range(drawn.randint(1, 4))]
-        row = [1] * lengths[0] + [bit for n in lengths[1:] for bit in [*[0] * drawn.randint(1, 2), *[1] * n]]
-        wrote.append(row + [0] * drawn.randint(0, 2))
-        turns.append(None if drawn.random() < 0.2 else [drawn.choice([0.0, 0.5, -0.25]) for _ in lengths])
-        outcomes.append(NAN if drawn.random() < 0.2 else drawn.choice([0.0, 1.0, 0.3]))
-        ids.append([drawn.randint(1, 2) for _ in wrote[-1]])
-    return rollout_of(wrote, turns, outcomes, [i // 4 for i in range(12)], (0.5, 2.0), ids), ids
-
-
-def slow_values(rollout: Rollout, ids: list[list[int]], gamma: float, what: str) -> list[list[float]]:
-    """Loops over completions and turns; no tensors."""
-    rows, keys = [], []
-    for row, numbers in enumerate(rollout.turns_B_T.tolist()):
-        count = max(numbers) + 1
-        by_turn, outcome = rollout.rewards_B_K[row].tolist()
-        values = [0.5 * v for v in rollout.reward_turns["by_turn"][row] or [0.0] * count]
-        if not math.isnan(outcome):
-            values[-1] += 2.0 * outcome
-        scored = not (math.isnan(by_turn) and math.isnan(outcome))
-        rows.append(
-            [sum(gamma ** (j - k) * values[j] for j in range(k, count)) if scored else NAN for k in range(count)]
-        )
-        seen = []
-        for turn in range(count):
-            first = numbers.index(turn)
-            begin = first
-            while begin and numbers[begin - 1] < 0:
-                begin -= 1
-            seen.append(tuple(ids[row][begin:first]) if turn else "prompt")
-        keys.append(seen)
-    result = []
-    for row, returns in enumerate(rows):
-        group = range(row // 4 * 4, row // 4 * 4 + 4)
-        new = []
-        for turn, value in enumerate(returns):
-            if math.isnan(value):
-                new.append(0.0)
-                continue
-            if what == "turn":
-                others = [rows[j][turn] for j in group if len(rows[j]) > turn and not math.isnan(rows[j][turn])]
-                new.append(value - sum(others) / len(others))
-            else:
-                totals = [rollout.rewards_B[j].item() for j in group if not math.isnan(rollout.rewards_B[j])]
-                alike = [
-                    rows[j][k]
-                    for j in group
-                    for k in range(len(rows[j]))
-                    if keys[j][k] == keys[row][turn] and not math.isnan(rows[j][k])
-                ]
-                episode = rollout.rewards_B[row].item() - sum(totals) / len(totals)
-                new.append(episode + value - sum(alike) / len(alike))
-        result.append(new)
-    return result
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_against_loops_and_on_several_ranks(seed: int) -> None:
-    rollout, ids = random_rollout(seed)
-    for hook, what in ((TurnRewards(gamma=0.7, normalise=False), "turn"), (GiGPO(gamma=0.7), "state")):
-        expected = slow_values(rollout, ids, 0.7, what)
-        values = advantages(hook, rollout)
-        for one, other in zip(values, expected, strict=True):
-            assert one == pytest.approx(other, abs=1e-12)
-        whole_B_T = hook.on_rollout(rollout.mask_B_T, rollout)
-        # Groups of four, cut in the middle; a rank's own turns are fewer than another's.
-        parts_B_T = Ranks(cut(rollout, [5, 2, 5])).run(lambda part, hook=hook: hook.on_rollout(part.mask_B_T, part))
-        torch.testing.assert_close(torch.cat(parts_B_T), whole_B_T, rtol=0, atol=1e-12)
 
 
 def test_without_turn_rewards_every_turn_has_the_outcomes_advantage() -> None:

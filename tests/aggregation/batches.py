@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
 from tests.contexts import make_rollout, mask_of
 from trl_grpo_ext import load_loss_aggregation
@@ -53,45 +51,6 @@ def completion(losses: Sequence[float], ids: str = "", group: int = 0, **setting
     return Completion(losses, [True] * len(losses), numbers, group, **settings)
 
 
-@st.composite
-def batches(draw: st.DrawFn, least: int = 1) -> Batch:
-    """Groups of equal size, their rows in any order, some empty or masked away, some tokens written by a tool."""
-    groups = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True))
-    size = draw(st.integers(-(-least // len(groups)), 4))
-    rows = [draw(completions(group)) for group in groups for _ in range(size)]
-    return draw(st.permutations(rows))
-
-
-_TOKENS = st.lists(
-    st.tuples(
-        st.sampled_from([-3.0, -1.25, 0.0, 0.5, 2.0]) | st.floats(-10, 10),
-        st.sampled_from([True, True, False]),
-        st.integers(0, 1),
-    ),
-    max_size=5,
-)
-_SCORES = st.tuples(
-    st.sampled_from([-1.5, -0.5, 0.0, 0.5, 2.0]),
-    st.sampled_from([0.0, 1.0, -0.5, math.nan]),
-    st.sampled_from([0.0, 1.0, -0.5, math.nan]),
-)
-
-
-@st.composite
-def completions(draw: st.DrawFn, group: int) -> Completion:
-    tokens, (advantage, *rewards) = draw(_TOKENS), draw(_SCORES)
-    losses, live, ids = zip(*tokens, strict=True) if tokens else ((), (), ())
-    return Completion(losses, live, ids, group, advantage, (rewards[0], rewards[1]))
-
-
-@st.composite
-def cuts(draw: st.DrawFn, batch: Batch) -> list[Batch]:
-    """The rows dealt to as many parts as there may be, each with at least one."""
-    places = draw(st.sets(st.integers(1, max(len(batch) - 1, 1)), max_size=3)) if len(batch) > 1 else set()
-    edges = [0, *sorted(places), len(batch)]
-    return [batch[start:end] for start, end in pairwise(edges)]
-
-
 def width_of(batch: Batch) -> int:
     return max(1, *(len(row.ids) for row in batch), 1)
 
@@ -100,13 +59,10 @@ def table(rows: Sequence[Sequence[Any]], width: int, padding: Any, dtype: torch.
     return torch.tensor([[*row, *([padding] * (width - len(row)))] for row in rows], dtype=dtype)
 
 
-def losses_of(batch: Batch, width: int | None = None, off_the_mask: float | None = None) -> torch.Tensor:
-    """A leaf; `off_the_mask` replaces what padding and masked tokens have."""
+def losses_of(batch: Batch, width: int | None = None) -> torch.Tensor:
+    """A leaf."""
     width = width_of(batch) if width is None else width
-    losses_B_T = table([row.losses for row in batch], width, 0.0, torch.float64)
-    if off_the_mask is not None:
-        losses_B_T = torch.where(mask_of_batch(batch, width) > 0, losses_B_T, off_the_mask)
-    return losses_B_T.requires_grad_()
+    return table([row.losses for row in batch], width, 0.0, torch.float64).requires_grad_()
 
 
 def mask_of_batch(batch: Batch, width: int | None = None) -> torch.Tensor:
@@ -162,11 +118,9 @@ def loaded(selection: Any) -> Any:
     return _LOADED[key]
 
 
-def loss_and_gradient(
-    selection: Any, batch: Batch, width: int | None = None, off_the_mask: float = 0.0
-) -> tuple[float, torch.Tensor]:
+def loss_and_gradient(selection: Any, batch: Batch, width: int | None = None) -> tuple[float, torch.Tensor]:
     """The loss where the batch is one micro-batch of one rank, and its slope `(N, T)` in the token losses."""
-    aggregation, loss_B_T = loaded(selection), losses_of(batch, width, off_the_mask)
+    aggregation, loss_B_T = loaded(selection), losses_of(batch, width)
     rollout = rollout_of(batch, width=width)
     if implements(aggregation, "weights"):
         weights_B_T = flow.token_weights(aggregation, rollout)

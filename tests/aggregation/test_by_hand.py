@@ -15,7 +15,7 @@ import torch
 
 from tests.aggregation.batches import Batch, completion, loss_and_gradient, rollout_of
 from tests.contexts import make_rollout, mask_of, padded
-from trl_grpo_ext import load_loss_aggregation
+from trl_grpo_ext import available, load_loss_aggregation
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import StepTotals, Totals
 
@@ -40,7 +40,7 @@ BY_HAND: dict[str, tuple[Any, float]] = {
     "length_power 0": ({"name": "length_power", "alpha": 0}, 6.0),
     "length_power 1/2": ({"name": "length_power", "alpha": 0.5}, 5.81233),
     "length_power 3/4": ({"name": "length_power", "alpha": 0.75}, 5.75254),
-    "length_power 1": ("length_power", (4 / 2 + 8 / 4 + 6) / (1 / 2 + 1 / 4 + 1)),  # 5.71429
+    "length_power": ("length_power", (4 / 2 + 8 / 4 + 6) / (1 / 2 + 1 / 4 + 1)),  # 5.71429
     "square-root rule": ({"name": "length_power", "alpha": 0.5, "normalize": False}, 4.27614),
     # Of the right ones (4 + 6) / (2 + 1) with 2/3 of the weight, of the wrong one 8/4 with 1/3.
     "sign_balanced": ("sign_balanced", 2 / 3 * 10 / 3 + 1 / 3 * 2),  # 2.88889
@@ -62,6 +62,43 @@ BY_HAND: dict[str, tuple[Any, float]] = {
 @pytest.mark.parametrize(("selection", "expected"), BY_HAND.values(), ids=BY_HAND)
 def test_the_page_s_losses(selection: Any, expected: float) -> None:
     assert loss_and_gradient(selection, BATCH)[0] == pytest.approx(expected, abs=5e-6)
+
+
+IN_TWO_GROUPS: dict[str, tuple[Any, list[int], float]] = {
+    "prompt_mean": ("prompt_mean", [0, 0, 1], (12 / 6 + 6) / 2),
+    # In the first group 1/2 · 4/2 for the right and 1/2 · 8/4 for the wrong; the other's only one is its mean.
+    "sign_balanced": ("sign_balanced", [0, 0, 1], ((1 + 1) + 6) / 2),
+    "over the batch": ({"name": "sign_balanced", "over": "batch"}, [0, 0, 1], (2 + 2 + 6) / 3),
+    # Lengths 2, 4: z = ∓1, h = 1 ∓ 1/9, f = 0.889344 and 1.110656; alone in a group f is 1.
+    "length_softmax": ("length_softmax", [0, 0, 1], (4 * 0.889344 + 8 * 1.110656 + 6) / 7),
+    # Half solved: v(1/2) = 0.4 + 1.1 / (1 + e^-2.5) = 1.416556 for both; solved, and no better than its mean: v(0).
+    "difficulty_weighted": ("difficulty_weighted", [0, 0, 1], (1.416556 * 12 + 1.499392 * 6) / 7),
+    "prefix_share": ("prefix_share", [0, 1, 1], 18 / 7),  # the two that begin alike are of different groups
+}
+
+
+@pytest.mark.parametrize(("selection", "groups", "expected"), IN_TWO_GROUPS.values(), ids=IN_TWO_GROUPS)
+def test_groups_apart(selection: Any, groups: list[int], expected: float) -> None:
+    assert loss_and_gradient(selection, in_groups(groups))[0] == pytest.approx(expected, abs=5e-6)
+
+
+NO_LIVE_TOKEN = [
+    replace(BATCH[0], live=[False, False]),
+    completion([]),
+    completion([], group=1),
+    completion([], group=1),
+]
+
+
+@pytest.mark.parametrize("name", [info.name for info in available("loss_aggregation") if info.builtin])
+def test_no_live_token_and_losses_of_zero_give_no_nan(name: str) -> None:
+    assert name in BY_HAND
+    loss, gradient = loss_and_gradient(name, NO_LIVE_TOKEN, width=3)
+    assert loss == 0.0
+    assert not gradient.any()  # NaN would count as something
+    loss, gradient = loss_and_gradient(name, [completion([0.0]), completion([1.0, -1.0]), completion([])])
+    assert math.isfinite(loss)
+    assert bool(torch.isfinite(gradient).all())
 
 
 def weights_of(selection: Any, batch: Batch) -> list[list[float]]:

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.contexts import cut, make_rollout
+from tests.contexts import make_rollout
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.types import Rollout, Span, SpanScore, span_reward
 
@@ -97,37 +95,3 @@ class TestSpanValues:
         rollout = make_rollout([2], offsets=Rollout.__dataclass_fields__["offsets"].default)
         with pytest.raises(PluginOutputError, match="no text offsets"):
             rollout.span_values([[(0, 1, 1.0)]])
-
-    @given(st.data())
-    @settings(max_examples=100)
-    def test_against_asking_every_token_about_every_character(self, data: st.DataObject) -> None:
-        texts, offsets, spans = [], [], []
-        for _ in range(data.draw(st.integers(1, 3))):
-            size = data.draw(st.integers(0, 8))
-            texts.append("x" * size)
-            row, start = [], 0
-            while start < size:
-                end = data.draw(st.integers(start + (len(row) > 12), size))  # empty ranges too, not for ever
-                row.append((start, end))
-                shares = end > start and data.draw(st.booleans())  # the next token has the last character as well
-                start = max(end - shares, 0) if end - shares > row[-1][0] else end
-            offsets.append(row)
-            edges = st.tuples(st.integers(0, size), st.integers(0, size)).map(sorted)
-            spans.append(data.draw(st.none() | st.lists(st.tuples(edges, st.integers(-4, 4)), max_size=5)))
-        given_spans = [None if row is None else [(a, b, float(v)) for (a, b), v in row] for row in spans]
-        rollout = texts_and_offsets(texts, offsets)
-        expected = []
-        for row, row_spans in zip(offsets, given_spans, strict=True):
-            values = [
-                sum(value for a, b, value in row_spans or [] if set(range(a, b)) & set(range(start, end)))
-                for start, end in row
-            ]
-            expected.append([*values, *[0.0] * (rollout.mask_B_T.size(1) - len(values))])
-        assert rollout.span_values(given_spans).tolist() == expected
-        halves = [len(texts) // 2, len(texts) - len(texts) // 2]
-        parts = [part for part in cut(rollout, halves) if len(part.texts)]
-        first = 0
-        for part in parts:
-            rows = slice(first, first + len(part.texts))
-            assert part.span_values(given_spans[rows]).tolist() == expected[rows]
-            first = rows.stop
