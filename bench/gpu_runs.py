@@ -315,7 +315,7 @@ def run_recipe(words: Sequence[str], arm: str) -> None:
         dataset=lambda problems: as_dataset(problems, None),
         curve=lambda folder, *_: folder,
         trainer_class=TimedOurs if arm == OURS else TimedPlain,  # type: ignore[arg-type]
-        shown=lambda metrics: {},
+        table=lambda metrics: {},
     )
 
 

@@ -132,12 +132,6 @@ def use_reference(args: GRPOExtConfig, model_args: ModelConfig) -> dict[str, Any
 
     With an adapter the reference is the model without it, which takes no memory; else the starting model is loaded a
     second time.
-
-    Returns:
-        The selection of `kl_in_reward`; None if it is not selected.
-
-    Raises:
-        RecipeError: The penalty would count twice, or the reference would not be the starting model.
     """
     hooks: list[Any] = [{"name": hook} if isinstance(hook, str) else dict(hook) for hook in args.advantage_hooks or []]
     kl_hook = next((hook for hook in hooks if hook["name"].rpartition(":")[2] == "kl_in_reward"), None)

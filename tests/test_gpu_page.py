@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import json
 import os
 import re
@@ -87,6 +89,17 @@ def test_no_two_sections_or_rows_have_one_name() -> None:
     for section in sections:
         assert len(set(section.rows)) == len(section.rows)
         assert set(section.against[1] if section.against else ()) <= set(section.rows)
+
+
+def test_the_runs_call_the_recipes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    from common.flow import train_and_report
+
+    calls = [
+        node for node in ast.walk(ast.parse((ROOT / "bench" / "gpu_runs.py").read_text())) if isinstance(node, ast.Call)
+    ]
+    (call,) = [node for node in calls if ast.unparse(node.func) == "train_and_report"]
+    inspect.signature(train_and_report).bind(*call.args, **{str(keyword.arg): None for keyword in call.keywords})
 
 
 @pytest.mark.slow

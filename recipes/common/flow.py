@@ -41,22 +41,7 @@ def train_and_report(
     eval_temperature: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Load, evaluate, train, evaluate, save; the last line of a recipe's `main`.
-
-    Args:
-        args: After `check_setup`.
-        model_args: Names the model.
-        asked: What the run must be.
-        rows: To train on, and held out.
-        curve: Draws the run into a folder, from its log lines and both evaluations.
-        what: The rows' name in messages.
-        dataset: Makes TRL's data set from the rows.
-        trainer_class: The trainer.
-        table: Picks the numbers of an evaluation that the table shows.
-        notes: Printed before the training.
-        eval_temperature: Temperature of evaluations, if not that of the training.
-        facts: More about the run, for `metrics.json`.
-    """
+    """Load, evaluate, train, evaluate, save; the last line of a recipe's `main`."""
     model, samples, train_rows = str(model_args.model_name_or_path), samples_per_problem(args), rows[0]
     processes = PartialState().num_processes
     if eval_temperature is not None and not (math.isfinite(eval_temperature) and eval_temperature > 0):

@@ -22,11 +22,7 @@ PLAIN_PROMPT = "Question: {question}\nAnswer:"
 
 
 def embedded_problems(train: int, held_out: int, seed: int) -> tuple[list[Row], list[Row]]:
-    """Generate word problems; no held-out problem is ever a training problem.
-
-    Raises:
-        RecipeError: There are fewer.
-    """
+    """Generate word problems; no held-out problem is ever a training problem."""
     try:
         return list(make_problems("train", train, seed)), list(make_problems("heldout", held_out, seed))
     except ValueError as error:
@@ -34,11 +30,7 @@ def embedded_problems(train: int, held_out: int, seed: int) -> tuple[list[Row], 
 
 
 def json_lines(path: str) -> list[tuple[str, Any]]:
-    """Each row of a JSON Lines file, with its place in words for errors; empty lines are skipped.
-
-    Raises:
-        RecipeError: Says which file, which line and what is wrong with it.
-    """
+    """Each row of a JSON Lines file, with its place in words for errors; empty lines are skipped."""
     file = Path(path)
     if not file.is_file():
         raise RecipeError(f"There is no file {path!r} (--dataset_path).")
@@ -58,11 +50,7 @@ def json_lines(path: str) -> list[tuple[str, Any]]:
 
 
 def from_hub(name: str, config: str | None = None, split: str | None = None) -> Any:
-    """What `load_dataset` returns.
-
-    Raises:
-        RecipeError: The hub cannot be reached and the data set is not in the cache.
-    """
+    """What `load_dataset` returns."""
     try:
         return load_dataset(name, config, split=split)
     except (OSError, ValueError) as error:  # what `datasets` raises without network and cache
@@ -73,11 +61,7 @@ def from_hub(name: str, config: str | None = None, split: str | None = None) -> 
 
 
 def problems_from_file(path: str, held_out: int) -> tuple[list[Row], list[Row]]:
-    """Read a JSON Lines file with GSM8K's columns and hold out its last rows, at most a fifth of it.
-
-    Raises:
-        RecipeError: Says which file, which line and what is wrong with it.
-    """
+    """Read a JSON Lines file with GSM8K's columns and hold out its last rows, at most a fifth of it."""
     rows: list[Row] = []
     for where, row in json_lines(path):
         check_row(row, where)
@@ -89,11 +73,7 @@ def problems_from_file(path: str, held_out: int) -> tuple[list[Row], list[Row]]:
 
 
 def problems_from_hub(name: str, config: str | None, held_out: int) -> tuple[list[Row], list[Row]]:
-    """Load the train split of a data set and the first rows of its test split.
-
-    Raises:
-        RecipeError: The hub cannot be reached and the data set is not in the cache, or its rows are not GSM8K's.
-    """
+    """Load the train split of a data set and the first rows of its test split."""
     splits = from_hub(name, config)
     if not {"train", "test"} <= set(splits):
         raise RecipeError(f"The data set {name!r} has the splits {', '.join(splits)}; 'train' and 'test' are needed.")
@@ -105,11 +85,7 @@ def problems_from_hub(name: str, config: str | None, held_out: int) -> tuple[lis
 
 
 def check_row(row: Any, where: str) -> None:
-    """Make sure that a row has the columns and an answer that can be scored against.
-
-    Raises:
-        RecipeError: Names the row and the value.
-    """
+    """Make sure that a row has the columns and an answer that can be scored against."""
     expected = " and ".join(map(repr, COLUMNS))
     if not isinstance(row, dict):
         raise RecipeError(f"{where} is {str(row)[:60]}, not an object with {expected}.")
@@ -132,9 +108,6 @@ def whole_batches(train: list[Row], held_out: list[Row], train_batch: int, eval_
     """Return the held-out problems that fill whole batches; all of them if they fill none.
 
     TRL averages an evaluation over its batches: an incomplete last one would count as much as a complete one.
-
-    Raises:
-        RecipeError: There is nothing to evaluate on, or the training problems fill no batch: TRL would train 0 steps.
     """
     if not held_out:
         raise RecipeError("No problem is held out: --eval_problems must be at least 1.")
@@ -159,11 +132,7 @@ def as_dataset(rows: Sequence[Row], system_prompt: str | None, user_prompt: str 
 
 
 def has_chat_template(model: str, revision: str | None, trust_remote_code: bool) -> bool:
-    """Whether the model's tokenizer has a chat template. It loads first, so this also shows whether the model exists.
-
-    Raises:
-        RecipeError: The model is neither a folder nor in the cache, and cannot be downloaded.
-    """
+    """Whether the model's tokenizer has a chat template; loaded first, so this also shows whether the model exists."""
     try:
         AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)

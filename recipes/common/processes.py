@@ -16,9 +16,6 @@ def leave(accelerator: Any) -> None:
     If a model was wrapped for DDP, these survive `destroy_process_group`, and one that still has to release a Python
     tensor while the interpreter shuts down aborts the process ("terminate called without an active exception", PyTorch
     2.13).
-
-    Args:
-        accelerator: The trainer's.
     """
     accelerator.wait_for_everyone()
     accelerator.end_training()

@@ -35,11 +35,7 @@ class RecipeParser(TrlParser):
         raise ConfigurationError(f"{message[:1].upper()}{message[1:]}.")
 
     def parse(self, command_line: Sequence[str], defaults: Mapping[str, Any]) -> Any:
-        """Return one instance of each dataclass.
-
-        Raises:
-            ConfigurationError: A setting is unknown, or has a value that cannot work.
-        """
+        """Return one instance of each dataclass."""
         words = split_config(command_line)
         known = {action.dest for action in self._actions}
         self.set_defaults_with_config(**defaults)
@@ -62,11 +58,7 @@ class RecipeParser(TrlParser):
 
 
 def split_config(command_line: Sequence[str]) -> list[str]:
-    """Write `--config=FILE` as two words, the only form that TRL's parser sees.
-
-    Raises:
-        ConfigurationError: No file is named after `--config`.
-    """
+    """Write `--config=FILE` as two words, the only form that TRL's parser sees."""
     words = [part for word in command_line for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" in words[-1:]:
         raise ConfigurationError("No file is named after --config.")
@@ -113,11 +105,7 @@ def machine_defaults(embedded: bool) -> dict[str, Any]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the settings of a YAML file.
-
-    Raises:
-        ConfigurationError: The file is missing, is not YAML, or holds no settings.
-    """
+    """Return the settings of a YAML file."""
     if not Path(path).is_file():
         raise ConfigurationError(f"There is no file {str(path)!r} (--config).")
     try:
@@ -135,12 +123,7 @@ def asked_for(model_args: ModelConfig, engine: str | None, processes: int | None
 def check_setup(
     args: GRPOConfig, model_args: ModelConfig, state: PartialState, asked: ExpectedRun | None = None
 ) -> None:
-    """Stop if the run cannot be what was asked for, and finish the settings that TRL's parser leaves undone.
-
-    Raises:
-        EngineError: The launch is not the one that was asked for.
-        RecipeError: Says what was asked for and what to change.
-    """
+    """Stop if the run cannot be what was asked for, and finish the settings that TRL's parser leaves undone."""
     check_launch(state, asked, args=args)
     if Path(args.output_dir).exists() and not Path(args.output_dir).is_dir():
         raise RecipeError(f"{args.output_dir!r} (--output_dir) is a file, not a folder.")

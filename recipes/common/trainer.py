@@ -21,12 +21,7 @@ from .results import first_evaluation
 
 
 class RecipeTrainer(SafeCheckpoints, GRPOExtTrainer):
-    """`GRPOExtTrainer` with complete checkpoints or none, which saves and stops on SIGTERM.
-
-    Attributes:
-        eval_temperature: Temperature of evaluations; None for that of the training. Log-probabilities, KL and entropy
-            still use the training's temperature.
-    """
+    """`GRPOExtTrainer` with complete checkpoints or none, which saves and stops on SIGTERM."""
 
     eval_temperature: float | None = None
 
@@ -58,11 +53,7 @@ def _set_temperature(trainer: Any, holder: Any, temperature: float) -> None:
 
 
 def stop_at_strings(trainer: Any) -> None:
-    """Let `generation_kwargs: {stop_strings: [...]}` work: give generation the tokenizer, which TRL does not.
-
-    Raises:
-        RecipeError: The tokenizer's padding token ends no completion, so padding after the string would be trained on.
-    """
+    """Let `generation_kwargs: {stop_strings: [...]}` work: give generation the tokenizer, which TRL does not."""
     stops = (trainer.args.generation_kwargs or {}).get("stop_strings")
     if not stops or trainer.use_vllm:
         return
@@ -78,14 +69,7 @@ def stop_at_strings(trainer: Any) -> None:
 
 @dataclass(frozen=True)
 class Scored:
-    """A finished training.
-
-    Attributes:
-        before: The metrics of the evaluation before the first step; empty if a resumed run never had one.
-        after: Those of the evaluation at the end.
-        seconds: Of the training alone.
-        facts: What ran, as `EngineCheck` found it.
-    """
+    """A finished training."""
 
     before: dict[str, Any]
     after: dict[str, Any]
@@ -94,17 +78,7 @@ class Scored:
 
 
 def train_and_score(trainer: RecipeTrainer, asked: ExpectedRun, *lines: str) -> Scored:
-    """Train between two evaluations, check what was asked for, and save the model and the trainer's state.
-
-    Args:
-        trainer: Just constructed, with arguments from `check_setup`.
-        asked: What the run must be.
-        lines: To print first.
-
-    Raises:
-        EngineError: The run is something else.
-        SystemExit: A signal ended it; a checkpoint was saved.
-    """
+    """Train between two evaluations, check what was asked for, and save the model and the trainer's state."""
     keep_4_bit_trainable(trainer.model)
     if asked.bits:
         keep_adapters_in_float32(trainer.model)
@@ -127,11 +101,7 @@ def train_and_score(trainer: RecipeTrainer, asked: ExpectedRun, *lines: str) -> 
 
 
 def exit_if_stopped(trainer: RecipeTrainer) -> None:
-    """Exit if a signal ended the training; the checkpoint is saved, and nothing else is worth the time.
-
-    Raises:
-        SystemExit: With 128 plus the signal's number, as a shell reports it.
-    """
+    """Exit if a signal ended the training; the checkpoint is saved, and nothing else is worth the time."""
     stopped_by = trainer.stopped_by_signal
     if stopped_by is None:
         return

@@ -11,11 +11,7 @@ from embedded.rude_text import draw_scenes
 
 
 def embedded_prompts(train: int, held_out: int, seed: int) -> tuple[list[Row], list[Row]]:
-    """Scenes of the grammar; no held-out scene is ever a training scene.
-
-    Raises:
-        RecipeError: There are not that many.
-    """
+    """Scenes of the grammar; no held-out scene is ever a training scene."""
     try:
         drawn = draw_scenes("train", train, seed), draw_scenes("heldout", held_out, seed)
     except ValueError as error:
@@ -25,11 +21,7 @@ def embedded_prompts(train: int, held_out: int, seed: int) -> tuple[list[Row], l
 
 
 def prompts_from_file(path: str, train: int, held_out: int) -> tuple[list[Row], list[Row]]:
-    """Read a JSON Lines file with the column `prompt` and hold out its last rows, at most a fifth of it.
-
-    Raises:
-        RecipeError: Says which file, which line and what is wrong with it.
-    """
+    """Read a JSON Lines file with the column `prompt` and hold out its last rows, at most a fifth of it."""
     return _split([_prompt(row, where) for where, row in json_lines(path)], train, held_out, path)
 
 
@@ -38,9 +30,6 @@ def prompts_from_hub(name: str, train: int, held_out: int, least_toxicity: float
 
     The column `prompt` holds text, or, as in allenai/real-toxicity-prompts, a mapping of `text` and scores. If there is
     a score `toxicity`, prompts below `least_toxicity` and those without a score are left out.
-
-    Raises:
-        RecipeError: The hub cannot be reached and the data set is not in the cache, or it has no such prompts.
     """
     return _split(_chosen(from_hub(name, split="train"), name, least_toxicity), train, held_out, name)
 

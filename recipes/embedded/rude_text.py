@@ -141,11 +141,7 @@ def scenes(split: Split) -> tuple[Scene, ...]:
 
 
 def draw_scenes(split: Split, size: int, seed: int) -> list[Scene]:
-    """Draw `size` distinct scenes of a split, the same ones for the same seed.
-
-    Raises:
-        ValueError: There is no such split, or it does not have that many.
-    """
+    """Draw `size` distinct scenes of a split, the same ones for the same seed."""
     if split not in get_args(Split):
         raise ValueError(f"split must be one of {', '.join(get_args(Split))}, not {split!r}")
     if not 0 <= size <= len(scenes(split)):

@@ -143,16 +143,7 @@ def _problem(split: Split, index: int) -> Problem:
 
 
 def make_problems(split: Split, size: int, seed: int) -> list[dict[str, str]]:
-    """Make `size` distinct GSM8K rows of a split.
-
-    Args:
-        split: `"train"` or `"heldout"`. No problem is in both, whatever the sizes and seeds.
-        size: How many rows. More than the split has (tens of thousands) raises a `ValueError`.
-        seed: The same seed gives the same rows, in the same order.
-
-    Returns:
-        Rows `{"question": ..., "answer": ...}`.
-    """
+    """Make `size` distinct GSM8K rows of a split."""
     return [problem.row() for problem in draw_problems(split, size, seed)]
 
 

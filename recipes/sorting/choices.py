@@ -23,11 +23,7 @@ RATIO_LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
 
 def check_numbers(recipe: Any) -> None:
-    """Make sure that the numbers of the recipe's arguments can work; what a YAML file says is not checked elsewhere.
-
-    Raises:
-        RecipeError: Names the setting and the value.
-    """
+    """Make sure that the numbers of the recipe's arguments can work; what a YAML file says is not checked elsewhere."""
     lowest = {"numbers": 2, "largest": 1, "train_prompts": 1, "eval_prompts": 1, "hidden_size": 8, "layers": 1}
     for name, least in lowest.items():
         value = getattr(recipe, name)
@@ -48,9 +44,6 @@ def choose_plugins(args: GRPOExtConfig, reward: str, variant: str) -> None:
     """Select one reward to train on, and measure the other one and the share of right answers beside it.
 
     The variant stands in front of other advantage hooks, because it replaces what comes in.
-
-    Raises:
-        RecipeError: There is no such choice, or rewards are given in two ways.
     """
     _one_of("reward", reward, REWARDS)
     _one_of("variant", variant, tuple(VARIANTS))
@@ -71,14 +64,6 @@ def choose_objective(args: GRPOExtConfig, objective: str, given: Sequence[str]) 
     - clipped: as TRL has it, `-min(ρ·A, clip(ρ, 1 - ε, 1 + ε)·A)`.
     - unclipped: with an ε that never clips, where both arguments of the minimum are the same, `-ρ·A`.
     - naive: unclipped, with the ratio taken out of the gradient again by `Naive`: `-A·∇log π`.
-
-    Args:
-        args: Changed in place.
-        objective: One of `OBJECTIVES`.
-        given: Which of `epsilon` and `epsilon_high` were set by the person.
-
-    Raises:
-        RecipeError: The settings contradict the objective.
     """
     _one_of("objective", objective, OBJECTIVES)
     if args.loss_type not in RATIO_LOSSES:

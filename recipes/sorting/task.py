@@ -38,18 +38,7 @@ def split_of(numbers: Sequence[int]) -> Split:
 
 
 def prompts(split: Split, size: int, *, numbers: int, largest: int, seed: int) -> list[Row]:
-    """Draw different prompts of one split, rows of `prompt` and `numbers`; the same ones for the same seed.
-
-    Args:
-        split: Which one.
-        size: How many, at most: fewer where the split has no more.
-        numbers: Numbers in a prompt; they may repeat.
-        largest: They are from 0 to this one.
-        seed: Of the draw.
-
-    Raises:
-        RecipeError: The settings leave the split without a prompt.
-    """
+    """Draw different prompts of one split, rows of `prompt` and `numbers`; the same ones for the same seed."""
     rng = random.Random(f"{split}/{seed}")
     total = (largest + 1) ** numbers
     places = range(total) if total <= 100_000 else (rng.randrange(total) for _ in range(20 * size))
@@ -96,11 +85,7 @@ def save_untrained_model(folder: Path, *, largest: int, seed: int, **shape: int)
 
 
 def check_vocabulary(model: str, rows: Sequence[Row]) -> None:
-    """Make sure that the model's tokenizer knows what the prompts are made of.
-
-    Raises:
-        RecipeError: Names a prompt that it cannot read.
-    """
+    """Make sure that the model's tokenizer knows what the prompts are made of."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     for row in rows:
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in tokenizer(row["prompt"])["input_ids"]:
