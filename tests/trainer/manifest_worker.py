@@ -1,22 +1,11 @@
-"""Trainings that are resumed with other plugins, on a rank of several, or in an environment of its own:
-
-    python -m tests.trainer.manifest_worker
-
-Each line of the standard input is a JSON list: `Attempt`s, the model, and a file for their outcomes. The exit status of
-the child that made them is printed.
-"""
+"""Trainings that are resumed with other plugins, on a rank of several."""
 
 from __future__ import annotations
 
-import gc
-import json
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtTrainer
@@ -62,15 +51,3 @@ def attempt(model: Path, settings: Attempt, rank: int) -> dict[str, Any]:
 def run_attempts(attempts: list[Attempt], model: str) -> list[dict[str, Any]]:
     """The outcome of each on this rank."""
     return [attempt(Path(model), settings, int(os.environ.get("RANK", "0"))) for settings in attempts]
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    gc.freeze()
-    for line in sys.stdin:
-        attempts, model_folder, answer = json.loads(line)
-        child = os.fork()  # what is installed may be another version each time, and a child has not looked yet
-        if child == 0:
-            Path(answer).write_text(json.dumps(run_attempts(attempts, model_folder)))
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -191,25 +191,6 @@ def test_records_without_any_plugin_leave_the_training_trls(tiny_model: Path, tm
     assert row["advantage"] == row["advantages"][0]
 
 
-def test_rows_that_are_not_trained_on_yet_say_so(tiny_model: Path, tmp_path: Path) -> None:
-    run(tiny_model, tmp_path, token_records=99, steps_per_generation=2, prompt_count=4)
-    first, second = records(tmp_path, 1), records(tmp_path, 2)
-    assert sum(row["advantage"] is None for row in first) == 8
-    assert all(row["stages"] == STAGES[:3] for row in first if row["advantage"] is None)
-    assert sum(row["advantage"] is None for row in second) == 0
-
-
-def test_only_whole_groups_are_sampled_and_not_always_the_same(tiny_model: Path, tmp_path: Path) -> None:
-    run(tiny_model, tmp_path, token_records=1, per_device_train_batch_size=16, prompt_count=4, max_steps=6)
-    groups = []
-    for step in range(1, 7):
-        rows = records(tmp_path, step)
-        assert len(rows) == 4
-        (group,) = {row["group"] for row in rows}
-        groups.append(group)
-    assert len(set(groups)) > 1
-
-
 @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "prompt_count": 8}])
 def test_records_have_the_outcome_that_was_logged_of_their_completion(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]

@@ -10,7 +10,7 @@ import torch
 from trl import GRPOTrainer
 
 from tests.support import train
-from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer
+from trl_grpo_ext import GRPOExtTrainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -38,19 +38,3 @@ def test_three_steps_are_trls_to_the_bit(tiny_model: Path, tmp_path: Path, setti
         assert any(bool(gradient.any()) for gradient in their_step.values())
         assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
     assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)
-
-
-def test_the_mixin_leaves_a_users_own_trainer_alone(tiny_model: Path, tmp_path: Path) -> None:
-    class Halved(GRPOTrainer):
-        def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
-            return super().compute_loss(*arguments, **keywords) / 2
-
-    class Mine(GRPOExtMixin, Halved):
-        pass
-
-    theirs = train(tiny_model, tmp_path / "halved", Halved, max_steps=1)
-    ours = train(tiny_model, tmp_path / "mine", Mine, max_steps=1)
-    plain = train(tiny_model, tmp_path / "plain", GRPOTrainer, max_steps=1)
-    for name, gradient in ours.gradients[0].items():
-        assert torch.equal(gradient, theirs.gradients[0][name])
-        torch.testing.assert_close(gradient * 2, plain.gradients[0][name])

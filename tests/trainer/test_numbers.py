@@ -27,10 +27,6 @@ def advantages(selection: list[Any], rewards: list[float], groups: list[int] | N
     return numbers
 
 
-def exactly(std: str, **parameters: Any) -> dict[str, Any]:
-    return {"name": "normalised", "std": std, "epsilon": 1e-12, **parameters}
-
-
 def test_within_the_group_then_over_the_batch() -> None:
     rewards, groups = [0.3, 0.5, 0.2, 0.4, 0.1, 0.8, 0.2, 0.3], [0] * 4 + [1] * 4
     by_group = [{"name": "normalised", "std_floor": 0.1, "epsilon": 1e-9}]
@@ -43,11 +39,6 @@ def test_within_the_group_then_over_the_batch() -> None:
     # σ of [.3, .5, .2, .4] is .129, above the floor; with a floor above it every difference is divided by that.
     floored = advantages([{**by_group[0], "std_floor": 0.5}], rewards, groups)
     assert floored[:4] == pytest.approx([-0.1, 0.3, -0.3, 0.1], abs=1e-6)
-
-
-def test_a_fixed_baseline() -> None:
-    hooks = [{"name": "constant_baseline", "baseline": 0.9}]
-    assert advantages(hooks, [1.0, 0.0]) == pytest.approx([0.1, -0.9])
 
 
 def test_raw_and_centred_deviations() -> None:

@@ -11,7 +11,8 @@ import torch
 from trl import GRPOTrainer
 
 from tests.support import arguments, length_reward, prompts, scripted_rollout, train, trl_metrics
-from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, GRPOExtTrainer
+from tests.trainer.pipelines.page import mixed
+from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import (
     ConfigurationError,
     SelfCheckError,
@@ -29,12 +30,9 @@ def test_a_compute_loss_that_bypasses_trls_loss(tiny_model: Path, tmp_path: Path
             ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
             return model(input_ids=ids).logits.float().logsumexp(-1).mean()
 
-    class Mine(GRPOExtMixin, OwnLoss):
-        pass
-
-    assert train(tiny_model, tmp_path / "without", Mine, max_steps=1).gradients
+    assert train(tiny_model, tmp_path / "without", mixed(OwnLoss), max_steps=1).gradients
     with pytest.raises(UpstreamError, match="bypasses TRL's _compute_loss"):
-        train(tiny_model, tmp_path / "with", Mine, **AGGREGATION)
+        train(tiny_model, tmp_path / "with", mixed(OwnLoss), **AGGREGATION)
 
 
 def test_a_term_of_a_users_own_in_the_loss(tiny_model: Path, tmp_path: Path) -> None:
@@ -42,23 +40,8 @@ def test_a_term_of_a_users_own_in_the_loss(tiny_model: Path, tmp_path: Path) -> 
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
             return super()._compute_loss(model, inputs) + 0.5
 
-    class Mine(GRPOExtMixin, WithRegulariser):
-        pass
-
     with pytest.raises(SelfCheckError, match=r"its loss is .* the pieces' is"):
-        train(tiny_model, tmp_path, Mine, **AGGREGATION)
-
-
-def test_a_reduction_that_is_not_trls(tiny_model: Path, tmp_path: Path) -> None:
-    class Doubled(GRPOTrainer):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            return super()._compute_loss(model, inputs) * 2
-
-    class Mine(GRPOExtMixin, Doubled):
-        pass
-
-    with pytest.raises(SelfCheckError, match="weight of a token"):
-        train(tiny_model, tmp_path, Mine, **AGGREGATION)
+        train(tiny_model, tmp_path, mixed(WithRegulariser), **AGGREGATION)
 
 
 def test_a_loss_that_is_not_homogeneous_in_the_advantages(tiny_model: Path, tmp_path: Path) -> None:
@@ -69,11 +52,8 @@ def test_a_loss_that_is_not_homogeneous_in_the_advantages(tiny_model: Path, tmp_
             advantages = inputs["advantages"]
             return loss + (0.01 * (advantages - 1) ** 2 * inputs["completion_mask"]).sum()
 
-    class Mine(GRPOExtMixin, Squared):
-        pass
-
     with pytest.raises(SelfCheckError, match="loss"):
-        train(tiny_model, tmp_path, Mine, **AGGREGATION)
+        train(tiny_model, tmp_path, mixed(Squared), **AGGREGATION)
 
 
 @pytest.mark.parametrize("plugins", [{"loss_aggregation": "token_mean"}, {"advantage_hooks": ["entropy_shaping"]}])
@@ -82,11 +62,8 @@ def test_a_loss_that_reads_a_copy_of_the_advantages(tiny_model: Path, tmp_path: 
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
             return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
 
-    class Mine(GRPOExtMixin, Copies):
-        pass
-
     with pytest.raises(SelfCheckError, match="does not depend on the advantages"):
-        train(tiny_model, tmp_path, Mine, max_steps=1, **plugins)
+        train(tiny_model, tmp_path, mixed(Copies), max_steps=1, **plugins)
 
 
 @pytest.mark.parametrize("plugins", [{"loss_aggregation": "token_mean"}, {"advantage_hooks": ["entropy_shaping"]}])
@@ -98,9 +75,6 @@ def test_a_first_micro_batch_without_a_live_token_is_no_check_that_passes(
             inputs = {**inputs, "advantages": inputs["advantages"].clone()} if "advantage_hooks" in plugins else inputs
             return super()._compute_loss(model, inputs) * 2
 
-    class Mine(GRPOExtMixin, Doubled):
-        pass
-
     def endless(prompts_: list[str], trainer: Any) -> dict[str, Any]:
         output = scripted_rollout(prompts_, trainer)
         output["completion_ids"] = [[5] * trainer.max_completion_length for _ in prompts_]
@@ -111,7 +85,7 @@ def test_a_first_micro_batch_without_a_live_token_is_no_check_that_passes(
     settings = {"mask_truncated_completions": True, "max_steps": 1, **plugins}
     says = "weight of a token" if "loss_aggregation" in plugins else "does not depend on the advantages"
     with pytest.raises(SelfCheckError, match=says):
-        train(tiny_model, tmp_path / "wrong", Mine, trainer_arguments={"rollout_func": endless}, **settings)
+        train(tiny_model, tmp_path / "wrong", mixed(Doubled), trainer_arguments={"rollout_func": endless}, **settings)
     train(tiny_model, tmp_path / "right", trainer_arguments={"rollout_func": endless}, **settings)
 
 
@@ -146,11 +120,8 @@ def test_another_kl_than_trls(tiny_model: Path, tmp_path: Path) -> None:
             inputs["ref_per_token_logps"] = keep
             return loss
 
-    class Mine(GRPOExtMixin, OtherKL):
-        pass
-
     with pytest.raises(SelfCheckError, match="gradient"):
-        train(tiny_model, tmp_path, Mine, beta=0.04, **AGGREGATION)
+        train(tiny_model, tmp_path, mixed(OtherKL), beta=0.04, **AGGREGATION)
 
 
 def test_the_self_check_leaves_no_trace_in_the_metrics(tiny_model: Path, tmp_path: Path) -> None:
@@ -176,11 +147,8 @@ def test_rewards_that_are_never_computed_here(tiny_model: Path, tmp_path: Path) 
                 "num_items_in_batch": ids.sum(),
             }
 
-    class Mine(GRPOExtMixin, Bypass):
-        pass
-
     with pytest.raises(UpstreamError, match="rewards of this generation batch were never seen"):
-        train(tiny_model, tmp_path, Mine, **AGGREGATION)
+        train(tiny_model, tmp_path, mixed(Bypass), **AGGREGATION)
 
 
 def test_given_in_python_and_in_the_config(tiny_model: Path, tmp_path: Path) -> None:
@@ -191,8 +159,3 @@ def test_given_in_python_and_in_the_config(tiny_model: Path, tmp_path: Path) -> 
 def test_reward_weights_given_twice(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Reward weights are given twice"):
         arguments(tmp_path, rewards=[{"name": "think_format", "weight": 0.5}], reward_weights=[1.0])
-
-
-def test_a_config_that_is_no_list(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="rewards must be a list of selections, got 3"):
-        GRPOExtConfig(output_dir=str(tmp_path), rewards=3)  # type: ignore[arg-type]

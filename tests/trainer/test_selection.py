@@ -100,12 +100,6 @@ def test_every_spelling_of_an_aggregation(tiny_model: Path, tmp_path: Path, text
         assert isinstance(trainer.loss_aggregation, TokenMean)
 
 
-def test_command_line_beats_yaml_beats_default(tmp_path: Path) -> None:
-    assert selected(parsed(tmp_path)) == (None, None, None)
-    args = parsed(tmp_path, "--rewards", "tag_format", "--loss_aggregation", "token_mean", yaml=YAML)
-    assert selected(args) == (["tag_format"], EVERYTHING[1], "token_mean")
-
-
 @pytest.mark.parametrize(
     ("words", "suggestion"),
     [

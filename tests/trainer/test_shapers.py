@@ -14,7 +14,8 @@ import torch
 from trl import GRPOTrainer
 
 from tests.support import Run, length_reward, prompts, relative_gap, scripted_rollout, train
-from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout
+from tests.trainer.pipelines.page import mixed
+from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
 from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
 
@@ -224,11 +225,8 @@ def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
             batches.append((len(passes), dict(batch)))
             return batch
 
-    class Mine(GRPOExtMixin, Counts):
-        pass
-
     batches: list[tuple[int, dict[str, Any]]] = []
-    shaped(tiny_model, tmp_path, shaper, watch, trainer_class=Mine, max_steps=1, **settings)
+    shaped(tiny_model, tmp_path, shaper, watch, trainer_class=mixed(Counts), max_steps=1, **settings)
     ((count, batch),), (seen,), ((_, after),) = batches, shaper.rollouts, watch.seen
     assert count == len(needs)  # each pass once, TRL's or ours
     pairs = {
@@ -308,11 +306,8 @@ def test_a_base_class_that_changes_the_batch_afterwards_is_refused(tiny_model: P
             batch = super()._generate_and_score_completions(inputs)
             return {**batch, "completion_mask": batch["completion_mask"] * 0}
 
-    class Mine(GRPOExtMixin, Cuts):
-        pass
-
-    with pytest.raises(UpstreamError, match=r"saw a different 'completion_mask' than is in the batch that .*Mine made"):
-        shaped(tiny_model, tmp_path, ByTokens(), trainer_class=Mine, max_steps=1)
+    with pytest.raises(UpstreamError, match=r"saw a different 'completion_mask' than .*MineCuts made"):
+        shaped(tiny_model, tmp_path, ByTokens(), trainer_class=mixed(Cuts), max_steps=1)
 
 
 def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path: Path) -> None:

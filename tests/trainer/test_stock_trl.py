@@ -64,18 +64,6 @@ def test_rewards_in_trls_own_trainers(
         assert log["reward"] == pytest.approx(means[0] + 0.2 * means[1] + 0.5 * means[2], abs=1e-5)
 
 
-def test_a_missing_column_stops_the_run(tiny_model: Path, tmp_path: Path) -> None:
-    # The name of the column is known only to the reward, so it has to say so itself.
-    trainer = GRPOTrainer(
-        model=str(tiny_model),
-        reward_funcs=load_rewards("gsm8k_accuracy"),
-        args=GRPOConfig(output_dir=str(tmp_path), **SETTINGS),
-        train_dataset=sums().rename_column("answer", "solution"),
-    )
-    with pytest.raises(ValueError, match=r"needs the dataset column 'answer'.*\['solution'\]"):
-        trainer.train()
-
-
 @pytest.mark.slow
 def test_rewards_on_trls_command_line(tiny_model: Path, tmp_path: Path) -> None:
     trl = Path(sys.executable).with_name("trl")

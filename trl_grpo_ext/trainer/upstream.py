@@ -51,7 +51,12 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_compute_loss": ("self", "model", "inputs"),
     "compute_loss": ("self", "model", "inputs"),
     "evaluation_loop": (
-        *("self", "dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
+        "self",
+        "dataloader",
+        "description",
+        "prediction_loss_only",
+        "ignore_keys",
+        "metric_key_prefix",
     ),
     "log": ("self", "logs"),
     "_get_train_sampler": ("self", "dataset"),
@@ -94,57 +99,23 @@ WHERE_THERE: dict[str, tuple[str, ...]] = {"_run_epoch": ("self",)}
 """Methods that are wrapped if this release of transformers has them."""
 
 ATTRIBUTES: tuple[str, ...] = (
-    "_buffered_inputs",
-    "_entropy_bonus_enabled",
-    "_entropy_window_stats",
-    "_last_world_entropy",
-    "_logs",
-    "_metrics",
-    "_step",
-    "_tokenizer",
-    "aux_loss_enabled",
-    "beta",
-    "data_collator",
-    "entropy_coef",
-    "epsilon_high",
-    "importance_sampling_level",
-    "loss_type",
-    "mask_truncated_completions",
-    "max_completion_length",
-    "multi_objective_aggregation",
-    "num_generations",
-    "num_generations_eval",
-    "num_iterations",
-    "pad_to_multiple_of",
-    "reward_func_names",
-    "reward_funcs",
-    "reward_weights",
-    "rollout_func",
-    "scale_rewards",
-    "temperature",
-    "tools",
-    "top_entropy_quantile",
-    "train_dataset",
-    "use_transformers_continuous_batching",
-    "use_vllm",
+    *("_buffered_inputs", "_entropy_bonus_enabled", "_entropy_window_stats", "_last_world_entropy", "_logs"),
+    *("_metrics", "_step", "_tokenizer", "aux_loss_enabled", "beta", "data_collator", "entropy_coef", "epsilon_high"),
+    *("importance_sampling_level", "loss_type", "mask_truncated_completions", "max_completion_length"),
+    *("multi_objective_aggregation", "num_generations", "num_generations_eval", "num_iterations"),
+    *("pad_to_multiple_of", "reward_func_names", "reward_funcs", "reward_weights", "rollout_func", "scale_rewards"),
+    *("temperature", "tools", "top_entropy_quantile", "train_dataset", "use_transformers_continuous_batching"),
+    *("use_vllm",),
 )
-"""Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a progress and restore)."""
+"""Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a trial and restore)."""
 
 ARGUMENTS: tuple[str, ...] = (
-    "num_iterations",
-    "sapo_temperature_pos",
-    "steps_per_generation",
-    "use_bias_correction_kl",
+    *("num_iterations", "sapo_temperature_pos", "steps_per_generation", "use_bias_correction_kl"),
 )
 """Fields of `GRPOConfig` that we read."""
 
 BATCH_KEYS: tuple[str, ...] = (
-    "advantages",
-    "completion_ids",
-    "completion_mask",
-    "num_items_in_batch",
-    "prompt_ids",
-    "prompt_mask",
+    *("advantages", "completion_ids", "completion_mask", "num_items_in_batch", "prompt_ids", "prompt_mask"),
 )
 """What `_generate_and_score_completions` always returns and we read. Where they apply also `tool_mask`,
 `old_per_token_logps`, `ref_per_token_logps`, `sampling_per_token_logps` and `importance_sampling_ratio`."""

@@ -78,13 +78,6 @@ def test_a_term_in_the_inner_loss_goes_with_hooks_and_not_with_an_aggregation(ti
         train(tiny_model, tmp_path / "both", mixed(DecayedInside), loss_aggregation="token_mean", **settings)
 
 
-@pytest.mark.parametrize("base", ["compute_loss", "_compute_loss"])
-def test_a_term_is_refused_with_compact_updates(tiny_model: Path, tmp_path: Path, base: str) -> None:
-    trainer_class = mixed(theirs("Decayed") if base == "compute_loss" else DecayedInside)
-    with pytest.raises(ConfigurationError, match=r"compact_updates: exact cannot be exact with Decayed"):
-        train(tiny_model, tmp_path, trainer_class, compact_updates="exact", max_steps=1)
-
-
 def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_path: Path) -> None:
     class Counts(GRPOTrainer):
         seen = 0
@@ -133,13 +126,6 @@ def test_a_loss_per_completion_refuses_credit_for_tokens(tiny_model: Path, tmp_p
     plugins: dict[str, Any] = {"advantage_hooks": [hook()]}
     with pytest.raises(ConfigurationError, match=r"The loss of PerCompletion takes one advantage for each completion"):
         train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), trainer_arguments=plugins, max_steps=1)
-
-
-def test_a_loss_per_completion_is_found_out_in_batches_of_one(tiny_model: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "max_steps": 1}
-    hooks = {"advantage_hooks": [Falling()]}
-    with pytest.raises(ConfigurationError, match="takes one advantage for each completion"):
-        train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), trainer_arguments=hooks, **settings)
 
 
 @pytest.mark.parametrize("plugins", [{"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}])

@@ -90,12 +90,6 @@ def test_a_bonus_on_the_rewards(tiny_model: Path, tmp_path: Path, make: Any) -> 
 # ---------------------------------------------------------------------------------------------- rows
 
 
-@pytest.mark.parametrize("plugins", [{"advantage_hooks": ["centred"]}, {"loss_aggregation": "token_mean"}])
-def test_rows_that_are_dropped_below_are_refused(tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"of MineDropsSolved returned other rows than were scored \(4 of 8\)"):
-        train(tiny_model, tmp_path, mixed(theirs("DropsSolved")), trainer_arguments=plugins, max_steps=1)
-
-
 def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     class Reversed(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
