@@ -24,8 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def report_command(
     runs: Annotated[
-        list[Path],
-        typer.Argument(help="The output_dir of a training, finished or not. Several are overlaid."),
+        list[Path], typer.Argument(help="The output_dir of a training, finished or not. Several are overlaid.")
     ],
     out: Annotated[
         Path | None, typer.Option(help=f"The page to write. Default: {_PAGE} in the first output_dir.")

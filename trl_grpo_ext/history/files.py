@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..records.token_records import FOLDER as RECORDS
+from ..records.token_records import FOLDER
 
-COMPLETIONS = "completions"
-"""Where TRL writes its tables of completions, inside the output_dir."""
+RECORDS, COMPLETIONS = FOLDER, "completions"
+"""Where the recorder and TRL write completions, inside the output_dir."""
 
 SUFFIXES = (".parquet", ".jsonl")
 LARGEST = 512 * 2**20
@@ -69,10 +69,8 @@ def read_json(path: Path) -> Any:
 def read_json_lines(path: Path, bad: Say | None = None) -> list[Any]:
     """The values of a file with one JSON value per line.
 
-    Args:
-        path: The file.
-        bad: Takes a sentence on each line that is no JSON, and an unterminated last line is still being written; None
-            raises.
+    `bad` takes a sentence on each line that is no JSON, and an unterminated last line counts as still being written;
+    without it such a line raises.
     """
     values: list[Any] = []
     lines = re.split(r"\r?\n", _text(path))
@@ -133,11 +131,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def dataset_file(path: str | Path, option: str) -> Path:
-    """The file of an option such as `--dataset`.
-
-    Raises:
-        ConfigurationError: There is none, or it has another format.
-    """
+    """The file of an option such as `--dataset`, if it has a format that is read."""
     file = Path(path)
     if not file.is_file() or file.suffix not in SUFFIXES:
         raise ConfigurationError(f"{option} {str(path)!r} is no .jsonl or .parquet file.")

@@ -103,10 +103,7 @@ class TokenRecorder:
         return any(row_id in self._records for row_id in row_ids_B.tolist())
 
     def add_trained(
-        self,
-        row_ids_B: torch.Tensor,
-        stages: Sequence[tuple[str, torch.Tensor]],
-        used: Mapping[str, torch.Tensor],
+        self, row_ids_B: torch.Tensor, stages: Sequence[tuple[str, torch.Tensor]], used: Mapping[str, torch.Tensor]
     ) -> None:
         """Add what a loss forward used: `(B, T)` after each forward hook, and `advantage`, `weight` and so on."""
         for row, row_id in enumerate(row_ids_B.tolist()):

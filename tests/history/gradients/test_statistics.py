@@ -106,11 +106,7 @@ def groups(
     other[1] = turned * float(mean[0])
     plain = standard()
     own = shared * plain + math.sqrt(1 - shared**2) * standard()
-    return {
-        "plain": mean + plain,
-        "true": mean + 0.5 * plain + standard(),
-        "other": other + noise**0.5 * own,
-    }
+    return {"plain": mean + plain, "true": mean + 0.5 * plain + standard(), "other": other + noise**0.5 * own}
 
 
 def p_values(trials: int, **how: float) -> tuple[list[float], list[float], list[float]]:

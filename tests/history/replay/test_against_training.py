@@ -114,8 +114,7 @@ def test_two_rewards_of_which_one_has_no_value_for_some(
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"scale_rewards": "batch"}, {"scale_rewards": False}, {"advantage_hooks": ["leave_one_out"]}],
+    "settings", [{"scale_rewards": "batch"}, {"scale_rewards": False}, {"advantage_hooks": ["leave_one_out"]}]
 )
 def test_trls_own_tables_give_the_advantages_in_them(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]

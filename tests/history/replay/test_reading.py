@@ -287,7 +287,7 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "some/model"}]},
         "'teacher_log_ratio' needs the model 'some/model', but a replay runs no model",
     ),
-    "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy needs the dataset column 'answer'.*--dataset FILE"),
+    "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy needs the column 'answer'.*--dataset FILE"),
     "column in the signature": (
         {"rewards": [lambda completions, answer, **rest: []]},
         "takes 'answer'.*--dataset FILE",

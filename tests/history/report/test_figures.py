@@ -18,14 +18,7 @@ from matplotlib.figure import Figure
 
 from tests.history.report.trained import write_history
 from trl_grpo_ext.history.report import Run, load_run, load_runs
-from trl_grpo_ext.history.report.drawing import (
-    INK,
-    MOST_POINTS,
-    Absent,
-    label,
-    style,
-    thin,
-)
+from trl_grpo_ext.history.report.drawing import INK, MOST_POINTS, Absent, label, style, thin
 from trl_grpo_ext.history.report.figures import PLOTS, PageFigure, draw_plots, figures, save_pngs
 from trl_grpo_ext.history.report.svg import svg_of
 
@@ -282,14 +275,9 @@ def test_where_nothing_is_there_each_figure_says_why(tmp_path: Path) -> None:
         assert why.reason.endswith(".")
 
 
-def test_the_users_own_settings_stay_as_they_are_and_change_nothing(two: list[Run], tmp_path: Path) -> None:
+def test_the_users_own_settings_stay_as_they_are_and_change_nothing(two: list[Run]) -> None:
     plain = svg_of(drawn(two, "entropy"), "entropy", "Entropy")
     with mpl.rc_context({"svg.fonttype": "path", "axes.facecolor": "red", "font.size": 30.0}):
         before = dict(mpl.rcParams)
         assert svg_of(drawn(two, "entropy"), "entropy", "Entropy") == plain
         assert dict(mpl.rcParams) == before
-    with style():
-        assert mpl.rcParams["text.parse_math"] is False
-
-
-# ---------------------------------------------------------------------------------------------- pictures

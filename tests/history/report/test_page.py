@@ -18,13 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.history.report.make_big_run import (
-    HOSTILE,
-    HOSTILE_NAMES,
-    write_around,
-    write_big_run,
-    write_hostile_run,
-)
+from tests.history.report.make_big_run import HOSTILE, HOSTILE_NAMES, write_around, write_big_run, write_hostile_run
 from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.files import step_of

@@ -64,10 +64,7 @@ def many_vowels(completions: list[str], **columns: Any) -> list[float]:
 
 def train_thousand(model: Path, folder: Path) -> list[Path]:
     """Two real trainings of five steps with 100 completions of about 500 tokens each, all of them recorded."""
-    chosen: dict[str, list[Any]] = {
-        "plain": [],
-        "hooks": ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.4}],
-    }
+    chosen: dict[str, list[Any]] = {"plain": [], "hooks": ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.4}]}
     for name, hooks in chosen.items():
         train(
             model,

@@ -43,18 +43,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Quality:
-    """Estimates of one selection's gradient.
+    """Estimates of one selection's gradient, as `SelectionQuality` has them, for a single group and uncorrected.
 
-    Attributes:
-        ratio: Signal-to-noise ratio of one group's gradient, `|μ|² / tr Σ`. A batch's ratio is larger by its number of
-            groups.
-        worth: This ratio over plain TRL's: how many times larger a batch plain TRL needs for the same ratio.
-        worth_p: Two-sided p of a difference to plain TRL's ratio, by the jackknife's error and Student's t; not
-            corrected.
-        to_plain: Cosine of the mean gradient to plain TRL's.
-        to_policy_gradient: Cosine of the mean gradient to the policy gradient of the raw reward.
-        bias_p: One-sided p of that cosine being below 1; not corrected.
-        halves: Cosine between the mean gradients of two halves of the prompts.
+    `worth_p` is two-sided, by the jackknife's error and Student's t; `bias_p` is one-sided.
     """
 
     ratio: Estimate
@@ -209,13 +200,7 @@ def compare(
 ) -> dict[str, Quality]:
     """The quality of each selection's gradient.
 
-    Args:
-        gradients: By selection the groups' gradients, or sketches of them, `(N, k)`.
-        plain: Which of them is plain TRL's.
-        policy_gradient: Which of them has the policy gradient of the raw reward for its mean.
-        prompts: Of the groups.
-        resamples: Of the bootstrap.
-        seed: Of what is drawn.
+    `plain` names the gradients of plain TRL, `policy_gradient` those whose mean is that of the raw reward.
     """
     sums = {name: prompts.sums(gradient_N_k) for name, gradient_N_k in gradients.items()}
     sizes_M, size = prompts.sizes_M, len(prompts.sizes_M)

@@ -54,7 +54,7 @@ class SelectionNumbers:
         aggregation_of: The `loss_type` that the aggregation stands for; None if the selection names an aggregation.
         reward_mean: Mean of the weighted sums of the rewards.
         reward_std: Their standard deviation.
-        without_signal: Share of the groups without signal: equal rewards, and no hook that made them differ.
+        without_signal: Share of the groups without signal, as training logs it in `groups/zero_variance`.
         advantage_std: Standard deviation of the completions' advantages.
         positive_mass: Share of the gradient mass on tokens with an advantage above 0.
         total_weight: Sum of all weights, over the number of generation batches.

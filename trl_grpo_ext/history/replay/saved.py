@@ -104,18 +104,10 @@ def read_saved(
     num_generations: int | None = None,
     hoped_for: int | None = None,
 ) -> list[SavedBatch]:
-    """Read saved completions in the order of their steps.
+    """Read saved completions in the order of their steps, at most `limit` in whole groups.
 
-    Args:
-        completions: A file or a folder.
-        say: Called with notes on how the files were read.
-        steps: First and last step to read; None means no bound.
-        limit: Most completions, in whole groups, but at least one group.
-        num_generations: `G`, if the file does not say which completions belong together; None infers it.
-        hoped_for: The `G` of a run file, used if it fits the prompts, so that a repeated prompt is reported.
-
-    Raises:
-        ConfigurationError: There is nothing to read, or it has no readable format.
+    If a file does not say which completions belong together, groups have `num_generations`, or what `hoped_for`, a run
+    file, says if it fits the prompts, or what equal prompts in a row suggest.
     """
     parts = [part for file in saved_files(completions, say) for part in _parts(file)]
     parts.sort(key=lambda part: part.step)
@@ -349,7 +341,7 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path, say: Say) -
         )
     joined = []
     for batch in batches:
-        rows = [row for prompt in batch.prompts if (row := found[join_key(prompt)]) is not None]
+        rows = [place for prompt in batch.prompts if (place := found[join_key(prompt)]) is not None]
         new = {name: values for name, values in columns.items() if name not in ("prompt", "completion", *batch.columns)}
         joined.append(replace(batch, columns={**batch.columns, **rows_of(new, rows)}))
     return joined

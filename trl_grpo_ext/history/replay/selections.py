@@ -48,10 +48,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 _FROM_THE_POLICY = {"old_logps", "old_entropies", "entropies"}
-_NOT_SAVED = {
-    "ref_logps": "log-probabilities under a reference",
-    "sampling_logps": "the sampler's log-probabilities",
-}
+_NOT_SAVED = {"ref_logps": "log-probabilities under a reference", "sampling_logps": "the sampler's log-probabilities"}
 
 
 @dataclass(frozen=True)
@@ -70,14 +67,7 @@ class RewardSource:
 class ReplaySelection:
     """What one side of the comparison runs: loaded plugins, and settings with TRL's defaults.
 
-    Attributes:
-        name: For tables.
-        rewards: None if the saved rewards are used.
-        hooks: Advantage hooks, in order.
-        aggregation: The aggregation; if the selection has none, the one that equals TRL's reduction.
-        own_aggregation: Whether the selection names the aggregation.
-        settings: By the names of `DEFAULTS`.
-        left_out: Settings among `LEFT_OUT` with another value than listed there.
+    `rewards` is None if the saved ones are used; `left_out` has settings that are not replayed.
     """
 
     name: str

@@ -26,17 +26,7 @@ Offsets = Callable[[int], Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of one batch, `(B, T)`, padded on the right.
-
-    Attributes:
-        ids_B_T: Token numbers.
-        completion_mask_B_T: 1.0 where there is a token.
-        mask_B_T: 1.0 where it counts in the loss.
-        offsets: For a row, the characters of each token.
-        logps_B_T: Log-probabilities at the loss forward; None unless every completion has some.
-        entropies_B_T: `(B, T)`, in nats.
-        without_logps: Completions that have no log-probabilities.
-    """
+    """The tokens of one batch, `(B, T)`, padded on the right; log-probabilities only if every completion has some."""
 
     ids_B_T: torch.Tensor
     completion_mask_B_T: torch.Tensor

@@ -40,13 +40,7 @@ Numbers = numpy.ndarray[Any, Any]
 
 @dataclass
 class PageData:
-    """The embedded data.
-
-    Attributes:
-        index: For `JSON.parse`: the runs, their steps, and of each completion what filters and sorting need.
-        chunks: By name, gzip in base64: `tN` with the text, `nN` with the numbers of the tokens.
-        notes: Sentences on which completions were left out, and why.
-    """
+    """The embedded data: an index, chunks `tN` of text and `nN` of tokens' numbers, and notes on what is missing."""
 
     index: dict[str, Any] = field(default_factory=dict)
     chunks: dict[str, str] = field(default_factory=dict)
@@ -205,27 +199,11 @@ def compress(text: str) -> str:
 
 @dataclass
 class Row:
-    """One completion.
+    """One completion as the page shows it; what the file does not say is None.
 
-    Attributes:
-        group: Number of its prompt within the step.
-        member: Number of the completion within the group.
-        prompt: As text; messages one after the other, each with its role.
-        completion: As text.
-        truncated: Whether it ended at the limit; None if the file does not say.
-        rewards: Each function's reward; None if it gave none.
-        reward: Their weighted sum; None if the file does not say.
-        credit: What the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of
-            the last advantages over live tokens where it has not been trained on; TRL's advantage in its tables.
-        outcomes: Each reward's outcome, where it logged one.
-        extras: Other columns of TRL's table, as text.
-        tokens: Their names in the vocabulary; None in TRL's tables.
-        spans: `(start, end)` of each token in the completion, in UTF-16 units as browsers count; None if unknown.
-        live: Whether each token counts in the loss.
-        turns: The turn that wrote each token, -1 where none did; None if the file does not say.
-        failed_turns: Those that have a tool call that failed.
-        stages: What acted on the advantages, with `T` values each.
-        values: `advantage`, `weight`, `logp`, `entropy`, `T` values each, those that are there.
+    `credit` is what the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of
+    the last advantages over live tokens where it has not been trained on; TRL's advantage in its tables. `spans` are
+    `(start, end)` of each token in UTF-16 units, as browsers count. `stages` and `values` have one number per token.
     """
 
     group: int
