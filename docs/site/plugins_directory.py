@@ -80,8 +80,8 @@ def tried(entry: dict[str, str], folder: Path) -> Tried:
     )
     if not done.stdout:
         raise SystemExit(f"{entry['name']} was not checked, for the reason above.")
-    asked = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
-    version = subprocess.run([made.python, "-c", asked, entry["name"]], stdout=subprocess.PIPE, text=True, check=True)
+    code = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+    version = subprocess.run([made.python, "-c", code, entry["name"]], stdout=subprocess.PIPE, text=True, check=True)
     return Tried(entry, (version.stdout.strip(), *versions()), [_row(report) for report in json.loads(done.stdout)])
 
 

@@ -26,13 +26,11 @@ from .console import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..plugins.discovery import Installed, PluginInfo
     from ..plugins.kinds import Kind
     from ..testing import Report
 
-BROKEN, FAILED, UNSHOWN = 1, 2, 3
+BROKEN, FAILED, NO_EFFECT = 1, 2, 3
 
 
 def register(app: typer.Typer) -> None:
@@ -201,7 +199,8 @@ def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbos
         if isinstance(one, _Unloaded):
             messages().print(Text(printable(f"{one.subject}: {one.error}")), style="red", soft_wrap=True)
         elif not as_json:
-            _print(one, console, verbose)
+            for indent, parts in one.lines(verbose):
+                paragraph(console, Text.assemble(*parts), indent=indent)
     reports = [one for one in found if not isinstance(one, _Unloaded)]
     if with_badge:
         _print_badge(reports if len(reports) == len(found) else [])
@@ -210,46 +209,7 @@ def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbos
     if not all(one.ok for one in reports):
         raise typer.Exit(BROKEN)
     if strict and any(one.no_effect for one in reports):
-        raise typer.Exit(UNSHOWN)
-
-
-def _print(report: Report, console: Console, verbose: bool) -> None:
-    from ..plugins.kinds import LABELS
-    from ..testing.reports import following
-
-    style = "bold red" if not report.ok else "bold yellow" if report.no_effect else "bold green"
-    title = (one_line(f"{LABELS[report.kind]} {report.subject}"), "bold")
-    paragraph(console, Text.assemble(title, ": ", (report.counts(), style)))
-    for root in report.roots:
-        paragraph(console, Text.assemble(("broken ", "red"), (root.rule.name, "bold red")), indent=2)
-        parts = (
-            ("found", root.message),
-            ("smallest example", root.example),
-            ("rule", root.rule.summary),
-            ("why", root.rule.why),
-        )
-        for label, text in parts:
-            for place, line in enumerate(printable(text).split("\n") if text else ()):
-                paragraph(console, Text.assemble((f"{label}: " if not place else "", "dim"), line), indent=4)
-        if followers := report.following(root):
-            names = f": {', '.join(broken.rule.name for broken in followers)}" if verbose else ""
-            paragraph(console, Text(f"{following(len(followers))}{names}", style="red"), indent=4)
-    if report.no_effect:
-        paragraph(console, Text.assemble(("not shown to work: ", "bold yellow"), one_line(report.no_effect)), indent=2)
-    if report.skipped:
-        paragraph(console, Text.assemble(("not checked: ", "yellow"), one_line(report.not_checked())), indent=2)
-    if report.passed and verbose:
-        kept = ", ".join(rule.name for rule in report.passed)
-        paragraph(console, Text.assemble(("kept: ", "green"), kept), indent=2)
-    lines, count = report.printed
-    if count:
-        first = f"it printed {count} line{'s' * (count > 1)}, the first: " if count > 1 else "it printed: "
-        paragraph(console, Text.assemble((first, "dim"), one_line(lines[0])), indent=2)
-    for name, value in report.measured.items():
-        text = f"{value:.3g}" if isinstance(value, float) else one_line(str(value))
-        paragraph(console, Text.assemble(("measured ", "dim"), f"{name}: {text}"), indent=2)
-    if report.level:
-        paragraph(console, Text(report.standing()), indent=2)
+        raise typer.Exit(NO_EFFECT)
 
 
 def _print_badge(reports: list[Report]) -> None:

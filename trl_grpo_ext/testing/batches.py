@@ -178,14 +178,8 @@ class SmallBatch:
     ) -> Rollout:
         """The context of `on_rollout`, or with `aggregation` that of `weights`, which has the advantages.
 
-        Args:
-            width: `T`.
-            needs: The log-probabilities and offsets that are there.
-            dtype: That of every float tensor,
-            logps_dtype: but of log-probabilities and entropies where it is given.
-            padding: What stands where no token is, in log-probabilities; other token ids stand there with it.
-            aggregation: Whether the advantages are in it.
-            **overrides: Fields of `Rollout`.
+        Log-probabilities and entropies have `logps_dtype`, all other numbers `dtype`. `padding` stands in
+        log-probabilities where no token is, with other token ids.
         """
         width, rows, setting = width or self.width, self.rows, self.setting
         groups = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in rows))}
@@ -193,8 +187,8 @@ class SmallBatch:
         prompts = setting.prompts or ("What is 2 + 2?",)
         options: Any = {"width": width, "padding": padding, "dtype": logps_dtype or dtype}
 
-        def logps(what: str) -> torch.Tensor:
-            return self.table(what, -3.0, -0.01, **options)
+        def logps(what: str, low: float = -3.0, high: float = -0.01) -> torch.Tensor:
+            return self.table(what, low, high, **options)
 
         mask_B_T = self.mask(width, dtype)
         completion_mask_B_T = padded([[1.0] * len(row.live) for row in rows], width, 0.0, dtype)
@@ -225,9 +219,7 @@ class SmallBatch:
             "totals": self.totals(),
             "sampling_logps_B_T": logps("sampling") if "sampling_logps" in needs else None,
             "old_logps_B_T": logps("old") if "old_logps" in needs else None,
-            "old_entropies_B_T": (
-                self.table("old_entropies", 0.01, 3.0, **options) if "old_entropies" in needs else None
-            ),
+            "old_entropies_B_T": logps("old_entropies", 0.01, 3.0) if "old_entropies" in needs else None,
             "ref_logps_B_T": logps("ref") if "ref_logps" in needs else None,
             "teacher_logps_B_T": _Teachers(logps, setting.teachers, any_other=tuple(needs) == NEEDS),
             "advantages_B_T": self.incoming(width, dtype) if aggregation else None,
@@ -235,9 +227,10 @@ class SmallBatch:
             "tokenizer": setting.tokenizer,
         }
         if "offsets" in needs:
-            settings["offsets"] = lambda row: character_offsets(self.pieces(rows[row]))
+            of_rows = [self.pieces(row) for row in rows]
+            settings["offsets"] = lambda row: character_offsets(of_rows[row])
             settings["turns"] = lambda row: turns_between(
-                rows[row].live, self.pieces(rows[row]), [0] if rows[row].number % 2 else []
+                rows[row].live, of_rows[row], [0] if rows[row].number % 2 else []
             )
         return Rollout(**{**settings, **overrides})
 

@@ -199,14 +199,8 @@ def _checks(kind: Kind, subject: Subject) -> Checks:
         from .rewards import RewardChecks
 
         forms = _forms(subject.name, options.get("formats", ("text", "messages")))
-        names = ("deterministic", "per_completion", "required", "unreadable", "seconds_per_completion")
-        checks = RewardChecks(
-            subject.plugin,
-            ordinary_call(subject.plugin, texts, prompts, columns, forms[0]),
-            again=subject.again,
-            formats=forms,
-            **{name: options[name] for name in names if name in options},
-        )
+        ordinary = ordinary_call(subject.plugin, texts, prompts, columns, forms[0])
+        checks = RewardChecks(subject.plugin, ordinary, forms, options, subject.again)
     else:
         from .aggregations import AggregationChecks
         from .batches import Setting
@@ -256,22 +250,17 @@ def load_subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any])
         if not asked.parameters:
             asked = replace(asked, parameters=dict(options.get("parameters", {})))
         plugin, wanted = resolve(kind, asked).object, asked
-        return Subject(
-            plugin,
-            asked.name,
-            {**options, **declared(kind, plugin, asked.name), **given},
-            lambda: resolve(kind, wanted).object,
-        )
+        options = {**options, **declared(kind, plugin, asked.name), **given}
+        return Subject(plugin, asked.name, options, lambda: resolve(kind, wanted).object)
     if isinstance(plugin_or_selection, type):
         plugin_or_selection = resolve(kind, plugin_or_selection).object  # which says what to pass instead
     name = reward_name(plugin_or_selection)
-    again: Callable[[], Any] | None = None
+    options = {**declared(kind, plugin_or_selection, name), **given}
     try:
         unused = fresh_copy(plugin_or_selection)
-        again = lambda: fresh_copy(unused)  # noqa: E731
     except CopyError:
-        pass
-    return Subject(plugin_or_selection, name, {**declared(kind, plugin_or_selection, name), **given}, again)
+        return Subject(plugin_or_selection, name, options, None)
+    return Subject(plugin_or_selection, name, options, lambda: fresh_copy(unused))
 
 
 def declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:

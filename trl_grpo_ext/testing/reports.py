@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..errors import TRLGRPOExtError
+from ..guard.untrusted import one_line, printable
 from ..plugins.kinds import LABELS, Kind
 from .rules import GATES, Rule, rules_of
 
@@ -169,18 +170,36 @@ class Report:
             reasons.setdefault(reason, []).append(rule.short)
         return "; ".join(f"{reason} ({_listed(names)})" for reason, names in reasons.items())
 
-    def __str__(self) -> str:
-        lines = [f"{LABELS[self.kind]} {self.subject}: {self.counts()}"]
+    def lines(self, verbose: bool = False) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+        """The report for people: each line's indentation, and its parts with their styles as `rich` names them."""
+        style = "bold red" if not self.ok else "bold yellow" if self.no_effect else "bold green"
+        yield 0, [(one_line(f"{LABELS[self.kind]} {self.subject}"), "bold"), (": ", ""), (self.counts(), style)]
         for root in self.roots:
-            lines += _indented(str(root))
-            if followers := self.following(root):
-                names = ", ".join(broken.rule.name for broken in followers)
-                lines.append(f"    {following(len(followers))}: {names}")
-        lines += [f"  not checked: {self.not_checked()}"] if self.skipped else []
-        lines += [f"  not shown to work: {self.no_effect}"] if self.no_effect else []
-        lines += [f"  measured: {name}: {_shown(value)}" for name, value in self.measured.items()]
-        lines += [f"  {self.standing()}"] if self.level else []
-        return "\n".join(lines)
+            yield 2, [("broken ", "red"), (root.rule.name, "bold red")]
+            said = {"found": root.message, "smallest example": root.example, "rule": root.rule.summary}
+            for label, text in {**said, "why": root.rule.why}.items():
+                for place, line in enumerate(printable(text).split("\n") if text else ()):
+                    yield 4, [("" if place else f"{label}: ", "dim"), (line, "")]
+            if followers := [broken.rule.name for broken in self.following(root)]:
+                names = f": {', '.join(followers)}" if verbose else ""
+                yield 4, [(f"and {len(followers)} that follow{'s' * (len(followers) == 1)} from it{names}", "red")]
+        lines, count = self.printed
+        kept = ", ".join(rule.name for rule in self.passed) if verbose else ""
+        first = f"it printed {count} line{'s' * (count > 1)}, the first: "
+        measured = {name: f"{x:.3g}" if isinstance(x, float) else str(x) for name, x in self.measured.items()}
+        for label, text, style in (
+            ("not shown to work: ", self.no_effect, "bold yellow"),
+            ("not checked: ", self.not_checked(), "yellow"),
+            ("kept: ", kept, "green"),
+            (first, lines[0] if lines else "", "dim"),
+            *((f"measured {name}: ", text, "dim") for name, text in measured.items()),
+            ("", self.standing() if self.level else "", ""),
+        ):
+            if text:
+                yield 2, [(label, style), (one_line(text), "")]
+
+    def __str__(self) -> str:
+        return "\n".join(" " * indent + "".join(text for text, _ in parts) for indent, parts in self.lines(True))
 
     def standing(self) -> str:
         """The level and what the next one needs, in a line."""
@@ -198,11 +217,6 @@ def badge(level: Level) -> str:
     return f"![trl-grpo-ext: {level}](https://img.shields.io/badge/trl--grpo--ext-{level}-{_COLOURS[level]})"
 
 
-def following(count: int) -> str:
-    """How many rules break as a consequence, in words."""
-    return f"and {count} that follow{'s' * (count == 1)} from it"
-
-
 _LISTED = 6
 
 
@@ -213,10 +227,6 @@ def _listed(names: Sequence[str]) -> str:
 
 def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.split("\n")]
-
-
-def _shown(value: float | str) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def with_roots(violations: Sequence[Violation]) -> tuple[Violation, ...]:

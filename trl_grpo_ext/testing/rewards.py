@@ -6,7 +6,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -47,38 +47,17 @@ Scores = list[float | None]
 
 
 class RewardChecks(Checks):
-    """The checks of one reward. Each public method checks the rule of its name.
-
-    Args:
-        reward: The reward function.
-        ordinary: An ordinary call.
-        again: Builds another one; None if nothing can.
-        deterministic: Whether it declares that it is.
-        per_completion: Whether it scores each completion on its own.
-        formats: The forms of completions that it takes.
-        required: Columns that are never None.
-        unreadable: References, besides None, that it cannot read.
-        seconds_per_completion: Its time limit.
-    """
+    """The checks of one reward, with its options of `RewardOptions`. Each public method checks the rule of its name."""
 
     def __init__(
-        self,
-        reward: Any,
-        ordinary: RewardCall,
-        *,
-        again: Callable[[], Any] | None = None,
-        deterministic: bool = True,
-        per_completion: bool = True,
-        formats: Sequence[Form] = ("text", "messages"),
-        required: Sequence[str] = (),
-        unreadable: Sequence[Any] = (),
-        seconds_per_completion: float = SECONDS_PER_COMPLETION,
+        self, reward: Any, ordinary: RewardCall, forms: Sequence[Form], options: Mapping[str, Any], again: Any = None
     ) -> None:
         super().__init__()
-        self.reward, self.ordinary, self._again = reward, ordinary, again
-        self.deterministic, self.per_completion = deterministic, per_completion
-        self._forms, self.required, self.unreadable = tuple(formats), tuple(required), tuple(unreadable)
-        self.limit = seconds_per_completion
+        self.reward, self.ordinary, self._forms, self._again = reward, ordinary, tuple(forms), again
+        self.deterministic = options.get("deterministic", True)
+        self.per_completion = options.get("per_completion", True)
+        self.required, self.unreadable = options.get("required", ()), options.get("unreadable", ())
+        self.limit = options.get("seconds_per_completion", SECONDS_PER_COMPLETION)
         self.name = reward_name(reward)
         self.seconds: list[float] = []
         self.slow = False
@@ -279,18 +258,16 @@ class RewardChecks(Checks):
         def same(batch: RewardCall, once: Scores, again: Scores, what: str) -> None:
             for row, (one, other) in enumerate(zip(once, again, strict=True)):
                 if one != other:
-                    raise Broken(f"{what}: {one!r} and {other!r} at row {row}", self._row_alone(batch, row))
-
-        def repeated(batch: RewardCall) -> None:
-            once = self._scores(batch)
-            same(batch, once, self._scores(batch), "once and again")
-            if min(self.seconds, default=1.0) < _SLOW / _ROUNDS:
-                for _ in range(_ROUNDS):
-                    same(batch, once, self._scores(batch), "once and after some more calls")
+                    raise Broken(f"{what}: {one!r} and {other!r} at row {row}", batch.with_items([batch.items[row]]))
 
         def first(batch: RewardCall) -> None:
             if self._first is not None and len(batch.items) == len(self._first):
                 same(batch, self._read(self._first, batch), self._scores(batch), "in its first call and later")
+
+        def repeated(batch: RewardCall) -> None:
+            once, quick = self._scores(batch), min(self.seconds, default=1.0) < _SLOW / _ROUNDS
+            for _ in range(_ROUNDS if quick else 1):
+                same(batch, once, self._scores(batch), "once and again")
 
         def unseen(batch: RewardCall) -> None:
             what = "with texts that it had not seen, once and again"
@@ -306,28 +283,13 @@ class RewardChecks(Checks):
             for part, first_come, last_come in zip((front, back), in_order, reversed_, strict=True):
                 same(part, first_come, last_come, "of two fresh builds that got two batches in either order")
 
-        items = self.ordinary.items
-        marked = [
-            replace(item, completion=f"{item.completion} {time.time_ns():x}{row}")
-            for row, item in enumerate(items)
-            if isinstance(item.completion, str)
-        ]
+        texts = [item for item in self.ordinary.items if isinstance(item.completion, str)]
+        mark = f"{time.time_ns():x}"
+        marked = [replace(item, completion=f"{item.completion} {mark}{row}") for row, item in enumerate(texts)]
         self._over([self.ordinary], first, smaller=False)
         self._over([self.ordinary], repeated)
         self._over([self.ordinary.with_items(marked)] if marked else [], unseen, smaller=False)
-        self._over([self.ordinary] if len(items) > 1 else [], rebuilt, smaller=False)
-
-    def _row_alone(self, batch: RewardCall, row: int) -> RewardCall:
-        """One row of a batch with the columns that the signature names, for an example that is not made smaller."""
-        if len(batch.items) <= 1:
-            return batch
-        try:
-            named = set(inspect.signature(self.reward).parameters)
-        except (TypeError, ValueError):  # compiled
-            named = set()
-        item = batch.items[row]
-        kept = {name: value for name, value in item.columns.items() if name in named}
-        return batch.with_items([replace(item, columns=kept)])
+        self._over([self.ordinary] if len(self.ordinary.items) > 1 else [], rebuilt, smaller=False)
 
     def rows(self) -> None:
         """One text with each row's columns, in three orders."""

@@ -47,13 +47,7 @@ Call = tuple[Any, dict[str, torch.Tensor], Callable[[], Any]]
 
 
 class TensorChecks(Checks, ABC):
-    """The checks of one plugin on small batches. Each public method checks the rule of its name.
-
-    Args:
-        plugin: The hook, aggregation or filter.
-        setting: Texts, columns and seed of the batches.
-        deterministic: Whether the plugin says that it is.
-    """
+    """The checks of one plugin on small batches. Each public method checks the rule of its name."""
 
     prefix: str
     """The prefix of its rules' names."""
@@ -105,12 +99,8 @@ class TensorChecks(Checks, ABC):
     ) -> None:
         """Judge batches, the plugin's exceptions too; those on odd batches are for the rules about these to report.
 
-        Args:
-            batches: The batches, in the order in which they are tried.
-            judge: Returns if all is well, else raises `Broken`.
-            where: What is odd about the batches.
-            breaks: The parts of the contract that this rule reports, in the order of `_ORDER`; None stands for an
-                exception of another kind.
+        `breaks` has the parts of the contract that this rule reports, in the order of `_ORDER`; None stands for an
+        exception of another kind.
         """
         refused: list[str] = []
 
