@@ -624,39 +624,33 @@ def role_of(hook: Any, subject: str | None = None) -> str:
         PluginContractError: It has no `role` and several would fit, or an unknown one, or lacks its role's method; or
             `last` is set where it means nothing. The message says what to write.
     """
-    subject = subject or f"The advantage hook {getattr(hook, '__name__', type(hook).__name__)!r}"
     has = [method for method in HOOK_METHODS if implements(hook, method)]
-    role = getattr(hook, "role", None)
+    listed, role = " and ".join(has) or "no hook method", getattr(hook, "role", None)
+    if role is None and len(has) == 1:
+        role = {"on_rewards": "shaper", "on_forward": "forward"}.get(has[0])
+    methods = {"shaper": ("on_rewards",), "forward": ("on_forward",)}
+    problem = None
     if role is None:
-        only = {"on_rewards": "shaper", "on_forward": "forward"}
-        if len(has) == 1 and has[0] in only:
-            role = only[has[0]]
-        else:
-            raise PluginContractError(
-                f"{subject} has {' and '.join(has) or 'no hook method'} and no role, which version 2 of the contract "
-                'requires. Write role = "estimator" in its class if it computes advantages from the rewards, or role = '
-                '"transform" if it changes the incoming ones.'
-            )
-    if not isinstance(role, str) or role not in ROLES:
-        raise PluginContractError(f"{subject} has role = {role!r}; it must be one of {', '.join(map(repr, ROLES))}.")
-    if ROLES[role] not in has:
-        raise PluginContractError(
-            f"{subject} has role = {role!r} but not that role's method, {ROLES[role]}; it has "
-            f"{' and '.join(has) or 'no hook method'}. Define it, or change the role."
+        problem = (
+            f"has {listed} and no role, which version 2 of the contract requires. Write role = "
+            '"estimator" in its class if it computes advantages from the rewards, or role = "transform" if it changes '
+            "the incoming ones"
         )
-    allowed = {"shaper": ("on_rewards",), "forward": ("on_forward",)}.get(role, ("on_rollout", "on_forward"))
-    if others := [method for method in has if method not in allowed]:
+    elif not isinstance(role, str) or role not in ROLES:
+        problem = f"has role = {role!r}; it must be one of {', '.join(map(repr, ROLES))}"
+    elif ROLES[role] not in has:
+        problem = f"has role = {role!r} but not that role's method, {ROLES[role]}; it has {listed}"
+    elif others := [method for method in has if method not in methods.get(role, ("on_rollout", "on_forward"))]:
         fits = " or ".join(repr(name) for name, method in ROLES.items() if method == others[0])
-        raise PluginContractError(
-            f"{subject} has role = {role!r} and {others[0]} as well, which would never run. Remove it, move it to a "
-            f"separate hook, or make the role {fits}."
+        problem = (
+            f"has role = {role!r} and {others[0]} as well, which would never run. Remove it, or make the role {fits}"
         )
-    if getattr(hook, "last", False) and role not in ("transform", "forward"):
-        raise PluginContractError(
-            f"{subject} has last = {hook.last!r} and role = {role!r}: `last` is for transforms and forward hooks. "
-            "Remove it."
-        )
-    return role
+    elif getattr(hook, "last", False) and role not in ("transform", "forward"):
+        problem = f"has last = {hook.last!r} and role = {role!r}: `last` is for transforms and forward hooks"
+    if problem:
+        name = getattr(hook, "__name__", type(hook).__name__)
+        raise PluginContractError(f"{subject or f'The advantage hook {name!r}'} {problem}.")
+    return str(role)
 
 
 def acting_order(hook: Any) -> tuple[int, bool]:

@@ -10,13 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.advantages.token_batches import (
-    Rows,
-    forward_of,
-    hook,
-    live_places,
-    rollouts,
-)
+from tests.advantages.token_batches import Rows, forward_of, hook, live_places, rollouts
 from tests.contexts import make_forward, mask_of, padded
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import Forward, Rollout

@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.advantages.token_batches import (
-    after_rollout,
-    hook,
-    on_ranks,
-)
+from tests.advantages.token_batches import after_rollout, hook, on_ranks
 from tests.contexts import make_rollout, padded
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.chain import HookChain

@@ -10,12 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.advantages.token_batches import (
-    after_rollout,
-    hook,
-    live_places,
-    rollouts,
-)
+from tests.advantages.token_batches import after_rollout, hook, live_places, rollouts
 from tests.contexts import make_rollout, padded
 from trl_grpo_ext.advantages.returns import discounted_returns, live_tokens_after
 from trl_grpo_ext.errors import ConfigurationError

@@ -127,10 +127,7 @@ def test_without_turn_rewards_every_turn_has_the_outcomes_advantage() -> None:
     outcomes = [1.0, 0.0, 0.25, 0.5]
     rollout = rollout_of([[1, 0, 1], [1, 1, 0, 1], [1], [1, 0, 1, 0, 1]], [None] * 4, outcomes)
     expected = (torch.tensor(outcomes).double() - 0.4375) / (torch.tensor(outcomes).double().std() + 1e-4)
-    hooks = [
-        TurnRewards(baseline="completion"),
-        TurnRewards(form="turn_plus_outcome"),
-    ]
+    hooks = [TurnRewards(baseline="completion"), TurnRewards(form="turn_plus_outcome")]
     for hook in hooks:
         for row, values in enumerate(advantages(hook, rollout)):
             assert values == pytest.approx([expected[row].item()] * len(values), abs=1e-12)

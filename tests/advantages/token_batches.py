@@ -46,9 +46,7 @@ def rollouts(draw: Any, most_rows: int = 6, longest: int = 6) -> Rollout:
     width = max(*lengths, 1) + draw(st.integers(0, 2))
     groups = draw(st.lists(st.integers(0, 1), min_size=rows, max_size=rows))
     groups = [sorted(set(groups)).index(group) for group in groups]
-    rewards = draw(
-        st.lists(st.sampled_from([0.0, 1.0, 0.25, -2.0, math.nan]), min_size=rows, max_size=rows),
-    )
+    rewards = draw(st.lists(st.sampled_from([0.0, 1.0, 0.25, -2.0, math.nan]), min_size=rows, max_size=rows))
 
     def table(values: Any) -> Any:
         return draw(st.lists(st.lists(values, min_size=width, max_size=width), min_size=rows, max_size=rows))

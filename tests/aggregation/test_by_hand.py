@@ -135,11 +135,7 @@ def test_prefix_share_of_ABC_ABD_AEF() -> None:
 
 def test_prefix_share_reads_what_a_tool_wrote_but_does_not_count_it() -> None:
     # The tool's answer X or Y parts the first two at their second token; the third wrote X itself.
-    batch = [
-        completion([0, 0, 0], ids="AXB"),
-        completion([0, 0, 0], ids="AYB"),
-        completion([0, 0, 0], ids="AXB"),
-    ]
+    batch = [completion([0, 0, 0], ids="AXB"), completion([0, 0, 0], ids="AYB"), completion([0, 0, 0], ids="AXB")]
     batch[0] = replace(batch[0], live=[True, False, True])
     batch[1] = replace(batch[1], live=[True, False, True])
     expected = [[1 / 3, 0, 1 / 2], [1 / 3, 0, 1], [1 / 3, 1, 1 / 2]]

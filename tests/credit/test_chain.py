@@ -133,10 +133,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"role": "mask", "on_rollout": len}, "role = 'mask'; it must be one of 'shaper', 'estim"),
     ({"role": ["shaper"], "on_rewards": len}, r"role = \['shaper'\]; it must be one of"),
     ({"role": "shaper", "on_rollout": len}, "role = 'shaper' but not that role.s method"),
-    (
-        {"role": "forward", "on_forward": len, "on_rollout": len},
-        "would never run.* role 'estimator' or 'transform'",
-    ),
+    ({"role": "forward", "on_forward": len, "on_rollout": len}, "would never run.* role 'estimator' or 'transform'"),
     ({"role": "estimator", "on_rollout": len, "last": True}, "`last` is for transforms and forward hooks"),
 ]
 

@@ -109,9 +109,7 @@ class Normalised(_Estimator):
 
     def __init__(self, *, epsilon: float = 1e-4, std_floor: float = 0.0, std: str = "sample") -> None:
         self.epsilon = checked_number("normalised: epsilon", epsilon, "a positive number", lambda x: x > 0)
-        self.std_floor = checked_number(
-            "normalised: std_floor", std_floor, "a number that is not negative", lambda x: x >= 0
-        )
+        self.std_floor = checked_number("normalised: std_floor", std_floor, "at least 0", lambda x: x >= 0)
         self.std = checked_choice("normalised: std", std, ("sample", "population"))
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:

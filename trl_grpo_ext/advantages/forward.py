@@ -166,12 +166,8 @@ class FutureKL:
         safety_threshold: float | None = 10.0,
     ) -> None:
         self.half_life = checked_number("future_kl: half_life", half_life, "a positive number", lambda x: x > 0)
-        self.epsilon_low = checked_number(
-            "future_kl: epsilon_low", epsilon_low, "a number from 0 to 1", lambda x: 0 <= x <= 1
-        )
-        self.epsilon_high = checked_number(
-            "future_kl: epsilon_high", epsilon_high, "a number that is not negative", lambda x: x >= 0
-        )
+        self.epsilon_low = checked_number("future_kl: epsilon_low", epsilon_low, "from 0 to 1", lambda x: 0 <= x <= 1)
+        self.epsilon_high = checked_number("future_kl: epsilon_high", epsilon_high, "at least 0", lambda x: x >= 0)
         if epsilon_low == epsilon_high == 0:
             raise ConfigurationError("future_kl: epsilon_high must be positive where epsilon_low is 0, got 0 for both.")
         self.ratio_cap = checked_number("future_kl: ratio_cap", ratio_cap, "a number above 1", lambda x: x > 1)

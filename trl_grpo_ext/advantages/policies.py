@@ -91,10 +91,7 @@ class KLInReward:
         if self.role == "shaper":  # a hook has the methods of its role and no others
             self.on_rewards = self._on_rewards
             if self.gamma != 1:
-                raise ConfigurationError(
-                    f"kl_in_reward: gamma must be 1 where form is 'completion', got {gamma!r}: the penalty of a whole "
-                    "completion is a sum without order. Leave it out, or take form: return_to_go."
-                )
+                raise ConfigurationError(f"kl_in_reward: gamma must be 1 where form is 'completion', got {gamma!r}.")
         else:
             self.on_rollout = self._on_rollout
 
@@ -179,9 +176,7 @@ class TeacherLogRatio:
     def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
         self.teacher = check_model("teacher_log_ratio: teacher", teacher)
         self.needs, self.teachers = needs_of(teacher)
-        self.coefficient = checked_number(
-            "teacher_log_ratio: coefficient", coefficient, "a positive number", lambda x: x > 0
-        )
+        self.coefficient = checked_number("teacher_log_ratio: coefficient", coefficient, "positive", lambda x: x > 0)
         self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
         self.role = "estimator" if self.mode == "replace" else "transform"
         self.learns_from_equal_rewards = self.mode == "replace"

@@ -46,16 +46,13 @@ class GroupMeanGAE:
 
     def __init__(self, *, gamma: float = 1.0, gae_lambda: float = 0.95, length_alpha: float | None = None) -> None:
         self.gamma = checked_number("group_mean_gae: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
-        self.gae_lambda = checked_number(
-            "group_mean_gae: gae_lambda", gae_lambda, "a number from 0 to 1", lambda x: 0 <= x <= 1
-        )
+        self.gae_lambda = checked_number("group_mean_gae: gae_lambda", gae_lambda, "from 0 to 1", lambda x: 0 <= x <= 1)
         self.length_alpha = length_alpha
         if length_alpha is not None:
             checked_number("group_mean_gae: length_alpha", length_alpha, "a positive number", lambda x: x > 0)
             if gae_lambda != 0.95:
                 raise ConfigurationError(
-                    f"group_mean_gae: gae_lambda={gae_lambda!r} has no effect with length_alpha={length_alpha!r}, "
-                    "which gives each completion a λ of its own. Leave one of them out."
+                    f"group_mean_gae: gae_lambda={gae_lambda!r} has no effect with length_alpha={length_alpha!r}."
                 )
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:

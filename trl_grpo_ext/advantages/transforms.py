@@ -99,8 +99,7 @@ class ClipAdvantages:
         self.high = checked_number("clip_advantages: high", high, "a number that is not negative", lambda x: x >= 0)
         if low == high == 0:
             raise ConfigurationError(
-                "clip_advantages: high must be positive where low is 0, got 0 for both; otherwise nothing would be "
-                "learnt."
+                "clip_advantages: high must be positive where low is 0, or nothing would be learnt."
             )
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -261,10 +260,7 @@ class SignScaling:
         self.positive = checked_number("sign_scaling: positive", positive, wanted, lambda x: x >= 0)
         self.negative = checked_number("sign_scaling: negative", negative, wanted, lambda x: x >= 0)
         if positive == negative == 0:
-            raise ConfigurationError(
-                f"sign_scaling: negative must be greater than 0 where positive is 0, got {negative!r}; "
-                "otherwise nothing would be learnt."
-            )
+            raise ConfigurationError("sign_scaling: negative must be above 0 where positive is, or nothing is learnt.")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

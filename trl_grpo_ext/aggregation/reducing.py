@@ -19,8 +19,7 @@ class TailMean:
     so the order of rows doesn't matter; a fractional `k` takes a part of the last one. In a policy gradient the largest
     losses belong to completions with negative advantages, so this emphasises unlearning failures.
 
-    It is not linear in the losses, so it depends on which rows share a micro-batch: with accumulation or several ranks
-    it is the mean of the micro-batches' tails, not the tail of the batch. Prefer large micro-batches.
+    With accumulation or several ranks it is the mean of the micro-batches' tails. Prefer large micro-batches.
 
     Source: conditional value at risk, Rockafellar & Uryasev, "Optimization of conditional value-at-risk" (2000), with
     the completions of a micro-batch as equally likely outcomes and `fraction = 1 - β` of the paper.
@@ -55,8 +54,7 @@ class PowerMean:
     the largest gains (negative losses) dominate, and with p → ∞ only the greatest of each are left. A completion's
     weight `(|s_i| / M)^(p-1) / n` is never negative, so every loss is still pushed down.
 
-    It is not linear in the losses, so it depends on which rows share a micro-batch: with accumulation or several ranks
-    it is the mean over the micro-batches. Prefer large micro-batches.
+    With accumulation or several ranks it is the mean over the micro-batches. Prefer large micro-batches.
 
     Source: the power (generalised, Hölder) mean; Hardy, Littlewood & Pólya, "Inequalities" (1934), chapter 2.
 

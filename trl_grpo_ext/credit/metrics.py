@@ -1,32 +1,10 @@
 """The metrics of the flow: what each hook did to the advantages, and how an aggregation weighs tokens.
 
-Each comes from a table with one row per completion, gathered over all ranks.
-
-What a hook did:
-
-| metric | over the live tokens of all ranks |
-| --- | --- |
-| `advantage/<hook>/mean` | mean of the advantages after the hook |
-| `advantage/<hook>/std` | their standard deviation |
-| `advantage/<hook>/sign_flips` | share of the tokens whose advantage went from above 0 to below, or back |
-| `advantage/<hook>/mass_moved` | sum of the absolute changes, relative to the sum of the absolute advantages before |
-
-A hook that halves all advantages moves 0.5 of the mass; one that flips all signs moves 2. A hook that acts at both
-stages appears for the later one as `<hook>/forward`; a hook selected twice appears as `<hook>` and `<hook>_2`.
-
-What an aggregation does, by a completion's length and its advantage's sign:
-
-Every figure is a mean weight per token relative to the mean over all live tokens, so under `token_mean` all are 1.
-Tokens above 1 pull more than their share.
-
-| metric | tokens |
-| --- | --- |
-| `loss_weight/length_q1` to `_q4` | of the shortest to the longest quarter of the completions |
-| `loss_weight/positive_advantage` | with an advantage above 0 |
-| `loss_weight/negative_advantage` | with an advantage below 0 |
-
-An aggregation by weights is measured once per generation batch. One with `reduce` is measured at every micro-batch, by
-the slope of its scalar in each token's loss.
+Each comes from a table with one row per completion, gathered over all ranks; docs/metrics.md explains each one.
+`mass_moved` is the sum of the absolute changes relative to that of the absolute advantages before. `loss_weight/*` are
+mean weights per token relative to the mean over all live tokens: by quarters of the completions' lengths, and by the
+advantage's sign. An aggregation by weights is measured once per generation batch, one with `reduce` at every
+micro-batch, by the slope of its scalar in each token's loss.
 """
 
 from __future__ import annotations
@@ -49,12 +27,8 @@ def change_table(before_B_T: torch.Tensor, after_B_T: torch.Tensor, mask_B_T: to
     tokens_B = live_B_T.sum(dim=1)
     means_B = (after_B_T * live_B_T).sum(dim=1) / tokens_B.clamp(min=1.0)
     flips_B_T = torch.sign(before_B_T) * torch.sign(after_B_T) < 0
-    columns = [
-        (after_B_T - means_B.unsqueeze(1)) ** 2,
-        flips_B_T.float(),
-        (after_B_T - before_B_T).abs(),
-        before_B_T.abs(),
-    ]
+    spread_B_T, moved_B_T = (after_B_T - means_B.unsqueeze(1)) ** 2, (after_B_T - before_B_T).abs()
+    columns = [spread_B_T, flips_B_T.float(), moved_B_T, before_B_T.abs()]
     return torch.stack([tokens_B, means_B, *((column * live_B_T).sum(dim=1) for column in columns)], dim=1)
 
 
@@ -94,10 +68,9 @@ def weight_metrics(table_N_C: torch.Tensor) -> dict[str, float]:
     if live_N.any():
         bounds = torch.quantile(tokens_N[live_N], bounds)
     quarters_N = torch.bucketize(tokens_N.contiguous(), bounds)  # a length on a bound belongs to the shorter quarter
-    metrics = {}
-    for quarter in range(4):
-        rows_N = live_N & (quarters_N == quarter)
-        metrics[f"loss_weight/length_q{quarter + 1}"] = relative(weights_N[rows_N], tokens_N[rows_N])
-    metrics["loss_weight/positive_advantage"] = relative(on_positive_N, positive_N)
-    metrics["loss_weight/negative_advantage"] = relative(on_negative_N, negative_N)
-    return metrics
+    of_quarter = [live_N & (quarters_N == quarter) for quarter in range(4)]
+    return {
+        **{f"loss_weight/length_q{q}": relative(weights_N[n], tokens_N[n]) for q, n in enumerate(of_quarter, 1)},
+        "loss_weight/positive_advantage": relative(on_positive_N, positive_N),
+        "loss_weight/negative_advantage": relative(on_negative_N, negative_N),
+    }

@@ -61,13 +61,7 @@ def true_runs(wrote: Sequence[bool]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Parsing:
-    """The parser for messages, from Transformers.
-
-    Attributes:
-        template: The tokenizer's `response_template`, loaded.
-        value: Returns a field's value from its text, its entry in the template and its named groups; raises if it
-            cannot be read.
-    """
+    """The parser for messages, from Transformers: the loaded `response_template`, and how a field's text is read."""
 
     template: Any
     value: Callable[[str, Any, dict[str, str]], Any]
@@ -89,8 +83,7 @@ def read_turns(
     if len(pairs) != len(runs) and len(pairs) > 1:
         raise AlignmentError(
             f"The completion has {len(pairs)} assistant messages, but its tokens have {len(runs)} turns (runs of "
-            "tokens that the model wrote), so messages cannot be matched with turns. Return messages and a mask "
-            "(env_mask) of the same turns, or leave out the hooks and rewards that credit turns."
+            "tokens that the model wrote). Return messages and a mask (env_mask) of the same turns."
         )
     matched: Sequence[Exchange | None] = pairs if len(pairs) == len(runs) else [None] * len(runs)
     spoken = _Spoken.of(tokenizer, ids, text, offsets)
@@ -138,8 +131,7 @@ def place_spans(
             which = "the last assistant message" if turn is None else f"assistant message {turn}"
             raise AlignmentError(
                 f"The spans at row {row} cannot be placed: the text of {which} does not occur verbatim in the "
-                "completion's decoded tokens, or occurs twice. Return plain rewards, or one value for each turn, for "
-                "such completions."
+                "completion's decoded tokens, or occurs twice. Return a plain reward, or one value for each turn."
             )
         placed.append((*place, value) if end is None else (place[0] + start, place[0] + end, value))
     return placed
@@ -152,13 +144,14 @@ def scores_turns(spans: Sequence[Span | TurnSpan] | None) -> bool:
 
 def turn_values(spans: Sequence[Span | TurnSpan] | None, count: int, name: str, row: int) -> list[float] | None:
     """The values of a reward's spans that are whole turns, one for each turn; None if it has no such spans."""
-    whole = [(span[0], span[3]) for span in spans or () if len(span) == 4 and span[2] is None]
+    if not scores_turns(spans):
+        return None
     values = [0.0] * count
-    for number, value in whole:
+    for number, value in ((span[0], span[3]) for span in spans or () if len(span) == 4 and span[2] is None):
         if not 0 <= number < count:
             raise _no_such_turn(f"The reward {name!r}", number, row, count)
         values[number] += value
-    return values if whole else None
+    return values
 
 
 def _no_such_turn(who: str, turn: int, row: int, count: int) -> AlignmentError:

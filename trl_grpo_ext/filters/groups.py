@@ -86,12 +86,10 @@ class AccuracyBetween:
         """Say of each completion whether its group's mean is within the bounds."""
         rewards_B = rollout.raw_rewards_B
         if self.reward is not None:
-            if self.reward not in rollout.reward_names:
-                raise PluginOutputError(
-                    f"accuracy_between: the run has no reward {self.reward!r}. It has: "
-                    f"{', '.join(rollout.reward_names)}."
-                )
-            rewards_B = rollout.rewards_B_K[:, list(rollout.reward_names).index(self.reward)]
+            names = list(rollout.reward_names)
+            if self.reward not in names:
+                raise PluginOutputError(f"accuracy_between: the run has no reward {self.reward!r}. It has: {names}.")
+            rewards_B = rollout.rewards_B_K[:, names.index(self.reward)]
         means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
         hard_N, easy_N = means_N < self.low, means_N > self.high
         if not self.inclusive:
@@ -172,7 +170,7 @@ class _Several:
         self.needs = tuple(sorted({need for one in self.filters for need in getattr(one, "needs", ())}))
 
     def _asked(self, rollout: Rollout) -> list[Verdicts]:
-        """Each filter's verdicts, in turn. All filters run on every rank, since they may gather."""
+        """Each filter's verdicts; all run on every rank, since they may gather."""
         return [group_verdicts(one, rollout) for one in self.filters]
 
 
