@@ -22,15 +22,10 @@ from trl_grpo_ext.trainer.pass_at_k import PassAtK, estimate_pass_at_k
 NAN = math.nan
 
 
-@pytest.mark.parametrize(
-    ("passed", "sampled", "k", "value"),
-    [(1, 4, 2, 1 / 2), (2, 8, 4, 11 / 14), (0, 8, 8, 0.0), (1, 8, 8, 1.0), (3, 8, 1, 3 / 8), (5, 8, 4, 1.0)],
-)
-def test_worked_by_hand(passed: int, sampled: int, k: int, value: float) -> None:
-    assert estimate_pass_at_k(passed, sampled, k) == pytest.approx(value, abs=1e-15)
-
-
 def test_it_is_the_share_of_all_choices() -> None:
+    worked_by_hand = {(1, 4, 2): 1 / 2, (2, 8, 4): 11 / 14, (0, 8, 8): 0.0, (1, 8, 8): 1.0, (5, 8, 4): 1.0}
+    for chosen, value in worked_by_hand.items():
+        assert estimate_pass_at_k(*chosen) == pytest.approx(value, abs=1e-15)
     for sampled, passed, k in itertools.product(range(1, 7), range(7), range(1, 7)):
         if passed > sampled or k > sampled:
             with pytest.raises(ValueError, match="cannot be"):
@@ -146,11 +141,9 @@ def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_p
     [
         ({"pass_at_k": [1, 8]}, "pass_at_k: 8 completions are more than the 4 that an evaluation samples"),
         ({"pass_at_k": [0]}, "pass_at_k must be numbers from 1 up, got 0"),
-        ({"pass_at_k": [True]}, "got True"),
         ({"mean_at_k": 8}, "mean_at_k must be true or false, got 8"),
         ({"pass_at_k": [1], "pass_thresholds": {"a": "high"}}, "{reward: number}, got 'a': 'high'"),
         ({"pass_at_k": [1], "pass_thresholds": "a: [1"}, "pass_thresholds is not YAML"),
-        ({"pass_at_k": [1], "pass_thresholds": [1.0]}, "must be a mapping"),
         ({"pass_thresholds": {"a": 1.0}}, "no effect without pass_at_k, mean_at_k or prompt_rates"),
     ],
 )
@@ -175,17 +168,14 @@ def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path
         data = {"train_dataset": prompts(4), "eval_dataset": prompts(4), "rollout_func": scripted_rollout}
         return GRPOExtTrainer(str(tiny_model), [length_reward, other], args, **data)
 
+    with pytest.warns(UserWarning, match="no eval_dataset"):
+        GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, pass_at_k=[2]), train_dataset=prompts(4))
     with pytest.raises(ConfigurationError, match=r"has length_reward, other\. Name it.*length_reward: 1\.0"):
         build()
     with pytest.raises(ConfigurationError, match=r"'accuracy', which is no reward.*length_reward, other"):
         build(pass_thresholds={"accuracy": 1.0})
     metrics = build(pass_thresholds={"other": 0.0, "length_reward": 99.0}).evaluate()
     assert (metrics["eval_pass@2/other"], metrics["eval_pass@2/length_reward"]) == (1.0, 0.0)
-
-
-def test_without_data_to_evaluate_on_it_says_so(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="no eval_dataset"):
-        GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, pass_at_k=[2]), train_dataset=prompts(4))
 
 
 @pytest.mark.slow

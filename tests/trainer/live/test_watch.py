@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import subprocess
 import sys
@@ -11,15 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.interrupts import interruptible
 from tests.trainer.live.worker import environment
-from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report.run import load_run
-from trl_grpo_ext.history.report.watch import signature, watch
+from trl_grpo_ext.history.report.watch import watch
 from trl_grpo_ext.trainer.live import LOG_FILE
 
 ROOT = Path(__file__).parents[3]
@@ -97,16 +94,6 @@ def test_the_report_is_written_when_something_changed_and_only_then(tmp_path: Pa
     assert watch([tmp_path], write, every=1, stop=Steps(), say=said.append) == 0  # type: ignore[arg-type]
     assert len(writes) == 4  # at first; the log, which failed; the log again; the records
     assert said == ["not written this time, will try again: disk full"]
-
-
-@pytest.mark.parametrize("every", [0, -1, math.nan, math.inf, True, "5"])
-def test_a_watch_needs_seconds(every: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="number of seconds"):
-        watch([tmp_path], lambda: None, every=every)
-
-
-def test_a_missing_folder_has_no_files(tmp_path: Path) -> None:
-    assert signature([tmp_path / "nothing", tmp_path]) == {}
 
 
 def test_control_c_ends_a_watch_with_0(tmp_path: Path) -> None:

@@ -1,0 +1,312 @@
+"""The same rollouts give one gradient, however they are cut into processes and micro-batches; with gloo and DDP.
+
+The cuts differ in the rows that meet (TRL shuffles the generation batch, here with a seed of each cut's own), in the
+padding (each process pads to its own longest completion) and in the processes. Plain SGD with a KL penalty, two hooks,
+and completions that the truncation mask empties; the aggregation changes at every step. In float64 nothing but the
+order of sums differs; float32 is what training has. All trainings of two processes share one launch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import OWN_AGGREGATION, relative_gap, train, trl_metrics
+from tests.trainer.launch import Results, launch
+from tests.trainer.process_worker import Job, run_job
+from trl_grpo_ext import Totals, load_loss_aggregation
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.plugins.loading import available, implements
+
+BY_WEIGHTS = [
+    info.name
+    for info in available("loss_aggregation")
+    if info.builtin and implements(load_loss_aggregation(info.name), "weights")
+]
+EXACT = [*BY_WEIGHTS, "token_mean_step"]
+"""A `reduce` that divides by the counts of the whole step does not depend on the cut either."""
+IN_TURN = ["token_mean", *EXACT]
+"""At the first step the policy is its own reference, and the KL penalty has no gradient: a step to warm up."""
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
+HOOKS = ["leave_one_out", "entropy_shaping"]
+WHOLE: Job = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "seed": 1}
+"""One process, one micro-batch: 16 completions, four groups of four. The other cuts have as many."""
+CUTS: dict[str, tuple[int, Job]] = {
+    "1x4 padded": (1, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "pad_to_multiple_of": 16}),
+    "2x2": (2, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "seed": 4}),
+    "4x1": (4, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "seed": 5}),
+}
+COMMON: Job = {
+    "learning_rate": 0.01,
+    "prompt_count": 8,
+    "beta": 0.04,
+    "hooks": HOOKS,
+    "mask_truncated_completions": True,
+}
+STOCK: Job = {"prompt_count": 8, "stock": True, "float64": True, "max_steps": 2}
+
+
+def jobs_of(cut: Job) -> dict[str, Job]:
+    skipping = [{"name": name, "skip_zero_variance": True} for name in ["token_mean", *BY_WEIGHTS]]
+    return {
+        "float64": {**COMMON, **cut, "aggregations": IN_TURN, "float64": True},
+        # Small steps: by rounding the weights of the cuts drift apart, which a late step's gradient would show.
+        "float32": {**COMMON, **cut, "aggregations": IN_TURN, "learning_rate": 0.001},
+        "skipping": {**COMMON, **cut, "aggregations": skipping, "float64": True, "flat_groups": True},
+        "trl bnpo": {**STOCK, **cut, "loss_type": "bnpo"},
+        "trl dapo": {**STOCK, **cut, "loss_type": "dapo"},
+    }
+
+
+# ----------------------------------------------------------------------------------- trainings of two processes
+
+ROWS: Job = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "prompt_count": 8}
+# Groups of 4 in rows 0-3, 4-7, 8-11; with 6 rows per process the second one is cut in the middle.
+SPLIT: Job = {**ROWS, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 1, "hooks": HOOKS}
+SPLIT |= {"aggregations": BY_WEIGHTS, "beta": 0.04, "learning_rate": 0.01}
+# Each optimizer step takes one part of the generation batch; at learning rate 0 the parts' mean is the whole.
+HALVES: Job = {**ROWS, "per_device_train_batch_size": 2, "steps_per_generation": 4, "loss_aggregation": "token_mean"}
+HALVES |= {"hooks": HOOKS, "learning_rate": 0.0, "max_steps": 2}
+# 16 prompts: where their number is no multiple of the rows of all processes, the Trainer of transformers drops the
+# losses of the last ranks from eval_loss, because it does not count the repeats of each prompt.
+EVALUATED: Job = {**ROWS, "loss_aggregation": "token_mean", "hooks": HOOKS, "beta": 0.04, "max_steps": 1}
+EVALUATED |= {"evaluate": True, "per_device_eval_batch_size": 8}
+SAMPLED: Job = {**ROWS, "scripted": False, "beta": 0.04, "num_iterations": 2, "max_steps": 3}
+BF16: Job = {**ROWS, "uneven": True, "beta": 0.04, "max_steps": 1, "quiet_rank": True}
+
+UNEVEN: Job = {**ROWS, "uneven": True, "float64": True, "max_steps": 2}
+COMPACT: dict[str, Job] = {
+    "flat groups": {"flat_groups": True, "loss_type": "grpo"},
+    "a quiet rank": {"quiet_rank": True, "loss_type": "grpo"},
+    "a quiet rank, local mean": {"quiet_rank": True, "loss_type": "bnpo"},
+    "a kl penalty": {"quiet_rank": True, "beta": 0.04, "loss_type": "dapo", "mask_truncated_completions": True},
+    "fixed rows": {"flat_groups": True, "beta": 0.04, "loss_type": "grpo", "num_iterations": 2},
+    "weights": {"quiet_rank": True, "loss_aggregation": "seq_mean_token_mean", "beta": 0.04, "steps_per_generation": 4},
+    "a budget of nothing": {"flat_groups": True, "beta": 0.04, "max_tokens_per_micro_batch": 1},
+    "shared": {"flat_groups": True, "loss_type": "grpo", "share_prompts": True},
+    "shared, a quiet rank": {"quiet_rank": True, "beta": 0.04, "num_iterations": 2, "share_prompts": True},
+    "shared within a budget": {"quiet_rank": True, "max_tokens_per_micro_batch": 30, "share_prompts": True},
+    "balanced": {"quiet_rank": True, "loss_type": "grpo", "balance_ranks": True},
+    "balanced weights": {
+        "quiet_rank": True,
+        "loss_aggregation": "seq_mean_token_mean",
+        "beta": 0.04,
+        "steps_per_generation": 4,
+        "balance_ranks": True,
+    },
+    "balanced within a budget": {"quiet_rank": True, "max_tokens_per_micro_batch": 20, "balance_ranks": True},
+}
+OURS = ("max_tokens_per_micro_batch", "balance_ranks", "share_prompts")
+TYPES = ("bnpo", "dapo", "grpo")
+
+JOBS: dict[str, Job] = {
+    **jobs_of(CUTS["2x2"][1]),
+    "split groups": SPLIT,
+    "halves": HALVES,
+    "evaluated": EVALUATED,
+    **{f"trl {name}, kl": {**STOCK, **ROWS, "loss_type": name, "beta": 0.04} for name in TYPES},
+    **{
+        f"ext {name}, kl": {**STOCK, **ROWS, "stock": False, "loss_type": name, "beta": 0.04}
+        | {"loss_aggregation": OWN_AGGREGATION[name]}
+        for name in TYPES
+    },
+    "trl sampled": {**SAMPLED, "stock": True},
+    "ext sampled": SAMPLED,
+    "float32 alone": {**BF16, "stock": True},
+    "bf16": {**BF16, "stock": True, "bf16": True},
+    "bf16 compact": {**BF16, "bf16": True, "compact_updates": "exact", "gradient_checkpointing": True},
+    "bf16 aggregation": {**BF16, "bf16": True, "loss_aggregation": "token_mean"},
+}
+for _name, _job in COMPACT.items():
+    JOBS[f"exact {_name}"] = {**UNEVEN, **_job, "compact_updates": "exact"}
+    JOBS[f"off {_name}"] = {**UNEVEN, **{key: value for key, value in _job.items() if key not in OURS}}
+
+One = Callable[[Job], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What rank 0 saved of every job; the other has the same gradients."""
+    results, other = launch(JOBS, tiny_model, tmp_path_factory.mktemp("two_processes"), timeout=900)
+    for name, result in results.items():
+        assert (result["processes"], result["model_class"]) == (2, "DistributedDataParallel")
+        for mine, others in zip(result["gradients"], other[name]["gradients"], strict=True):
+            assert all(torch.equal(mine[parameter], others[parameter]) for parameter in mine)
+    return results
+
+
+@pytest.fixture(scope="module")
+def one(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> One:
+    """A job in this process."""
+    cache: Results = {}
+
+    def run(job: Job) -> dict[str, Any]:
+        key = json.dumps(job)
+        if key not in cache:
+            cache[key] = run_job(tiny_model, tmp_path_factory.mktemp("one_process"), job)
+        return cache[key]
+
+    return run
+
+
+def gaps(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:
+    return [relative_gap(*pair) for pair in zip(ours["gradients"], theirs["gradients"], strict=True)]
+
+
+# ------------------------------------------------------------------------------------------- one gradient for any cut
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [pytest.param(cut, marks=[pytest.mark.nightly] * (cut == "4x1")) for cut in CUTS])
+def test_one_gradient_however_the_batch_is_cut(
+    request: pytest.FixtureRequest, one: One, tiny_model: Path, tmp_path: Path, cut: str
+) -> None:
+    processes, chosen = CUTS[cut]
+    jobs, whole = jobs_of(chosen), {name: one(job) for name, job in jobs_of(WHOLE).items()}
+    if processes == 2:
+        results = request.getfixturevalue("two")
+    else:
+        results = {name: one(job) for name, job in jobs.items()} if processes == 1 else {}
+        results = results or launch(jobs, tiny_model, tmp_path, processes)[0]
+    for job, allowed in {**TOLERANCE, "skipping": 1e-9}.items():
+        measured = gaps(results[job], whole[job])[1:]
+        assert len(measured) == len(EXACT if job in TOLERANCE else BY_WEIGHTS)
+        assert max(measured) < allowed, (job, measured)
+    assert {log["groups/zero_variance"] for log in results["skipping"]["logs"][:-1]} == {0.5}
+    # The contrast: TRL's local token mean depends on the cut, so these cuts do have something to disagree about.
+    assert min(gaps(results["trl bnpo"], whole["trl bnpo"])) > 0.05
+    assert max(gaps(results["trl dapo"], whole["trl dapo"])) < 1e-9
+
+
+@pytest.mark.slow
+def test_the_weights_differ_from_each_other(one: One) -> None:
+    # Or else one that is silently not used would agree with itself, too.
+    assert len(BY_WEIGHTS) >= 11
+    logs = [log for log in one(jobs_of(WHOLE)["float64"])["logs"] if "loss" in log]
+    alike = {
+        name for name, log in zip(IN_TURN, logs, strict=True) if log["loss_weight/length_q1"] == pytest.approx(1.0)
+    }
+    assert alike <= {
+        "token_mean",
+        "token_mean_step",
+        "token_sum",
+        "constant_length",
+        "seq_mean_token_sum",
+        "prefix_share",
+    }
+    assert len({round(log["loss"], 9) for log in logs}) == len(logs)
+
+
+@pytest.mark.slow
+def test_a_group_that_is_split_between_processes(two: Results, one: One) -> None:
+    split, whole = two["split groups"], one({**SPLIT, "per_device_train_batch_size": 12})
+    assert max(gaps(split, whole)) < TOLERANCE["float32"]
+    seen, all_seen = split["rollouts"][0], whole["rollouts"][0]
+    assert seen["group_ids"] == [0, 0, 0, 0, 1, 1]
+    assert seen["local_rows"] == slice(0, 6)
+    assert seen["all_group_ids"] == all_seen["all_group_ids"] == [0] * 4 + [1] * 4 + [2] * 4
+    assert seen["all_rewards"] == all_seen["all_rewards"]  # the same completions in the same order
+    tokens = all_seen["totals"].tokens
+    assert seen["totals"] == Totals(tokens=tokens, sequences=12, prompts=3, max_completion_length=10, processes=2)
+    # Leave-one-out advantages of a group sum to zero; this rank's part of the split group has those of the whole.
+    at_rollout = [row[0] for row in all_seen["advantages"]]
+    assert sum(at_rollout[4:8]) == pytest.approx(0.0, abs=1e-5)
+    assert [row[0] for row in seen["advantages"]] == pytest.approx(at_rollout[:6], abs=1e-6)
+    # The table of TRL has all ranks' rows, after the forward stage.
+    assert split["advantages"] == pytest.approx(whole["advantages"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_generation_batch_for_two_optimizer_steps_and_an_evaluation(two: Results, one: One) -> None:
+    whole = one({**HALVES, **WHOLE, "steps_per_generation": 1})["gradients"][0]
+    first, second = two["halves"]["gradients"]
+    assert relative_gap(first, whole) > 0.1
+    assert relative_gap({name: (first[name] + second[name]) / 2 for name in first}, whole) < TOLERANCE["float32"]
+    evaluated = one({**EVALUATED, **WHOLE, "per_device_eval_batch_size": 16})
+    losses = [[log["eval_loss"] for log in run["logs"] if "eval_loss" in log] for run in (two["evaluated"], evaluated)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert len(losses[0]) == 1
+
+
+# ------------------------------------------------------------------------------------------- as TRL with two processes
+
+
+@pytest.mark.slow
+def test_own_aggregation_and_nothing_selected_are_trl(two: Results) -> None:
+    for name in TYPES:
+        ours, theirs = two[f"ext {name}, kl"], two[f"trl {name}, kl"]
+        assert max(gaps(ours, theirs)) < 1e-6
+        assert trl_metrics(ours["logs"][0]) == pytest.approx(theirs["logs"][0], rel=1e-4, abs=1e-6)
+    ours, theirs = two["ext sampled"], two["trl sampled"]
+    assert ours["logs"] == theirs["logs"]
+    assert all(any(bool(gradient.any()) for gradient in step.values()) for step in theirs["gradients"])
+    assert gaps(ours, theirs) == [0.0] * 3
+    assert all(torch.equal(ours["weights"][name], theirs["weights"][name]) for name in theirs["weights"])
+
+
+@pytest.mark.slow
+def test_within_bfloat16s_own_noise(two: Results) -> None:
+    exact, theirs = two["float32 alone"], two["bf16"]
+    (noise,) = gaps(theirs, exact)
+    assert noise > 1e-3
+    assert gaps(two["bf16 aggregation"], theirs) == [0.0]
+    assert gaps(two["bf16 compact"], exact)[0] < 1.5 * noise
+    assert 0 < gaps(two["bf16 compact"], theirs)[0] < 2 * noise
+
+
+# ----------------------------------------------------------------------------------------------------- compact updates
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPACT)
+def test_compact_updates_have_the_gradient_of_off(two: Results, one: One, name: str) -> None:
+    ours, theirs = two[f"exact {name}"], two[f"off {name}"]
+    assert all(bool(g.any()) for step in theirs["gradients"] for n, g in step.items() if "embed" in n)
+    assert len(gaps(ours, theirs)) == 2
+    assert max(gaps(ours, theirs)) < TOLERANCE["float64"]
+    assert relative_gap(ours["weights"], theirs["weights"]) < TOLERANCE["float64"]
+    losses = [[log["loss"] for log in found["logs"] if "loss" in log] for found in (ours, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6, abs=1e-6)
+    assert not [key for log in ours["logs"] for key, value in log.items() if math.isnan(value)]
+    if name in ("shared", "shared within a budget"):  # as on one rank, but for TRL's means over micro-batches
+        job = {**JOBS[f"exact {name}"], "per_device_train_batch_size": 8, "loss_type": "dapo"}
+        alone = one({**job, "share_prompts": False})
+        assert relative_gap(one(job)["weights"], alone["weights"]) < TOLERANCE["float64"]
+        if name == "shared within a budget":
+            assert relative_gap(ours["weights"], alone["weights"]) < TOLERANCE["float64"]
+
+
+@pytest.mark.slow
+def test_a_quiet_rank_runs_placeholders_or_rows_move_there(two: Results) -> None:
+    logs = {name: [log for log in two[f"exact {name}"]["logs"] if "loss" in log] for name in COMPACT}
+    for name in ("a quiet rank", "a quiet rank, local mean"):
+        assert {log["compact/rows_dropped"] for log in logs[name]} == {0.5}
+        assert {log["compact/micro_steps_skipped"] for log in logs[name]} == {2.0}
+    for own, moved in zip(logs["a quiet rank"], logs["balanced"], strict=True):
+        assert moved["compact/rows_dropped"] == own["compact/rows_dropped"] == 0.5
+        assert moved["compact/live_tokens"] == own["compact/live_tokens"]
+        assert moved["compact/micro_steps_skipped"] == 0.0
+        assert moved["compact/computed_tokens"] < own["compact/computed_tokens"]  # no placeholders
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"loss_type": "bnpo"}, "bnpo is a mean over the tokens of each rank's micro-batch"),
+        ({"loss_type": "grpo", "beta": 0.04}, "with a KL penalty grpo counts rows"),
+        ({"token_records": 4}, "token_records are kept on the rank"),
+        ({"entropy_coef": 0.01}, "the entropy bonus is a mean over each micro-batch"),
+    ],
+)
+def test_rows_do_not_move_where_that_is_not_exact(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"balance_ranks moves rows to other ranks.*{reason}"):
+        train(tiny_model, tmp_path, max_steps=1, compact_updates="exact", balance_ranks=True, **settings)
