@@ -9,6 +9,7 @@ import pkgutil
 import sys
 import time
 import zlib
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +98,9 @@ class DoubledExtTrainer(GRPOExtMixin, DoubledTrainer):
 class Float64ChunkedTrainer(Float64Trainer):
     """With TRL's own parameters: the old policy and the reference run a few rows at a time."""
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Any,
-        attention_mask: Any,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        pixel_values: Any = None,
-        image_grid_thw: Any = None,
-        num_images: Any = None,
-        pixel_attention_mask: Any = None,
-        spatial_shapes: Any = None,
-        num_tiles: Any = None,
-        image_sizes: Any = None,
-        token_type_ids: Any = None,
-        mm_token_type_ids: Any = None,
-        image_position_ids: Any = None,
+    @wraps(GRPOTrainer._get_per_token_logps_and_entropies)
+    def _get_per_token_logps_and_entropies(  # type: ignore[override]
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **_: Any
     ) -> Any:
         method = super()._get_per_token_logps_and_entropies
         chunk = batch_size or len(input_ids)
@@ -237,36 +222,37 @@ def first_prompts_only(prompts: list[str], **columns: Any) -> list[float | None]
     return [kinds.get(prompt[0]) for prompt in prompts]
 
 
+REWARDS: dict[str, Any] = {
+    "flat_groups": reward_with_flat_groups,
+    "quiet_rank": reward_of_the_second_rank,
+    "span_rewards": [length_reward, vowels, first_half],
+    "turns": [length_reward, by_turn],
+    "uneven_spans": [length_reward, first_prompts_only],
+}
+
+
 def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     """Run one training and return plain values and tensors."""
     job = dict(job)
     stock, float64 = job.pop("stock", False), job.pop("float64", False)
-    trainer_class = {
-        (False, False): GRPOExtTrainer,
-        (True, False): GRPOTrainer,
-        (False, True): Float64ExtTrainer,
-        (True, True): Float64Trainer,
-    }[stock, float64]
+    ours, trls = (Float64ExtTrainer, Float64Trainer) if float64 else (GRPOExtTrainer, GRPOTrainer)
+    trainer_class = trls if stock else ours
     if float64:
         job["dtype"] = "float64"
     trainer_arguments: dict[str, Any] = {}
     if evaluated := job.pop("evaluate", False):
         trainer_arguments["eval_dataset"] = prompts(24).select(range(8, 24 if evaluated is True else 8 + evaluated))
         job |= {"eval_strategy": "steps", "eval_steps": 1}
-    if job.pop("flat_groups", False):
-        job["reward_funcs"] = reward_with_flat_groups
-    if job.pop("uneven", False):
+    for name, rewards in REWARDS.items():
+        if job.get(name):
+            job["reward_funcs"] = rewards
+    if job.get("uneven"):
         trainer_class = Float64CompactTrainer if float64 else trainer_class
         trainer_arguments["rollout_func"] = uneven_rollout
-    if job.pop("quiet_rank", False):
-        job["reward_funcs"] = reward_of_the_second_rank
-    if job.pop("span_rewards", False):
-        job["reward_funcs"] = [length_reward, vowels, first_half]
-    if job.pop("turns", False):
-        job["reward_funcs"] = [length_reward, by_turn]
+    if job.get("turns"):
         trainer_arguments["rollout_func"] = rollout_with_turns
-    if job.pop("uneven_spans", False):
-        job["reward_funcs"] = [length_reward, first_prompts_only]
+    for name in (*REWARDS, "uneven"):
+        job.pop(name, None)
     watch = Watch()
     hooks = job.pop("hooks", None)
     if hooks is not None:

@@ -17,8 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import OWN_AGGREGATION, arguments, length_reward, prompts, relative_gap
-from tests.trainer.compact.runs import ALL_ROWS_RUN, DIFFERENT, EXACT, FREE, SORTED, Bonus, Whitened
-from tests.trainer.compact.test_rows import Case, Row, batches_of, cases
+from tests.trainer.compact.runs import (
+    ALL_ROWS_RUN,
+    DIFFERENT,
+    EXACT,
+    FREE,
+    SORTED,
+    Bonus,
+    Case,
+    Row,
+    Whitened,
+    batches_of,
+    cases,
+)
 from tests.trainer.process_worker import Float64CompactTrainer
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Totals
 from trl_grpo_ext.credit.chain import HookChain

@@ -1,4 +1,4 @@
-"""The summary on the console: what it shows, where there is little room, and in real trainings."""
+"""The summary on the console: what it shows, where there is little room, and in a real training."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer.live import ConsoleSummary
 from trl_grpo_ext.trainer.live.summary import arrow, average, duration, metric_cells, notable_outcomes
 
-# ---------------------------------------------------------------------------------------------- what is shown
 
-
-def test_logs_are_averaged_without_nan_and_counters_are_not() -> None:
+def test_what_is_shown_of_a_log() -> None:
+    # Means without NaN; counters keep their last value.
     logs = [
         {"reward": 1.0, "kl": math.nan, "num_tokens": 10.0, "rewards/a/mean": None},
         {"reward": 2.0, "kl": 0.5, "num_tokens": 30.0, "rewards/a/mean": None},
@@ -36,43 +35,27 @@ def test_logs_are_averaged_without_nan_and_counters_are_not() -> None:
     assert (means["reward"], means["kl"], means["num_tokens"]) == (3.0, 0.5, 60.0)
     assert math.isnan(means["rewards/a/mean"])
     assert math.isnan(means["note"])
-
-
-def test_every_reward_has_a_cell_once_there_are_two() -> None:
+    # Every reward has a cell once there are two.
     log = {"reward": 0.25, "rewards/a/mean": 0.5, "entropy": 1.5, "clip_ratio/region_mean": 0.004}
     one, two = metric_cells(log), metric_cells({**log, "rewards/b/c/mean": math.nan})
     assert [(cell.name, cell.text) for cell in one] == [("reward", "0.250"), ("entropy", "1.500"), ("clip", "<1%")]
     assert [(cell.name, cell.text) for cell in two][:3] == [("reward", "0.250"), ("a", "0.500"), ("b/c", "nan")]
-
-
-def test_outcomes_that_need_attention_are_told_and_others_are_not() -> None:
-    log = {
-        "outcomes/gsm8k_accuracy/right": 0.5,
-        "outcomes/gsm8k_accuracy/wrong": 0.4,
-        "outcomes/gsm8k_accuracy/no_answer": 0.1,
-        "outcomes/code/timeout": 0.001,
-        "outcomes/code/died": 0.0,
-        "rewards/judge/none": 0.25,
-        "rewards/judge/nan": 0.0,
-        "rewards/judge/mean": 0.25,
-    }
-    assert notable_outcomes(log) == ["gsm8k_accuracy: no_answer 10%", "code: timeout <1%", "judge: none 25%"]
+    # Outcomes that need attention.
+    outcomes = {"a/right": 0.5, "a/wrong": 0.4, "a/no_answer": 0.1, "code/timeout": 0.001, "code/died": 0.0}
+    counted = {**{f"outcomes/{name}": share for name, share in outcomes.items()}, "rewards/judge/none": 0.25}
+    noted = notable_outcomes({**counted, "rewards/judge/nan": 0.0, "rewards/judge/mean": 0.25})
+    assert noted == ["a: no_answer 10%", "code: timeout <1%", "judge: none 25%"]
 
 
 def test_arrows_say_what_can_be_seen() -> None:
-    marks = ("U", "D", "S")
-
     def of(value: float, before: float | None) -> str:
         (cell,) = metric_cells({"reward": value})
-        return arrow(cell, {} if before is None else {"reward": before}, marks)
+        return arrow(cell, {} if before is None else {"reward": before}, ("U", "D", "S"))
 
     assert [of(0.5, 0.4), of(0.4, 0.5), of(0.5001, 0.5004)] == ["U", "D", "S"]
     assert [of(0.5, None), of(math.nan, 0.5), of(0.5, math.nan)] == ["", "", ""]
-
-
-def test_durations() -> None:
-    seconds = [0, 42, 60, 187, 3600, 3729, math.nan, math.inf, -1]
-    assert [duration(s) for s in seconds] == ["0 s", "42 s", "1:00", "3:07", "1:00:00", "1:02:09", "-", "-", "-"]
+    seconds = {0: "0 s", 60: "1:00", 187: "3:07", 3729: "1:02:09", math.nan: "-", math.inf: "-", -1: "-"}
+    assert [duration(number) for number in seconds] == [*seconds.values()]
 
 
 def test_a_summary_in_a_file_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,15 +68,9 @@ def test_a_summary_in_a_file_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) 
     assert "\r" not in out
     first, second = columns(out)
     # Steps 1 and 2, then 3 and 4.
-    assert {name: first[name] for name in ("step", "reward", "a", "b", "entropy", "KL")} == {
-        "step": "2/4",
-        "reward": "0.150",
-        "a": "0.500",
-        "b": "-0.150",
-        "entropy": "2.000",
-        "KL": "0.01",
-    }
-    assert [second[name] for name in ("step", "reward", "a", "b")] == ["4/4", "0.350↑", "0.500=", "-0.350↓"]
+    shown = ("step", "reward", "a", "b", "entropy", "KL")
+    assert [first[name] for name in shown] == ["2/4", "0.150", "0.500", "-0.150", "2.000", "0.01"]
+    assert [second[name] for name in shown[:4]] == ["4/4", "0.350↑", "0.500=", "-0.350↓"]
 
 
 def test_a_summary_waits_for_new_completions_and_shows_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,23 +80,20 @@ def test_a_summary_waits_for_new_completions_and_shows_the_last_step(monkeypatch
     shown = [(row["step"], row["reward"], row["entropy"]) for row in rows]
     assert shown == [("1/4", "1.000", "1.000"), ("3/4", "2.000↑", "4.000")]
     rows = columns(printed(monkeypatch, [(step, {"reward": float(step)}) for step in range(1, 6)], every=3, steps=5))
-    assert [(row["step"], row["reward"]) for row in rows] == [("3/5", "2.000"), ("5/5", "4.500↑")]
+    assert [row["step"] for row in rows] == ["3/5", "5/5"]
 
 
-def test_tokens_per_second_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
+def test_time_left_and_tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, screen = [100.0], Screen()
     monkeypatch.setattr("trl_grpo_ext.trainer.live.summary.time", SimpleNamespace(monotonic=lambda: now[0]))
-    screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
-    summary = ConsoleSummary()
-    resumed = TrainerState(global_step=10, max_steps=20, num_input_tokens_seen=1000)
+    summary, resumed = ConsoleSummary(), TrainerState(global_step=10, max_steps=20, num_input_tokens_seen=1000)
     summary.on_train_begin(None, resumed, None)
     now[0] = 500.0  # an evaluation before the first step
     summary.on_step_begin(None, resumed, None)
-    now[0] = 520.0
-    summary.on_log(None, state(12, 20), None, logs={"reward": 1.0, "num_tokens": 5000.0})
-    now[0] = 530.0
-    summary.on_log(None, state(15, 20), None, logs={"reward": 1.0, "num_tokens": 6000.0})
+    for second, step, tokens in ((520.0, 12, 5000.0), (530.0, 15, 6000.0)):
+        now[0] = second
+        summary.on_log(None, state(step, 20), None, logs={"reward": 1.0, "num_tokens": tokens})
     rows = columns(screen.getvalue())
     # 2 steps took 20 s, 8 are ahead; 4000 tokens in 20 s. Then 5 took 30 s, 5 ahead; 1000 in 10 s.
     assert [(row["left"], row["tokens/s"]) for row in rows] == [("1:20", "200"), ("30 s", "100")]
@@ -140,6 +114,7 @@ def test_an_evaluation_is_compared_with_the_evaluation_before(monkeypatch: pytes
     assert screen.getvalue() == ""
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
 def test_where_nobody_reads_any_more_the_training_goes_on(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,12 +137,6 @@ def test_where_arrows_cannot_be_written_there_are_signs(monkeypatch: pytest.Monk
     assert "\\xe9" in out
 
 
-def test_a_summary_needs_a_number_of_steps() -> None:
-    for every in (0, True, "2"):
-        with pytest.raises(ConfigurationError, match="every must be a number of steps"):
-            ConsoleSummary(every)  # type: ignore[arg-type]
-
-
 VALUES = st.one_of(st.none(), st.floats(), st.text(max_size=5), st.integers(), st.just([1.0, 2.0]), st.booleans())
 NAMES = st.one_of(
     st.sampled_from(["reward", "eval_reward", "kl", "entropy", "completions/mean_length", "num_tokens", "step"]),
@@ -177,22 +146,18 @@ NAMES = st.one_of(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     logs=st.lists(st.dictionaries(NAMES, VALUES, max_size=12), max_size=4),
     width=st.none() | st.integers(20, 200),
     terminal=st.booleans(),
 )
 def test_whatever_is_logged_no_error_no_wide_line_and_no_control_character(
-    monkeypatch: pytest.MonkeyPatch, logs: list[dict[str, Any]], width: int | None, terminal: bool
+    logs: list[dict[str, Any]], width: int | None, terminal: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        out = printed(
-            patch,
-            [(step, {"reward": 1.0, **log}) for step, log in enumerate(logs, 1)],
-            screen=Screen(terminal),
-            width=width,
-        )
+        all_logs = [(step, {"reward": 1.0, **log}) for step, log in enumerate(logs, 1)]
+        out = printed(patch, all_logs, screen=Screen(terminal), width=width)
     plain = without_escapes(out)
     assert terminal or plain == out
     for line in plain.split("\n"):
@@ -201,8 +166,7 @@ def test_whatever_is_logged_no_error_no_wide_line_and_no_control_character(
     assert out.count("\n") >= len(logs)
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize(("width", "terminal"), [(40, True), (80, False), (200, True)])
 def test_nothing_is_lost_where_there_is_little_room(
     monkeypatch: pytest.MonkeyPatch, width: int, terminal: bool
 ) -> None:
@@ -210,11 +174,8 @@ def test_nothing_is_lost_where_there_is_little_room(
     log |= {"reward": 9.5, "entropy": 1.25, "kl": 0.75, "outcomes/reward_number_1/timeout": 0.5}
     plain = without_escapes(printed(monkeypatch, [(1, log)], screen=Screen(terminal), width=width))
     assert all(cell_len(line) <= width for line in plain.split("\n"))
-    assert [value for value in range(6) if f"{value}.125" in plain and f"reward_number_{value}" in plain] == [*range(6)]
+    assert all(f"{value}.125" in plain and f"reward_number_{value}" in plain for value in range(6))
     assert all(text in plain for text in ("1/8", "9.500", "1.250", "0.75", "reward_number_1: timeout 50%"))
-
-
-# ---------------------------------------------------------------------------------------------- real trainings
 
 
 def test_summary_steps_puts_the_summary_in_place_of_the_trainers_lines(
@@ -224,15 +185,15 @@ def test_summary_steps_puts_the_summary_in_place_of_the_trainers_lines(
     out = capsys.readouterr().out
     kinds = [type(callback) for callback in run.trainer.callback_handler.callbacks]
     assert kinds.count(ConsoleSummary) == 1
-    assert PrinterCallback not in kinds
-    assert ProgressCallback not in kinds
+    assert {PrinterCallback, ProgressCallback}.isdisjoint(kinds)
     rows = columns("\n".join(line for line in out.splitlines() if re.match(r" *(step|\d+/\d+) ", line)))
     assert [row["step"] for row in rows] == ["2/4", "4/4"]
     rewards = [log["reward"] for log in run.logs if "reward" in log]
-    assert [row["reward"].rstrip("↑↓=") for row in rows] == [
-        f"{(rewards[0] + rewards[1]) / 2:.3f}",
-        f"{(rewards[2] + rewards[3]) / 2:.3f}",
-    ]
+    means = [f"{(rewards[first] + rewards[first + 1]) / 2:.3f}" for first in (0, 2)]
+    assert [row["reward"].rstrip("↑↓=") for row in rows] == means
     assert "'loss'" not in out
     train(tiny_model, tmp_path / "theirs", max_steps=1)
     assert "'loss'" in capsys.readouterr().out  # 0, the default: transformers' own
+    for every in (0, True, "2"):
+        with pytest.raises(ConfigurationError, match="every must be a number of steps"):
+            ConsoleSummary(every)  # type: ignore[arg-type]
