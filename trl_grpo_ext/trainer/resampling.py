@@ -302,7 +302,7 @@ class Resampling:
             totals=replace(rollout.totals, sequences=trained, prompts=counted),
             **self._columns(rows, "rollout"),
         )
-        joined = SampledBatch(batch, scored, scores, rollout, self._column(rows, "row", "place"))
+        joined = SampledBatch(batch, scored, scores, rollout, self._column(rows, "row", "id"))
         if like.changes is None:
             return joined
         changes = [
@@ -379,7 +379,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[SampledRow]:
         "rollout": {name: getattr(rollout, name) for name in _SHAPED},
         "scores": vars(scores),
         "teachers": dict(scores.teachers),
-        "row": {"rewards": scored.rewards_N_K[rollout.local_rows], "place": sampled.row_ids_B},
+        "row": {"rewards": scored.rewards_N_K[rollout.local_rows], "id": sampled.row_ids_B},
     }
     if sampled.changes is not None:
         sources["row"] |= {"advantages": rollout.advantages_B_T, "allowed_signs": sampled.allowed_signs_B_T}

@@ -1,4 +1,4 @@
-"""Bars for long work: rewards and generation, in terminals alone."""
+"""Lines for long work: rewards and generation, in terminals alone."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""A bar on stderr for slow generation and rewards: only in a terminal, and only after two seconds.
+"""A line on stderr for slow generation and rewards: only in a terminal, and only after two seconds.
 
 It stands below the trainer's own bar and disappears when the work is done. A thread of its own draws it, so a closed or
-blocked terminal stops the bar and never the training. If several run at once, as with async rewards, one is shown.
+blocked terminal stops the line and never the training. If several run at once, as with async rewards, one is shown.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -13,11 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
-from rich.control import Control
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.table import Column
-from rich.text import Text
+from rich.cells import set_cell_size
 
 from ...guard.calls import is_async
 from ...guard.progress import listen
@@ -28,23 +25,10 @@ _EVERY_SECONDS = 0.5
 _SCREEN = threading.Lock()
 
 
-class LiveConsole(Console):
-    """A console that survives a closed terminal, on which rich would end the process and the training."""
-
-    def on_broken_pipe(self) -> None:
-        """Leave the error to the caller."""
-        raise
-
-
 def bars_wanted(args: Any, is_main_process: bool) -> bool:
-    """Whether to show bars: in a terminal, on the main process, unless they are switched off."""
-    return (
-        is_main_process
-        and not getattr(args, "disable_tqdm", False)
-        and sys.stderr is not None
-        and not sys.stderr.closed
-        and sys.stderr.isatty()
-    )
+    """Whether to show lines: in a terminal, on the main process, unless they are switched off."""
+    shown = is_main_process and not getattr(args, "disable_tqdm", False) and sys.stderr is not None
+    return shown and not sys.stderr.closed and sys.stderr.isatty()
 
 
 @contextmanager
@@ -113,12 +97,11 @@ class _Bar:
     def __init__(self, label: str, count: int, unit: str) -> None:
         self.ended = threading.Event()
         self._label, self._count, self._unit = label, count, unit
-        self._began, self._done = time.monotonic(), 0
-        self._total: int | None = None  # without news a bar at 0 would suggest a hang
+        self._began, self._done = time.monotonic(), ""
 
     def update(self, done: int, total: int) -> None:
-        self._done = round(min(max(done / total, 0.0), 1.0) * self._count) if total > 0 else 0
-        self._total = self._count if total > 0 else None
+        share = min(max(done / total, 0.0), 1.0) if total > 0 else None  # without news a 0 would suggest a hang
+        self._done = "" if share is None else f"{round(share * self._count)}/"
 
     def draw(self) -> None:
         if self.ended.wait(AFTER_SECONDS):
@@ -127,37 +110,18 @@ class _Bar:
             if self.ended.wait(_EVERY_SECONDS):
                 return
         try:
-            self._draw(LiveConsole(file=sys.stderr))
+            sys.stderr.write("\n")  # the trainer's bar keeps its line
+            while True:
+                minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
+                text = f"{self._label}: {self._done}{self._count} {self._unit} {minutes}:{seconds:02}"
+                room = shutil.get_terminal_size().columns - 1
+                sys.stderr.write(f"\r\x1b[2K{set_cell_size(text, room).rstrip()}")
+                sys.stderr.flush()
+                if self.ended.wait(_EVERY_SECONDS):
+                    break
+            sys.stderr.write("\r\x1b[2K\x1b[1A")
+            sys.stderr.flush()
         except (OSError, ValueError):  # the terminal has gone
             return
         finally:
             _SCREEN.release()
-
-    def _draw(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}", markup=False), _Share(), TimeElapsedColumn())
-        quiet: Any = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
-        console.file.write("\n")  # the trainer's bar keeps its line
-        with Progress(*columns, console=console, transient=True, expand=True, **quiet) as progress:
-            console.show_cursor()  # so that a training that is killed leaves none that is hidden
-            task = None
-            while True:
-                counted = f"{self._count}" if self._total is None else f"{self._done}/{self._count}"
-                text = f"{self._label}: {counted} {self._unit}"
-                if task is None:
-                    task = progress.add_task(text, total=self._total)
-                    progress.tasks[0].start_time = self._began
-                progress.update(task, description=text, completed=self._done, total=self._total, refresh=True)
-                if self.ended.wait(_EVERY_SECONDS):
-                    break
-        console.control(Control.move(0, -1))
-
-
-class _Share(ProgressColumn):
-    """A bar as wide as there is room for; nothing if the share is unknown."""
-
-    def __init__(self) -> None:
-        super().__init__(Column(ratio=1))
-        self._bar = BarColumn(bar_width=None)
-
-    def render(self, task: Task) -> Any:
-        return Text() if task.total is None else self._bar.render(task)

@@ -23,13 +23,20 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from ...errors import ConfigurationError
 from ...guard.untrusted import printable_name
 from ...records.log import number
-from .bars import LiveConsole
 
 _GAP = Text("  ")
 _ROWS_PER_HEADER = 25
 _UNLIMITED = 100_000  # columns of a file
 _MARKS, _ASCII_MARKS, _STYLES = ("↑", "↓", "="), ("+", "-", "="), ("green", "red", "")
 _NO_SIGNAL = "no signal"
+
+
+class _LiveConsole(Console):
+    """A console that survives a closed terminal, on which rich would end the process and the training."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
 
 ORDINARY = frozenset({"right", "wrong", "scored"})
 """Outcomes that need no attention."""
@@ -121,7 +128,7 @@ class ConsoleSummary(TrainerCallback):
         before.update({cell.name: cell.value for cell in values})
         notes = [_encodable(stream, note) for note in notable_outcomes(metrics)]
         laid_out = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
-        console = LiveConsole(
+        console = _LiveConsole(
             file=stream, highlight=False, markup=False, emoji=False, width=None if laid_out else _UNLIMITED
         )
         try:
